@@ -1,0 +1,3 @@
+//! Wakeful's worker: it acts. See `ARCHITECTURE.md`.
+pub mod model;
+pub mod tool;

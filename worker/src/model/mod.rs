@@ -1,0 +1,45 @@
+//! Models: one trait, one file a provider.
+//!
+//! A model is two things: a pure projection of the context onto its protocol, and a call that streams. Adding a
+//! provider is a file here, its projection in `wakeful_workflow::wire`, and a line in `Models`.
+
+use async_trait::async_trait;
+use wakeful_workflow::context::Context;
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::record::Reply;
+use wakeful_workflow::wire::Request;
+
+pub mod anthropic;
+pub mod openai;
+pub mod scripted;
+pub mod sse;
+
+/// A model of one provider.
+#[async_trait]
+pub trait Model: Send + Sync {
+    /// The request body for `context`. Pure: the same context gives the same bytes.
+    fn request(&self, context: &Context) -> Request;
+
+    /// Sends `request` and streams the answer.
+    ///
+    /// Each piece of text goes to `deltas` as it arrives. The future may be dropped at any await: the call is
+    /// then abandoned and nothing of it counts.
+    ///
+    /// # Errors
+    /// A typed [`Fault`]. A stream that ends without its protocol's end marker is [`Fault::StreamCut`], an answer
+    /// with neither text nor a call [`Fault::EmptyReply`]: half an answer is never returned as one.
+    async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault>;
+}
+
+/// Where the text of a running call goes.
+pub trait Deltas: Send {
+    /// One piece of text, in order.
+    fn text(&mut self, delta: &str);
+}
+
+/// Drops the deltas: for callers that only want the answer.
+pub struct NoDeltas;
+
+impl Deltas for NoDeltas {
+    fn text(&mut self, _delta: &str) {}
+}

@@ -1,0 +1,57 @@
+//! What an agent is: its prompt, its model, the tools it may use and the limits it runs under.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One agent of the configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Agent {
+    pub name: String,
+    pub system_prompt: String,
+    /// `provider/model`, for example `anthropic/claude-sonnet-5`.
+    pub model: String,
+    /// Names of the tools it may use.
+    pub tools: Vec<String>,
+    pub limits: Limits,
+    pub on_uncertain: OnUncertain,
+}
+
+/// Bounds of a run, so that a loop ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Steps per run.
+    pub steps: i64,
+    /// Input and output tokens per run.
+    pub tokens: i64,
+    /// Claims of one step without progress before its run fails.
+    pub attempts: i64,
+    /// Seconds that one tool call may take.
+    pub tool_s: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { steps: 50, tokens: 2_000_000, attempts: 5, tool_s: 60 }
+    }
+}
+
+/// What happens when nobody can know whether a guarded effect took place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnUncertain {
+    /// The model is told so, in words it cannot take for success or failure, and the run goes on.
+    #[default]
+    TellModel,
+    /// The run stops for a person.
+    NeedsAttention,
+}
+
+/// A tool as a model is told of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ToolDefinition {
+    pub name: String,
+    pub description: String,
+    /// A JSON schema of type object.
+    pub parameters: Value,
+    pub effect: crate::effect::Effect,
+}

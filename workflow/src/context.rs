@@ -1,0 +1,22 @@
+//! What the model sees: an ephemeral selection out of the session, made anew for each call.
+
+use crate::agent::ToolDefinition;
+use crate::record::{Block, Role};
+
+/// The input of one model call, before a provider's protocol shapes it. Equal contexts give equal request bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Context {
+    /// The rendered system prompt.
+    pub system: String,
+    /// Sorted by name, so that the prefix of every request is the same.
+    pub tools: Vec<ToolDefinition>,
+    /// Seeds and records in order. Anything is legal here: repairs are made by [`crate::wire`] on its own copy.
+    pub messages: Vec<Message>,
+}
+
+/// One message of a [`Context`]. Its role is `user`, `assistant` or `tool`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    pub role: Role,
+    pub content: Vec<Block>,
+}

@@ -1,0 +1,36 @@
+//! Effects: what a tool call may do to the world, and what a crash may leave of it.
+
+use serde::{Deserialize, Serialize};
+
+/// How often a tool may be run for one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// Changes nothing outside: run again at will.
+    Pure,
+    /// The call id is its idempotency key: running it again does nothing more.
+    Idempotent,
+    /// At most once. Found half-way after a crash, its outcome is uncertain.
+    Guarded,
+}
+
+impl Effect {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Effect::Pure => "pure",
+            Effect::Idempotent => "idempotent",
+            Effect::Guarded => "guarded",
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<Effect> {
+        Some(match word {
+            "pure" => Effect::Pure,
+            "idempotent" => Effect::Idempotent,
+            "guarded" => Effect::Guarded,
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! What can go wrong in a step, and what each fault means. One exhaustive match decides.
+
+use serde::{Deserialize, Serialize};
+
+/// Why a step could not be performed. Faults of a single tool call are not here: the model is told of those.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Fault {
+    /// HTTP 429.
+    #[error("the model's provider limits the rate of calls")]
+    RateLimited { retry_after_ms: Option<u64> },
+    /// HTTP 5xx or 529, or an overloaded error inside the stream.
+    #[error("the model's provider is overloaded or failing (status {status}): {message}")]
+    Overloaded { status: u16, message: String, retry_after_ms: Option<u64> },
+    /// No answer, or no further byte, within the time limit.
+    #[error("the model did not answer within {after_ms} ms")]
+    Timeout { after_ms: u64 },
+    /// The connection could not be made or broke before the response's head.
+    #[error("the model's provider could not be reached: {message}")]
+    Unreachable { message: String },
+    /// The stream ended without its end marker: what came of it is no answer.
+    #[error("the model's stream was cut before its end marker")]
+    StreamCut,
+    /// The stream held something that is no event of its protocol.
+    #[error("the model's answer could not be read: {message}")]
+    BadResponse { message: String },
+    /// Neither text nor a tool call.
+    #[error("the model's answer was empty")]
+    EmptyReply,
+    /// The request is larger than the model's context window.
+    #[error("the conversation is longer than the model's context window: {message}")]
+    ContextOverflow { message: String },
+    /// HTTP 401 or 403.
+    #[error("the model's provider refused the credentials: {message}")]
+    Unauthorized { message: String },
+    /// HTTP 404: no such model.
+    #[error("the model's provider does not know the model: {message}")]
+    UnknownModel { message: String },
+    /// Any other HTTP 4xx: the same request will be refused again.
+    #[error("the model's provider refused the request (status {status}): {message}")]
+    Refused { status: u16, message: String },
+    /// The agent, or its model's provider, is not in this worker's configuration.
+    #[error("{message}")]
+    NotConfigured { message: String },
+    /// The run took as many steps as its agent's `limits.steps`.
+    #[error("the run reached its limit of {limit} steps")]
+    StepLimit { limit: i64 },
+    /// The run used as many tokens as its agent's `limits.tokens`.
+    #[error("the run reached its limit of {limit} tokens")]
+    TokenLimit { limit: i64 },
+    /// Claimed again and again without progress, by a crash or by the fault named.
+    #[error("the step made no progress in {attempts} attempts; last error: {last_error}")]
+    Stuck { attempts: i64, last_error: String },
+    /// Our own defect: a panic or an impossible state.
+    #[error("internal error: {message}")]
+    Internal { message: String },
+}
+
+/// What a fault means for the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Try the step again, no sooner than the given delay; the queue adds its own backoff.
+    Retry { after_ms: Option<u64> },
+    /// Trying again changes nothing until a person does what the remedy says; then `session retry` goes on.
+    Fail { remedy: &'static str },
+}
+
+impl Fault {
+    /// What it means. The one place that decides.
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Fault::RateLimited { retry_after_ms } | Fault::Overloaded { retry_after_ms, .. } => {
+                Verdict::Retry { after_ms: *retry_after_ms }
+            }
+            Fault::Timeout { .. }
+            | Fault::Unreachable { .. }
+            | Fault::StreamCut
+            | Fault::BadResponse { .. }
+            | Fault::EmptyReply
+            | Fault::Internal { .. } => Verdict::Retry { after_ms: None },
+            Fault::ContextOverflow { .. } => Verdict::Fail {
+                remedy: "start a new conversation, or give the agent a model with a larger context window",
+            },
+            Fault::Unauthorized { .. } => Verdict::Fail {
+                remedy: "set the provider's API key (ANTHROPIC_API_KEY, OPENAI_API_KEY) on the workers, then retry the session",
+            },
+            Fault::UnknownModel { .. } => Verdict::Fail {
+                remedy: "correct the agent's `model` in wakeful.toml, restart the workers, then retry the session",
+            },
+            Fault::Refused { .. } => Verdict::Fail {
+                remedy: "read the provider's message, correct the agent or its tools, then retry the session",
+            },
+            Fault::NotConfigured { .. } => Verdict::Fail {
+                remedy: "add what is missing to the workers' wakeful.toml, restart them, then retry the session",
+            },
+            Fault::StepLimit { .. } => Verdict::Fail {
+                remedy: "raise `limits.steps` of the agent if the work is sound, then retry the session; it goes on where it stood",
+            },
+            Fault::TokenLimit { .. } => Verdict::Fail {
+                remedy: "raise `limits.tokens` of the agent if the work is sound, then retry the session; it goes on where it stood",
+            },
+            Fault::Stuck { .. } => Verdict::Fail {
+                remedy: "mend the cause that the last error names, then retry the session; it goes on where it stood",
+            },
+        }
+    }
+
+    /// The fault's kind as one word, for logs, metrics and `error.type`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Fault::RateLimited { .. } => "rate_limited",
+            Fault::Overloaded { .. } => "overloaded",
+            Fault::Timeout { .. } => "timeout",
+            Fault::Unreachable { .. } => "unreachable",
+            Fault::StreamCut => "stream_cut",
+            Fault::BadResponse { .. } => "bad_response",
+            Fault::EmptyReply => "empty_reply",
+            Fault::ContextOverflow { .. } => "context_overflow",
+            Fault::Unauthorized { .. } => "unauthorized",
+            Fault::UnknownModel { .. } => "unknown_model",
+            Fault::Refused { .. } => "refused",
+            Fault::NotConfigured { .. } => "not_configured",
+            Fault::StepLimit { .. } => "step_limit",
+            Fault::TokenLimit { .. } => "token_limit",
+            Fault::Stuck { .. } => "stuck",
+            Fault::Internal { .. } => "internal",
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What Wakeful decides: types and pure functions, no IO, no clock, no randomness, no async.
+//!
+//! A step of the agent loop is two decisions with one act between them. [`plan::plan`] folds everything that
+//! a session still owes into one [`plan::Action`]; the worker performs it; [`advance::advance`] turns what
+//! came of it into one [`advance::Transition`], which the store commits. Everything here can be called a
+//! thousand times on the same input and gives the same bytes, which is what makes a session that was
+//! hydrated after a crash indistinguishable from one that never died.
+//!
+//! | to know | read |
+//! |---|---|
+//! | what a session is | [`session`] |
+//! | what was said | [`record`] |
+//! | what happened | [`event`] |
+//! | what an agent may do | [`agent`] |
+//! | what to do next | [`plan`], [`advance`], [`derive`] |
+//! | what an effect may be found as after a crash | [`effect`] |
+//! | what a failure means | [`fault`] |
+//! | what the model sees | [`context`], [`wire`] |
+
+pub mod agent;
+pub mod context;
+pub mod effect;
+pub mod fault;
+pub mod id;
+pub mod record;
+pub mod wire;
