@@ -1,0 +1,88 @@
+//! What Wakeful remembers: every line of SQL, every transaction, and the job queue.
+//!
+//! | to | read |
+//! |---|---|
+//! | start or wake a session | [`wake`], [`run`] |
+//! | rebuild one from the database | [`hydrate`] |
+//! | commit what a step did | [`step`] |
+//! | run a tool at most once | [`ledger`] |
+//! | show a model call as it streams | [`generation`] |
+//! | send what a step enqueued | [`delivery`] |
+//! | hand out work | [`queue`] |
+//! | show sessions to people | [`session`], [`event`] |
+//!
+//! Locks are taken in one order everywhere: conversation, session, job. A statement sees one snapshot, and after
+//! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
+//! decide a race.
+
+pub mod delivery;
+pub mod error;
+pub mod event;
+pub mod generation;
+pub mod hydrate;
+pub mod ledger;
+pub mod queue;
+pub mod run;
+pub mod schema;
+pub mod session;
+pub mod step;
+pub mod wake;
+
+pub use error::{Error, Result};
+
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The database, as every part of Wakeful holds it. Cloning shares the pools.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub(crate) pool: PgPool,
+    /// Connections with asynchronous commit: for generations and their chunks, and nothing else.
+    pub(crate) streams: PgPool,
+    /// How to make a connection of one's own: heartbeat and LISTEN must never wait for the pool.
+    pub(crate) options: PgConnectOptions,
+}
+
+impl Store {
+    /// Connects to `url` with at most `max_connections` in the pool.
+    ///
+    /// # Errors
+    /// [`Error::Database`] when the URL is malformed or the server does not answer within ten seconds.
+    pub async fn connect(url: &str, max_connections: u32, application: &str) -> Result<Store> {
+        let options = PgConnectOptions::from_str(url)?
+            .application_name(application)
+            // A statement of ours takes milliseconds; one that hangs must not hold its locks for ever.
+            .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(Duration::from_secs(10))
+            .connect_with(options.clone())
+            .await?;
+        let streams = PgPoolOptions::new()
+            .max_connections((max_connections / 4).max(2))
+            .acquire_timeout(Duration::from_secs(10))
+            .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
+        Ok(Store { pool, streams, options })
+    }
+
+    /// Whether the server answers.
+    ///
+    /// # Errors
+    /// [`Error::Database`] when it does not.
+    pub async fn ping(&self) -> Result<()> {
+        sqlx::query!("select 1 as one").fetch_one(&self.pool).await?;
+        Ok(())
+    }
+
+    /// Ends the pools' connections.
+    pub async fn close(&self) {
+        self.streams.close().await;
+        self.pool.close().await;
+    }
+}
+
+/// A new id: `prefix_` and a time-ordered UUID in hex.
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}_{}", uuid::Uuid::now_v7().simple())
+}

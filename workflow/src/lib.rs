@@ -17,10 +17,15 @@
 //! | what a failure means | [`fault`] |
 //! | what the model sees | [`context`], [`wire`] |
 
+pub mod advance;
 pub mod agent;
 pub mod context;
+pub mod derive;
 pub mod effect;
+pub mod event;
 pub mod fault;
 pub mod id;
+pub mod plan;
 pub mod record;
+pub mod session;
 pub mod wire;

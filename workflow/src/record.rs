@@ -205,3 +205,15 @@ pub fn text_of(content: &[Block]) -> String {
 pub fn without_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
+
+/// The same for every string inside `value`, keys included.
+pub fn value_without_nul(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(without_nul(text)),
+        Value::Array(items) => Value::Array(items.into_iter().map(value_without_nul).collect()),
+        Value::Object(map) => {
+            Value::Object(map.into_iter().map(|(key, value)| (without_nul(key), value_without_nul(value))).collect())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    }
+}

@@ -1,0 +1,82 @@
+//! The journal, read: in order, without a gap, with the text that its pointers point at.
+
+use crate::{Result, Store};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+
+/// One journal entry with what it points at.
+#[derive(Clone, Debug, Serialize)]
+pub struct JournalEntry {
+    pub seq: i64,
+    pub ts: DateTime<Utc>,
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub run_id: Option<String>,
+    pub step_number: Option<i64>,
+    pub payload: Value,
+}
+
+impl Store {
+    /// Up to `limit` entries after `after`, each with the `text` of the message it points at. Numbers are given in commit
+    /// order, so a reader that asks for what is after the last one it has seen misses nothing.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn journal(&self, session_id: &str, after: i64, limit: i64) -> Result<Vec<JournalEntry>> {
+        let rows = sqlx::query!(
+            r#"
+            select e.seq, e.ts, e.type as kind, e.run_id, e.step_number, e.payload,
+                r.content::text as "content?", i.content as "inbox_text?", c.name as "tool_name?"
+            from session_events e
+            join conversation_sessions s on s.session_id = e.session_id
+            left join conversation_records r
+                on r.conversation_id = s.conversation_id
+                and r.message_number = (e.payload ->> 'message_number')::bigint
+                and e.type in ('GEN_COMPLETE', 'TOOL_RESULT')
+            left join session_inbox i
+                on i.session_id = e.session_id
+                and i.inbox_id = (e.payload ->> 'inbox_id')::bigint
+                and e.type = 'MESSAGE_RECEIVED'
+            left join tool_calls c
+                on c.session_id = e.session_id
+                and c.call_id = e.payload ->> 'call_id'
+                and e.type = 'TOOL_RESULT'
+            where e.session_id = $1 and e.seq > $2
+            order by e.seq
+            limit $3
+            "#,
+            session_id,
+            after,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .map(|row| {
+                let mut payload = row.payload;
+                if let Value::Object(fields) = &mut payload {
+                    if let Some(content) = &row.content {
+                        let blocks: Vec<wakeful_workflow::record::Block> =
+                            crate::hydrate::from_text("message", content)?;
+                        fields.insert("text".to_owned(), wakeful_workflow::record::text_of(&blocks).into());
+                    }
+                    if let Some(text) = row.inbox_text {
+                        fields.insert("text".to_owned(), text.into());
+                    }
+                    if let Some(name) = row.tool_name {
+                        fields.insert("name".to_owned(), name.into());
+                    }
+                }
+                Ok(JournalEntry {
+                    seq: row.seq,
+                    ts: row.ts,
+                    kind: row.kind,
+                    run_id: row.run_id,
+                    step_number: row.step_number,
+                    payload,
+                })
+            })
+            .collect()
+    }
+}

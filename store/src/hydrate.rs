@@ -1,0 +1,215 @@
+//! Hydration: a session out of the database, in two round trips.
+//!
+//! The first statement reads the row and everything that may still change, under one snapshot: `wake_seq` is never
+//! newer than the inbox and the ledger that it speaks of. The second reads the transcript, which only grows, up to
+//! the number that the first one saw.
+
+use crate::{Error, Result, Store};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::record::{Record, Role, Usage};
+use wakeful_workflow::session::{
+    Call, CallStatus, InboxMessage, Interrupted, Run, Seed, Session, SessionStatus, Totals,
+};
+
+impl Store {
+    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model calls.
+    /// Equal to the copy that the worker had which committed last.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
+        let mut connection = self.pool.acquire().await?;
+        let row = sqlx::query!(
+            r#"
+            select s.session_id, s.conversation_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.status,
+                s.cancel_requested, s.wake_seq, s.last_message_number, s.to_message_number, s.last_event_seq,
+                s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
+                s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros, s.state,
+                r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
+                (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
+                        order by m.ordinal)
+                    from session_seed_messages m where m.session_id = s.session_id) as seeds,
+                (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
+                    from session_inbox i where i.session_id = s.session_id and i.status = 'pending') as inbox,
+                (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
+                        'outcome', c.outcome) order by c.message_number, c.call_id)
+                    from tool_calls c
+                    where c.session_id = s.session_id and c.result_message_number is null) as calls,
+                (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
+                        'model', g.model, 'request_sha256', g.request_sha256,
+                        'chunks', (select count(*) from generation_chunks k
+                            where k.session_id = g.session_id and k.generation_id = g.generation_id))
+                        order by g.attempt, g.started_at)
+                    from generations g where g.session_id = s.session_id) as generations
+            from conversation_sessions s
+            left join session_runs r on r.session_id = s.session_id and r.status = 'running'
+            where s.session_id = $1
+            "#,
+            session_id
+        )
+        .fetch_optional(&mut *connection)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+        let records = sqlx::query!(
+            r#"
+            select message_number, run_id, step_number, role, content::text as "content!", internal,
+                details::text as "details!"
+            from conversation_records
+            where session_id = $1 and message_number <= $2
+            order by message_number
+            "#,
+            session_id,
+            row.last_message_number
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+
+        let records = records
+            .into_iter()
+            .map(|record| {
+                Ok(Record {
+                    message_number: record.message_number,
+                    run_id: record.run_id.into(),
+                    step_number: record.step_number,
+                    role: Role::parse(&record.role).ok_or_else(|| Error::corrupt("role", &record.role))?,
+                    content: from_text("message", &record.content)?,
+                    internal: record.internal,
+                    details: from_text("message details", &record.details)?,
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let Value::Object(state) = row.state else {
+            return Err(Error::corrupt("state", "not an object"));
+        };
+        Ok(Session {
+            session_id: row.session_id.into(),
+            conversation_id: row.conversation_id.into(),
+            space_id: row.space_id,
+            mailbox_id: row.mailbox_id,
+            trigger_type: row.trigger_type,
+            agent: row.agent,
+            status: SessionStatus::parse(&row.status).ok_or_else(|| Error::corrupt("status", &row.status))?,
+            cancel_requested: row.cancel_requested,
+            wake_seq: row.wake_seq,
+            last_message_number: row.last_message_number,
+            to_message_number: row.to_message_number,
+            last_event_seq: row.last_event_seq,
+            last_step_number: row.last_step_number,
+            totals: Totals {
+                turns: row.total_turns.into(),
+                usage: Usage {
+                    input_tokens: row.total_input_tokens,
+                    output_tokens: row.total_output_tokens,
+                    cached_tokens: row.total_cached_tokens,
+                    cache_write_tokens: row.total_cache_write_tokens,
+                    cost_micros: row.total_cost_micros,
+                },
+            },
+            state,
+            run: row.run_id.map(|run_id| Run {
+                run_id: run_id.into(),
+                steps: row.steps.unwrap_or(0),
+                tokens: row.run_tokens.unwrap_or(0),
+            }),
+            seeds: list::<Seed>("seeds", row.seeds)?,
+            records,
+            calls: calls(row.calls)?,
+            inbox: inbox(row.inbox)?,
+            interrupted: list::<InterruptedRow>("generations", row.generations)?
+                .into_iter()
+                .map(|one| Interrupted {
+                    generation_id: one.generation_id.as_str().into(),
+                    attempt: one.attempt,
+                    model: one.model,
+                    request_sha256: one.request_sha256,
+                    chunks: one.chunks,
+                })
+                .collect(),
+        })
+    }
+
+    /// Brings a warm copy up to date after `wake_seq` moved: inbox, ledger and the cancel flag are read again.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    pub async fn refresh(&self, session: &mut Session) -> Result<()> {
+        let row = sqlx::query!(
+            r#"
+            select s.wake_seq, s.last_event_seq, s.cancel_requested,
+                (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
+                    from session_inbox i where i.session_id = s.session_id and i.status = 'pending') as inbox,
+                (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
+                        'outcome', c.outcome) order by c.message_number, c.call_id)
+                    from tool_calls c
+                    where c.session_id = s.session_id and c.result_message_number is null) as calls
+            from conversation_sessions s
+            where s.session_id = $1
+            "#,
+            session.session_id.as_str()
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "session", id: session.session_id.to_string() })?;
+        session.wake_seq = row.wake_seq;
+        session.last_event_seq = row.last_event_seq;
+        session.cancel_requested = row.cancel_requested;
+        session.inbox = inbox(row.inbox)?;
+        session.calls = calls(row.calls)?;
+        Ok(())
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct InterruptedRow {
+    generation_id: String,
+    attempt: i64,
+    model: String,
+    request_sha256: String,
+    chunks: i64,
+}
+
+#[derive(serde::Deserialize)]
+struct CallRow {
+    id: String,
+    effect: String,
+    status: String,
+    outcome: Option<wakeful_workflow::session::CallOutcome>,
+}
+
+#[derive(serde::Deserialize)]
+struct InboxRow {
+    id: i64,
+    text: String,
+}
+
+fn calls(rows: Option<Value>) -> Result<Vec<Call>> {
+    list::<CallRow>("tool calls", rows)?
+        .into_iter()
+        .map(|row| {
+            Ok(Call {
+                call_id: row.id.into(),
+                effect: Effect::parse(&row.effect).ok_or_else(|| Error::corrupt("effect", &row.effect))?,
+                status: CallStatus::parse(&row.status).ok_or_else(|| Error::corrupt("call status", &row.status))?,
+                outcome: row.outcome,
+            })
+        })
+        .collect()
+}
+
+fn inbox(rows: Option<Value>) -> Result<Vec<InboxMessage>> {
+    let rows = list::<InboxRow>("inbox", rows)?;
+    Ok(rows.into_iter().map(|row| InboxMessage { inbox_id: row.id, text: row.text }).collect())
+}
+
+fn list<T: DeserializeOwned>(what: &'static str, rows: Option<Value>) -> Result<Vec<T>> {
+    match rows {
+        Some(rows) => serde_json::from_value(rows).map_err(|error| Error::corrupt(what, error)),
+        None => Ok(Vec::new()),
+    }
+}
+
+pub(crate) fn from_text<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| Error::corrupt(what, error))
+}

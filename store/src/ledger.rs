@@ -1,0 +1,126 @@
+//! The ledger of tool calls: what makes an effect happen at most once.
+//!
+//! `invoked` (committed with the message that asks for the call) proves that it never ran. `started` says that it may
+//! have. Only the call frame whose own compare-and-set wrote `started` with its nonce may run the tool; finding
+//! `started` any other way, under one's own lease included, proves nothing.
+
+use crate::error::missed_fence;
+use crate::queue::Lease;
+use crate::{Error, Result, Store, new_id};
+use wakeful_workflow::id::{CallId, SessionId};
+use wakeful_workflow::session::{CallOutcome, CallStatus};
+
+/// The right to run one call once.
+#[derive(Debug)]
+pub struct Started {
+    nonce: String,
+    /// How often it has been started, this time included.
+    pub attempt: i32,
+}
+
+impl Store {
+    /// Moves a call from `from` to `started`, fenced by the lease. `None`: the lease is lost or the call is not as it
+    /// was read, and it must not run.
+    ///
+    /// `from` is `invoked`, or `started` for an idempotent call that is run again. The call counts as possibly running
+    /// until `lease_s` plus `timeout_s` from now.
+    ///
+    /// # Errors
+    /// [`Error::Database`]: unknown whether it was started, so it must not run.
+    pub async fn start_call(
+        &self,
+        lease: &Lease,
+        session_id: &SessionId,
+        call_id: &CallId,
+        from: CallStatus,
+        timeout_s: u64,
+    ) -> Result<Option<Started>> {
+        let nonce = new_id("nonce");
+        let attempt = sqlx::query_scalar!(
+            r#"
+            with s as (
+                select session_id from conversation_sessions where session_id = $1 for no key update
+            ), j as (
+                update jobs set stuck = stuck
+                from s
+                where jobs.job_id = $2 and jobs.lease = $3
+                returning jobs.run_at
+            )
+            update tool_calls
+            set status = 'started',
+                start_nonce = $4,
+                attempts = attempts + 1,
+                started_at = clock_timestamp(),
+                settled_by = j.run_at + make_interval(secs => $5)
+            from s, j
+            where tool_calls.session_id = s.session_id
+                and tool_calls.call_id = $6
+                and tool_calls.status = $7
+            returning attempts
+            "#,
+            session_id.as_str(),
+            lease.job_id,
+            lease.token,
+            nonce,
+            timeout_s as f64,
+            call_id.as_str(),
+            from.as_str()
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(attempt.map(|attempt| Started { nonce, attempt }))
+    }
+
+    /// Records what came of a started call, in its own fenced commit. `false`: another frame started it since, or the
+    /// lease is lost.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn settle_call(
+        &self,
+        lease: &Lease,
+        session_id: &SessionId,
+        call_id: &CallId,
+        started: &Started,
+        status: CallStatus,
+        outcome: &CallOutcome,
+    ) -> Result<bool> {
+        let outcome = serde_json::to_string(outcome).map_err(|error| Error::corrupt("outcome", error))?;
+        let settled = sqlx::query_scalar!(
+            r#"
+            with s as (
+                select session_id from conversation_sessions where session_id = $1 for no key update
+            ), j as (
+                update jobs set stuck = 0
+                from s
+                where jobs.job_id = $2 and jobs.lease = $3
+                returning jobs.job_id
+            ), settled as (
+                update tool_calls
+                set status = $4, outcome = $5::text::json, settled_at = clock_timestamp()
+                from s, j
+                where tool_calls.session_id = s.session_id
+                    and tool_calls.call_id = $6
+                    and tool_calls.status = 'started'
+                    and tool_calls.start_nonce = $7
+                returning tool_calls.call_id
+            )
+            select 1 / count(*) as "settled!" from settled
+            "#,
+            session_id.as_str(),
+            lease.job_id,
+            lease.token,
+            status.as_str(),
+            outcome,
+            call_id.as_str(),
+            started.nonce
+        )
+        .fetch_one(&self.pool)
+        .await;
+        match settled {
+            Ok(_) => Ok(true),
+            Err(error) if missed_fence(&error) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

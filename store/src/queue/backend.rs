@@ -1,0 +1,197 @@
+//! The queue as apalis sees it: a stream of claimed jobs.
+//!
+//! Claiming happens in a task of its own, which reads slots and notifications and feeds a channel; so a slow
+//! statement never blocks apalis' dispatch loop, and a database that is away makes the queue quiet and not dead.
+
+use super::{Hold, Holdings, Job, Lease, News, Settings, Slot, boottime_ms};
+use crate::{Error, Store};
+use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
+use apalis_core::task::{Task, builder::TaskBuilder};
+use apalis_core::worker::context::WorkerContext;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+/// Our `jobs` as a backend of apalis.
+pub struct Queue {
+    settings: Settings,
+    store: Store,
+    jobs: mpsc::Receiver<Job>,
+    draining: CancellationToken,
+    closing: Option<BoxFuture<'static, ()>>,
+}
+
+impl Queue {
+    /// Starts claiming for `worker_id`, until `draining` fires.
+    pub fn start(
+        store: Store,
+        settings: Settings,
+        worker_id: Arc<str>,
+        holdings: Arc<Holdings>,
+        news: &News,
+        draining: CancellationToken,
+    ) -> Queue {
+        let (feed, jobs) = mpsc::channel(settings.concurrency + 1);
+        let claimer = Claimer {
+            store: store.clone(),
+            settings,
+            worker_id,
+            holdings,
+            slots: Arc::new(Semaphore::new(settings.concurrency)),
+            freed: Arc::new(Notify::new()),
+            ready: news.jobs(),
+            feed,
+        };
+        tokio::spawn(claimer.run(draining.clone()));
+        Queue { settings, store, jobs, draining, closing: None }
+    }
+}
+
+impl Backend for Queue {
+    type Task = Task<Job>;
+    type Error = Error;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Option<Result<Task<Job>, Error>>> {
+        self.jobs.poll_recv(cx).map(|job| job.map(|job| Ok(TaskBuilder::new(job).build())))
+    }
+
+    /// Gives back what was claimed and not begun, so that another process has it at once.
+    fn poll_close(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Error>> {
+        self.draining.cancel();
+        self.jobs.close();
+        let (store, jobs) = (&self.store, &mut self.jobs);
+        let closing = self.closing.get_or_insert_with(|| {
+            let mut unbegun = Vec::new();
+            while let Ok(job) = jobs.try_recv() {
+                unbegun.push(job);
+            }
+            let store = store.clone();
+            async move {
+                for job in unbegun {
+                    if let Err(error) = store.release(&job.lease).await {
+                        warn!(%error, "A job was not released; it is free when its lease ends");
+                    }
+                }
+            }
+            .boxed()
+        });
+        closing.poll_unpin(cx).map(Ok)
+    }
+}
+
+impl BackendConfig for Queue {
+    type Args = Job;
+    type Id = i64;
+    type Kind = Ephemeral;
+    type Config = Settings;
+    type Layer = tower_layer::Identity;
+
+    fn config(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn middleware(&mut self, _: &mut WorkerContext) -> tower_layer::Identity {
+        tower_layer::Identity::new()
+    }
+}
+
+struct Claimer {
+    store: Store,
+    settings: Settings,
+    worker_id: Arc<str>,
+    holdings: Arc<Holdings>,
+    slots: Arc<Semaphore>,
+    freed: Arc<Notify>,
+    ready: Arc<Notify>,
+    feed: mpsc::Sender<Job>,
+}
+
+impl Claimer {
+    async fn run(self, draining: CancellationToken) {
+        let mut faults = 0;
+        while !draining.is_cancelled() {
+            let free = self.slots.available_permits();
+            let take_suspect = !self.holdings.suspect.load(Ordering::Acquire);
+            // Read before the statement: the lease ends no earlier than this in the database's time.
+            let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
+            let wait = if free == 0 {
+                None
+            } else {
+                match self.store.claim(&self.settings, &self.worker_id, free, take_suspect).await {
+                    Ok(rows) => {
+                        faults = 0;
+                        let found = rows.len();
+                        for row in rows {
+                            if self.hand_over(row, ends_ms).await.is_err() {
+                                return;
+                            }
+                        }
+                        if found > 0 {
+                            continue;
+                        }
+                        Some(self.settings.poll)
+                    }
+                    Err(error) => {
+                        faults += 1;
+                        warn!(%error, "Claiming failed; trying again");
+                        Some(super::delay(faults, None).min(Duration::from_secs(5)))
+                    }
+                }
+            };
+            tokio::select! {
+                () = draining.cancelled() => {}
+                () = self.freed.notified(), if wait.is_none() => {}
+                () = self.ready.notified(), if wait.is_some() => {}
+                () = tokio::time::sleep(wait.unwrap_or(self.settings.poll)) => {}
+            }
+        }
+    }
+
+    async fn hand_over(&self, row: super::ClaimedRow, ends_ms: u64) -> Result<(), mpsc::error::SendError<Job>> {
+        let suspect = row.stuck > 2;
+        // A suspect has a slot of its own: its neighbours keep theirs.
+        let permit = if suspect { None } else { Arc::clone(&self.slots).try_acquire_owned().ok() };
+        if suspect {
+            self.holdings.suspect.store(true, Ordering::Release);
+        }
+        let hold = Arc::new(Hold { lost: CancellationToken::new(), ends_ms: AtomicU64::new(ends_ms) });
+        self.holdings.insert(row.job_id, row.token, Arc::clone(&hold));
+        let slot = Slot {
+            job_id: row.job_id,
+            token: row.token,
+            suspect,
+            held: Arc::clone(&self.holdings),
+            freed: Arc::clone(&self.freed),
+            _permit: permit,
+        };
+        let job = Job {
+            lease: Lease {
+                job_id: row.job_id,
+                token: row.token,
+                worker_id: Arc::clone(&self.worker_id),
+                trace_context: row.trace_context,
+                hold,
+            },
+            kind: self.settings.kind,
+            conversation_id: row.conversation_id,
+            session_id: row.session_id,
+            step_number: row.step_number.unwrap_or(0),
+            channel: row.channel,
+            attempt: row.attempt,
+            stuck: row.stuck,
+            last_error: row.last_error,
+            _slot: Arc::new(slot),
+        };
+        self.feed.send(job).await
+    }
+}

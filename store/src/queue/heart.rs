@@ -1,0 +1,141 @@
+//! The heartbeat: one statement for all leases of a process, on a connection of its own.
+//!
+//! It beats while the pool is full, while statements are slow and while the process drains.
+
+use super::{Hold, Holdings, boottime_ms};
+use crate::Store;
+use sqlx::{ConnectOptions, PgConnection};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+/// Who beats, and how.
+#[derive(Clone, Debug)]
+pub struct Heart {
+    pub store: Store,
+    pub worker_id: Arc<str>,
+    pub host: String,
+    pub concurrency: i32,
+    pub lease: Duration,
+    pub every: Duration,
+    pub holdings: Arc<Holdings>,
+}
+
+impl Heart {
+    /// Beats until `stop`, through every fault of the database.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut connection: Option<PgConnection> = None;
+        let mut tick = tokio::time::interval(self.every);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                _ = tick.tick() => {}
+            }
+            let beat = match connection.take() {
+                Some(open) => self.beat(open).await,
+                None => match self.connect().await {
+                    Ok(open) => self.beat(open).await,
+                    Err(error) => Err(error),
+                },
+            };
+            match beat {
+                Ok(open) => connection = Some(open),
+                Err(error) => warn!(%error, "The heartbeat failed; leases are kept until they end"),
+            }
+        }
+        if let Ok(mut open) = self.connect().await {
+            let gone = sqlx::query!("delete from workers where worker_id = $1", &*self.worker_id);
+            if let Err(error) = gone.execute(&mut open).await {
+                debug!(%error, "The worker's row was left behind");
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
+        self.store.options.clone().options([("lock_timeout", "3s")]).connect().await
+    }
+
+    async fn beat(&self, mut connection: PgConnection) -> Result<PgConnection, sqlx::Error> {
+        let held = self.holdings.all();
+        let (jobs, tokens): (Vec<i64>, Vec<i64>) = held.iter().map(|((job, token), _)| (*job, *token)).unzip();
+        // Read before the statement: the lease ends no earlier than this in the database's time.
+        let ends_ms = boottime_ms() + self.lease.as_millis() as u64;
+        let extended: HashSet<i64> = sqlx::query_scalar!(
+            "with mine as materialized (
+                select jobs.job_id
+                from jobs
+                join unnest($1::bigint[], $2::bigint[]) as held (job_id, token)
+                    on jobs.job_id = held.job_id and jobs.lease = held.token
+                for update of jobs skip locked
+            )
+            update jobs
+            set run_at = clock_timestamp() + make_interval(secs => $3)
+            from mine
+            where jobs.job_id = mine.job_id
+            returning jobs.job_id",
+            &jobs,
+            &tokens,
+            self.lease.as_secs_f64()
+        )
+        .fetch_all(&mut connection)
+        .await?
+        .into_iter()
+        .collect();
+        for ((job_id, token), hold) in held {
+            if extended.contains(&job_id) {
+                hold.ends_ms.store(ends_ms, Ordering::Release);
+            } else {
+                self.beat_one(&mut connection, job_id, token, &hold).await?;
+            }
+        }
+        sqlx::query!(
+            "insert into workers (worker_id, host, pid, version, concurrency)
+            values ($1, $2, $3, $4, $5)
+            on conflict (worker_id) do update set beat_at = clock_timestamp()",
+            &*self.worker_id,
+            self.host,
+            std::process::id() as i32,
+            env!("CARGO_PKG_VERSION"),
+            self.concurrency
+        )
+        .execute(&mut connection)
+        .await?;
+        Ok(connection)
+    }
+
+    /// A row that the sweep skipped: locked by our own commit, or no longer ours. Only the latter is lost.
+    async fn beat_one(
+        &self,
+        connection: &mut PgConnection,
+        job_id: i64,
+        token: i64,
+        hold: &Hold,
+    ) -> Result<(), sqlx::Error> {
+        let ends_ms = boottime_ms() + self.lease.as_millis() as u64;
+        let extended = sqlx::query!(
+            "update jobs
+            set run_at = clock_timestamp() + make_interval(secs => $3)
+            where job_id = $1 and lease = $2",
+            job_id,
+            token,
+            self.lease.as_secs_f64()
+        )
+        .execute(connection)
+        .await;
+        match extended {
+            Ok(done) if done.rows_affected() == 1 => hold.ends_ms.store(ends_ms, Ordering::Release),
+            Ok(_) => {
+                debug!(job_id, token, "The lease is gone");
+                hold.lost.cancel();
+            }
+            // Locked for longer than the lock timeout: still ours as far as anyone can see.
+            Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "55P03") => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}

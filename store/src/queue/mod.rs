@@ -1,0 +1,328 @@
+//! The job queue: leases over the table `jobs`.
+//!
+//! A claim takes a job for the length of a lease and gives it a token that is never used again. Whatever is written
+//! on behalf of the claim updates or locks the job's row by (job, token) in the same statement: a holder that lost
+//! its lease writes nothing, however late it wakes up. Losing a lease needs no goodbye: `run_at` is the lease's
+//! end, and a job whose `run_at` is past is there to be claimed.
+//!
+//! `stuck` counts claims since the last progress (a committed message, a settled call, a step), kill -9 included. A process holds at
+//! most one job whose count is two or more: a job that kills its worker takes no more than itself along.
+
+mod backend;
+mod delay;
+mod heart;
+mod notify;
+
+pub use backend::Queue;
+pub use delay::delay;
+pub use heart::Heart;
+pub use notify::{News, Notifier};
+
+use crate::{Result, Store};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio_util::sync::CancellationToken;
+
+/// What a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// One step of a session, and the next ones while the lease is kept.
+    Step,
+    /// The deliveries of one channel of one conversation.
+    Deliver,
+}
+
+impl Kind {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Step => "step",
+            Kind::Deliver => "deliver",
+        }
+    }
+}
+
+/// How a queue behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub kind: Kind,
+    /// Jobs in hand at a time.
+    pub concurrency: usize,
+    pub lease: Duration,
+    /// Looks for work when no notification comes.
+    pub poll: Duration,
+}
+
+/// One claim of a job. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub job_id: i64,
+    /// Never used twice.
+    pub token: i64,
+    pub worker_id: Arc<str>,
+    /// W3C traceparent of what enqueued the job.
+    pub trace_context: Option<String>,
+    hold: Arc<Hold>,
+}
+
+/// What this process knows of its claim.
+#[derive(Debug)]
+struct Hold {
+    lost: CancellationToken,
+    /// When the lease ends at the earliest, in milliseconds of `CLOCK_BOOTTIME`, which a suspended machine does not
+    /// stop.
+    ends_ms: AtomicU64,
+}
+
+impl Lease {
+    /// Fires when another worker has the job, or the job is gone.
+    pub fn lost(&self) -> &CancellationToken {
+        &self.hold.lost
+    }
+
+    /// Whether the lease has certainly not ended: an effect may start only then.
+    pub fn is_live(&self) -> bool {
+        !self.hold.lost.is_cancelled() && boottime_ms() < self.hold.ends_ms.load(Ordering::Acquire)
+    }
+}
+
+/// A claimed job. Its slot is free again when the last clone is dropped.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub lease: Lease,
+    pub kind: Kind,
+    pub conversation_id: String,
+    /// For a step job.
+    pub session_id: Option<String>,
+    /// For a step job, a hint: the session's row decides.
+    pub step_number: i64,
+    /// For a deliver job.
+    pub channel: Option<String>,
+    /// Claims of this step, this one included.
+    pub attempt: i32,
+    /// Claims since the last progress, this one included.
+    pub stuck: i32,
+    pub last_error: Option<String>,
+    _slot: Arc<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    job_id: i64,
+    token: i64,
+    suspect: bool,
+    held: Arc<Holdings>,
+    freed: Arc<Notify>,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.held.remove(self.job_id, self.token);
+        if self.suspect {
+            self.held.suspect.store(false, Ordering::Release);
+        }
+        self.freed.notify_one();
+    }
+}
+
+/// Every lease that this process holds: what the heart beats for.
+#[derive(Debug, Default)]
+pub struct Holdings {
+    leases: Mutex<HashMap<(i64, i64), Arc<Hold>>>,
+    suspect: AtomicBool,
+}
+
+impl Holdings {
+    fn insert(&self, job_id: i64, token: i64, hold: Arc<Hold>) {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).insert((job_id, token), hold);
+    }
+
+    fn remove(&self, job_id: i64, token: i64) {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).remove(&(job_id, token));
+    }
+
+    fn all(&self) -> Vec<((i64, i64), Arc<Hold>)> {
+        let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.iter().map(|(key, hold)| (*key, Arc::clone(hold))).collect()
+    }
+
+    /// How many leases are held.
+    pub fn len(&self) -> usize {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Whether none is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+pub(crate) fn boottime_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// A row that a claim took.
+struct ClaimedRow {
+    job_id: i64,
+    token: i64,
+    conversation_id: String,
+    session_id: Option<String>,
+    channel: Option<String>,
+    step_number: Option<i64>,
+    attempt: i32,
+    stuck: i32,
+    last_error: Option<String>,
+    trace_context: Option<String>,
+}
+
+impl Store {
+    /// Takes up to `limit` ready jobs, and one suspect more if `take_suspect`. Two claims never wait for each other.
+    async fn claim(
+        &self,
+        settings: &Settings,
+        worker_id: &str,
+        limit: usize,
+        take_suspect: bool,
+    ) -> Result<Vec<ClaimedRow>> {
+        Ok(sqlx::query_as!(
+            ClaimedRow,
+            r#"
+            with ready as materialized (
+                select job_id from jobs
+                where kind = $1 and run_at <= clock_timestamp() and stuck < 2
+                order by run_at
+                limit $2
+                for update skip locked
+            ), suspect as materialized (
+                select job_id from jobs
+                where kind = $1 and run_at <= clock_timestamp() and stuck >= 2
+                order by run_at
+                limit $3
+                for update skip locked
+            ), taken as (
+                select job_id from ready
+                union all
+                select job_id from suspect
+            )
+            update jobs
+            set lease = nextval('leases'),
+                worker_id = $4,
+                run_at = clock_timestamp() + make_interval(secs => $5),
+                stuck = stuck + 1,
+                attempt = attempt + 1
+            from taken
+            where jobs.job_id = taken.job_id
+            returning jobs.job_id, jobs.lease as "token!", jobs.conversation_id, jobs.session_id, jobs.channel,
+                jobs.step_number, jobs.attempt, jobs.stuck, jobs.last_error, jobs.trace_context
+            "#,
+            settings.kind.as_str(),
+            limit as i64,
+            i64::from(take_suspect),
+            worker_id,
+            settings.lease.as_secs_f64()
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`]; then the lease ends by itself.
+    pub async fn retry_later(&self, lease: &Lease, delay: Duration, error: &str) -> Result<()> {
+        sqlx::query!(
+            "update jobs
+            set lease = null, worker_id = null, last_error = $3,
+                run_at = clock_timestamp() + make_interval(secs => $4)
+            where job_id = $1 and lease = $2",
+            lease.job_id,
+            lease.token,
+            error,
+            delay.as_secs_f64()
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Gives a job back untouched, to be claimed at once: on shutdown, or because others wait. The claim does not count.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`]; then the lease ends by itself.
+    pub async fn release(&self, lease: &Lease) -> Result<()> {
+        sqlx::query!(
+            "update jobs
+            set lease = null, worker_id = null, run_at = clock_timestamp(),
+                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0)
+            where job_id = $1 and lease = $2",
+            lease.job_id,
+            lease.token
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Ends a job that owes nothing.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn end_job(&self, lease: &Lease) -> Result<()> {
+        sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
+            .execute(&self.pool)
+            .await?;
+        Ok(())
+    }
+
+    /// Whether a job of this kind is ready and nobody has it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn others_wait(&self, kind: Kind) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            r#"select exists (select from jobs where kind = $1 and run_at <= clock_timestamp()) as "waiting!""#,
+            kind.as_str()
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
+    /// Jobs by kind: ready, leased, delayed, and the age of the oldest ready one in seconds.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn queue_depth(&self) -> Result<Vec<Depth>> {
+        Ok(sqlx::query_as!(
+            Depth,
+            r#"
+            select kind,
+                count(*) filter (where run_at <= clock_timestamp()) as "ready!",
+                count(*) filter (where run_at > clock_timestamp() and lease is not null) as "leased!",
+                count(*) filter (where run_at > clock_timestamp() and lease is null) as "delayed!",
+                coalesce(extract(epoch from clock_timestamp()
+                    - min(run_at) filter (where run_at <= clock_timestamp())), 0)::float8 as "oldest_ready_s!"
+            from jobs
+            group by kind
+            order by kind
+            "#
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}
+
+/// How much work there is of one kind.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Depth {
+    pub kind: String,
+    pub ready: i64,
+    pub leased: i64,
+    pub delayed: i64,
+    pub oldest_ready_s: f64,
+}

@@ -1,0 +1,387 @@
+//! The one way in: what a trigger, a person or an operator does to a session.
+//!
+//! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
+//! agent. Looked up first, a duplicate gets the first answer and changes nothing.
+
+use crate::run::{self, Locked, Opened, Wakes};
+use crate::{Error, Result, Store, new_id};
+use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::session::{Seed, SessionStatus};
+
+/// At most so many messages may wait in one session.
+pub const INBOX_LIMIT: i64 = 1000;
+
+/// What a session is made of when its trigger comes for the first time.
+#[derive(Clone, Debug)]
+pub struct NewSession {
+    pub space_id: String,
+    pub mailbox_id: String,
+    /// As it is stored: `space/id`.
+    pub conversation_id: String,
+    pub trigger_type: String,
+    /// With the three above the key: the same trigger again finds this session.
+    pub trigger_id: String,
+    pub agent: String,
+    pub model_id: String,
+    pub model_context_window: i32,
+    pub tool_names: Vec<String>,
+    pub policy: Option<serde_json::Value>,
+    /// What the model sees before the first message, rendered.
+    pub seeds: Vec<Seed>,
+}
+
+/// A message for a session.
+#[derive(Clone, Debug)]
+pub struct NewMessage {
+    /// The sender's own idempotency key; made up where there is none.
+    pub client_key: Option<String>,
+    pub text: String,
+    /// W3C traceparent of the trigger.
+    pub trace_context: Option<String>,
+}
+
+/// What the message did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Delivered {
+    /// It waits in the inbox for the next step boundary.
+    Queued,
+    /// It answered the open question.
+    Delivered,
+    NewRun,
+}
+
+/// The answer to a message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Woken {
+    pub session_id: String,
+    pub run_id: String,
+    pub outcome: Delivered,
+    /// The key was used before: this is the first answer again.
+    #[serde(skip)]
+    pub duplicate: bool,
+}
+
+impl Delivered {
+    fn as_str(self) -> &'static str {
+        match self {
+            Delivered::Queued => "queued",
+            Delivered::Delivered => "delivered",
+            Delivered::NewRun => "new_run",
+        }
+    }
+
+    fn parse(word: &str) -> Result<Delivered> {
+        match word {
+            "queued" => Ok(Delivered::Queued),
+            "delivered" => Ok(Delivered::Delivered),
+            "new_run" => Ok(Delivered::NewRun),
+            _ => Err(Error::corrupt("inbox outcome", word)),
+        }
+    }
+}
+
+impl Store {
+    /// Takes a message: creates the session when its trigger is new, and wakes it. One transaction; when this returns,
+    /// the message is durable.
+    ///
+    /// # Errors
+    /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
+    /// [`Error::Database`].
+    pub async fn wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
+        let mut tx = self.pool.begin().await?;
+        let session = find_or_create(&mut tx, new).await?;
+        let woken = deliver(&mut tx, session, message).await?;
+        tx.commit().await?;
+        Ok(woken)
+    }
+
+    /// The same for a session that exists.
+    ///
+    /// # Errors
+    /// Those of [`Store::wake`], and [`Error::NotFound`].
+    pub async fn send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
+        let mut tx = self.pool.begin().await?;
+        let session = lock(&mut tx, session_id).await?;
+        let woken = deliver(&mut tx, session, message).await?;
+        tx.commit().await?;
+        Ok(woken)
+    }
+
+    /// Continues a failed run, or one that needs attention, from its last commit. Gives its id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Conflict`] in any other status, [`Error::Database`].
+    pub async fn retry(&self, session_id: &str) -> Result<String> {
+        let mut tx = self.pool.begin().await?;
+        let session = lock(&mut tx, session_id).await?;
+        if !matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention) {
+            return Err(conflict(session, "retry"));
+        }
+        let Some(run_id) = run::newest(&mut tx, session_id).await? else {
+            return Err(conflict(session, "retry"));
+        };
+        let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
+        clear_cancel(&mut tx, session_id).await?;
+        run::open(&mut tx, &conversation, &session, &run_id, None).await?;
+        tx.commit().await?;
+        Ok(run_id)
+    }
+
+    /// Ends the open run: its holder closes it at the next look, or it is closed here when nobody may hold it. Gives
+    /// the run's id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Conflict`] when no run is open, [`Error::Database`].
+    pub async fn cancel(&self, session_id: &str) -> Result<String> {
+        let mut tx = self.pool.begin().await?;
+        let session = lock(&mut tx, session_id).await?;
+        let open = matches!(
+            session.status,
+            SessionStatus::Queued | SessionStatus::Running | SessionStatus::WaitingInput | SessionStatus::NeedsAttention
+        );
+        let run_id = match run::newest(&mut tx, session_id).await? {
+            Some(run_id) if open => run_id,
+            Some(_) | None => return Err(conflict(session, "cancel")),
+        };
+        sqlx::query!(
+            "update conversation_sessions
+            set cancel_requested = true, wake_seq = wake_seq + 1
+            where session_id = $1",
+            session_id
+        )
+        .execute(&mut *tx)
+        .await?;
+        match session.status {
+            // Its calls have to be closed in words that the model sees, which the step job does.
+            SessionStatus::WaitingInput | SessionStatus::NeedsAttention => {
+                let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
+                run::open(&mut tx, &conversation, &session, &run_id, None).await?;
+            }
+            SessionStatus::Queued => {
+                let behind = sqlx::query_scalar!(
+                    r#"select status = 'queued' as "queued!" from session_runs where run_id = $1"#,
+                    run_id
+                )
+                .fetch_one(&mut *tx)
+                .await?;
+                if behind {
+                    close_queued(&mut tx, &session, &run_id).await?;
+                }
+            }
+            SessionStatus::Created
+            | SessionStatus::Running
+            | SessionStatus::Completed
+            | SessionStatus::Failed
+            | SessionStatus::Archived
+            | SessionStatus::Terminated => {}
+        }
+        tx.commit().await?;
+        Ok(run_id)
+    }
+}
+
+/// Locks conversation, then session.
+async fn lock(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
+    let conversation_id =
+        sqlx::query_scalar!("select conversation_id from conversation_sessions where session_id = $1", session_id)
+            .fetch_optional(&mut *tx)
+            .await?
+            .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+    run::lock_conversation(tx, &conversation_id).await?;
+    run::lock_session(tx, session_id).await
+}
+
+/// Session row, seeds and first journal entry, or the session that this trigger made before. Locks it.
+async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locked> {
+    // The first session's seeds take the conversation's first numbers.
+    sqlx::query!(
+        "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
+        values ($1, $2, $3, $4)
+        on conflict (conversation_id) do nothing",
+        new.conversation_id,
+        new.space_id,
+        new.mailbox_id,
+        new.seeds.len() as i64
+    )
+    .execute(&mut *tx)
+    .await?;
+    run::lock_conversation(tx, &new.conversation_id).await?;
+    let existing = sqlx::query_scalar!(
+        "select session_id from conversation_sessions
+        where space_id = $1 and mailbox_id = $2 and trigger_type = $3 and trigger_id = $4",
+        new.space_id,
+        new.mailbox_id,
+        new.trigger_type,
+        new.trigger_id
+    )
+    .fetch_optional(&mut *tx)
+    .await?;
+    if let Some(session_id) = existing {
+        return run::lock_session(tx, &session_id).await;
+    }
+    let session_id = new_id("sess");
+    sqlx::query!(
+        "insert into conversation_sessions
+            (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
+             model_context_window, status, policy, tool_names, seed_message_count)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'created', $10, $11, $12)",
+        session_id,
+        new.conversation_id,
+        new.space_id,
+        new.mailbox_id,
+        new.trigger_type,
+        new.trigger_id,
+        new.agent,
+        new.model_id,
+        new.model_context_window,
+        new.policy,
+        &new.tool_names,
+        new.seeds.len() as i32
+    )
+    .execute(&mut *tx)
+    .await?;
+    let (mut roles, mut contents, mut news) = (vec![], vec![], vec![]);
+    for seed in &new.seeds {
+        roles.push(seed.role.as_str());
+        contents.push(seed.content.as_str());
+        news.push(seed.is_new);
+    }
+    sqlx::query!(
+        "insert into session_seed_messages (session_id, ordinal, role, content, is_new)
+        select $1, seed.ordinal - 1, seed.role, seed.content, seed.is_new
+        from unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)",
+        session_id,
+        &roles as &[&str],
+        &contents as &[&str],
+        &news
+    )
+    .execute(&mut *tx)
+    .await?;
+    run::lock_session(tx, &session_id).await
+}
+
+/// Puts the message into the inbox and does what the session's status asks for.
+async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
+    let client_key = message.client_key.clone().unwrap_or_else(|| new_id("key"));
+    let sha256 = {
+        use sha2::Digest;
+        hex::encode(sha2::Sha256::digest(message.text.as_bytes()))
+    };
+    let first = sqlx::query!(
+        "select content_sha256, run_id, outcome from session_inbox where session_id = $1 and client_key = $2",
+        session.session_id,
+        client_key
+    )
+    .fetch_optional(&mut *tx)
+    .await?;
+    if let Some(first) = first {
+        if first.content_sha256 != sha256 {
+            return Err(Error::KeyReused { client_key });
+        }
+        return Ok(Woken {
+            session_id: session.session_id,
+            run_id: first.run_id,
+            outcome: Delivered::parse(&first.outcome)?,
+            duplicate: true,
+        });
+    }
+    if !session.status.takes_messages() {
+        return Err(conflict(session, "message"));
+    }
+    let pending = sqlx::query_scalar!(
+        r#"select count(*) as "count!" from session_inbox where session_id = $1 and status = 'pending'"#,
+        session.session_id
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    if pending >= INBOX_LIMIT {
+        return Err(Error::InboxFull { pending });
+    }
+    let newest = run::newest(tx, &session.session_id).await?;
+    let (outcome, run_id) = match (session.status, newest) {
+        (SessionStatus::Queued | SessionStatus::Running | SessionStatus::NeedsAttention, Some(run_id)) => {
+            (Delivered::Queued, run_id)
+        }
+        (SessionStatus::WaitingInput, Some(run_id)) => (Delivered::Delivered, run_id),
+        (_, _) => (Delivered::NewRun, run::new_run_id()),
+    };
+    let inbox_id = sqlx::query_scalar!(
+        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome)
+        values ($1, $2, $3, $4, $5, $6)
+        returning inbox_id",
+        session.session_id,
+        client_key,
+        message.text,
+        sha256,
+        run_id,
+        outcome.as_str()
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    let dedupe = format!("message/{client_key}");
+    let event = Event::MessageReceived { inbox_id };
+    run::journal(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event]).await?;
+    match outcome {
+        Delivered::Queued => {}
+        Delivered::Delivered | Delivered::NewRun => {
+            let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
+            if outcome == Delivered::NewRun {
+                clear_cancel(tx, &session.session_id).await?;
+            }
+            // A run that has to wait for another session's is queued: the message is in its inbox.
+            let _: Opened =
+                run::open(tx, &conversation, &session, &run_id, message.trace_context.as_deref()).await?;
+        }
+    }
+    Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
+}
+
+/// Closes a run that never began, behind another one of its conversation.
+async fn close_queued(tx: &mut PgConnection, session: &Locked, run_id: &str) -> Result<()> {
+    let event = Event::StateTransition {
+        from_state: session.status.as_str().to_owned(),
+        to_state: SessionStatus::Failed.as_str().to_owned(),
+        reason: Some("cancelled".to_owned()),
+    };
+    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
+    sqlx::query!(
+        "update conversation_sessions
+        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false
+        where session_id = $1",
+        session.session_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!(
+        "update session_runs
+        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp()
+        where run_id = $1",
+        run_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!(
+        "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
+        session.conversation_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    Ok(())
+}
+
+async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Result<()> {
+    sqlx::query!(
+        "update conversation_sessions set cancel_requested = false where session_id = $1 and cancel_requested",
+        session_id
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+fn conflict(session: Locked, wanted: &'static str) -> Error {
+    Error::Conflict { session_id: session.session_id, status: session.status, wanted }
+}

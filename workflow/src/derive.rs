@@ -1,0 +1,116 @@
+//! State out of tool results: a tool records what it did in its result's `details`, and the state of the
+//! conversation is the fold of those. So a session's state can be rebuilt from its transcript alone.
+
+use crate::record::{Record, ToolResult};
+use crate::session::State;
+use serde_json::{Value, json};
+
+/// Keys of files that the session wrote: `file/<path>`.
+pub const FILE_PREFIX: &str = "file/";
+/// Keys of emails that the session enqueued: `email/<call id>`.
+pub const EMAIL_PREFIX: &str = "email/";
+
+/// One fact of the state, replaced as a whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateUpdate {
+    pub key: String,
+    pub value: Value,
+}
+
+/// A message for the outside, found in a tool result: it becomes a delivery in the commit of its step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outgoing {
+    /// Unique within the session: a step that is performed twice enqueues it once.
+    pub source_key: String,
+    pub channel: &'static str,
+    pub content: Value,
+}
+
+/// The updates that one tool result stands for. Unknown details are nobody's update.
+pub fn updates(result: &ToolResult) -> Vec<StateUpdate> {
+    if result.is_error {
+        return Vec::new();
+    }
+    let Some(details) = &result.details else { return Vec::new() };
+    match details["type"].as_str() {
+        Some("sentEmail") => vec![StateUpdate {
+            key: format!("{EMAIL_PREFIX}{}", result.call_id),
+            value: json!({ "to": details["to"], "subject": details["subject"] }),
+        }],
+        Some("fileWritten") => match details["path"].as_str() {
+            Some(path) => vec![StateUpdate {
+                key: format!("{FILE_PREFIX}{path}"),
+                value: json!({ "bytes": details["bytes"], "sha256": details["sha256"] }),
+            }],
+            None => Vec::new(),
+        },
+        _ => Vec::new(),
+    }
+}
+
+/// The message that one tool result sends, if it sends one.
+pub fn outgoing(result: &ToolResult) -> Option<Outgoing> {
+    if result.is_error {
+        return None;
+    }
+    let details = result.details.as_ref()?;
+    (details["type"] == "sentEmail").then(|| Outgoing {
+        source_key: result.call_id.to_string(),
+        channel: "email",
+        content: details.clone(),
+    })
+}
+
+/// Applies `update` to `state`.
+pub fn apply(state: &mut State, update: &StateUpdate) {
+    state.insert(update.key.clone(), update.value.clone());
+}
+
+/// The state after `records`, starting from `initial`.
+pub fn fold<'a>(initial: State, records: impl IntoIterator<Item = &'a Record>) -> State {
+    let mut state = initial;
+    for result in records.into_iter().flat_map(Record::tool_results) {
+        for update in updates(result) {
+            apply(&mut state, &update);
+        }
+    }
+    state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(is_error: bool, details: Value) -> ToolResult {
+        ToolResult {
+            call_id: "call_1".into(),
+            name: "t".into(),
+            content: String::new(),
+            is_error,
+            details: Some(details),
+        }
+    }
+
+    #[test]
+    fn an_email_leaves_a_fact_without_its_body_and_one_delivery() {
+        let sent = result(false, json!({"type":"sentEmail","to":["a@b.c"],"subject":"Hi","body":"long"}));
+        assert_eq!(
+            updates(&sent),
+            [StateUpdate { key: "email/call_1".into(), value: json!({"to":["a@b.c"],"subject":"Hi"}) }]
+        );
+        assert_eq!(outgoing(&sent).unwrap().source_key, "call_1");
+    }
+
+    #[test]
+    fn a_failed_call_changes_nothing() {
+        let failed = result(true, json!({"type":"sentEmail","to":["a@b.c"],"subject":"Hi"}));
+        assert!(updates(&failed).is_empty());
+        assert!(outgoing(&failed).is_none());
+    }
+
+    #[test]
+    fn details_that_nobody_knows_are_no_update() {
+        assert!(updates(&result(false, json!({"type":"other"}))).is_empty());
+        assert!(updates(&result(false, json!("text"))).is_empty());
+    }
+}

@@ -1,0 +1,115 @@
+//! What to do next: a fold over everything that a session still owes.
+//!
+//! Looking at the newest journal entry alone would be wrong as soon as two things are open at once: with the calls
+//! A and B asked for and A answered, the newest entry says "go on" while B is still owed. So every obligation is
+//! looked at, in one order.
+
+use crate::agent::Limits;
+use crate::effect::Effect;
+use crate::fault::Fault;
+use crate::record::ToolCall;
+use crate::session::{CallOutcome, CallStatus, OpenTurn, Session, SessionStatus};
+
+/// What the worker is to perform.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// The run's first step is about to begin.
+    Begin,
+    /// The model owes an answer.
+    CallModel,
+    /// Calls of the open turn have no result in the transcript yet.
+    CallTools { calls: Vec<PlannedCall> },
+    /// The run is to be closed.
+    Stop(Stop),
+    /// A question is open and nobody has answered: give the conversation up.
+    Pause,
+    /// Nothing is owed: there should be no job.
+    Rest,
+}
+
+/// One call of the open turn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedCall {
+    pub call: ToolCall,
+    pub how: How,
+}
+
+/// What may be done about a call, given what the ledger proves.
+#[derive(Clone, Debug, PartialEq)]
+pub enum How {
+    /// It never ran, or running it again does nothing more.
+    Run,
+    /// It settled before: this is what came of it.
+    Reuse(CallStatus, CallOutcome),
+    /// A guarded call was found half-way: it may have taken effect. `known` when that was already recorded.
+    Uncertain { known: bool },
+    /// The user answered the question that this call asks.
+    Answer { inbox_id: i64, text: String },
+    /// Its run is over: it is closed without being run.
+    Abandon,
+}
+
+/// Why a run is closed before its model was done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stop {
+    Cancelled,
+    Failed(Fault),
+    /// Nothing was owed although a job existed (a heal, or a hand-made row).
+    Finished,
+}
+
+/// Folds `session`'s obligations into the next action.
+pub fn plan(session: &Session, limits: &Limits) -> Action {
+    let Some(run) = session.run.as_ref().filter(|_| session.status.is_open()) else {
+        return Action::Rest;
+    };
+    if session.cancel_requested {
+        return Action::Stop(Stop::Cancelled);
+    }
+    if session.status == SessionStatus::Queued {
+        return Action::Begin;
+    }
+    if let Some(turn) = session.open_turn() {
+        let calls: Vec<PlannedCall> = turn
+            .unanswered
+            .iter()
+            .filter_map(|call| {
+                Some(PlannedCall { call: (*call).clone(), how: how(session, &turn, call)? })
+            })
+            .collect();
+        return if calls.is_empty() { Action::Pause } else { Action::CallTools { calls } };
+    }
+    if !session.awaits_model() && session.inbox.is_empty() {
+        return Action::Stop(Stop::Finished);
+    }
+    if run.steps >= limits.steps {
+        return Action::Stop(Stop::Failed(Fault::StepLimit { limit: limits.steps }));
+    }
+    if run.tokens >= limits.tokens {
+        return Action::Stop(Stop::Failed(Fault::TokenLimit { limit: limits.tokens }));
+    }
+    Action::CallModel
+}
+
+/// What may be done about `call`; `None` while it waits for its answer.
+fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
+    // Without a ledger row the call cannot have run: its row is committed with the message that asks for it.
+    let Some(row) = session.call(&call.call_id) else {
+        return Some(How::Abandon);
+    };
+    let of_this_run = session.run.as_ref().is_some_and(|run| run.run_id == turn.record.run_id);
+    Some(match (row.status, &row.outcome) {
+        (CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain, Some(outcome)) => {
+            How::Reuse(row.status, outcome.clone())
+        }
+        (CallStatus::Uncertain, None) => How::Uncertain { known: true },
+        (CallStatus::Waiting, _) => match session.inbox.first() {
+            Some(answer) => How::Answer { inbox_id: answer.inbox_id, text: answer.text.clone() },
+            None => return None,
+        },
+        (CallStatus::Started, _) if row.effect == Effect::Guarded => How::Uncertain { known: false },
+        (CallStatus::Abandoned, _) => How::Abandon,
+        (CallStatus::Invoked | CallStatus::Started, _) if !of_this_run => How::Abandon,
+        (CallStatus::Invoked | CallStatus::Started | CallStatus::Done | CallStatus::Failed, _) => How::Run,
+    })
+}

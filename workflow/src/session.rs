@@ -1,0 +1,338 @@
+//! A session as the step job sees it: its row, what was said, and everything it still owes.
+
+use crate::agent::ToolDefinition;
+use crate::context::{Context, Message};
+use crate::effect::Effect;
+use crate::id::{CallId, ConversationId, GenerationId, RunId, SessionId};
+use crate::record::{Block, Record, Role, ToolCall, Usage};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Where a session stands. A cache of its newest run's status, with the states in which it has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionStatus {
+    /// It has never run.
+    Created,
+    /// A run is open and no step of it has begun, or it waits for the conversation's open run to close.
+    Queued,
+    Running,
+    /// The run pauses for the user's answer.
+    WaitingInput,
+    /// The run pauses for an operator.
+    NeedsAttention,
+    Completed,
+    Failed,
+    /// Put away by a person: takes no messages.
+    Archived,
+    /// Ended for good: takes no messages.
+    Terminated,
+}
+
+impl SessionStatus {
+    /// Every status, in the order of a life.
+    pub const ALL: [SessionStatus; 9] = [
+        SessionStatus::Created,
+        SessionStatus::Queued,
+        SessionStatus::Running,
+        SessionStatus::WaitingInput,
+        SessionStatus::NeedsAttention,
+        SessionStatus::Completed,
+        SessionStatus::Failed,
+        SessionStatus::Archived,
+        SessionStatus::Terminated,
+    ];
+
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SessionStatus::Created => "created",
+            SessionStatus::Queued => "queued",
+            SessionStatus::Running => "running",
+            SessionStatus::WaitingInput => "waiting_input",
+            SessionStatus::NeedsAttention => "needs_attention",
+            SessionStatus::Completed => "completed",
+            SessionStatus::Failed => "failed",
+            SessionStatus::Archived => "archived",
+            SessionStatus::Terminated => "terminated",
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<SessionStatus> {
+        SessionStatus::ALL.into_iter().find(|status| status.as_str() == word)
+    }
+
+    /// Whether `next` may follow. The database has no say in this; every status that is written asks here.
+    pub fn may_become(self, next: SessionStatus) -> bool {
+        use SessionStatus::{
+            Archived, Completed, Created, Failed, NeedsAttention, Queued, Running, Terminated, WaitingInput,
+        };
+        match self {
+            Created => matches!(next, Queued | Archived | Terminated),
+            Queued => matches!(next, Running | Completed | Failed | WaitingInput | NeedsAttention | Terminated),
+            Running => matches!(next, WaitingInput | NeedsAttention | Completed | Failed | Terminated),
+            WaitingInput | NeedsAttention => matches!(next, Queued | Failed | Archived | Terminated),
+            Completed | Failed => matches!(next, Queued | Archived | Terminated),
+            Archived => matches!(next, Terminated),
+            Terminated => false,
+        }
+    }
+
+    /// Whether a step job exists, or will as soon as the conversation is free.
+    pub fn is_open(self) -> bool {
+        matches!(self, SessionStatus::Queued | SessionStatus::Running)
+    }
+
+    /// Whether messages are taken.
+    pub fn takes_messages(self) -> bool {
+        !matches!(self, SessionStatus::Archived | SessionStatus::Terminated)
+    }
+}
+
+/// What the model saw before the session's first record: written once, never changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Seed {
+    /// `system`, `user` or `assistant`.
+    pub role: Role,
+    pub content: String,
+    /// New since the conversation's last session.
+    pub is_new: bool,
+}
+
+/// The open run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub run_id: RunId,
+    /// Steps it has committed.
+    pub steps: i64,
+    /// Input and output tokens of those steps.
+    pub tokens: i64,
+}
+
+/// A follow-up that waits for the next step boundary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InboxMessage {
+    pub inbox_id: i64,
+    pub text: String,
+}
+
+/// Where a ledger row stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallStatus {
+    /// The model asked for it. Proof that it never ran.
+    Invoked,
+    /// It may have run.
+    Started,
+    Done,
+    Failed,
+    /// Nobody can know.
+    Uncertain,
+    /// A question that the user has not answered.
+    Waiting,
+    /// Closed without running: its run was cancelled or replaced.
+    Abandoned,
+}
+
+impl CallStatus {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CallStatus::Invoked => "invoked",
+            CallStatus::Started => "started",
+            CallStatus::Done => "done",
+            CallStatus::Failed => "failed",
+            CallStatus::Uncertain => "uncertain",
+            CallStatus::Waiting => "waiting",
+            CallStatus::Abandoned => "abandoned",
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<CallStatus> {
+        Some(match word {
+            "invoked" => CallStatus::Invoked,
+            "started" => CallStatus::Started,
+            "done" => CallStatus::Done,
+            "failed" => CallStatus::Failed,
+            "uncertain" => CallStatus::Uncertain,
+            "waiting" => CallStatus::Waiting,
+            "abandoned" => CallStatus::Abandoned,
+            _ => return None,
+        })
+    }
+}
+
+/// A ledger row whose result is not in the transcript yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    pub call_id: CallId,
+    pub effect: Effect,
+    pub status: CallStatus,
+    /// What came of it, once it has settled.
+    pub outcome: Option<CallOutcome>,
+}
+
+/// What came of a tool call, as the ledger keeps it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallOutcome {
+    pub content: String,
+    #[serde(default)]
+    pub is_error: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<Value>,
+}
+
+/// Sums over the committed steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    pub turns: i64,
+    pub usage: Usage,
+}
+
+impl Totals {
+    /// One more step.
+    pub fn add(&mut self, usage: &Usage) {
+        self.turns += 1;
+        self.usage.input_tokens += usage.input_tokens;
+        self.usage.output_tokens += usage.output_tokens;
+        self.usage.cached_tokens += usage.cached_tokens;
+        self.usage.cache_write_tokens += usage.cache_write_tokens;
+        self.usage.cost_micros += usage.cost_micros;
+    }
+}
+
+/// The conversation's state: small facts that outlive the context, folded out of tool results by
+/// [`crate::derive`]. A fact has its own key, so that an update never carries the whole.
+pub type State = Map<String, Value>;
+
+/// A hydrated session.
+///
+/// Equal to the warm copy of the worker that committed its last step: [`Session::apply`] and the store's
+/// `hydrate` are held against each other by tests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Session {
+    pub session_id: SessionId,
+    pub conversation_id: ConversationId,
+    pub space_id: String,
+    pub mailbox_id: String,
+    pub trigger_type: String,
+    /// Name of the agent in the configuration.
+    pub agent: String,
+    pub status: SessionStatus,
+    pub cancel_requested: bool,
+    /// Moved by every writer but the lease holder whose write changes what [`crate::plan`] sees.
+    pub wake_seq: i64,
+    /// Allocated, while a run is open.
+    pub last_message_number: i64,
+    /// Committed by a step.
+    pub to_message_number: i64,
+    pub last_event_seq: i64,
+    /// Number of the newest committed step; the next one is one more.
+    pub last_step_number: i64,
+    pub totals: Totals,
+    pub state: State,
+    pub run: Option<Run>,
+    pub seeds: Vec<Seed>,
+    pub records: Vec<Record>,
+    /// Ledger rows whose results are not in `records`.
+    pub calls: Vec<Call>,
+    pub inbox: Vec<InboxMessage>,
+    /// Model calls of the step in hand that were begun and not finished, in order.
+    pub interrupted: Vec<Interrupted>,
+}
+
+/// A model call that a worker began and did not finish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interrupted {
+    pub generation_id: GenerationId,
+    pub attempt: i64,
+    pub model: String,
+    pub request_sha256: String,
+    /// Chunks that readers may have seen.
+    pub chunks: i64,
+}
+
+/// The turn that a session is in: an assistant message whose calls are not all answered in the transcript.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenTurn<'a> {
+    pub record: &'a Record,
+    /// The calls without a result, in the order in which they were asked for.
+    pub unanswered: Vec<&'a ToolCall>,
+}
+
+impl Session {
+    /// The turn whose tool calls still lack results, if there is one.
+    pub fn open_turn(&self) -> Option<OpenTurn<'_>> {
+        let at = self.records.iter().rposition(|record| record.tool_calls().next().is_some())?;
+        let record = &self.records[at];
+        let answered: Vec<&CallId> =
+            self.records[at + 1..].iter().flat_map(Record::tool_results).map(|result| &result.call_id).collect();
+        let unanswered: Vec<&ToolCall> =
+            record.tool_calls().filter(|call| !answered.contains(&&call.call_id)).collect();
+        (!unanswered.is_empty()).then_some(OpenTurn { record, unanswered })
+    }
+
+    /// The ledger row of `call_id`, while its result is not in the transcript.
+    pub fn call(&self, call_id: &CallId) -> Option<&Call> {
+        self.calls.iter().find(|call| &call.call_id == call_id)
+    }
+
+    /// Whether the model has yet to answer something in the transcript.
+    pub fn awaits_model(&self) -> bool {
+        self.records.last().is_some_and(|record| matches!(record.role, Role::User | Role::Tool))
+    }
+
+    /// Whether this session has written files, so that its workspace must exist.
+    pub fn has_files(&self) -> bool {
+        self.state.keys().any(|key| key.starts_with(crate::derive::FILE_PREFIX))
+    }
+
+    /// What the model sees next: seeds, records, then the follow-ups that wait in the inbox.
+    pub fn context(&self, tools: Vec<ToolDefinition>) -> Context {
+        let system: Vec<&str> =
+            self.seeds.iter().filter(|seed| seed.role == Role::System).map(|seed| seed.content.as_str()).collect();
+        let seeds = self.seeds.iter().filter(|seed| seed.role != Role::System).map(|seed| Message {
+            role: seed.role,
+            content: vec![Block::Text { text: seed.content.clone() }],
+        });
+        let records =
+            self.records.iter().map(|record| Message { role: record.role, content: record.content.clone() });
+        let inbox = self
+            .inbox
+            .iter()
+            .map(|message| Message { role: Role::User, content: vec![Block::Text { text: message.text.clone() }] });
+        Context { system: system.join("\n\n"), tools, messages: seeds.chain(records).chain(inbox).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_reads_back_as_it_is_written() {
+        for status in SessionStatus::ALL {
+            assert_eq!(SessionStatus::parse(status.as_str()), Some(status));
+        }
+        assert_eq!(SessionStatus::parse("forked"), None);
+    }
+
+    #[test]
+    fn terminated_is_final_and_archived_only_ends() {
+        for next in SessionStatus::ALL {
+            assert!(!SessionStatus::Terminated.may_become(next));
+            assert_eq!(SessionStatus::Archived.may_become(next), next == SessionStatus::Terminated);
+        }
+    }
+
+    #[test]
+    fn every_resting_status_can_be_woken_by_a_message() {
+        for status in SessionStatus::ALL {
+            if status.takes_messages() && !status.is_open() {
+                assert!(status.may_become(SessionStatus::Queued), "{status:?}");
+            }
+        }
+    }
+}
