@@ -28,7 +28,8 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
     observability = env_file(deploy / "observability.env")
     unit = (deploy / "systemd" / "wakeful.service").read_text()
     unit_env = env_file(deploy / "systemd" / "wakeful.env.example", commented=True)
-    version = tomllib.loads((root / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    workspace = tomllib.loads((root / "Cargo.toml").read_text())["workspace"]
+    version = workspace["package"]["version"]
     services = compose["services"]
 
     findings = []
@@ -59,6 +60,11 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
             any(name in service.get("secrets", []) for service in services.values()),
             f"compose: nobody uses the secret {name}",
         )
+
+    # cargo refuses a workspace with a member missing, whatever it is asked to build.
+    context = (root / ".dockerignore").read_text().splitlines()
+    for member in workspace["members"]:
+        expect(f"!{member.split('/')[0]}" in context, f".dockerignore: keeps the workspace member {member} out of the image build")
 
     # Secrets: each *_FILE points at one that this service was given.
     for name, service in services.items():
@@ -129,7 +135,7 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
     for image in re.findall(r"^FROM (\S+)", containerfile, re.M):
         pinned = image == "scratch" or re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*", image)
         expect(bool(pinned), f"Containerfile: {image} is not pinned")
-    rust = tomllib.loads((root / "Cargo.toml").read_text())["workspace"]["package"]["rust-version"]
+    rust = workspace["package"]["rust-version"]
     expect(f"FROM rust:{rust}." in containerfile, f"Containerfile: its Rust is not Cargo.toml's {rust}")
     drain = re.search(r"^TimeoutStopSec=(\S+)$", unit, re.M)
     expect(
