@@ -1,0 +1,157 @@
+"""Checks that the files in deploy/ agree with one another.
+
+Each linter reads one file. A port that was changed in one of them and a mounted
+file that nobody made are only seen by reading several.
+
+    deploy_agrees.py ROOT SECRETS
+
+ROOT is the top of the tree, SECRETS a folder that deploy/make-secrets filled.
+Prints a line for each finding and exits 1 if there is any.
+"""
+
+import pathlib
+import re
+import sys
+import tomllib
+from urllib.parse import urlsplit
+
+import yaml
+
+SECRETS_DIR = "./secrets/"
+
+
+def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
+    deploy = root / "deploy"
+    containerfile = (deploy / "Containerfile").read_text()
+    compose = yaml.safe_load((deploy / "compose.yaml").read_text())
+    collector = yaml.safe_load((deploy / "otel-collector.yaml").read_text())
+    observability = env_file(deploy / "observability.env")
+    unit = (deploy / "systemd" / "wakeful.service").read_text()
+    unit_env = env_file(deploy / "systemd" / "wakeful.env.example", commented=True)
+    workspace = tomllib.loads((root / "Cargo.toml").read_text())["workspace"]
+    version = workspace["package"]["version"]
+    services = compose["services"]
+
+    findings = []
+
+    def expect(holds: bool, finding: str) -> None:
+        if not holds:
+            findings.append(finding)
+
+    # Files.
+    for name, service in services.items():
+        for mount in service.get("volumes", []):
+            source = mount.split(":")[0]
+            if source.startswith("."):
+                expect((deploy / source).is_file(), f"compose: {name} mounts {source}, which is not there")
+                expect(mount.endswith(":ro"), f"compose: {name} may write to {source}")
+            else:
+                expect(source in compose["volumes"], f"compose: {name} mounts the unknown volume {source}")
+        if "build" in service:
+            context = deploy / service["build"]["context"]
+            expect((context / service["build"]["dockerfile"]).is_file(), f"compose: {name} builds from a missing file")
+    for name, secret in compose["secrets"].items():
+        path = secret["file"]
+        expect(
+            path.startswith(SECRETS_DIR) and (secrets / path.removeprefix(SECRETS_DIR)).is_file(),
+            f"make-secrets does not make the secret {name}, {path}",
+        )
+        expect(
+            any(name in service.get("secrets", []) for service in services.values()),
+            f"compose: nobody uses the secret {name}",
+        )
+
+    # cargo refuses a workspace with a member missing, whatever it is asked to build.
+    context = (root / ".dockerignore").read_text().splitlines()
+    for member in workspace["members"]:
+        expect(f"!{member.split('/')[0]}" in context, f".dockerignore: keeps the workspace member {member} out of the image build")
+
+    # Secrets: each *_FILE points at one that this service was given.
+    for name, service in services.items():
+        for key, value in service.get("environment", {}).items():
+            if key.endswith("_FILE"):
+                secret = str(value).removeprefix("/run/secrets/")
+                expect(secret in service.get("secrets", []), f"compose: {name}'s {key} names {value}, which it does not mount")
+            else:
+                expect(
+                    not re.search(r"PASSWORD|TOKEN|API_KEY|DATABASE_URL", key),
+                    f"compose: {name} has {key} in its environment instead of in a file",
+                )
+    loaded = set(re.findall(r"^LoadCredential=(\w+):", unit, re.M))
+    named = set(re.findall(r"^Environment=\w+_FILE=%d/(\w+)$", unit, re.M))
+    expect(loaded == named, f"wakeful.service: credentials loaded and named differ: {sorted(loaded ^ named)}")
+
+    # Ports and hosts.
+    exposed = re.findall(r"^EXPOSE (\d+)$", containerfile, re.M)
+    expect(len(exposed) == 1, f"Containerfile: one exposed port is expected, not {exposed}")
+    listen = services["api"]["environment"]["WAKEFUL_SERVER__LISTEN"].rsplit(":", 1)[1]
+    expect([listen] == exposed, f"compose: the api listens on {listen}, the Containerfile exposes {exposed}")
+    for name, service in services.items():
+        for port in service.get("ports", []):
+            address, _, target = str(port).rpartition(":")
+            expect(address.startswith("127.0.0.1:"), f"compose: {name} publishes {port} beyond loopback")
+            expect(name == "api" and target == listen, f"compose: {name} publishes {port}, and nothing listens there")
+    expect(
+        unit_env["WAKEFUL_SERVER__LISTEN"] == f"127.0.0.1:{listen}",
+        "wakeful.env.example: its listen address is not the Containerfile's port",
+    )
+    otlp = collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"].rsplit(":", 1)[1]
+    endpoint = urlsplit(observability["OTEL_EXPORTER_OTLP_ENDPOINT"])
+    expect(endpoint.hostname in services, f"observability.env: no service {endpoint.hostname}")
+    expect(str(endpoint.port) == otlp, f"observability.env: port {endpoint.port}, but the collector takes OTLP on {otlp}")
+    unit_endpoint = urlsplit(unit_env["OTEL_EXPORTER_OTLP_ENDPOINT"])
+    expect(str(unit_endpoint.port) == otlp, f"wakeful.env.example: OTLP on {unit_endpoint.port}, not on {otlp}")
+    profiles = services[endpoint.hostname]["profiles"] if endpoint.hostname in services else []
+    expect(observability["COMPOSE_PROFILES"] in profiles, "observability.env: its profile does not start the collector")
+    for name, pipeline in collector["service"]["pipelines"].items():
+        for kind in ("receivers", "processors", "exporters"):
+            missing = set(pipeline[kind]) - set(collector[kind])
+            expect(not missing, f"otel-collector: pipeline {name} uses undefined {kind} {sorted(missing)}")
+    made = secrets / "database_url"
+    if made.is_file():
+        url = urlsplit(made.read_text())
+        env = services["postgres"]["environment"]
+        expect(
+            (url.hostname, url.port, url.username, url.path) == ("postgres", 5432, env["POSTGRES_USER"], f"/{env['POSTGRES_DB']}"),
+            "make-secrets: database_url does not lead to the postgres service",
+        )
+
+    # Who can reach whom: a client of Postgres or of the collector shares its network.
+    for name, service in services.items():
+        if "DATABASE_URL_FILE" in service.get("environment", {}):
+            shared = set(service["networks"]) & set(services["postgres"]["networks"])
+            expect(bool(shared), f"compose: {name} shares no network with postgres")
+
+    # Hardening, an exact image each, and time to drain.
+    for name, service in services.items():
+        expect(service.get("read_only") is True, f"compose: {name} is not read_only")
+        expect(service.get("cap_drop") == ["ALL"], f"compose: {name} keeps capabilities")
+        expect("no-new-privileges:true" in service.get("security_opt", []), f"compose: {name} may gain privileges")
+        image = service["image"].rsplit("/", 1)[-1]
+        expect(bool(re.fullmatch(r"[\w.-]+:\d[\w.-]*\.\d[\w.-]*(@sha256:[0-9a-f]{64})?", image)), f"compose: {image} is not pinned")
+        if "build" in service:
+            expect(image == f"wakeful:{version}", f"compose: {name} runs {image}, Cargo.toml says {version}")
+    expect(f"ARG VERSION={version}\n" in containerfile, f"Containerfile: VERSION is not {version}")
+    for image in re.findall(r"^FROM (\S+)", containerfile, re.M):
+        pinned = image == "scratch" or re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*", image)
+        expect(bool(pinned), f"Containerfile: {image} is not pinned")
+    rust = workspace["package"]["rust-version"]
+    expect(f"FROM rust:{rust}." in containerfile, f"Containerfile: its Rust is not Cargo.toml's {rust}")
+    drain = re.search(r"^TimeoutStopSec=(\S+)$", unit, re.M)
+    expect(
+        drain is not None and drain[1] == services["worker"]["stop_grace_period"],
+        "wakeful.service and compose give a worker different times to drain",
+    )
+    return findings
+
+
+def env_file(path: pathlib.Path, commented: bool = False) -> dict[str, str]:
+    """The assignments of an environment file, with those that stand in a comment if asked."""
+    prefix = "#?" if commented else ""
+    return dict(re.findall(rf"^{prefix}([A-Z_]+)=(.*)$", path.read_text(), re.M))
+
+
+if __name__ == "__main__":
+    found = main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+    print("".join(f"{line}\n" for line in found), end="")
+    sys.exit(1 if found else 0)
