@@ -1,0 +1,338 @@
+//! The configuration: `wakeful.toml`, the environment above it, and defaults below.
+//!
+//! Precedence, strongest first: variables with names of their own (`ANTHROPIC_API_KEY`, `ANTHROPIC_BASE_URL`,
+//! `OPENAI_API_KEY`, `OPENAI_BASE_URL`, `DATABASE_URL`, `WAKEFUL_TOKEN`), `WAKEFUL_SECTION__KEY` (nested by two
+//! underscores, in any case), the file, the defaults. Each secret may stand in a file instead: the variable with
+//! `_FILE` at its end, or the key with `_file`. `wakeful.example.toml` shows every key.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use secrecy::SecretString;
+use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
+
+mod price;
+mod problem;
+mod read;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+pub use price::Price;
+pub use problem::ConfigError;
+use problem::{Origin, Problem};
+
+/// The agent that serves where none is named.
+pub const DEFAULT_AGENT: &str = "default";
+
+/// What an agent may use when its configuration names no tools. Mail is not among them: it leaves the house.
+pub const DEFAULT_TOOLS: [&str; 4] = ["current_time", "read_file", "write_file", "ask_user"];
+
+/// The prompt of an agent that was given none.
+pub const DEFAULT_PROMPT: &str = "You are a friendly assistant. Answer briefly and truthfully. Use your tools where \
+                                  they help, and ask when something is unclear.";
+
+/// The file that is read when none is named.
+const DEFAULT_FILE: &str = "wakeful.toml";
+
+const ANTHROPIC_MODEL: &str = "anthropic/claude-sonnet-5";
+const OPENAI_MODEL: &str = "openai/gpt-5";
+
+/// A whole configuration. Its `Debug` form shows no secret.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub server: Server,
+    pub database: Database,
+    pub queue: Queue,
+    /// As configured: [`Config::agent`] is what fills in the defaults.
+    pub agents: BTreeMap<String, AgentSettings>,
+    /// By `provider/model`.
+    pub models: BTreeMap<String, ModelSettings>,
+    pub providers: Providers,
+    pub scripted: Scripted,
+    pub email: Email,
+    pub workspace: Workspace,
+    /// The model of agents that name none while no provider's key is set. `wakeful dev` sets it, `serve` does not.
+    pub fallback_model: Option<String>,
+    /// The file that was read.
+    pub file: Option<PathBuf>,
+    /// What is odd and no error, for the log once there is one.
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Server {
+    pub listen: SocketAddr,
+    /// The bearer token that guards `/v1`.
+    pub token: Option<SecretString>,
+    /// Tokens of `X-Internal-Token`; several, so that they can be rotated.
+    pub internal_tokens: Vec<SecretString>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Database {
+    /// `postgres://…`. Secret: it may hold a password.
+    pub url: Option<SecretString>,
+    pub max_connections: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// How long a claim holds without a heartbeat. At least twice `heartbeat_s`.
+    pub lease_s: u64,
+    pub heartbeat_s: u64,
+    /// How often to look for work when no notification came.
+    pub poll_ms: u64,
+    /// Steps at a time in one process.
+    pub concurrency: usize,
+    /// Steps of one session before it lets others go first.
+    pub slice_steps: u32,
+}
+
+/// `[agents.NAME]` as written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AgentSettings {
+    pub system_prompt: Option<String>,
+    /// `provider/model`.
+    pub model: Option<String>,
+    /// `None` is [`DEFAULT_TOOLS`], an empty list is no tools.
+    pub tools: Option<Vec<String>>,
+    pub on_uncertain: OnUncertain,
+    pub journal: Journal,
+    pub limits: Limits,
+}
+
+/// How much of the state's history the journal keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Journal {
+    /// Snapshots only.
+    #[default]
+    Checkpoint,
+    /// Every update too.
+    Full,
+}
+
+/// `[models."provider/model"]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelSettings {
+    /// Tokens that the model can see.
+    pub context_window: Option<u64>,
+    /// Tokens that one answer may have.
+    pub max_output_tokens: Option<u64>,
+    /// `None`: nothing was said about money.
+    pub price: Option<Price>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Providers {
+    pub anthropic: Provider,
+    pub openai: Provider,
+}
+
+/// How to reach one provider.
+#[derive(Clone, Debug)]
+pub struct Provider {
+    /// As written, without a slash at its end. `None`: the provider's own address.
+    pub base_url: Option<String>,
+    pub api_key: Option<SecretString>,
+    /// To establish a connection.
+    pub connect_s: u64,
+    /// The longest silence while an answer is awaited or streams.
+    pub idle_s: u64,
+    /// One whole call.
+    pub total_s: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scripted {
+    /// Holds `NAME.toml` for the model `scripted/NAME`.
+    pub dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Email {
+    pub maildir: Option<PathBuf>,
+    /// The sender of outgoing mail.
+    pub from: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Workspace {
+    /// The folder that holds one folder a session.
+    pub dir: Option<PathBuf>,
+}
+
+/// Why there is no such agent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AgentError {
+    #[error("there is no agent {name:?}; the configuration has: {known}")]
+    Unknown { name: String, known: String },
+    #[error(
+        "agent {name:?} has no model: set agents.{name}.model to provider/model, or ANTHROPIC_API_KEY or OPENAI_API_KEY"
+    )]
+    NoModel { name: String },
+}
+
+impl Config {
+    /// Reads the configuration.
+    ///
+    /// `path` is `--config`; without it `WAKEFUL_CONFIG` of `env` counts. A file that was named must exist;
+    /// `./wakeful.toml` need not. Relative paths in a file are relative to its folder, those of the environment to
+    /// the working folder.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with every problem there is: unknown keys, wrong types, values out of range, secrets given
+    /// twice or in files that cannot be read.
+    pub fn load(
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+    ) -> Result<Config, ConfigError> {
+        let env: BTreeMap<String, String> = env.collect();
+        let from_env = env.get("WAKEFUL_CONFIG").filter(|path| !path.trim().is_empty());
+        let (file, named_by) = match (path, from_env) {
+            (Some(path), _) => (path.to_owned(), Some("--config")),
+            (None, Some(path)) => (PathBuf::from(path), Some("WAKEFUL_CONFIG")),
+            (None, None) => (PathBuf::from(DEFAULT_FILE), None),
+        };
+        let failed = |text: String| ConfigError::new(vec![Problem::new(Origin::Nowhere, text)]);
+        let (text, file) = match (std::fs::read_to_string(&file), named_by) {
+            (Ok(text), _) => (text, Some(file)),
+            (Err(error), None) if error.kind() == std::io::ErrorKind::NotFound => (String::new(), None),
+            (Err(error), Some(by)) => {
+                return Err(failed(format!("cannot read {} ({by}): {error}", file.display())));
+            }
+            (Err(error), None) => return Err(failed(format!("cannot read {}: {error}", file.display()))),
+        };
+        Config::parse(&text, file, &env)
+    }
+
+    fn parse(
+        text: &str,
+        file: Option<PathBuf>,
+        env: &BTreeMap<String, String>,
+    ) -> Result<Config, ConfigError> {
+        let path = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
+        let mut table = tree::parse(text, path).map_err(ConfigError::new)?;
+        let warnings = tree::overlay(&mut table, env);
+        let (mut config, problems) = schema::read(table);
+        if !problems.is_empty() {
+            return Err(ConfigError::new(problems));
+        }
+        config.file = file;
+        config.warnings = warnings;
+        Ok(config)
+    }
+
+    /// A commented file that shows every key and loads as it is: `wakeful.example.toml`.
+    pub fn example() -> &'static str {
+        include_str!("../../../wakeful.example.toml")
+    }
+
+    /// The agent `name`, with its defaults filled in.
+    ///
+    /// With no agent configured at all there is one, [`DEFAULT_AGENT`]. An agent without a model gets one of the
+    /// provider whose key is set, Anthropic first, then [`Config::fallback_model`].
+    ///
+    /// # Errors
+    /// [`AgentError`]: no such agent, or no model for it.
+    pub fn agent(&self, name: &str) -> Result<Agent, AgentError> {
+        let settings = match self.agents.get(name) {
+            Some(settings) => settings.clone(),
+            None if self.agents.is_empty() && name == DEFAULT_AGENT => AgentSettings::default(),
+            None => {
+                let known = self.agent_names().into_iter().collect::<Vec<_>>().join(", ");
+                return Err(AgentError::Unknown { name: name.to_owned(), known });
+            }
+        };
+        let model = settings
+            .model
+            .or_else(|| self.model_of_keys())
+            .ok_or_else(|| AgentError::NoModel { name: name.to_owned() })?;
+        let default_tools = || DEFAULT_TOOLS.map(str::to_owned).to_vec();
+        Ok(Agent {
+            name: name.to_owned(),
+            system_prompt: settings.system_prompt.unwrap_or_else(|| DEFAULT_PROMPT.to_owned()),
+            model,
+            tools: settings.tools.unwrap_or_else(default_tools),
+            limits: settings.limits,
+            on_uncertain: settings.on_uncertain,
+        })
+    }
+
+    /// The names that [`Config::agent`] knows.
+    pub fn agent_names(&self) -> BTreeSet<String> {
+        if self.agents.is_empty() {
+            BTreeSet::from([DEFAULT_AGENT.to_owned()])
+        } else {
+            self.agents.keys().cloned().collect()
+        }
+    }
+
+    /// How much of its history the agent's journal keeps.
+    pub fn journal(&self, agent: &str) -> Journal {
+        self.agents.get(agent).map_or_else(Journal::default, |settings| settings.journal)
+    }
+
+    fn model_of_keys(&self) -> Option<String> {
+        if self.providers.anthropic.api_key.is_some() {
+            Some(ANTHROPIC_MODEL.to_owned())
+        } else if self.providers.openai.api_key.is_some() {
+            Some(OPENAI_MODEL.to_owned())
+        } else {
+            self.fallback_model.clone()
+        }
+    }
+
+    /// What `model` costs: nothing where the configuration names no price, which [`Config::has_price`] tells from a
+    /// price of zero.
+    pub fn price(&self, model: &str) -> Price {
+        self.models.get(model).and_then(|settings| settings.price).unwrap_or_default()
+    }
+
+    /// Whether the configuration names a price for `model`.
+    pub fn has_price(&self, model: &str) -> bool {
+        self.models.get(model).is_some_and(|settings| settings.price.is_some())
+    }
+
+    /// What production needs beyond a configuration that loads. Call it after the command line's options are in.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with everything that is missing: a database, a model or a key for an agent, a token on an
+    /// address that others can reach.
+    pub fn check_serve(&self) -> Result<(), ConfigError> {
+        let mut problems = Vec::new();
+        let mut missing = |text: String| problems.push(Problem::new(Origin::Nowhere, text));
+        if self.database.url.is_none() {
+            missing("no database: set DATABASE_URL (or database.url)".to_owned());
+        }
+        if self.server.token.is_none() && !self.server.listen.ip().is_loopback() {
+            missing(format!(
+                "server.listen = \"{}\" is reachable from other machines and needs a token: set WAKEFUL_TOKEN (or \
+                 server.token), or listen on 127.0.0.1",
+                self.server.listen
+            ));
+        }
+        for name in self.agent_names() {
+            match self.agent(&name) {
+                Err(error) => missing(error.to_string()),
+                Ok(agent) => {
+                    let keyless = match agent.model.split_once('/').map(|(provider, _)| provider) {
+                        Some("anthropic") => Some((&self.providers.anthropic, "ANTHROPIC_API_KEY")),
+                        Some("openai") => Some((&self.providers.openai, "OPENAI_API_KEY")),
+                        _ => None,
+                    };
+                    // A compatible server of one's own may well want no key.
+                    if let Some((provider, variable)) = keyless
+                        && provider.api_key.is_none()
+                        && provider.base_url.is_none()
+                    {
+                        missing(format!("agent {name:?} uses {} but {variable} is not set", agent.model));
+                    }
+                }
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::new(problems)) }
+    }
+}

@@ -1,0 +1,299 @@
+//! Reading a section key by key: what a reader asks for is the schema, and what is left over is unknown.
+
+use std::cell::RefCell;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use secrecy::SecretString;
+
+use super::price::{USD_RULE, parse_usd};
+use super::problem::{Origin, Problem};
+use super::tree::{Node, Table, Value};
+
+/// How unlike a known key may be and still be taken for what was meant.
+const NEAR: f64 = 0.75;
+
+/// One table of the settings. Each getter takes its key out; [`Section::finish`] reports what nobody took.
+///
+/// A getter that finds a value it cannot use reports it and answers as if it were not there, so that one run finds
+/// every problem.
+pub(super) struct Section<'p> {
+    path: String,
+    table: Table,
+    known: Vec<String>,
+    problems: &'p RefCell<Vec<Problem>>,
+}
+
+impl<'p> Section<'p> {
+    pub fn root(table: Table, problems: &'p RefCell<Vec<Problem>>) -> Self {
+        Section { path: String::new(), table, known: Vec::new(), problems }
+    }
+
+    /// The table `key`, empty where it is absent.
+    pub fn section(&mut self, key: &str) -> Section<'p> {
+        let path = self.full(key);
+        let table = match self.take(key) {
+            None => Table::new(),
+            Some(node) => self.table_of(&path, node),
+        };
+        Section { path, table, known: Vec::new(), problems: self.problems }
+    }
+
+    /// The tables of a table whose keys are names, each with the place where it begins.
+    pub fn sections(&mut self, key: &str) -> Vec<(String, Origin, Section<'p>)> {
+        let outer = self.section(key);
+        let mut sections = Vec::new();
+        for (name, node) in outer.table {
+            let path = format!("{}.{}", outer.path, quoted(&name));
+            let origin = node.origin.clone();
+            let table = self.table_of(&path, node);
+            sections.push((
+                name,
+                origin,
+                Section { path, table, known: Vec::new(), problems: self.problems },
+            ));
+        }
+        sections
+    }
+
+    fn table_of(&self, path: &str, node: Node) -> Table {
+        match node.value {
+            Value::Table(table) => table,
+            Value::Text(_) | Value::Number(_) | Value::Bool(_) | Value::Date(_) | Value::List(_) => {
+                self.problem(
+                    node.origin,
+                    format!("{path} must be a section of settings, not a single value"),
+                );
+                Table::new()
+            }
+        }
+    }
+
+    /// A text that `check` accepts. `rule` is what it must be, for the message.
+    pub fn text<T>(&mut self, key: &str, rule: &str, check: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let node = self.take(key)?;
+        match &node.value {
+            Value::Text(text) => {
+                let checked = check(text);
+                if checked.is_none() {
+                    self.broken(key, &node, rule);
+                }
+                checked
+            }
+            Value::Number(_) | Value::Bool(_) | Value::Date(_) | Value::List(_) | Value::Table(_) => {
+                self.broken(key, &node, rule);
+                None
+            }
+        }
+    }
+
+    /// A whole number within `range`.
+    pub fn number(&mut self, key: &str, range: RangeInclusive<i64>) -> Option<i64> {
+        let rule = format!("must be a whole number from {} to {}", range.start(), range.end());
+        self.numeric(key, &rule, |text| text.parse().ok().filter(|number| range.contains(number)))
+    }
+
+    /// An amount of money, in billionths of a dollar.
+    pub fn usd(&mut self, key: &str) -> Option<i64> {
+        self.numeric(key, USD_RULE, parse_usd)
+    }
+
+    fn numeric(&mut self, key: &str, rule: &str, parse: impl Fn(&str) -> Option<i64>) -> Option<i64> {
+        let node = self.take(key)?;
+        let parsed = match &node.value {
+            Value::Number(text) => parse(text),
+            // The environment knows text only.
+            Value::Text(text) if node.origin.is_environment() => parse(text.trim()),
+            Value::Text(_) | Value::Bool(_) | Value::Date(_) | Value::List(_) | Value::Table(_) => None,
+        };
+        if parsed.is_none() {
+            self.broken(key, &node, rule);
+        }
+        parsed
+    }
+
+    /// A list of texts. In the environment its items are separated by commas.
+    pub fn list(&mut self, key: &str) -> Option<Vec<String>> {
+        let node = self.take(key)?;
+        let items = texts(&node);
+        if items.is_none() {
+            self.broken(key, &node, "must be a list of texts, such as [\"a\", \"b\"]");
+        }
+        items
+    }
+
+    /// A path. One from a file is relative to that file's folder, one from the environment to the working folder.
+    pub fn path(&mut self, key: &str) -> Option<PathBuf> {
+        let node = self.take(key)?;
+        let path = self.path_of(&node);
+        if path.is_none() {
+            self.broken(key, &node, "must be a path");
+        }
+        path
+    }
+
+    fn path_of(&self, node: &Node) -> Option<PathBuf> {
+        let Value::Text(text) = &node.value else { return None };
+        if text.is_empty() {
+            return None;
+        }
+        match &node.origin {
+            Origin::File { path, .. } => {
+                Some(path.parent().map_or(PathBuf::from(text), |dir| dir.join(text)))
+            }
+            Origin::Nowhere | Origin::Setting { .. } | Origin::Own { .. } => Some(PathBuf::from(text)),
+        }
+    }
+
+    /// A secret: `key` itself, or the contents of the file that `key_file` names, without the white space around.
+    ///
+    /// One of them in a stronger source wins over the other; both in one source is a problem. `check` gives the rule
+    /// that the secret breaks. No problem ever shows the value.
+    pub fn secret(
+        &mut self,
+        key: &str,
+        check: impl Fn(&str) -> Option<&'static str>,
+    ) -> Option<SecretString> {
+        let (origin, text) = self.secret_text(key, |node| match &node.value {
+            Value::Text(text) => Some(text.clone()),
+            Value::Number(_) | Value::Bool(_) | Value::Date(_) | Value::List(_) | Value::Table(_) => None,
+        })?;
+        let rule = if text.is_empty() { Some("must not be empty") } else { check(&text) };
+        if let Some(rule) = rule {
+            self.problem(origin, format!("{} {rule} (its value is not shown)", self.full(key)));
+            return None;
+        }
+        Some(SecretString::from(text))
+    }
+
+    /// Several secrets: a list, or a file with one a line.
+    pub fn secrets(&mut self, key: &str) -> Vec<SecretString> {
+        let text = self.secret_text(key, |node| texts(node).map(|items| items.join("\n")));
+        let text = text.map(|(_, text)| text).unwrap_or_default();
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(SecretString::from).collect()
+    }
+
+    fn secret_text(
+        &mut self,
+        key: &str,
+        inline: impl Fn(&Node) -> Option<String>,
+    ) -> Option<(Origin, String)> {
+        let file_key = format!("{key}_file");
+        let (mut plain, mut file) = (self.take(key), self.take(&file_key));
+        if let (Some(a), Some(b)) = (&plain, &file) {
+            match a.origin.rank().cmp(&b.origin.rank()) {
+                std::cmp::Ordering::Less => plain = None,
+                std::cmp::Ordering::Greater => file = None,
+                std::cmp::Ordering::Equal => {
+                    let text = format!(
+                        "{} and {} ({}) are both set: keep one",
+                        self.full(key),
+                        self.full(&file_key),
+                        b.origin
+                    );
+                    self.problem(a.origin.clone(), text);
+                    return None;
+                }
+            }
+        }
+        if let Some(node) = plain {
+            let text = inline(&node);
+            if text.is_none() {
+                let text = format!("{} must be text (its value is not shown)", self.full(key));
+                self.problem(node.origin.clone(), text);
+            }
+            return Some((node.origin, text?.trim().to_owned()));
+        }
+        let node = file?;
+        let Some(path) = self.path_of(&node) else {
+            self.broken(&file_key, &node, "must be a path");
+            return None;
+        };
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Some((node.origin, text.trim().to_owned())),
+            Err(error) => {
+                let text = format!("{}: cannot read {}: {error}", self.full(&file_key), path.display());
+                self.problem(node.origin, text);
+                None
+            }
+        }
+    }
+
+    /// Where `key` was written, for a rule that spans several keys. Ask before the key is taken.
+    pub fn origin(&self, key: &str) -> Option<Origin> {
+        self.table.get(key).map(|node| node.origin.clone())
+    }
+
+    /// Reports every key that nobody asked for.
+    pub fn finish(self) {
+        for (key, node) in &self.table {
+            let name = self.full(key);
+            let nearest = self
+                .known
+                .iter()
+                .map(|known| (strsim::jaro_winkler(&key.to_ascii_lowercase(), known), known))
+                .filter(|(likeness, _)| *likeness >= NEAR)
+                .max_by(|a, b| a.0.total_cmp(&b.0));
+            let hint = match nearest {
+                Some((_, known)) => format!("did you mean {}?", self.full(known)),
+                None => format!("known here: {}", self.known.join(", ")),
+            };
+            self.problem(node.origin.clone(), format!("unknown key {name}; {hint}"));
+        }
+    }
+
+    fn take(&mut self, key: &str) -> Option<Node> {
+        self.known.push(key.to_owned());
+        self.table.remove(key)
+    }
+
+    /// The key with the path to it, as TOML would write it.
+    pub fn full(&self, key: &str) -> String {
+        if self.path.is_empty() { quoted(key) } else { format!("{}.{}", self.path, quoted(key)) }
+    }
+
+    pub fn problem(&self, origin: Origin, text: String) {
+        self.problems.borrow_mut().push(Problem::new(origin, text));
+    }
+
+    fn broken(&self, key: &str, node: &Node, rule: &str) {
+        self.problem(node.origin.clone(), format!("{} = {} {rule}", self.full(key), shown(&node.value)));
+    }
+}
+
+fn texts(node: &Node) -> Option<Vec<String>> {
+    match &node.value {
+        Value::List(items) => items
+            .iter()
+            .map(|item| match &item.value {
+                Value::Text(text) => Some(text.clone()),
+                Value::Number(_) | Value::Bool(_) | Value::Date(_) | Value::List(_) | Value::Table(_) => None,
+            })
+            .collect(),
+        Value::Text(text) if node.origin.is_environment() => {
+            Some(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect())
+        }
+        Value::Text(_) | Value::Number(_) | Value::Bool(_) | Value::Date(_) | Value::Table(_) => None,
+    }
+}
+
+/// A value for a message: one line, and not too long a one.
+fn shown(value: &Value) -> String {
+    match value {
+        // An address that carries a user name may carry a password too.
+        Value::Text(text) if text.contains("://") && text.contains('@') => "(not shown)".to_owned(),
+        Value::Text(text) if text.chars().count() > 60 => {
+            format!("{:?}…", text.chars().take(60).collect::<String>())
+        }
+        Value::Text(text) => format!("{text:?}"),
+        Value::Number(text) | Value::Date(text) => text.clone(),
+        Value::Bool(flag) => flag.to_string(),
+        Value::List(_) => "[…]".to_owned(),
+        Value::Table(_) => "{…}".to_owned(),
+    }
+}
+
+fn quoted(key: &str) -> String {
+    let bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    if bare { key.to_owned() } else { format!("{key:?}") }
+}

@@ -1,0 +1,237 @@
+//! The schema: each key, its default and its rule, in the order of the example file.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use wakeful_workflow::agent::{Limits, OnUncertain};
+
+use super::price::Price;
+use super::problem::Problem;
+use super::read::Section;
+use super::tree::Table;
+use super::{
+    AgentSettings, Config, Database, Email, Journal, ModelSettings, Provider, Providers, Queue, Scripted,
+    Server, Workspace,
+};
+
+/// What a model's name must look like, for messages.
+const MODEL_RULE: &str = "must be provider/model with a provider of: anthropic, openai, scripted";
+
+/// Reads everything. With problems, the configuration is not to be used.
+pub(super) fn read(table: Table) -> (Config, Vec<Problem>) {
+    let problems = RefCell::new(Vec::new());
+    let mut root = Section::root(table, &problems);
+    let config = Config {
+        server: server(root.section("server")),
+        database: database(root.section("database")),
+        queue: queue(root.section("queue")),
+        agents: agents(&mut root),
+        models: models(&mut root),
+        providers: providers(root.section("providers")),
+        scripted: scripted(root.section("scripted")),
+        email: email(root.section("email")),
+        workspace: workspace(root.section("workspace")),
+        fallback_model: None,
+        file: None,
+        warnings: Vec::new(),
+    };
+    root.finish();
+    (config, problems.into_inner())
+}
+
+fn server(mut section: Section<'_>) -> Server {
+    let rule = "must be an address and a port, such as 127.0.0.1:7070 or [::]:7070";
+    let listen = section.text("listen", rule, |text| text.parse().ok());
+    let server = Server {
+        listen: listen.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070)),
+        token: section.secret("token", |_| None),
+        internal_tokens: section.secrets("internal_tokens"),
+    };
+    section.finish();
+    server
+}
+
+fn database(mut section: Section<'_>) -> Database {
+    let database = Database {
+        url: section.secret("url", |url| {
+            let postgres = url.starts_with("postgres://") || url.starts_with("postgresql://");
+            (!postgres).then_some("must begin with postgres://")
+        }),
+        max_connections: narrow(section.number("max_connections", 2..=1000), 20),
+    };
+    section.finish();
+    database
+}
+
+fn queue(mut section: Section<'_>) -> Queue {
+    let (lease, heartbeat) = (section.origin("lease_s"), section.origin("heartbeat_s"));
+    let (default_lease_s, default_heartbeat_s) = (30, 10);
+    let lease_given = section.number("lease_s", 2..=3600);
+    let lease_s = lease_given.unwrap_or(default_lease_s);
+    let heartbeat_given = section.number("heartbeat_s", 1..=1800);
+    // A lease that somebody shortens brings its heartbeat along.
+    let heartbeat_s = heartbeat_given.unwrap_or(default_heartbeat_s.min(lease_s / 3).max(1));
+    let queue = Queue {
+        lease_s: lease_s.unsigned_abs(),
+        heartbeat_s: heartbeat_s.unsigned_abs(),
+        poll_ms: narrow(section.number("poll_ms", 10..=60_000), 1_000),
+        concurrency: narrow(section.number("concurrency", 1..=1024), 16),
+        slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
+    };
+    // A value that was refused already has its line; the default in its place must not cause another.
+    let usable = lease.is_some() == lease_given.is_some() && heartbeat.is_some() == heartbeat_given.is_some();
+    if let Some(origin) = heartbeat.or(lease)
+        && usable
+        && heartbeat_s * 2 > lease_s
+    {
+        let text = format!(
+            "queue.heartbeat_s = {heartbeat_s} must be at most half of queue.lease_s = {lease_s}, or one late beat \
+             loses the lease"
+        );
+        section.problem(origin, text);
+    }
+    section.finish();
+    queue
+}
+
+fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
+    let mut agents = BTreeMap::new();
+    for (name, origin, mut section) in root.sections("agents") {
+        if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+            let text = format!("agents.{name:?}: an agent's name has letters, digits, - and _ only");
+            section.problem(origin, text);
+        }
+        let settings = AgentSettings {
+            system_prompt: section.text("system_prompt", "must be text", |text| Some(text.to_owned())),
+            model: section.text("model", MODEL_RULE, |text| is_model(text).then(|| text.to_owned())),
+            tools: section.list("tools"),
+            on_uncertain: section
+                .text("on_uncertain", "must be tell_model or needs_attention", on_uncertain)
+                .unwrap_or_default(),
+            journal: section.text("journal", "must be checkpoint or full", journal).unwrap_or_default(),
+            limits: limits(section.section("limits")),
+        };
+        section.finish();
+        agents.insert(name, settings);
+    }
+    agents
+}
+
+fn on_uncertain(text: &str) -> Option<OnUncertain> {
+    match text {
+        "tell_model" => Some(OnUncertain::TellModel),
+        "needs_attention" => Some(OnUncertain::NeedsAttention),
+        _ => None,
+    }
+}
+
+fn journal(text: &str) -> Option<Journal> {
+    match text {
+        "checkpoint" => Some(Journal::Checkpoint),
+        "full" => Some(Journal::Full),
+        _ => None,
+    }
+}
+
+fn limits(mut section: Section<'_>) -> Limits {
+    let default = Limits::default();
+    let limits = Limits {
+        steps: section.number("steps", 1..=10_000).unwrap_or(default.steps),
+        tokens: section.number("tokens", 1..=1_000_000_000_000).unwrap_or(default.tokens),
+        attempts: section.number("attempts", 1..=100).unwrap_or(default.attempts),
+        tool_s: narrow(section.number("tool_s", 1..=3600), default.tool_s),
+    };
+    section.finish();
+    limits
+}
+
+fn models(root: &mut Section<'_>) -> BTreeMap<String, ModelSettings> {
+    let mut models = BTreeMap::new();
+    for (name, origin, mut section) in root.sections("models") {
+        if !is_model(&name) {
+            section.problem(origin, format!("models.{name:?}: the name {MODEL_RULE}"));
+        }
+        let tokens = |given: Option<i64>| given.map(i64::unsigned_abs);
+        let (input, cached) = (section.usd("input_usd"), section.usd("cached_usd"));
+        let (cache_write, output) = (section.usd("cache_write_usd"), section.usd("output_usd"));
+        let priced = [input, cached, cache_write, output].iter().any(Option::is_some);
+        let settings = ModelSettings {
+            context_window: tokens(section.number("context_window", 1..=1_000_000_000)),
+            max_output_tokens: tokens(section.number("max_output_tokens", 1..=1_000_000_000)),
+            price: priced.then(|| Price::of(input, cached, cache_write, output)),
+        };
+        section.finish();
+        models.insert(name, settings);
+    }
+    models
+}
+
+fn providers(mut section: Section<'_>) -> Providers {
+    let providers = Providers {
+        anthropic: provider(section.section("anthropic")),
+        openai: provider(section.section("openai")),
+    };
+    section.finish();
+    providers
+}
+
+fn provider(mut section: Section<'_>) -> Provider {
+    let rule = "must begin with http:// or https:// and carry no user name or password";
+    let provider = Provider {
+        base_url: section.text("base_url", rule, base_url),
+        api_key: section.secret("api_key", |key| {
+            // Such a key cannot go into a header, and the first call would be a late time to learn it.
+            let sendable = key.bytes().all(|b| b.is_ascii_graphic());
+            (!sendable).then_some("must be printable ASCII without spaces")
+        }),
+        connect_s: narrow(section.number("connect_s", 1..=600), 10),
+        idle_s: narrow(section.number("idle_s", 1..=3600), 120),
+        total_s: narrow(section.number("total_s", 1..=86_400), 900),
+    };
+    section.finish();
+    provider
+}
+
+fn base_url(text: &str) -> Option<String> {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"))?;
+    let host = rest.split('/').next().unwrap_or_default();
+    let plain = !host.is_empty() && !host.contains('@') && !text.contains(char::is_whitespace);
+    plain.then(|| text.trim_end_matches('/').to_owned())
+}
+
+fn scripted(mut section: Section<'_>) -> Scripted {
+    let scripted = Scripted { dir: section.path("dir") };
+    section.finish();
+    scripted
+}
+
+fn email(mut section: Section<'_>) -> Email {
+    let email = Email {
+        maildir: section.path("maildir"),
+        from: section.text("from", "must be a mail address, such as agent@example.org", |text| {
+            text.parse::<lettre::message::Mailbox>().is_ok().then(|| text.to_owned())
+        }),
+    };
+    section.finish();
+    email
+}
+
+fn workspace(mut section: Section<'_>) -> Workspace {
+    let workspace = Workspace { dir: section.path("dir") };
+    section.finish();
+    workspace
+}
+
+/// `provider/model` of a provider that we speak to. What follows the first slash is the provider's business.
+fn is_model(text: &str) -> bool {
+    let known = |provider: &str| matches!(provider, "anthropic" | "openai" | "scripted");
+    text.split_once('/').is_some_and(|(provider, model)| {
+        known(provider) && !model.is_empty() && !model.contains(|c: char| c.is_whitespace() || c.is_control())
+    })
+}
+
+/// A number that its range has kept within `T`.
+fn narrow<T: TryFrom<i64>>(given: Option<i64>, default: T) -> T {
+    given.and_then(|number| T::try_from(number).ok()).unwrap_or(default)
+}

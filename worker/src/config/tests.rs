@@ -1,0 +1,376 @@
+use std::fs;
+
+use secrecy::ExposeSecret;
+
+use super::*;
+
+type Env<'a> = &'a [(&'a str, &'a str)];
+
+fn vars(env: Env<'_>) -> impl Iterator<Item = (String, String)> {
+    env.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+}
+
+fn parse(text: &str, env: Env<'_>) -> Result<Config, ConfigError> {
+    Config::parse(text, Some(PathBuf::from("etc/wakeful.toml")), &vars(env).collect())
+}
+
+fn good(text: &str, env: Env<'_>) -> Config {
+    parse(text, env).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn lines(text: &str, env: Env<'_>) -> Vec<String> {
+    parse(text, env).expect_err("should be refused").lines().collect()
+}
+
+#[test]
+fn nothing_given_is_the_defaults() {
+    let config = good("", &[]);
+    assert_eq!(config.server.listen.to_string(), "127.0.0.1:7070");
+    assert_eq!(
+        config.queue,
+        Queue { lease_s: 30, heartbeat_s: 10, poll_ms: 1000, concurrency: 16, slice_steps: 8 }
+    );
+    assert!(config.server.token.is_none() && config.database.url.is_none() && config.agents.is_empty());
+    assert!(
+        config.scripted.dir.is_none() && config.email.maildir.is_none() && config.workspace.dir.is_none()
+    );
+}
+
+#[test]
+fn the_example_loads_and_shows_the_defaults() {
+    let shown = good(Config::example(), &[]);
+    let default = good("", &[]);
+    let debug = |config: &Config| {
+        format!("{:?} {:?} {:?} {:?}", config.server, config.database, config.queue, config.providers)
+    };
+    assert_eq!(debug(&shown), debug(&default));
+    assert_eq!(shown.scripted, default.scripted);
+    assert_eq!(shown.email, default.email);
+    assert_eq!(shown.workspace, default.workspace);
+    let agent = |mut config: Config| {
+        config.fallback_model = Some("scripted/demo".to_owned());
+        (config.agent(DEFAULT_AGENT).unwrap(), config.journal(DEFAULT_AGENT))
+    };
+    assert_eq!(agent(shown), agent(default));
+}
+
+#[test]
+fn what_the_example_leaves_out_is_taken_too() {
+    // Lines such as `# key = value`: the ones that a reader will uncomment.
+    let uncommented: String = Config::example()
+        .lines()
+        .map(|line| {
+            let body = line.strip_prefix("# ").unwrap_or(line);
+            let key = body.split(" = ").next().unwrap_or_default();
+            let is_key = body.contains(" = ") && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+            let is_table = body.starts_with("[models.");
+            // A secret and its file exclude each other, and the files are not there.
+            if (is_key || is_table) && !key.ends_with("_file") {
+                format!("{body}\n")
+            } else {
+                format!("{line}\n")
+            }
+        })
+        .collect();
+    let config = good(&uncommented, &[]);
+    assert_eq!(config.models["anthropic/claude-sonnet-5"].context_window, Some(200_000));
+    assert_eq!(config.server.internal_tokens.len(), 1);
+    assert_eq!(config.email.from.as_deref(), Some("agent@example.org"));
+    assert_eq!(config.scripted.dir, Some(PathBuf::from("etc/scenarios")));
+}
+
+#[test]
+fn every_problem_is_reported_with_its_place_key_value_and_rule() {
+    let text = r#"
+[server]
+listen = "localhost"
+lisen = 1
+
+[queue]
+lease_s = "30"
+concurrency = 0
+heartbeat = 3
+
+[agents.support]
+model = "gpt-5"
+on_uncertain = "retry"
+tools = "read_file"
+limits = { step = 5, steps = 0 }
+
+[models."mistral/large"]
+input_usd = -1
+
+[models."openai/gpt-5"]
+output_usd = 0.0000001
+
+[qeue]
+lease_s = 1
+"#;
+    assert_eq!(
+        lines(text, &[("WAKEFUL_QUEUE__POLL_MS", "soon"), ("WAKEFUL_QUEUE__POL_MS", "5")]),
+        [
+            r#"etc/wakeful.toml:3: server.listen = "localhost" must be an address and a port, such as 127.0.0.1:7070 or [::]:7070"#,
+            "etc/wakeful.toml:4: unknown key server.lisen; did you mean server.listen?",
+            r#"etc/wakeful.toml:7: queue.lease_s = "30" must be a whole number from 2 to 3600"#,
+            "etc/wakeful.toml:8: queue.concurrency = 0 must be a whole number from 1 to 1024",
+            "etc/wakeful.toml:9: unknown key queue.heartbeat; did you mean queue.heartbeat_s?",
+            r#"etc/wakeful.toml:12: agents.support.model = "gpt-5" must be provider/model with a provider of: anthropic, openai, scripted"#,
+            r#"etc/wakeful.toml:13: agents.support.on_uncertain = "retry" must be tell_model or needs_attention"#,
+            r#"etc/wakeful.toml:14: agents.support.tools = "read_file" must be a list of texts, such as ["a", "b"]"#,
+            "etc/wakeful.toml:15: agents.support.limits.steps = 0 must be a whole number from 1 to 10000",
+            "etc/wakeful.toml:15: unknown key agents.support.limits.step; did you mean agents.support.limits.steps?",
+            r#"etc/wakeful.toml:17: models."mistral/large": the name must be provider/model with a provider of: anthropic, openai, scripted"#,
+            r#"etc/wakeful.toml:18: models."mistral/large".input_usd = -1 must be US dollars per million tokens from 0 to 1000000 with at most 6 decimal places, such as 0.25"#,
+            r#"etc/wakeful.toml:21: models."openai/gpt-5".output_usd = 0.0000001 must be US dollars per million tokens from 0 to 1000000 with at most 6 decimal places, such as 0.25"#,
+            "etc/wakeful.toml:23: unknown key qeue; did you mean queue?",
+            "WAKEFUL_QUEUE__POLL_MS: queue.poll_ms = \"soon\" must be a whole number from 10 to 60000",
+            "WAKEFUL_QUEUE__POL_MS: unknown key queue.pol_ms; did you mean queue.poll_ms?",
+        ]
+    );
+}
+
+#[test]
+fn a_key_that_resembles_none_is_told_which_there_are() {
+    assert_eq!(
+        lines("[email]\nzzz = 1", &[]),
+        ["etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from"]
+    );
+}
+
+#[test]
+fn a_section_that_is_a_value_and_a_value_that_is_a_section_are_problems() {
+    let found = lines("queue = 5\n[server.listen]\na = 1", &[("WAKEFUL_QUEUE__LEASE_S", "5")]);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].contains("queue must be a section"), "{found:?}");
+    assert!(found[1].contains("server.listen = {…} must be an address"), "{found:?}");
+}
+
+#[test]
+fn a_heartbeat_that_is_too_slow_for_its_lease_is_refused() {
+    assert_eq!(
+        lines("[queue]\nlease_s = 30\nheartbeat_s = 16", &[]),
+        [
+            "etc/wakeful.toml:3: queue.heartbeat_s = 16 must be at most half of queue.lease_s = 30, or one late beat loses the lease"
+        ]
+    );
+    assert_eq!(good("[queue]\nlease_s = 30\nheartbeat_s = 15", &[]).queue.heartbeat_s, 15);
+    // A shortened lease shortens the default heartbeat with it.
+    assert_eq!(good("", &[("WAKEFUL_QUEUE__LEASE_S", "5")]).queue.heartbeat_s, 1);
+    // A lease that is refused for itself has one line, not two.
+    assert_eq!(lines("[queue]\nlease_s = 9999\nheartbeat_s = 16", &[]).len(), 1);
+}
+
+#[test]
+fn text_that_is_not_toml_is_located_without_being_quoted() {
+    let found = lines("[server]\n\ntoken = \"hunter2\n", &[]);
+    assert!(found[0].starts_with("etc/wakeful.toml:3: not TOML: "), "{found:?}");
+    assert!(!found.join("").contains("hunter2"), "{found:?}");
+}
+
+#[test]
+fn the_environment_wins_over_the_file_and_own_names_over_it() {
+    let text = "[queue]\nlease_s = 60\npoll_ms = 500\n[providers.openai]\nbase_url = \"http://file/v1\"\napi_key = \"f\"\n";
+    let config = good(
+        text,
+        &[
+            ("wakeful_queue__Lease_S", "40"),
+            ("WAKEFUL_PROVIDERS__OPENAI__BASE_URL", "http://setting/v1"),
+            ("WAKEFUL_PROVIDERS__OPENAI__API_KEY", "s"),
+            ("OPENAI_API_KEY", "own"),
+            ("ANTHROPIC_BASE_URL", "https://own/"),
+            ("DATABASE_URL", "postgres://db/own"),
+            ("WAKEFUL_DATABASE__URL", "postgres://db/setting"),
+            ("wakeful_token", "t"),
+            ("WAKEFUL_SERVER__INTERNAL_TOKENS", "one, two"),
+        ],
+    );
+    assert_eq!((config.queue.lease_s, config.queue.poll_ms), (40, 500));
+    assert_eq!(config.providers.openai.base_url.as_deref(), Some("http://setting/v1"));
+    assert_eq!(config.providers.openai.api_key.unwrap().expose_secret(), "own");
+    assert_eq!(config.providers.anthropic.base_url.as_deref(), Some("https://own"));
+    assert_eq!(config.database.url.unwrap().expose_secret(), "postgres://db/own");
+    assert_eq!(config.server.token.unwrap().expose_secret(), "t");
+    assert_eq!(config.server.internal_tokens.len(), 2);
+}
+
+#[test]
+fn a_variable_finds_names_that_a_shell_cannot_spell() {
+    let text = "[agents.Tier-2]\nmodel = \"openai/a\"\n[models.\"openai/gpt-5.1\"]\ninput_usd = 1\n";
+    let config = good(
+        text,
+        &[
+            ("WAKEFUL_AGENTS__TIER_2__LIMITS__STEPS", "7"),
+            ("WAKEFUL_AGENTS__DEFAULT__MODEL", "scripted/demo"),
+            ("WAKEFUL_AGENTS__DEFAULT__TOOLS", "a,b"),
+            ("WAKEFUL_MODELS__OPENAI_GPT_5_1__INPUT_USD", "2.5"),
+        ],
+    );
+    assert_eq!(config.agents["Tier-2"].limits.steps, 7);
+    assert_eq!(config.agents["Tier-2"].model.as_deref(), Some("openai/a"));
+    assert_eq!(config.agents["default"].model.as_deref(), Some("scripted/demo"));
+    assert_eq!(config.agents["default"].tools.as_deref(), Some(&["a".to_owned(), "b".to_owned()][..]));
+    assert_eq!(config.price("openai/gpt-5.1").input, 2_500_000_000);
+}
+
+#[test]
+fn reserved_and_empty_variables_are_no_keys() {
+    let config = good(
+        "",
+        &[
+            ("WAKEFUL_URL", "http://x"),
+            ("WAKEFUL_LOG", "debug"),
+            ("WAKEFUL_LOG_FORMAT", "json"),
+            ("WAKEFUL_TEST_A__B", "1"),
+            ("WAKEFUL_MUTANT", "1"),
+            ("OPENAI_API_KEY", ""),
+            ("WAKEFUL_TOKEN", " "),
+            ("WAKEFUL_SERVER__LISTEN", ""),
+            ("HOME", "/root"),
+        ],
+    );
+    assert_eq!(config.warnings, Vec::<String>::new());
+    assert!(config.providers.openai.api_key.is_none() && config.server.token.is_none());
+    let warned = good("", &[("WAKEFUL_QUEUE_LEASE_S", "5")]).warnings;
+    assert!(warned.len() == 1 && warned[0].contains("WAKEFUL_QUEUE_LEASE_S"), "{warned:?}");
+    assert_eq!(lines("", &[("WAKEFUL_SERVR__TOKEN", "x")]).len(), 1);
+}
+
+#[test]
+fn a_secret_is_read_from_its_file_and_trimmed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    fs::write(&path, " sk-1\n").unwrap();
+    fs::write(dir.path().join("tokens"), "a\n\n b \n").unwrap();
+    let path = path.to_str().unwrap();
+    let config = good("", &[("OPENAI_API_KEY_FILE", path), ("WAKEFUL_SERVER__TOKEN_FILE", path)]);
+    assert_eq!(config.providers.openai.api_key.unwrap().expose_secret(), "sk-1");
+    assert_eq!(config.server.token.unwrap().expose_secret(), "sk-1");
+
+    // In a file, the path is relative to it.
+    fs::write(dir.path().join("w.toml"), "[server]\ntoken_file = \"key\"\ninternal_tokens_file = \"tokens\"")
+        .unwrap();
+    let config = Config::load(Some(&dir.path().join("w.toml")), vars(&[])).unwrap();
+    assert_eq!(config.server.token.unwrap().expose_secret(), "sk-1");
+    assert_eq!(config.server.internal_tokens[1].expose_secret(), "b");
+
+    // A stronger source replaces the file's secret, whichever form each has.
+    let text = "[server]\ntoken = \"from the file\"";
+    assert_eq!(good(text, &[("WAKEFUL_TOKEN_FILE", path)]).server.token.unwrap().expose_secret(), "sk-1");
+}
+
+#[test]
+fn a_secret_given_twice_or_in_a_missing_file_is_refused() {
+    assert_eq!(
+        lines("", &[("OPENAI_API_KEY", "sk-1"), ("OPENAI_API_KEY_FILE", "/k")]),
+        [
+            "OPENAI_API_KEY: providers.openai.api_key and providers.openai.api_key_file (OPENAI_API_KEY_FILE) are both set: keep one"
+        ]
+    );
+    let found = lines("", &[("DATABASE_URL_FILE", "/nowhere/at/all")]);
+    assert!(
+        found[0].starts_with("DATABASE_URL_FILE: database.url_file: cannot read /nowhere/at/all: "),
+        "{found:?}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("empty"), "\n").unwrap();
+    let found = lines("", &[("WAKEFUL_TOKEN_FILE", dir.path().join("empty").to_str().unwrap())]);
+    assert!(found[0].contains("must not be empty"), "{found:?}");
+}
+
+#[test]
+fn no_secret_is_ever_shown() {
+    let env: Env<'_> = &[
+        ("DATABASE_URL", "postgres://u:hunter2@h/d"),
+        ("WAKEFUL_TOKEN", "hunter2"),
+        ("WAKEFUL_SERVER__INTERNAL_TOKENS", "hunter2"),
+        ("ANTHROPIC_API_KEY", "hunter2"),
+    ];
+    assert!(!format!("{:?}", good("", env)).contains("hunter2"));
+    let bad = lines(
+        "[server]\ntoken = 42424242\ninternal_tokens = [424242, 1]\ntokn = \"hunter2\"",
+        &[
+            ("DATABASE_URL", "mysql://u:hunter2@h"),
+            ("OPENAI_API_KEY", "hunter2 with spaces"),
+            ("OPENAI_BASE_URL", "http://u:hunter2@h"),
+        ],
+    );
+    assert_eq!(bad.len(), 6, "{bad:#?}");
+    assert!(!bad.join("\n").contains("hunter2") && !bad.join("\n").contains("4242"), "{bad:#?}");
+}
+
+#[test]
+fn a_named_file_must_exist() {
+    let missing = Path::new("/nowhere/wakeful.toml");
+    let error = Config::load(Some(missing), vars(&[])).unwrap_err().to_string();
+    assert!(error.contains("cannot read /nowhere/wakeful.toml (--config): "), "{error}");
+    let error = Config::load(None, vars(&[("WAKEFUL_CONFIG", "/nowhere/w.toml")])).unwrap_err().to_string();
+    assert!(error.contains("cannot read /nowhere/w.toml (WAKEFUL_CONFIG): "), "{error}");
+    assert!(Config::load(None, vars(&[])).unwrap().file.is_none());
+}
+
+#[test]
+fn the_built_in_agent_takes_the_model_of_the_key_that_is_set() {
+    let model = |env: Env<'_>| good("", env).agent(DEFAULT_AGENT).map(|agent| agent.model);
+    assert_eq!(model(&[("ANTHROPIC_API_KEY", "a"), ("OPENAI_API_KEY", "o")]), Ok(ANTHROPIC_MODEL.to_owned()));
+    assert_eq!(model(&[("OPENAI_API_KEY", "o")]), Ok(OPENAI_MODEL.to_owned()));
+    assert_eq!(model(&[]), Err(AgentError::NoModel { name: "default".to_owned() }));
+    let dev = Config { fallback_model: Some("scripted/demo".to_owned()), ..good("", &[]) };
+    let agent = dev.agent(DEFAULT_AGENT).unwrap();
+    assert_eq!((agent.model.as_str(), agent.limits), ("scripted/demo", Limits::default()));
+    assert_eq!(agent.tools, DEFAULT_TOOLS);
+}
+
+#[test]
+fn a_configured_agent_is_given_as_configured() {
+    let text = r#"
+[agents.support]
+system_prompt = "Help."
+model = "openai/vendor/model-1"
+tools = []
+on_uncertain = "needs_attention"
+journal = "full"
+[agents.support.limits]
+steps = 3
+tool_s = 5
+"#;
+    let config = good(text, &[]);
+    let agent = config.agent("support").unwrap();
+    assert_eq!(
+        agent,
+        Agent {
+            name: "support".to_owned(),
+            system_prompt: "Help.".to_owned(),
+            model: "openai/vendor/model-1".to_owned(),
+            tools: Vec::new(),
+            limits: Limits { steps: 3, tool_s: 5, ..Limits::default() },
+            on_uncertain: OnUncertain::NeedsAttention,
+        }
+    );
+    assert_eq!(config.journal("support"), Journal::Full);
+    assert_eq!(
+        config.agent("suport").unwrap_err().to_string(),
+        r#"there is no agent "suport"; the configuration has: support"#
+    );
+}
+
+#[test]
+fn serve_is_told_everything_that_is_missing() {
+    let error = good("", &[("WAKEFUL_SERVER__LISTEN", "0.0.0.0:80")]).check_serve().unwrap_err().to_string();
+    assert_eq!(error.lines().count(), 3, "{error}");
+    for part in ["DATABASE_URL", "WAKEFUL_TOKEN", "ANTHROPIC_API_KEY"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let database = ("DATABASE_URL", "postgres://h/d");
+    let keyless = good("[agents.a]\nmodel = \"openai/x\"", &[database]);
+    assert!(keyless.check_serve().unwrap_err().to_string().contains("OPENAI_API_KEY is not set"));
+    let local =
+        good("[agents.a]\nmodel = \"openai/x\"", &[database, ("OPENAI_BASE_URL", "http://localhost:1")]);
+    assert_eq!(local.check_serve(), Ok(()));
+}
+
+#[test]
+fn a_model_without_a_price_costs_nothing_and_says_so() {
+    let config = good("[models.\"openai/a\"]\ninput_usd = 0\n[models.\"openai/b\"]\ncontext_window = 5", &[]);
+    assert!(config.has_price("openai/a") && !config.has_price("openai/b") && !config.has_price("openai/c"));
+    assert_eq!(config.price("openai/c"), Price::default());
+}

@@ -1,0 +1,52 @@
+//! The trace context as a text that a job row can hold.
+
+use std::collections::HashMap;
+
+use opentelemetry::Context;
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{Status, TraceContextExt};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+use super::names;
+
+/// W3C's name for it: <https://www.w3.org/TR/trace-context/#traceparent-header>.
+const TRACEPARENT: &str = "traceparent";
+
+/// The `traceparent` of the current span. `None` while traces are off.
+pub fn trace_context() -> Option<String> {
+    let mut carrier = HashMap::new();
+    TraceContextPropagator::new().inject_context(&Span::current().context(), &mut carrier);
+    carrier.remove(TRACEPARENT)
+}
+
+/// Makes `span` a child of the span that `traceparent` names, in its trace.
+///
+/// False, and nothing changed, for a text that is no traceparent and for a span that has begun or is not recorded.
+pub fn set_remote_parent(span: &Span, traceparent: &str) -> bool {
+    parse(traceparent).is_some_and(|context| span.set_parent(context).is_ok())
+}
+
+/// Links `span` to the span that `traceparent` names; both keep their traces.
+///
+/// A run's first span is a root (`parent: None`) that is linked to its enqueue, to the run before and to the attempt
+/// before: one trace for a whole session would be too large for the tools that show traces. False, and nothing
+/// changed, for a text that is no traceparent.
+pub fn link(span: &Span, traceparent: &str) -> bool {
+    let Some(context) = parse(traceparent) else { return false };
+    span.add_link(context.span().span_context().clone());
+    true
+}
+
+/// Marks `span` as failed. `error_type` is a word of a small set, such as `rate_limited`, never a message.
+pub fn failed(span: &Span, error_type: &'static str) {
+    span.set_attribute(names::ERROR_TYPE, error_type);
+    span.set_status(Status::error(error_type));
+}
+
+fn parse(traceparent: &str) -> Option<Context> {
+    let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
+    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &carrier);
+    context.span().span_context().is_valid().then_some(context)
+}

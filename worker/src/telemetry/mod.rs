@@ -1,0 +1,247 @@
+//! Logs on stderr, traces to a collector.
+//!
+//! Traces are made only when an OTLP endpoint is set. Neither carries what people or models wrote: span fields are
+//! ids, names, counts and kinds of errors, and whoever adds one keeps to that.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider};
+use tokio::runtime::Runtime;
+use tracing::{Dispatch, Level, Metadata};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+mod context;
+mod export;
+mod log;
+pub mod names;
+#[cfg(test)]
+mod tests;
+
+pub use context::{failed, link, set_remote_parent, trace_context};
+pub use export::dropped_spans;
+
+const DEFAULT_FILTER: &str = "info,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
+
+/// The longest time that the end of the process waits for the last spans.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// Libraries whose spans are not ours to report. The exporter's own would feed themselves.
+const FOREIGN: [&str; 9] =
+    ["opentelemetry", "hyper", "h2", "reqwest", "rustls", "tower", "sqlx", "apalis", "tokio"];
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// For people. `color` as the terminal can take it.
+    Text { color: bool },
+    /// One object a line.
+    Json,
+}
+
+/// What to set up. Made from the environment by [`Settings::from_env`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Directives of `tracing_subscriber::EnvFilter`.
+    pub filter: String,
+    pub format: Format,
+    /// The full address that spans are posted to. `None`: no traces.
+    pub traces_endpoint: Option<String>,
+    /// `None` where `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` give it.
+    pub service_name: Option<String>,
+    /// Spans that may wait for the collector.
+    pub queue_size: usize,
+    /// One request to the collector.
+    pub timeout_ms: u64,
+}
+
+impl Settings {
+    /// Reads `WAKEFUL_LOG`, `WAKEFUL_LOG_FORMAT` (`text` or `json`; text on a terminal and JSON elsewhere when
+    /// unset), `NO_COLOR` and the `OTEL_*` variables that decide whether there are traces at all:
+    /// `OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`, the endpoints and the service's name. The SDK reads the others
+    /// itself.
+    pub fn from_env(env: impl Iterator<Item = (String, String)>) -> Settings {
+        Settings::read(env, std::io::stderr().is_terminal())
+    }
+
+    fn read(env: impl Iterator<Item = (String, String)>, terminal: bool) -> Settings {
+        let env: std::collections::BTreeMap<String, String> =
+            env.filter(|(_, text)| !text.trim().is_empty()).collect();
+        let get = |name: &str| env.get(name).map(|text| text.trim());
+        let color = terminal && get("NO_COLOR").is_none();
+        let format = match get("WAKEFUL_LOG_FORMAT") {
+            Some(format) if format.eq_ignore_ascii_case("json") => Format::Json,
+            Some(format) if format.eq_ignore_ascii_case("text") => Format::Text { color },
+            _ if terminal => Format::Text { color },
+            _ => Format::Json,
+        };
+        let off = get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
+            || get("OTEL_TRACES_EXPORTER").is_some_and(|value| value.eq_ignore_ascii_case("none"));
+        let endpoint = get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").map(str::to_owned).or_else(|| {
+            get("OTEL_EXPORTER_OTLP_ENDPOINT").map(|base| format!("{}/v1/traces", base.trim_end_matches('/')))
+        });
+        let named = get("OTEL_SERVICE_NAME").is_some()
+            || get("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|list| list.contains("service.name="));
+        let number = |name: &str| get(name).and_then(|text| text.parse().ok()).filter(|number| *number > 0);
+        Settings {
+            filter: get("WAKEFUL_LOG").unwrap_or(DEFAULT_FILTER).to_owned(),
+            format,
+            traces_endpoint: endpoint.filter(|_| !off),
+            service_name: (!named).then(|| "wakeful".to_owned()),
+            queue_size: number("OTEL_BSP_MAX_QUEUE_SIZE")
+                .and_then(|n| usize::try_from(n).ok())
+                .unwrap_or(2048),
+            timeout_ms: number("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
+                .or_else(|| number("OTEL_EXPORTER_OTLP_TIMEOUT"))
+                .unwrap_or(10_000),
+        }
+    }
+}
+
+/// Keeps traces going. Its drop sends what waits, for two seconds at most; what is left then counts as dropped.
+#[must_use = "traces end when this is dropped"]
+#[derive(Debug)]
+pub struct Guard {
+    traces: Option<Traces>,
+}
+
+#[derive(Debug)]
+struct Traces {
+    provider: SdkTracerProvider,
+    counts: Arc<export::Counts>,
+    /// Taken by the drop alone.
+    runtime: Option<Runtime>,
+}
+
+impl Guard {
+    /// Spans of this pipeline that were made and not delivered.
+    pub fn dropped(&self) -> u64 {
+        self.traces.as_ref().map_or(0, |traces| traces.counts.dropped())
+    }
+
+    /// Sends what waits and ends the traces, in two seconds at most.
+    pub fn shutdown(self) {}
+}
+
+impl Drop for Traces {
+    fn drop(&mut self) {
+        // Its error says that time ran out, and `close` counts what that cost.
+        let _ = self.provider.shutdown_with_timeout(FLUSH);
+        self.counts.close();
+        if let Some(runtime) = self.runtime.take() {
+            // A runtime may not be dropped inside another, which is where we usually are.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Sets logs and traces up for the whole process.
+///
+/// Never fails: a filter or an endpoint that cannot be used is reported in the log, and the default or no traces
+/// take its place. A second call changes nothing.
+pub fn init(settings: &Settings) -> Guard {
+    let (dispatch, guard, warnings) = build(settings, std::io::stderr);
+    // Fails only when a subscriber stands already, which then does our work too.
+    let _ = dispatch.try_init();
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    guard
+}
+
+fn build<W>(settings: &Settings, writer: W) -> (Dispatch, Guard, Vec<String>)
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let mut warnings = Vec::new();
+    let filter = filter(&settings.filter).unwrap_or_else(|error| {
+        warnings.push(format!("WAKEFUL_LOG is not used: {error}"));
+        EnvFilter::new(format!("{DEFAULT_FILTER},opentelemetry=off"))
+    });
+    let logs = match settings.format {
+        Format::Text { color } => {
+            tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(color).with_target(false).boxed()
+        }
+        Format::Json => tracing_subscriber::fmt::layer()
+            .fmt_fields(tracing_subscriber::fmt::format::JsonFields::new())
+            .event_format(log::Json)
+            .with_ansi(false)
+            .with_writer(writer)
+            .boxed(),
+    };
+    let traces = settings.traces_endpoint.as_deref().and_then(|endpoint| {
+        traces(settings, endpoint).map_err(|error| warnings.push(format!("No traces: {error}"))).ok()
+    });
+    let spans = traces.as_ref().map(|traces| {
+        tracing_opentelemetry::layer()
+            .with_tracer(traces.provider.tracer("wakeful"))
+            .with_location(false)
+            .with_threads(false)
+            .with_target(false)
+            .with_tracked_inactivity(false)
+            .with_filter(filter_fn(is_ours))
+    });
+    let subscriber = tracing_subscriber::registry().with(spans).with(logs.with_filter(filter));
+    (Dispatch::new(subscriber), Guard { traces }, warnings)
+}
+
+/// The exporter's own complaints are off unless they are asked for: it would repeat them for every batch.
+fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
+    if directives.contains("opentelemetry") {
+        EnvFilter::try_new(directives)
+    } else {
+        EnvFilter::try_new(format!("{directives},opentelemetry=off"))
+    }
+}
+
+/// Spans only: log lines stay in the log, which names the trace.
+fn is_ours(metadata: &Metadata<'_>) -> bool {
+    metadata.is_span()
+        && *metadata.level() <= Level::INFO
+        && !FOREIGN.iter().any(|name| is_of(metadata.target(), name))
+}
+
+/// Whether `target` is a module of the library `name`: of `sqlx` or `sqlx_core`, but not of `sqlxyz`.
+fn is_of(target: &str, name: &str) -> bool {
+    target
+        .strip_prefix(name)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::") || rest.starts_with('_'))
+}
+
+fn traces(settings: &Settings, endpoint: &str) -> anyhow::Result<Traces> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("otlp")
+        .enable_all()
+        .build()?;
+    let timeout = Duration::from_millis(settings.timeout_ms);
+    let inner = reqwest::Client::builder().timeout(timeout).build()?;
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_http_client(export::Client { runtime: runtime.handle().clone(), inner })
+        .with_endpoint(endpoint)
+        .with_timeout(timeout)
+        .build()?;
+    let counts = Arc::new(export::Counts::default());
+    let exporter = export::Counting { inner: exporter, counts: counts.clone() };
+    let batch = BatchConfigBuilder::default().with_max_queue_size(settings.queue_size).build();
+    let inner = BatchSpanProcessor::builder(exporter).with_batch_config(batch).build();
+    let gate = export::Gate { inner, counts: counts.clone(), capacity: settings.queue_size };
+    let mut resource = Resource::builder();
+    if let Some(name) = &settings.service_name {
+        resource = resource.with_service_name(name.clone());
+    }
+    let resource =
+        resource.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build();
+    let provider = SdkTracerProvider::builder().with_resource(resource).with_span_processor(gate).build();
+    Ok(Traces { provider, counts, runtime: Some(runtime) })
+}
