@@ -250,8 +250,13 @@ fn open_folder(dir: &Dir, folder: &Path) -> io::Result<Dir> {
     if folder.as_os_str().is_empty() {
         return dir.try_clone();
     }
-    dir.create_dir_all(folder)?;
-    dir.open_dir(folder)
+    match dir.open_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            dir.create_dir_all(folder)?;
+            dir.open_dir(folder)
+        }
+        opened => opened,
+    }
 }
 
 /// Makes the rename and the folders durable: from the file's folder up to the workspace.
