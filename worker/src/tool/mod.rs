@@ -118,7 +118,7 @@ mod tests {
     fn a_nul_is_replaced_in_every_part_of_an_output() {
         let output = ToolOutput {
             content: "a\0b".into(),
-            details: Some(json!({"type": "x", "k\0": ["\0", {"deep": "1\02"}, 3]})),
+            details: Some(json!({"type": "x", "k\0": ["\0", {"deep": "1\0x"}, 3]})),
             question: Some("\0?".into()),
         };
         let clean = output.without_nul();
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(clean.question.as_deref(), Some("\u{fffd}?"));
         assert_eq!(
             clean.details,
-            Some(json!({"type": "x", "k\u{fffd}": ["\u{fffd}", {"deep": "1\u{fffd}2"}, 3]}))
+            Some(json!({"type": "x", "k\u{fffd}": ["\u{fffd}", {"deep": "1\u{fffd}x"}, 3]}))
         );
     }
 }

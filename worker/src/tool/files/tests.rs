@@ -89,6 +89,27 @@ async fn a_cancelled_call_replaces_nothing() {
     assert_eq!(entries(&ws), ["a.txt"]);
 }
 
+#[test]
+fn a_call_that_was_dropped_replaces_nothing() {
+    let (_root, ws) = place();
+    fs::write(ws.join("a.txt"), "old").unwrap();
+    // One thread for blocking work, and it is busy: the call's own work begins after the call was dropped.
+    let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || released.recv());
+        let call = context(&ws, true);
+        let mut dropped = WriteFile.call(&call, json!({"path": "a.txt", "content": "new"}));
+        assert!(futures::poll!(&mut dropped).is_pending());
+        drop(dropped);
+        release.send(()).unwrap();
+        busy.await.unwrap().unwrap();
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+    });
+    assert_eq!(fs::read_to_string(ws.join("a.txt")).unwrap(), "old");
+    assert_eq!(entries(&ws), ["a.txt"]);
+}
+
 #[tokio::test]
 async fn hostile_paths_are_refused_by_both_tools() {
     let (root, ws) = place();
