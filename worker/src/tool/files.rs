@@ -1,1 +1,361 @@
-//! tool/files
+//! `read_file` and `write_file`: text files of the session, strictly below its workspace.
+//!
+//! The workspace's own path is trusted; everything below it is not. Paths are checked as text first, then every
+//! access goes through a handle on the workspace that cannot be led out of it, so that a link which appears
+//! between two calls changes nothing.
+
+use super::{Tool, ToolCallContext, ToolError, ToolOutput, Workspace, parse_arguments};
+use async_trait::async_trait;
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::path::{Component, Path, PathBuf};
+use tokio_util::sync::CancellationToken;
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::id::CallId;
+
+/// What `read_file` gives at most.
+pub const MAX_READ_BYTES: usize = 256 * 1024;
+
+/// What `write_file` takes at most.
+pub const MAX_WRITE_BYTES: usize = 1024 * 1024;
+
+const MAX_PATH_BYTES: usize = 1024;
+
+/// How many half-written files of one call (each from an attempt that died) are tolerated.
+const MAX_PARTS: usize = 100;
+
+/// Reads a text file of the session.
+pub struct ReadFile;
+
+/// Writes a text file of the session: all of it or nothing, and the same again when it is run again.
+pub struct WriteFile;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReadArguments {
+    path: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WriteArguments {
+    path: String,
+    content: String,
+}
+
+#[async_trait]
+impl Tool for ReadFile {
+    fn definition(&self) -> ToolDefinition {
+        ToolDefinition {
+            name: "read_file".into(),
+            description: "Read a UTF-8 text file of this session's workspace. At most 256 KiB are returned."
+                .into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {"path": path_schema()},
+                "required": ["path"],
+                "additionalProperties": false,
+            }),
+            effect: Effect::Pure,
+        }
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let ReadArguments { path } = parse_arguments(arguments)?;
+        let workspace = call.workspace.clone();
+        blocking(move || read(&workspace, &path)).await
+    }
+}
+
+#[async_trait]
+impl Tool for WriteFile {
+    fn definition(&self) -> ToolDefinition {
+        ToolDefinition {
+            name: "write_file".into(),
+            description:
+                "Write a UTF-8 text file in this session's workspace, replacing what was there. Folders \
+                          are created as needed. At most 1 MiB."
+                    .into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "path": path_schema(),
+                    "content": {"type": "string", "description": "The whole content of the file."},
+                },
+                "required": ["path", "content"],
+                "additionalProperties": false,
+            }),
+            effect: Effect::Idempotent,
+        }
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let WriteArguments { path, content } = parse_arguments(arguments)?;
+        let (workspace, call_id) = (call.workspace.clone(), call.call_id.clone());
+        // The thread goes on when this future is dropped. The guard then stops it before its rename, so that an
+        // abandoned call does not replace what a later one wrote.
+        let stop = call.cancelled.child_token();
+        let _guard = stop.clone().drop_guard();
+        blocking(move || write(&workspace, &call_id, &path, content.as_bytes(), &stop)).await
+    }
+}
+
+fn path_schema() -> Value {
+    json!({
+        "type": "string",
+        "minLength": 1,
+        "description": "Relative to the workspace, for example \"notes/today.md\". Neither absolute nor with \"..\".",
+    })
+}
+
+async fn blocking<F>(work: F) -> Result<ToolOutput, ToolError>
+where
+    F: FnOnce() -> Result<ToolOutput, ToolError> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result.map(ToolOutput::without_nul).map_err(ToolError::without_nul),
+        Err(error) => Err(ToolError(format!("The file could not be handled: {error}."))),
+    }
+}
+
+fn read(workspace: &Workspace, path: &str) -> Result<ToolOutput, ToolError> {
+    let relative = relative(path)?;
+    let nothing = || ToolError(format!("There is no file {path:?} in the workspace."));
+    let Some(dir) = open_workspace(workspace)? else {
+        return Err(nothing());
+    };
+    let fault = |error: io::Error| match error.kind() {
+        ErrorKind::NotFound => nothing(),
+        _ => io_fault("read", path, &error),
+    };
+    // Looked at before it is opened, so that the refusal can say why; again afterwards, because it may have been
+    // swapped. Without O_NONBLOCK, opening a named pipe would wait for its other end.
+    regular_file(path, dir.metadata(&relative).map_err(fault)?.file_type())?;
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = dir.open_with(&relative, &options).map_err(fault)?;
+    let metadata = file.metadata().map_err(fault)?;
+    regular_file(path, metadata.file_type())?;
+    let mut bytes = Vec::new();
+    file.take(MAX_READ_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(fault)?;
+    let truncated = bytes.len() > MAX_READ_BYTES;
+    bytes.truncate(MAX_READ_BYTES);
+    let mut text = text_of(path, bytes, truncated)?;
+    if truncated {
+        let (shown, size) = (text.len(), metadata.len());
+        text.push_str(&format!("\n[Truncated: these are the first {shown} of {size} bytes.]"));
+    }
+    Ok(ToolOutput::text(text))
+}
+
+/// The text of `bytes`; the last character of a truncated file may be cut in two and is then left out.
+fn text_of(path: &str, mut bytes: Vec<u8>, truncated: bool) -> Result<String, ToolError> {
+    if let Err(error) = std::str::from_utf8(&bytes) {
+        let valid = error.valid_up_to();
+        if !truncated || error.error_len().is_some() {
+            return Err(ToolError(format!(
+                "{path:?} is no UTF-8 text: byte {valid} belongs to no character. Only text can be read."
+            )));
+        }
+        bytes.truncate(valid);
+    }
+    String::from_utf8(bytes).map_err(|error| ToolError(format!("{path:?} is no UTF-8 text: {error}.")))
+}
+
+fn write(
+    workspace: &Workspace,
+    call_id: &CallId,
+    path: &str,
+    content: &[u8],
+    stop: &CancellationToken,
+) -> Result<ToolOutput, ToolError> {
+    let relative = relative(path)?;
+    if content.len() > MAX_WRITE_BYTES {
+        return Err(ToolError(format!(
+            "The content has {} bytes; at most {MAX_WRITE_BYTES} can be written at once. Split it into several \
+             files.",
+            content.len()
+        )));
+    }
+    let (Some(name), Some(folder)) = (relative.file_name().map(PathBuf::from), relative.parent()) else {
+        return Err(ToolError(format!("{path:?} names no file.")));
+    };
+    let fault = |error: io::Error| io_fault("written", path, &error);
+    let dir = match open_workspace(workspace)? {
+        Some(dir) => dir,
+        None => create_workspace(workspace)?,
+    };
+    let parent = open_folder(&dir, folder).map_err(fault)?;
+    match parent.symlink_metadata(&name) {
+        Ok(metadata) => regular_file(path, metadata.file_type())?,
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(fault(error)),
+    }
+    replace(&parent, &name, call_id, content, stop).map_err(fault)?;
+    sync_folders(&dir, folder).map_err(fault)?;
+    let sha256 = hex::encode(Sha256::digest(content));
+    let bytes = content.len();
+    Ok(ToolOutput {
+        content: format!("Wrote {bytes} bytes to {path:?}."),
+        details: Some(json!({"type": "fileWritten", "path": path, "bytes": bytes, "sha256": sha256})),
+        question: None,
+    })
+}
+
+/// Writes beside the file, then renames: a reader, or a crash at any point, sees the old content or the new.
+fn replace(
+    parent: &Dir,
+    name: &Path,
+    call_id: &CallId,
+    content: &[u8],
+    stop: &CancellationToken,
+) -> io::Result<()> {
+    // Named after the call, so that the attempt after a crash finds and removes what the dead one left.
+    let key = hex::encode(&Sha256::digest(call_id.as_str())[..8]);
+    let part = |n: usize| format!(".{key}.{n}.part");
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    let mut n = 0;
+    let mut file = loop {
+        match parent.open_with(part(n), &options) {
+            Ok(file) => break file,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && n < MAX_PARTS => n += 1,
+            Err(error) => return Err(error),
+        }
+    };
+    let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| {
+        if stop.is_cancelled() {
+            return Err(io::Error::new(ErrorKind::Interrupted, "the call was cancelled"));
+        }
+        parent.rename(part(n), parent, name)
+    });
+    if written.is_err() {
+        // The error that is reported is the first one.
+        let _ = parent.remove_file(part(n));
+        return written;
+    }
+    for earlier in 0..n {
+        // Leftovers cost nothing but space; another attempt may have removed them.
+        let _ = parent.remove_file(part(earlier));
+    }
+    Ok(())
+}
+
+fn open_folder(dir: &Dir, folder: &Path) -> io::Result<Dir> {
+    if folder.as_os_str().is_empty() {
+        return dir.try_clone();
+    }
+    match dir.open_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            dir.create_dir_all(folder)?;
+            dir.open_dir(folder)
+        }
+        opened => opened,
+    }
+}
+
+/// Makes the rename and the folders durable: from the file's folder up to the workspace.
+fn sync_folders(dir: &Dir, folder: &Path) -> io::Result<()> {
+    for ancestor in folder.ancestors() {
+        let here = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
+        dir.open(here)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// The workspace, or nothing where the session has not written yet.
+fn open_workspace(workspace: &Workspace) -> Result<Option<Dir>, ToolError> {
+    match Dir::open_ambient_dir(&workspace.path, ambient_authority()) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            if workspace.expected {
+                return Err(ToolError(
+                    "This session's files are not on this host: they were written on another one, or their folder \
+                     was removed. Nothing was read or written. Tell the user that the files cannot be reached from \
+                     here."
+                        .into(),
+                ));
+            }
+            Ok(None)
+        }
+        Err(error) => Err(workspace_fault(&error)),
+    }
+}
+
+fn create_workspace(workspace: &Workspace) -> Result<Dir, ToolError> {
+    Dir::create_ambient_dir_all(&workspace.path, ambient_authority())
+        .and_then(|()| Dir::open_ambient_dir(&workspace.path, ambient_authority()))
+        .map_err(|error| workspace_fault(&error))
+}
+
+/// The path of the workspace stays out of it: the model has no use for a path of the host.
+fn workspace_fault(error: &io::Error) -> ToolError {
+    ToolError(format!("The workspace could not be opened: {error}."))
+}
+
+/// `path` as a relative path of plain names.
+fn relative(path: &str) -> Result<PathBuf, ToolError> {
+    let refuse = |why: &str| {
+        let shown: String = path.chars().take(120).collect();
+        Err(ToolError(format!(
+            "The path {shown:?} {why}. Give a path relative to the workspace, for example \"notes/today.md\"."
+        )))
+    };
+    if path.trim().is_empty() {
+        return refuse("is empty");
+    }
+    if path.len() > MAX_PATH_BYTES {
+        return refuse("is too long");
+    }
+    if path.chars().any(char::is_control) {
+        return refuse("has a NUL or another control character");
+    }
+    if path.ends_with('/') {
+        return refuse("names a folder");
+    }
+    let mut relative = PathBuf::new();
+    for component in Path::new(path).components() {
+        match component {
+            Component::Normal(name) => relative.push(name),
+            Component::CurDir => {}
+            Component::ParentDir => return refuse("has \"..\" in it"),
+            Component::RootDir | Component::Prefix(_) => return refuse("is absolute"),
+        }
+    }
+    if relative.as_os_str().is_empty() {
+        return refuse("names no file");
+    }
+    Ok(relative)
+}
+
+fn regular_file(path: &str, kind: cap_std::fs::FileType) -> Result<(), ToolError> {
+    if kind.is_file() {
+        return Ok(());
+    }
+    let what = if kind.is_dir() {
+        "a folder"
+    } else if kind.is_symlink() {
+        "a symbolic link"
+    } else {
+        "neither a file nor a folder"
+    };
+    Err(ToolError(format!("{path:?} is {what}; only plain files can be read and written.")))
+}
+
+fn io_fault(verb: &str, path: &str, error: &io::Error) -> ToolError {
+    // cap-std reports an escape as a denied permission that no system call gave.
+    if error.kind() == ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
+        return ToolError(format!(
+            "{path:?} leads out of the workspace. Only files inside it can be {verb}."
+        ));
+    }
+    ToolError(format!("{path:?} could not be {verb}: {error}."))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use tokio_util::sync::CancellationToken;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::id::{CallId, SessionId};
+use wakeful_workflow::record::without_nul;
 
 pub mod ask_user;
 pub mod compose_email;
 pub mod current_time;
 pub mod files;
+pub mod registry;
 
 /// Something that a model can call.
 #[async_trait]
@@ -66,9 +68,65 @@ impl ToolOutput {
     pub fn text(content: impl Into<String>) -> Self {
         ToolOutput { content: content.into(), ..ToolOutput::default() }
     }
+
+    /// The same output with every NUL, which Postgres text cannot hold, replaced by U+FFFD: in the content, in
+    /// the question, and in the strings and keys of the details.
+    pub fn without_nul(self) -> Self {
+        ToolOutput {
+            content: without_nul(self.content),
+            details: self.details.map(value_without_nul),
+            question: self.question.map(without_nul),
+        }
+    }
 }
 
 /// What the model is told when a call fails: a plain sentence, and what it could do instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ToolError(pub String);
+
+impl ToolError {
+    /// The same text with every NUL replaced by U+FFFD.
+    pub fn without_nul(self) -> Self {
+        ToolError(without_nul(self.0))
+    }
+}
+
+fn value_without_nul(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(without_nul(text)),
+        Value::Array(items) => Value::Array(items.into_iter().map(value_without_nul).collect()),
+        Value::Object(map) => Value::Object(
+            map.into_iter().map(|(key, value)| (without_nul(key), value_without_nul(value))).collect(),
+        ),
+        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    }
+}
+
+/// Reads validated arguments into a tool's own struct.
+fn parse_arguments<T: serde::de::DeserializeOwned>(arguments: Value) -> Result<T, ToolError> {
+    serde_json::from_value(arguments)
+        .map_err(|error| ToolError(format!("The arguments do not fit this tool's schema: {error}.")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_nul_is_replaced_in_every_part_of_an_output() {
+        let output = ToolOutput {
+            content: "a\0b".into(),
+            details: Some(json!({"type": "x", "k\0": ["\0", {"deep": "1\0x"}, 3]})),
+            question: Some("\0?".into()),
+        };
+        let clean = output.without_nul();
+        assert_eq!(clean.content, "a\u{fffd}b");
+        assert_eq!(clean.question.as_deref(), Some("\u{fffd}?"));
+        assert_eq!(
+            clean.details,
+            Some(json!({"type": "x", "k\u{fffd}": ["\u{fffd}", {"deep": "1\u{fffd}x"}, 3]}))
+        );
+    }
+}
