@@ -227,3 +227,180 @@ impl Answer {
 fn index(event: &Value) -> Result<u64, Fault> {
     event["index"].as_u64().ok_or_else(|| sse::bad_response("a content block without an index"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::faults::{Heard, endpoint, hello, stream};
+    use super::*;
+    use serde_json::json;
+    use wakeful_workflow::record::ToolCall;
+    use wiremock::matchers::{body_partial_json, header, method, path};
+    use wiremock::{Mock, MockServer, ResponseTemplate};
+
+    /// A whole answer out of content block events and a stop reason.
+    fn answer(blocks: &[Value], stop_reason: &str) -> Result<(Reply, String), Fault> {
+        let mut heard = Heard::default();
+        let mut answer = Answer::default();
+        for event in blocks {
+            assert!(!answer.take(&event.to_string(), &mut heard)?);
+        }
+        let end = json!({"type": "message_delta", "delta": {"stop_reason": stop_reason}, "usage": {"output_tokens": 5}});
+        answer.take(&end.to_string(), &mut heard)?;
+        assert!(answer.take(r#"{"type":"message_stop"}"#, &mut heard)?);
+        Ok((answer.finish()?, heard.0))
+    }
+
+    fn start(index: u64, block: Value) -> Value {
+        json!({"type": "content_block_start", "index": index, "content_block": block})
+    }
+
+    fn delta(index: u64, delta: Value) -> Value {
+        json!({"type": "content_block_delta", "index": index, "delta": delta})
+    }
+
+    fn call(json_text: &str) -> [Value; 2] {
+        [
+            start(0, json!({"type": "tool_use", "id": "toolu_1", "name": "t", "input": {}})),
+            delta(0, json!({"type": "input_json_delta", "partial_json": json_text})),
+        ]
+    }
+
+    fn only_call(reply: Reply) -> ToolCall {
+        let [Block::ToolCall(call)] = reply.content.as_slice() else { panic!("{reply:?}") };
+        call.clone()
+    }
+
+    #[tokio::test]
+    async fn a_call_is_sent_as_the_protocol_wants_it_and_its_answer_is_read() {
+        let server = MockServer::start().await;
+        let usage = r#"{"type":"message_start","message":{"usage":{"input_tokens":3,"cache_read_input_tokens":20,"cache_creation_input_tokens":100,"output_tokens":1}}}"#;
+        let start = r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#;
+        let events = [
+            usage,
+            r#"{"type":"ping"}"#,
+            start,
+            r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hel"}}"#,
+            r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"lo\u0000"}}"#,
+            r#"{"type":"content_block_stop","index":0}"#,
+            r#"{"type":"of_tomorrow"}"#,
+            r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}"#,
+            r#"{"type":"message_stop"}"#,
+        ];
+        Mock::given(method("POST"))
+            .and(path("/v1/messages"))
+            .and(header("x-api-key", "secret"))
+            .and(header("anthropic-version", "2023-06-01"))
+            .and(header("content-type", "application/json"))
+            .and(body_partial_json(json!({"stream": true, "model": "m", "max_tokens": 100})))
+            .respond_with(ResponseTemplate::new(200).set_body_raw(stream(&events), "text/event-stream"))
+            .expect(1)
+            .mount(&server)
+            .await;
+        let model = Anthropic::new(endpoint(&server.uri()), Options::new("m", 100));
+        let mut heard = Heard::default();
+        let reply = model.call(&model.request(&hello()), &mut heard).await.unwrap();
+        assert_eq!(heard.0, "Hello\u{fffd}");
+        assert_eq!(reply.content, [Block::Text { text: heard.0 }]);
+        assert_eq!(reply.finish_reason, FinishReason::Stop);
+        let usage = Usage {
+            input_tokens: 123,
+            output_tokens: 9,
+            cached_tokens: 20,
+            cache_write_tokens: 100,
+            cost_micros: 0,
+        };
+        assert_eq!(reply.usage, usage);
+    }
+
+    #[test]
+    fn thinking_is_kept_verbatim_with_its_signature_and_in_its_place() {
+        let events = [
+            start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
+            delta(0, json!({"type": "thinking_delta", "thinking": "I "})),
+            delta(0, json!({"type": "thinking_delta", "thinking": "wonder"})),
+            delta(0, json!({"type": "signature_delta", "signature": "c2ln"})),
+            start(1, json!({"type": "redacted_thinking", "data": "opaque"})),
+            start(2, json!({"type": "tool_use", "id": "toolu_1", "name": "t", "input": {}})),
+            delta(2, json!({"type": "input_json_delta", "partial_json": "{\"a\":"})),
+            delta(2, json!({"type": "input_json_delta", "partial_json": "1}"})),
+        ];
+        let (reply, heard) = answer(&events, "tool_use").unwrap();
+        let raw = |raw| Block::Provider { provider: "anthropic".to_owned(), raw };
+        let call = ToolCall {
+            call_id: "toolu_1".into(),
+            name: "t".into(),
+            arguments: json!({"a": 1}),
+            malformed: None,
+        };
+        let expected = [
+            raw(json!({"type": "thinking", "thinking": "I wonder", "signature": "c2ln"})),
+            raw(json!({"type": "redacted_thinking", "data": "opaque"})),
+            Block::ToolCall(call),
+        ];
+        assert_eq!(reply.content, expected);
+        assert_eq!(reply.finish_reason, FinishReason::ToolCalls);
+        assert_eq!(heard, "", "thinking is not shown");
+    }
+
+    #[test]
+    fn a_kind_of_block_that_we_do_not_know_is_kept_whole() {
+        let events = [
+            start(0, json!({"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {}})),
+            delta(0, json!({"type": "input_json_delta", "partial_json": "{\"query\":"})),
+            delta(0, json!({"type": "input_json_delta", "partial_json": "\"x\"}"})),
+            start(1, json!({"type": "compaction", "content": null})),
+            delta(1, json!({"type": "compaction_delta", "content": "short"})),
+            start(2, json!({"type": "text", "text": "found"})),
+        ];
+        let (reply, _) = answer(&events, "end_turn").unwrap();
+        let raw = |raw| Block::Provider { provider: "anthropic".to_owned(), raw };
+        let expected = [
+            raw(
+                json!({"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {"query": "x"}}),
+            ),
+            raw(json!({"type": "compaction", "content": "short"})),
+            Block::Text { text: "found".to_owned() },
+        ];
+        assert_eq!(reply.content, expected);
+    }
+
+    #[test]
+    fn arguments_that_are_no_json_object_never_run() {
+        for text in ["{\"a\":", "[]", "nonsense"] {
+            let call = only_call(answer(&call(text), "tool_use").unwrap().0);
+            assert_eq!(call.malformed.as_deref(), Some(text));
+            assert_eq!(call.arguments, json!({}));
+        }
+    }
+
+    #[test]
+    fn a_call_that_the_output_limit_cut_never_runs() {
+        for text in ["", "{\"to\":\"x@exam"] {
+            let (reply, _) = answer(&call(text), "max_tokens").unwrap();
+            assert_eq!(reply.finish_reason, FinishReason::Length);
+            assert_eq!(only_call(reply).malformed.as_deref(), Some(text));
+        }
+        let whole = only_call(answer(&call("{\"a\":1}"), "max_tokens").unwrap().0);
+        assert_eq!((whole.arguments, whole.malformed), (json!({"a": 1}), None));
+    }
+
+    #[test]
+    fn a_call_without_arguments_has_an_empty_object() {
+        let call = only_call(answer(&call(""), "tool_use").unwrap().0);
+        assert_eq!((call.arguments, call.malformed), (json!({}), None));
+    }
+
+    #[test]
+    fn a_delta_of_a_block_that_never_began_is_a_bad_response() {
+        let stray = [delta(3, json!({"type": "text_delta", "text": "x"}))];
+        assert!(matches!(answer(&stray, "end_turn"), Err(Fault::BadResponse { .. })));
+    }
+
+    #[test]
+    fn an_end_without_a_reason_is_a_cut_stream() {
+        let mut answer = Answer::default();
+        let text = start(0, json!({"type": "text", "text": "half"}));
+        answer.take(&text.to_string(), &mut Heard::default()).unwrap();
+        assert_eq!(answer.finish(), Err(Fault::StreamCut));
+    }
+}

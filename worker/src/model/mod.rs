@@ -10,11 +10,13 @@ use wakeful_workflow::record::{FinishReason, Reply, ToolCall};
 use wakeful_workflow::wire::Request;
 
 pub mod anthropic;
+#[cfg(test)]
+mod faults;
 pub mod openai;
+#[cfg(test)]
+mod peer;
 pub mod scripted;
 pub mod sse;
-#[cfg(test)]
-mod stub;
 
 /// A model of one provider.
 #[async_trait]

@@ -156,3 +156,134 @@ impl Answer {
         super::complete(Reply { content, finish_reason, usage: self.usage })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::faults::{Heard, endpoint, hello, stream};
+    use super::*;
+    use serde_json::json;
+    use wakeful_workflow::record::ToolCall;
+    use wiremock::matchers::{body_partial_json, header, method, path};
+    use wiremock::{Mock, MockServer, ResponseTemplate};
+
+    /// A whole answer out of deltas and a finish reason.
+    fn answer(deltas: &[Value], finish_reason: &str) -> Result<Reply, Fault> {
+        let mut answer = Answer::default();
+        for delta in deltas {
+            let chunk = json!({"choices": [{"index": 0, "delta": delta, "finish_reason": null}]});
+            answer.take(&chunk.to_string(), &mut Heard::default())?;
+        }
+        let end = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": finish_reason}]});
+        answer.take(&end.to_string(), &mut Heard::default())?;
+        answer.finish()
+    }
+
+    fn calls(deltas: &[Value], finish_reason: &str) -> Vec<ToolCall> {
+        let deltas: Vec<Value> = deltas.iter().map(|call| json!({"tool_calls": [call]})).collect();
+        let is_call = |block| match block {
+            Block::ToolCall(call) => Some(call),
+            Block::Text { .. } | Block::ToolResult(_) | Block::Provider { .. } => None,
+        };
+        answer(&deltas, finish_reason).unwrap().content.into_iter().filter_map(is_call).collect()
+    }
+
+    fn call(id: &str, arguments: Value) -> ToolCall {
+        ToolCall { call_id: id.into(), name: "t".to_owned(), arguments, malformed: None }
+    }
+
+    #[tokio::test]
+    async fn a_call_is_sent_as_the_protocol_wants_it_and_its_answer_is_read() {
+        let server = MockServer::start().await;
+        let events = [
+            r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"usage":null}"#,
+            r#"{"choices":[{"index":0,"delta":{"content":"Hel"},"finish_reason":null}]}"#,
+            r#"{"choices":[{"index":0,"delta":{"content":"lo\u0000"},"finish_reason":null}]}"#,
+            r#"{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#,
+            r#"{"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":9,"prompt_tokens_details":{"cached_tokens":20}}}"#,
+            "[DONE]",
+        ];
+        let body =
+            json!({"stream": true, "stream_options": {"include_usage": true}, "max_completion_tokens": 100});
+        Mock::given(method("POST"))
+            .and(path("/v1/chat/completions"))
+            .and(header("authorization", "Bearer secret"))
+            .and(header("content-type", "application/json"))
+            .and(body_partial_json(body))
+            .respond_with(ResponseTemplate::new(200).set_body_raw(stream(&events), "text/event-stream"))
+            .expect(1)
+            .mount(&server)
+            .await;
+        let model = OpenAi::new(endpoint(&format!("{}/v1/", server.uri())), Options::new("m", 100));
+        let mut heard = Heard::default();
+        let reply = model.call(&model.request(&hello()), &mut heard).await.unwrap();
+        assert_eq!(heard.0, "Hello\u{fffd}");
+        assert_eq!(reply.content, [Block::Text { text: heard.0 }]);
+        assert_eq!(reply.finish_reason, FinishReason::Stop);
+        let usage = Usage { input_tokens: 30, output_tokens: 9, cached_tokens: 20, ..Usage::default() };
+        assert_eq!(reply.usage, usage);
+    }
+
+    #[test]
+    fn parallel_calls_are_put_together_by_their_index() {
+        let deltas = [
+            json!({"index": 0, "id": "call_a", "type": "function", "function": {"name": "t", "arguments": ""}}),
+            json!({"index": 1, "id": "call_b", "type": "function", "function": {"name": "t", "arguments": "{\"b\""}}),
+            json!({"index": 0, "function": {"arguments": "{\"a\":1}"}}),
+            json!({"index": 1, "function": {"arguments": ":2}"}}),
+        ];
+        let expected = [call("call_a", json!({"a": 1})), call("call_b", json!({"b": 2}))];
+        assert_eq!(calls(&deltas, "tool_calls"), expected);
+    }
+
+    #[test]
+    fn calls_that_share_an_index_are_told_apart_by_their_ids() {
+        let whole = |id: &str| json!({"index": 0, "id": id, "function": {"name": "t", "arguments": "{}"}});
+        let expected = [call("call_a", json!({})), call("call_b", json!({}))];
+        assert_eq!(calls(&[whole("call_a"), whole("call_b")], "stop"), expected);
+    }
+
+    #[test]
+    fn an_id_and_a_name_that_are_repeated_are_taken_once() {
+        let piece = |text: &str| json!({"index": 0, "id": "c", "function": {"name": "t", "arguments": text}});
+        assert_eq!(calls(&[piece("{\"a\""), piece(":1}")], "tool_calls"), [call("c", json!({"a": 1}))]);
+    }
+
+    #[test]
+    fn arguments_that_came_as_an_object_are_taken_as_one() {
+        let whole = json!({"function": {"name": "t", "arguments": {"a": 1}}});
+        assert_eq!(calls(&[whole], "tool_calls"), [call("", json!({"a": 1}))]);
+    }
+
+    #[test]
+    fn arguments_that_are_no_json_object_never_run() {
+        let broken = json!({"index": 0, "id": "c", "function": {"name": "t", "arguments": "{\"a\":"}});
+        let malformed = Some("{\"a\":".to_owned());
+        assert_eq!(calls(&[broken], "tool_calls"), [ToolCall { malformed, ..call("c", json!({})) }]);
+    }
+
+    #[test]
+    fn a_call_that_the_output_limit_cut_never_runs() {
+        let first = json!({"index": 0, "id": "a", "function": {"name": "t", "arguments": ""}});
+        let cut = json!({"index": 1, "id": "b", "function": {"name": "t", "arguments": ""}});
+        let calls = calls(&[first, cut], "length");
+        assert_eq!(calls[0].malformed, None);
+        assert_eq!(calls[1].malformed.as_deref(), Some(""));
+    }
+
+    #[test]
+    fn a_refusal_is_text() {
+        let reply = answer(&[json!({"refusal": "I can"}), json!({"refusal": "not."})], "stop").unwrap();
+        assert_eq!(reply.content, [Block::Text { text: "I cannot.".to_owned() }]);
+    }
+
+    #[test]
+    fn every_finish_reason_has_its_meaning() {
+        let text = [json!({"content": "x"})];
+        let reason = |word| answer(&text, word).unwrap().finish_reason;
+        assert_eq!(reason("stop"), FinishReason::Stop);
+        assert_eq!(reason("length"), FinishReason::Length);
+        assert_eq!(reason("tool_calls"), FinishReason::ToolCalls);
+        assert_eq!(reason("content_filter"), FinishReason::ContentFilter);
+        assert_eq!(reason("of_tomorrow"), FinishReason::Stop);
+    }
+}
