@@ -6,11 +6,15 @@
 use async_trait::async_trait;
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::record::Reply;
+use wakeful_workflow::record::{FinishReason, Reply, ToolCall};
 use wakeful_workflow::wire::Request;
 
 pub mod anthropic;
+#[cfg(test)]
+mod faults;
 pub mod openai;
+#[cfg(test)]
+mod peer;
 pub mod scripted;
 pub mod sse;
 
@@ -42,4 +46,27 @@ pub struct NoDeltas;
 
 impl Deltas for NoDeltas {
     fn text(&mut self, _delta: &str) {}
+}
+
+/// A call as it is recorded, out of the text of its arguments.
+fn tool_call(id: String, name: String, arguments: String, truncated: bool) -> ToolCall {
+    let (arguments, malformed) = match sse::arguments(arguments, truncated) {
+        Ok(arguments) => (arguments, None),
+        Err(raw) => (serde_json::Value::Object(serde_json::Map::new()), Some(raw)),
+    };
+    ToolCall { call_id: id.into(), name, arguments, malformed }
+}
+
+/// `reply`, if it says anything.
+fn complete(reply: Reply) -> Result<Reply, Fault> {
+    if !reply.is_empty() {
+        return Ok(reply);
+    }
+    // Sampling again helps against a hiccup, but neither against a filter nor against the limit.
+    let message = match reply.finish_reason {
+        FinishReason::Stop | FinishReason::ToolCalls => return Err(Fault::EmptyReply),
+        FinishReason::ContentFilter => "the provider withheld the whole answer",
+        FinishReason::Length => "the output limit was reached before any text: raise the model's max_tokens",
+    };
+    Err(Fault::Refused { status: 200, message: message.to_owned() })
 }

@@ -1,1 +1,389 @@
-//! model/sse
+//! One streamed call: POST a body, read server-sent events, and give every failure its [`Fault`].
+//!
+//! Shared by the providers. Both answer errors as `{"error": {"message", "type", "code"}}`, so one function
+//! reads them.
+
+use bytes::Bytes;
+use eventsource_stream::{EventStreamError, Eventsource};
+use futures::{Stream, StreamExt};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use secrecy::SecretString;
+use serde_json::Value;
+use std::pin::Pin;
+use std::time::Duration;
+use tokio::time::{Instant, timeout, timeout_at};
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::record::without_nul;
+
+/// Where a provider is reached, and how long it may take.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    pub client: reqwest::Client,
+    /// Without a slash at its end; each provider's file says what it appends.
+    pub base_url: String,
+    /// None for servers that ask for none.
+    pub api_key: Option<SecretString>,
+    /// Longest silence: before the response's head, and between two of its bytes. Keep-alives count as life.
+    pub idle_timeout_ms: u64,
+    /// Longest duration of the whole call.
+    pub total_timeout_ms: u64,
+}
+
+/// An answer larger than this is no answer; without the bound, one server could eat the worker's memory.
+const MAX_BODY_BYTES: usize = 32 << 20;
+const MAX_ERROR_BYTES: usize = 64 << 10;
+const MAX_MESSAGE_CHARS: usize = 500;
+const MAX_RETRY_AFTER_MS: f64 = 86_400_000.0;
+
+/// Why the byte stream ended early.
+#[derive(Debug)]
+enum Interrupted {
+    Idle,
+    TooLarge,
+    Broken,
+}
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+type Data = Result<String, EventStreamError<Interrupted>>;
+
+/// The events of one response.
+pub struct Events {
+    events: Pin<Box<dyn Stream<Item = Data> + Send>>,
+    deadline: Instant,
+    idle_timeout_ms: u64,
+    total_timeout_ms: u64,
+}
+
+impl Events {
+    /// The `data` of the next event.
+    ///
+    /// # Errors
+    /// [`Fault::StreamCut`] when the stream ends: the caller stops at its protocol's end marker, so an end that
+    /// is seen here came too early.
+    pub async fn next(&mut self) -> Result<String, Fault> {
+        let event = timeout_at(self.deadline, self.events.next())
+            .await
+            .map_err(|_| Fault::Timeout { after_ms: self.total_timeout_ms })?;
+        match event {
+            Some(Ok(data)) => Ok(data),
+            None => Err(Fault::StreamCut),
+            Some(Err(EventStreamError::Transport(Interrupted::Idle))) => {
+                Err(Fault::Timeout { after_ms: self.idle_timeout_ms })
+            }
+            Some(Err(EventStreamError::Transport(Interrupted::Broken))) => Err(Fault::StreamCut),
+            Some(Err(EventStreamError::Transport(Interrupted::TooLarge))) => {
+                Err(bad_response(format!("more than {MAX_BODY_BYTES} bytes")))
+            }
+            Some(Err(error @ (EventStreamError::Utf8(_) | EventStreamError::Parser(_)))) => {
+                Err(bad_response(error))
+            }
+        }
+    }
+}
+
+/// Sends `body` to `url` and waits for the head of a successful response.
+///
+/// # Errors
+/// The fault that the status and the body of any other response stand for.
+pub async fn open(
+    endpoint: &Endpoint,
+    url: String,
+    headers: HeaderMap,
+    body: Vec<u8>,
+) -> Result<Events, Fault> {
+    let idle = Duration::from_millis(endpoint.idle_timeout_ms);
+    let total = Duration::from_millis(endpoint.total_timeout_ms);
+    let deadline = Instant::now() + total;
+
+    let request = endpoint
+        .client
+        .post(url)
+        .headers(headers)
+        .header(CONTENT_TYPE, "application/json")
+        .header(ACCEPT, "text/event-stream")
+        .body(body);
+    let first = idle.min(total);
+    let response = timeout(first, request.send())
+        .await
+        .map_err(|_| Fault::Timeout { after_ms: first.as_millis() as u64 })?
+        .map_err(|error| not_sent(error, first))?;
+
+    let status = response.status().as_u16();
+    let is_json = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|kind| kind.starts_with("application/json"));
+    if status != 200 || is_json {
+        let retry_after_ms = retry_after_ms(response.headers(), chrono::Utc::now());
+        // The status alone says most of it, so a body that does not come in time is read as far as it came.
+        let mut body = Vec::new();
+        let mut bytes = response.bytes_stream();
+        let _ = timeout(first, async {
+            while let Some(Ok(chunk)) = bytes.next().await {
+                body.extend_from_slice(&chunk);
+                if body.len() > MAX_ERROR_BYTES {
+                    break;
+                }
+            }
+        })
+        .await;
+        let error = ProviderError::read(&body);
+        if status == 200 && error.is_none() {
+            return Err(bad_response("JSON where a stream of events was asked for"));
+        }
+        let error = error.unwrap_or_else(|| ProviderError::plain(&body));
+        let status = if status == 200 { error.status() } else { status };
+        return Err(error.fault(status, retry_after_ms));
+    }
+
+    let mut read = 0_usize;
+    let bytes = tokio_stream::StreamExt::timeout(response.bytes_stream(), idle).map(move |chunk| {
+        let chunk: Bytes = chunk.map_err(|_| Interrupted::Idle)?.map_err(|_| Interrupted::Broken)?;
+        read += chunk.len();
+        if read > MAX_BODY_BYTES { Err(Interrupted::TooLarge) } else { Ok(chunk) }
+    });
+    Ok(Events {
+        events: Box::pin(bytes.eventsource().map(|event| event.map(|event| event.data))),
+        deadline,
+        idle_timeout_ms: endpoint.idle_timeout_ms,
+        total_timeout_ms: endpoint.total_timeout_ms,
+    })
+}
+
+/// A header's value that logs do not show.
+///
+/// # Errors
+/// [`Fault::NotConfigured`] if the key holds characters that no header may hold, a line break for example.
+pub fn secret_header(value: String) -> Result<HeaderValue, Fault> {
+    let mut value = HeaderValue::try_from(value).map_err(|_| Fault::NotConfigured {
+        message: "the API key holds characters that cannot be sent in a header".to_owned(),
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// The fault of an answer that is not of its protocol.
+pub fn bad_response(message: impl std::fmt::Display) -> Fault {
+    Fault::BadResponse { message: shorten(&message.to_string()) }
+}
+
+/// Parses the text of a call's arguments. `truncated`: the output limit may have cut this text.
+///
+/// `Err` gives the text back if it is no complete JSON object. A call that was cut is kept as malformed and not
+/// dropped: it never runs, and the model is told why, where a reply without it would look as if nothing had
+/// been tried and be sampled again. JSON objects show their own end, so only the absence of any argument is
+/// ambiguous: it means none, unless the limit cut it.
+pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
+    if text.trim().is_empty() {
+        return if truncated { Err(text) } else { Ok(Value::Object(serde_json::Map::new())) };
+    }
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(fields)) => Ok(cleaned(Value::Object(fields))),
+        Ok(_) | Err(_) => Err(without_nul(text)),
+    }
+}
+
+/// Replaces NUL in all strings and keys: what is stored could not hold it.
+pub fn cleaned(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(without_nul(text)),
+        Value::Array(list) => list.into_iter().map(cleaned).collect(),
+        Value::Object(fields) => {
+            fields.into_iter().map(|(key, value)| (without_nul(key), cleaned(value))).collect()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    }
+}
+
+/// A count of tokens, if the field is there.
+pub fn tokens(usage: &Value, field: &str) -> Option<i64> {
+    usage.get(field)?.as_i64().map(|count| count.max(0))
+}
+
+/// What a provider says of a failure.
+#[derive(Debug)]
+pub struct ProviderError {
+    kind: String,
+    code: String,
+    message: String,
+}
+
+impl ProviderError {
+    /// Reads `{"error": …}`, where the error is an object or, with some servers, a text.
+    pub fn read(body: &[u8]) -> Option<ProviderError> {
+        let body: Value = serde_json::from_slice(body).ok()?;
+        ProviderError::of(&body)
+    }
+
+    /// The same of a parsed event.
+    pub fn of(body: &Value) -> Option<ProviderError> {
+        let error = body.get("error").filter(|error| !error.is_null())?;
+        let text = |field: &str| match error.get(field) {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Number(number)) => number.to_string(),
+            _ => String::new(),
+        };
+        let message = error.as_str().map_or_else(|| text("message"), str::to_owned);
+        Some(ProviderError { kind: text("type"), code: text("code"), message: shorten(&message) })
+    }
+
+    fn plain(body: &[u8]) -> ProviderError {
+        let message = shorten(&String::from_utf8_lossy(body));
+        ProviderError { kind: String::new(), code: String::new(), message }
+    }
+
+    /// The HTTP status that an error inside a stream stands for.
+    pub fn status(&self) -> u16 {
+        let known = |word: &str| {
+            Some(match word {
+                "invalid_request_error" | "context_length_exceeded" => 400,
+                "authentication_error" | "invalid_api_key" => 401,
+                "billing_error" => 402,
+                "permission_error" => 403,
+                "not_found_error" | "model_not_found" => 404,
+                "request_too_large" => 413,
+                "rate_limit_error" | "rate_limit_exceeded" | "insufficient_quota" => 429,
+                "timeout_error" => 504,
+                "overloaded_error" => 529,
+                _ => return None,
+            })
+        };
+        let number = self.code.parse().ok().filter(|code| (400..600).contains(code));
+        known(&self.code).or_else(|| known(&self.kind)).or(number).unwrap_or(500)
+    }
+
+    /// What it means.
+    pub fn fault(self, status: u16, retry_after_ms: Option<u64>) -> Fault {
+        let overflows = status == 413 || (matches!(status, 400 | 422) && self.is_overflow());
+        // An empty account answers 429 too, but waiting does not fill it.
+        let exhausted = [&self.code, &self.kind].iter().any(|word| *word == "insufficient_quota");
+        let message = if self.message.is_empty() { self.kind } else { self.message };
+        match status {
+            _ if overflows => Fault::ContextOverflow { message },
+            429 if exhausted => Fault::Refused { status, message },
+            429 => Fault::RateLimited { retry_after_ms },
+            408 | 425 | 500..=599 => Fault::Overloaded { status, message, retry_after_ms },
+            401 | 403 => Fault::Unauthorized { message },
+            404 => Fault::UnknownModel { message },
+            _ => Fault::Refused { status, message },
+        }
+    }
+
+    fn is_overflow(&self) -> bool {
+        const PHRASES: [&str; 7] = [
+            "prompt is too long",
+            "exceed context limit",
+            "maximum context length",
+            "context length exceeded",
+            "context window",
+            "available context size",
+            "request_too_large",
+        ];
+        let message = self.message.to_lowercase();
+        self.code == "context_length_exceeded" || PHRASES.iter().any(|phrase| message.contains(phrase))
+    }
+}
+
+fn not_sent(error: reqwest::Error, limit: Duration) -> Fault {
+    if error.is_timeout() {
+        return Fault::Timeout { after_ms: limit.as_millis() as u64 };
+    }
+    let is_builder = error.is_builder();
+    let error = anyhow::Error::from(error.without_url());
+    let message = shorten(&format!("{error:#}"));
+    if is_builder { Fault::NotConfigured { message } } else { Fault::Unreachable { message } }
+}
+
+/// `Retry-After` in seconds or as an HTTP date, or OpenAI's `retry-after-ms`.
+fn retry_after_ms(headers: &HeaderMap, now: chrono::DateTime<chrono::Utc>) -> Option<u64> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+    let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
+    let ms = text("retry-after-ms").and_then(number).or_else(|| {
+        let after = text(RETRY_AFTER.as_str())?;
+        let date = || chrono::DateTime::parse_from_rfc2822(after).ok();
+        number(after)
+            .map(|seconds| seconds * 1000.0)
+            .or_else(|| Some((date()?.to_utc() - now).num_milliseconds() as f64))
+    });
+    ms.map(|ms| ms.clamp(0.0, MAX_RETRY_AFTER_MS) as u64)
+}
+
+/// Bounded, and without NUL: the message is stored.
+fn shorten(message: &str) -> String {
+    without_nul(message.trim().chars().take(MAX_MESSAGE_CHARS).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(name: &'static str, value: &str) -> Option<u64> {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, HeaderValue::from_str(value).unwrap());
+        let now = chrono::DateTime::parse_from_rfc2822("Wed, 21 Oct 2015 07:28:00 GMT").unwrap();
+        retry_after_ms(&headers, now.to_utc())
+    }
+
+    #[test]
+    fn retry_after_is_read_as_seconds_as_a_date_and_as_milliseconds() {
+        assert_eq!(after("retry-after", "7"), Some(7_000));
+        assert_eq!(after("retry-after", "0.5"), Some(500));
+        assert_eq!(after("retry-after", "Wed, 21 Oct 2015 07:28:30 GMT"), Some(30_000));
+        assert_eq!(after("retry-after-ms", "120"), Some(120));
+    }
+
+    #[test]
+    fn a_senseless_retry_after_neither_panics_nor_waits_for_years() {
+        assert_eq!(after("retry-after", "soon"), None);
+        assert_eq!(after("retry-after", "NaN"), None);
+        assert_eq!(after("retry-after", "-5"), Some(0));
+        assert_eq!(after("retry-after", "Wed, 21 Oct 2014 07:28:00 GMT"), None);
+        assert_eq!(after("retry-after", "Tue, 21 Oct 2014 07:28:00 GMT"), Some(0));
+        assert_eq!(after("retry-after", "1e300"), Some(86_400_000));
+    }
+
+    #[test]
+    fn the_text_of_arguments_is_an_object_or_malformed() {
+        assert_eq!(arguments("{\"a\":1}".into(), true), Ok(serde_json::json!({"a": 1})));
+        assert_eq!(arguments(" ".into(), false), Ok(serde_json::json!({})));
+        assert_eq!(arguments(String::new(), true), Err(String::new()));
+        for text in ["{\"a\":", "[1]", "null", "nonsense"] {
+            assert_eq!(arguments(text.into(), false), Err(text.to_owned()));
+        }
+        assert_eq!(
+            arguments("{\"a\":\"x\\u0000\"}".into(), false),
+            Ok(serde_json::json!({"a": "x\u{fffd}"}))
+        );
+    }
+
+    #[test]
+    fn overflow_is_recognised_in_the_words_of_each_provider() {
+        let bodies = [
+            r#"{"error":{"type":"invalid_request_error","message":"prompt is too long: 210000 tokens > 200000 maximum"}}"#,
+            r#"{"error":{"type":"invalid_request_error","message":"input length and `max_tokens` exceed context limit: 1 + 2 > 2"}}"#,
+            r#"{"error":{"code":"context_length_exceeded","message":"too long"}}"#,
+            r#"{"error":{"code":400,"message":"This model's maximum context length is 4096 tokens."}}"#,
+            r#"{"error":{"code":400,"message":"the request exceeds the available context size"}}"#,
+        ];
+        for body in bodies {
+            let error = ProviderError::read(body.as_bytes()).unwrap();
+            assert!(matches!(error.fault(400, None), Fault::ContextOverflow { .. }), "{body}");
+        }
+        assert!(matches!(ProviderError::plain(b"").fault(413, None), Fault::ContextOverflow { .. }));
+    }
+
+    #[test]
+    fn an_empty_account_is_not_taken_for_a_rate_limit() {
+        let body = br#"{"error":{"code":"insufficient_quota","message":"You exceeded your current quota"}}"#;
+        let fault = ProviderError::read(body).unwrap().fault(429, Some(1));
+        assert!(matches!(fault, Fault::Refused { status: 429, .. }));
+    }
+}

@@ -1,1 +1,166 @@
-//! openai
+//! OpenAI's Chat Completions, as documented at <https://platform.openai.com/docs/api-reference/chat>, and the many
+//! servers that speak the same.
+
+use super::repair::{self, Dialect};
+use super::{Repairs, Request};
+use crate::context::{Context, Message};
+use crate::record::{Block, Role, ToolCall, ToolResult};
+use serde_json::{Map, Value, json};
+
+/// The part of a model's name before the slash, and of [`Block::Provider`]'s `provider`.
+pub const PROVIDER: &str = "openai";
+
+/// What a request says beside the context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The model's name without the provider.
+    pub model: String,
+    /// Output tokens at most.
+    pub max_tokens: u32,
+    /// Call the limit `max_tokens`, as older servers do, and not `max_completion_tokens`.
+    pub legacy_max_tokens: bool,
+    /// Merge consecutive turns of one role: chat templates of local models often demand alternation.
+    pub merge_turns: bool,
+    /// The server continues a final assistant message.
+    pub prefill: bool,
+    /// Further fields of the body, for example `reasoning_effort`. Those that the projection writes win.
+    pub extra: Map<String, Value>,
+}
+
+impl Options {
+    /// Options of `model` at the official API.
+    pub fn new(model: impl Into<String>, max_tokens: u32) -> Options {
+        Options {
+            model: model.into(),
+            max_tokens,
+            legacy_max_tokens: false,
+            merge_turns: false,
+            prefill: false,
+            extra: Map::new(),
+        }
+    }
+}
+
+/// The streaming request for `context`. Total: whatever the transcript holds, a strict server takes the request.
+pub fn project(context: &Context, options: &Options) -> Request {
+    let (context, repairs) = normal_form(context, options);
+    let mut messages = Vec::with_capacity(context.messages.len() + 1);
+    if !repair::is_blank(&context.system) {
+        messages.push(json!({"role": "system", "content": context.system}));
+    }
+    messages.extend(context.messages.iter().map(message));
+    let tools: Vec<Value> = context.tools.iter().map(tool).collect();
+
+    let mut body = options.extra.clone();
+    let limit = if options.legacy_max_tokens { "max_tokens" } else { "max_completion_tokens" };
+    body.insert("model".into(), options.model.as_str().into());
+    body.insert(limit.into(), options.max_tokens.into());
+    body.insert("stream".into(), true.into());
+    body.insert("stream_options".into(), json!({"include_usage": true}));
+    body.insert("messages".into(), messages.into());
+    body.remove("tools");
+    if !tools.is_empty() {
+        body.insert("tools".into(), tools.into());
+    }
+    let body = repair::sorted(&Value::Object(body));
+    Request { body: body.to_string().into_bytes(), repairs }
+}
+
+pub(super) fn normal_form(context: &Context, options: &Options) -> (Context, Repairs) {
+    let dialect = Dialect {
+        provider: PROVIDER,
+        carries,
+        max_id_bytes: 40,
+        merge_turns: options.merge_turns,
+        prefill: options.prefill,
+    };
+    repair::repair(context, &dialect)
+}
+
+fn carries(role: Role, kind: &str) -> bool {
+    match role {
+        Role::User | Role::Tool => matches!(kind, "image_url" | "input_audio" | "file"),
+        Role::Assistant => kind == "refusal",
+        Role::System => false,
+    }
+}
+
+fn tool(tool: &crate::agent::ToolDefinition) -> Value {
+    let mut function = json!({"name": tool.name, "parameters": repair::parameters(&tool.parameters)});
+    if !repair::is_blank(&tool.description) {
+        function["description"] = tool.description.as_str().into();
+    }
+    json!({"type": "function", "function": function})
+}
+
+fn message(message: &Message) -> Value {
+    match message.role {
+        Role::Assistant => assistant(&message.content),
+        Role::System | Role::User => json!({"role": "user", "content": content(&message.content)}),
+        Role::Tool => tool_message(&message.content),
+    }
+}
+
+fn assistant(blocks: &[Block]) -> Value {
+    let calls: Vec<Value> = blocks.iter().filter_map(as_call).map(call).collect();
+    let mut out = json!({"role": "assistant", "content": content(blocks)});
+    if !calls.is_empty() {
+        out["tool_calls"] = calls.into();
+    }
+    out
+}
+
+/// A string where it is one text, as the oldest servers want it; else a list of parts; null where there is none.
+fn content(blocks: &[Block]) -> Value {
+    let mut parts: Vec<Value> = Vec::new();
+    for block in blocks {
+        match block {
+            Block::Text { text } => parts.push(json!({"type": "text", "text": text})),
+            Block::Provider { raw, .. } => parts.push(raw.clone()),
+            Block::ToolCall(_) | Block::ToolResult(_) => {}
+        }
+    }
+    match parts.as_slice() {
+        [] => Value::Null,
+        [one] if one["type"] == "text" => one["text"].clone(),
+        _ => parts.into(),
+    }
+}
+
+fn as_call(block: &Block) -> Option<&ToolCall> {
+    match block {
+        Block::ToolCall(call) => Some(call),
+        Block::Text { .. } | Block::ToolResult(_) | Block::Provider { .. } => None,
+    }
+}
+
+fn call(call: &ToolCall) -> Value {
+    json!({
+        "id": call.call_id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": repair::arguments(call).to_string()},
+    })
+}
+
+fn tool_message(blocks: &[Block]) -> Value {
+    let result = blocks.iter().find_map(|block| match block {
+        Block::ToolResult(result) => Some(result),
+        Block::Text { .. } | Block::ToolCall(_) | Block::Provider { .. } => None,
+    });
+    match result {
+        Some(result) => json!({
+            "role": "tool",
+            "tool_call_id": result.call_id,
+            "content": result_content(result),
+        }),
+        // Normal form has one result in each tool message.
+        None => json!({"role": "user", "content": content(blocks)}),
+    }
+}
+
+/// The protocol has no field for an error, so the text says it.
+fn result_content(result: &ToolResult) -> String {
+    let text = repair::result_text(result);
+    let says_so = text.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error"));
+    if result.is_error && !says_so { format!("Error: {text}") } else { text.to_owned() }
+}

@@ -1,0 +1,280 @@
+//! The step job: the eight hops, one after the other, and again for the next step while the lease is kept.
+
+use crate::perform::{Interrupted, perform};
+use crate::{Ctx, telemetry};
+use apalis::prelude::{BoxDynError, Data};
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::{Instrument, Span, debug, info, info_span, warn};
+use wakeful_store::queue::{self, Job, Kind};
+use wakeful_store::step::{Commit, Performance};
+use wakeful_workflow::advance::{Outcome, Transition, advance};
+use wakeful_workflow::agent::{Agent, OnUncertain};
+use wakeful_workflow::fault::{Fault, Verdict};
+use wakeful_workflow::plan::{Action, Stop, plan};
+use wakeful_workflow::session::Session;
+
+/// How a claim ends.
+#[derive(Debug, PartialEq)]
+enum End {
+    /// The run closed or paused.
+    Closed,
+    /// Another worker has the session; whatever was in hand here is void.
+    Stale,
+    /// Given back: the slice is over and others wait, or the process drains.
+    Released,
+    /// To be tried again.
+    Retry(String, Option<Duration>),
+}
+
+/// Runs one claimed step job. Every end of it is accounted for here: apalis is only told that it is over.
+///
+/// # Errors
+/// Never; the signature is apalis'.
+pub async fn step(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
+    let ctx = Arc::clone(&ctx);
+    let span = job_span(&job);
+    async {
+        let work = AssertUnwindSafe(work(&ctx, &job)).catch_unwind();
+        let end = tokio::select! {
+            end = work => end,
+            () = job.lease.lost().cancelled() => Ok(End::Stale),
+            () = ctx.abort.cancelled() => Ok(release(&ctx, &job).await),
+        };
+        let end = end.unwrap_or_else(|_| End::Retry("internal error: the step panicked".to_owned(), None));
+        debug!(?end, "The claim is over");
+        if let End::Retry(error, at_least) = &end {
+            telemetry::failed(&Span::current(), "retry");
+            retry(&ctx, &job, error, *at_least).await;
+        }
+    }
+    .instrument(span)
+    .await;
+    Ok(())
+}
+
+async fn work(ctx: &Ctx, job: &Job) -> End {
+    let Some(session_id) = job.session_id.as_deref() else {
+        return End::Stale;
+    };
+    // A fault of the database is nobody's attempt: the step is looked at again under the same lease.
+    let mut faults = 0;
+    loop {
+        match claim(ctx, job, session_id).await {
+            Ok(end) => return end,
+            Err(error) if error.is_transient() && job.lease.is_live() => {
+                faults += 1;
+                warn!(%error, "The database failed the step; looking again");
+                tokio::time::sleep(queue::delay(faults, None)).await;
+            }
+            Err(error) => return End::Retry(error.to_string(), None),
+        }
+    }
+}
+
+/// One claim: hydrate once, then step after step with the warm copy.
+async fn claim(ctx: &Ctx, job: &Job, session_id: &str) -> wakeful_store::Result<End> {
+    let (mut stuck, mut attempt) = (job.stuck, job.attempt);
+    let mut steps = 0;
+    let mut session = ctx.store.hydrate(session_id).await?;
+    loop {
+        let began = Instant::now();
+        let agent = ctx.config.agent(&session.agent);
+        let on_uncertain = agent.as_ref().map_or(OnUncertain::default(), |agent| agent.on_uncertain);
+        let outcome = match &agent {
+            Ok(agent) => decide(ctx, job, &mut session, agent, stuck).await?,
+            Err(error) => Decided::Outcome(Outcome::Stopped(Stop::Failed(Fault::NotConfigured {
+                message: error.to_string(),
+            }))),
+        };
+        let outcome = match outcome {
+            Decided::Outcome(outcome) => outcome,
+            Decided::End(end) => return Ok(end),
+            Decided::Again => continue,
+        };
+        let transition = advance(&session, outcome, on_uncertain);
+        let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
+        crate::failpoint(commit_failpoint(&transition));
+        let commit = commit(ctx, job, &session, &transition, performance).await?;
+        crate::failpoint("after_commit");
+        ctx.notifier.session(session_id);
+        if !transition.deliveries.is_empty() {
+            ctx.notifier.job();
+        }
+        match commit {
+            Commit::Continued { wake_seq } => {
+                let transition = transition.continuing();
+                session.apply(&transition);
+                if wake_seq != session.wake_seq {
+                    ctx.store.refresh(&mut session).await?;
+                }
+                if transition.step.is_some() || !transition.records.is_empty() {
+                    stuck = 0;
+                }
+                if transition.step.is_some() {
+                    steps += 1;
+                    attempt = 1;
+                    if ctx.draining.is_cancelled() || gives_way(ctx, steps).await? {
+                        return Ok(release(ctx, job).await);
+                    }
+                }
+            }
+            Commit::Closed => {
+                // A run of the same conversation may have been opened by this close.
+                ctx.notifier.job();
+                return Ok(End::Closed);
+            }
+            Commit::Moved => session = ctx.store.hydrate(session_id).await?,
+            Commit::Stale => return Ok(End::Stale),
+        }
+    }
+}
+
+enum Decided {
+    Outcome(Outcome),
+    End(End),
+    /// The session was read anew: plan again.
+    Again,
+}
+
+/// Plans, and performs what was planned.
+async fn decide(
+    ctx: &Ctx,
+    job: &Job,
+    session: &mut Session,
+    agent: &Agent,
+    stuck: i32,
+) -> wakeful_store::Result<Decided> {
+    let action = plan(session, &agent.limits);
+    if action == Action::Rest {
+        ctx.store.end_job(&job.lease).await?;
+        return Ok(Decided::End(End::Closed));
+    }
+    if i64::from(stuck) > agent.limits.attempts && !matches!(action, Action::Stop(_)) {
+        let last_error = job.last_error.clone().unwrap_or_else(|| "the worker died each time".to_owned());
+        let fault = Fault::Stuck { attempts: i64::from(stuck) - 1, last_error };
+        return Ok(Decided::Outcome(Outcome::Stopped(Stop::Failed(fault))));
+    }
+    let performed = tokio::select! {
+        performed = perform(ctx, &job.lease, session, agent, action) => performed,
+        () = ctx.cancelled(session.session_id.as_str()) => {
+            ctx.store.refresh(session).await?;
+            return Ok(Decided::Again);
+        }
+    };
+    Ok(match performed {
+        Ok(outcome) => Decided::Outcome(outcome),
+        Err(Interrupted::Moved) => {
+            *session = ctx.store.hydrate(session.session_id.as_str()).await?;
+            if job.lease.is_live() { Decided::Again } else { Decided::End(End::Stale) }
+        }
+        Err(Interrupted::Store(error)) => return Err(error),
+        Err(Interrupted::Fault(fault)) => match fault.verdict() {
+            Verdict::Fail { .. } => Decided::Outcome(Outcome::Stopped(Stop::Failed(fault))),
+            Verdict::Retry { .. } if i64::from(stuck.max(1)) >= agent.limits.attempts => {
+                let stuck = Fault::Stuck { attempts: i64::from(stuck.max(1)), last_error: fault.to_string() };
+                Decided::Outcome(Outcome::Stopped(Stop::Failed(stuck)))
+            }
+            Verdict::Retry { after_ms } => {
+                Decided::End(End::Retry(fault.to_string(), after_ms.map(Duration::from_millis)))
+            }
+        },
+    })
+}
+
+/// Commits, and tries again while the database is away and the lease lasts: the answer has been paid for. A second
+/// try of a commit that went through finds the session moved and writes nothing.
+async fn commit(
+    ctx: &Ctx,
+    job: &Job,
+    session: &Session,
+    transition: &Transition,
+    performance: Performance,
+) -> wakeful_store::Result<Commit> {
+    let span = info_span!("commit", "otel.name" = telemetry::names::COMMIT_STEP, step = transition.step_number);
+    let mut faults = 0;
+    loop {
+        let committing = ctx.store.commit(&job.lease, session, transition.clone(), performance);
+        match committing.instrument(span.clone()).await {
+            Err(error) if error.is_transient() && job.lease.is_live() => {
+                faults += 1;
+                warn!(%error, "The commit failed; trying again");
+                tokio::time::sleep(queue::delay(faults, None)).await;
+            }
+            Ok(commit) => {
+                report(session, transition, commit);
+                return Ok(commit);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn report(session: &Session, transition: &Transition, commit: Commit) {
+    let step = transition.step_number;
+    match commit {
+        Commit::Continued { .. } if transition.step.is_some() => {
+            info!(session.id = %session.session_id, step, "Committed step {step}");
+        }
+        Commit::Continued { .. } => debug!(session.id = %session.session_id, step, "Committed part of step {step}"),
+        Commit::Closed => {
+            let status = transition.status().map_or("", |status| status.as_str());
+            info!(session.id = %session.session_id, run.id = %transition.run_id, step, "The run is {status}");
+        }
+        Commit::Moved => debug!(session.id = %session.session_id, step, "The session moved; reading it again"),
+        Commit::Stale => warn!(session.id = %session.session_id, step, "Another worker has the session: nothing was written"),
+    }
+}
+
+/// Whether the lease is to be given up after so many steps of this claim.
+async fn gives_way(ctx: &Ctx, steps: u32) -> wakeful_store::Result<bool> {
+    Ok(steps % ctx.config.queue.slice_steps == 0 && ctx.store.others_wait(Kind::Step).await?)
+}
+
+async fn release(ctx: &Ctx, job: &Job) -> End {
+    if let Err(error) = ctx.store.release(&job.lease).await {
+        warn!(%error, "A job was not released; it is free when its lease ends");
+    }
+    ctx.notifier.job();
+    End::Released
+}
+
+async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
+    let delay = queue::delay(job.stuck, at_least);
+    warn!(session.id = job.session_id, error, delay_ms = delay.as_millis() as u64, "The step failed; trying again later");
+    if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
+        warn!(%error, "The job was not given back; it is free when its lease ends");
+    }
+}
+
+/// Which failpoint stands before this commit: a turn that asks for tools, or the end of a step.
+fn commit_failpoint(transition: &Transition) -> &'static str {
+    if transition.step.is_some() {
+        "before_step_commit"
+    } else if transition.calls_opened.is_empty() {
+        "before_commit"
+    } else {
+        "before_turn_commit"
+    }
+}
+
+/// A trace of its own for every claim, linked to what enqueued the job.
+fn job_span(job: &Job) -> Span {
+    let span = info_span!(
+        parent: None,
+        "process step",
+        "otel.name" = telemetry::names::PROCESS_STEP,
+        "otel.kind" = "consumer",
+        "session.id" = job.session_id,
+        "gen_ai.conversation.id" = %job.conversation_id,
+        step = job.step_number,
+        attempt = job.attempt,
+        "error.type" = tracing::field::Empty,
+    );
+    if let Some(trace_context) = &job.lease.trace_context {
+        telemetry::link(&span, trace_context);
+    }
+    span
+}

@@ -1,0 +1,319 @@
+//! Tests: every fault of a call, with both protocols.
+
+use super::anthropic::Anthropic;
+use super::openai::OpenAi;
+use super::sse::Endpoint;
+use super::{Deltas, Model, NoDeltas};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use wakeful_workflow::context::{Context, Message};
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::record::{Block, Reply, Role};
+use wakeful_workflow::wire::{anthropic, openai};
+use wiremock::matchers::any;
+use wiremock::{Mock, MockServer, ResponseTemplate};
+
+pub(super) fn endpoint(base_url: &str) -> Endpoint {
+    Endpoint {
+        client: reqwest::Client::new(),
+        base_url: base_url.to_owned(),
+        api_key: Some("secret".to_owned().into()),
+        idle_timeout_ms: 5_000,
+        total_timeout_ms: 10_000,
+    }
+}
+
+pub(super) fn hello() -> Context {
+    let content = vec![Block::Text { text: "hello".to_owned() }];
+    Context {
+        system: String::new(),
+        tools: Vec::new(),
+        messages: vec![Message { role: Role::User, content }],
+    }
+}
+
+/// Collects the deltas.
+#[derive(Default)]
+pub(super) struct Heard(pub String);
+
+impl Deltas for Heard {
+    fn text(&mut self, delta: &str) {
+        self.0.push_str(delta);
+    }
+}
+
+pub(super) fn models(endpoint: &Endpoint) -> [Box<dyn Model>; 2] {
+    [
+        Box::new(Anthropic::new(endpoint.clone(), anthropic::Options::new("m", 100))),
+        Box::new(OpenAi::new(endpoint.clone(), openai::Options::new("m", 100))),
+    ]
+}
+
+/// Asks both models at `endpoint` and gives their answers.
+async fn ask(endpoint: &Endpoint) -> Vec<Result<Reply, Fault>> {
+    let mut answers = Vec::new();
+    for model in models(endpoint) {
+        answers.push(model.call(&model.request(&hello()), &mut NoDeltas).await);
+    }
+    answers
+}
+
+/// The fault of both models when the server answers `response`.
+async fn faults(response: ResponseTemplate) -> Vec<Fault> {
+    let server = MockServer::start().await;
+    Mock::given(any()).respond_with(response).mount(&server).await;
+    ask(&endpoint(&server.uri())).await.into_iter().map(|answer| answer.unwrap_err()).collect()
+}
+
+fn error(status: u16, error: Value) -> ResponseTemplate {
+    ResponseTemplate::new(status).set_body_json(json!({"type": "error", "error": error}))
+}
+
+fn events(events: &[&str]) -> ResponseTemplate {
+    ResponseTemplate::new(200).set_body_raw(stream(events), "text/event-stream")
+}
+
+pub(super) fn stream(events: &[&str]) -> String {
+    events.iter().map(|data| format!("data: {data}\n\n")).collect()
+}
+
+/// What a server does with a connection after it read the request.
+#[derive(Clone, Copy)]
+enum Then {
+    Close,
+    StaySilent,
+    /// Keep-alive comments without end.
+    Ping,
+}
+
+/// A server that writes `response` as it is.
+async fn raw_server(response: String, then: Then) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut request = Vec::new();
+            // Bodies here end with the brace that closes them, which no head does.
+            while !request.ends_with(b"}") {
+                let mut chunk = [0; 4096];
+                let read = socket.read(&mut chunk).await.unwrap();
+                request.extend_from_slice(&chunk[..read]);
+            }
+            socket.write_all(response.as_bytes()).await.unwrap();
+            match then {
+                Then::Close => {}
+                Then::StaySilent => {
+                    // Until the client hangs up.
+                    let _ = socket.read(&mut [0; 1]).await;
+                }
+                Then::Ping => {
+                    while socket.write_all(b": ping\n\n").await.is_ok() {
+                        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                    }
+                }
+            }
+        }
+    });
+    format!("http://{address}")
+}
+
+const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n";
+const ANTHROPIC_START: [&str; 3] = [
+    r#"{"type":"message_start","message":{"usage":{"input_tokens":1}}}"#,
+    r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+    r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"half"}}"#,
+];
+const OPENAI_START: [&str; 1] = [r#"{"choices":[{"delta":{"content":"half"},"finish_reason":null}]}"#];
+
+/// The answers of both models to their own beginning of a stream.
+async fn ask_raw(head: &str, then: Then, configure: fn(&mut Endpoint)) -> Vec<Result<Reply, Fault>> {
+    let mut answers = Vec::new();
+    for (which, start) in [ANTHROPIC_START.as_slice(), OPENAI_START.as_slice()].into_iter().enumerate() {
+        let url = raw_server(format!("{head}\r\n{}", stream(start)), then).await;
+        let mut endpoint = endpoint(&url);
+        configure(&mut endpoint);
+        let model = models(&endpoint).into_iter().nth(which).unwrap();
+        answers.push(model.call(&model.request(&hello()), &mut NoDeltas).await);
+    }
+    answers
+}
+
+#[tokio::test]
+async fn a_rate_limit_carries_the_delay_that_the_provider_asks_for() {
+    let response = error(429, json!({"type": "rate_limit_error", "message": "slow down"}));
+    let expected = Fault::RateLimited { retry_after_ms: Some(3_000) };
+    assert_eq!(faults(response.insert_header("retry-after", "3")).await, [expected.clone(), expected]);
+}
+
+#[tokio::test]
+async fn a_failing_provider_is_overloaded() {
+    for status in [500, 502, 503, 504, 529] {
+        for fault in faults(error(status, json!({"message": "no"}))).await {
+            let message = "no".to_owned();
+            assert_eq!(fault, Fault::Overloaded { status, message, retry_after_ms: None });
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_error_page_that_is_no_json_is_told_as_it_is() {
+    for fault in faults(ResponseTemplate::new(503).set_body_string("<h1>upstream down</h1>")).await {
+        assert!(
+            matches!(&fault, Fault::Overloaded { status: 503, message, .. } if message.contains("upstream"))
+        );
+    }
+}
+
+#[tokio::test]
+async fn refused_credentials_are_unauthorized() {
+    for status in [401, 403] {
+        for fault in faults(error(status, json!({"message": "invalid x-api-key"}))).await {
+            assert_eq!(fault, Fault::Unauthorized { message: "invalid x-api-key".to_owned() });
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_model_is_named() {
+    for fault in faults(error(404, json!({"type": "not_found_error", "message": "model: m"}))).await {
+        assert_eq!(fault, Fault::UnknownModel { message: "model: m".to_owned() });
+    }
+}
+
+#[tokio::test]
+async fn any_other_refusal_keeps_the_providers_words() {
+    for fault in faults(error(400, json!({"message": "tools.0: bad schema"}))).await {
+        assert_eq!(fault, Fault::Refused { status: 400, message: "tools.0: bad schema".to_owned() });
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_is_a_context_overflow() {
+    let answers = [
+        error(
+            400,
+            json!({"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 8 maximum"}),
+        ),
+        error(400, json!({"code": "context_length_exceeded", "message": "too long"})),
+        error(413, json!({"type": "request_too_large", "message": "Request exceeds the maximum size"})),
+    ];
+    for answer in answers {
+        for fault in faults(answer).await {
+            assert!(matches!(fault, Fault::ContextOverflow { .. }), "{fault:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_error_inside_the_stream_is_a_fault_and_no_answer() {
+    let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
+    for fault in faults(events(&[overloaded])).await {
+        let message = "Overloaded".to_owned();
+        assert_eq!(fault, Fault::Overloaded { status: 529, message, retry_after_ms: None });
+    }
+    let limited = r#"{"type":"error","error":{"code":"rate_limit_exceeded","message":"slow"}}"#;
+    for fault in faults(events(&[limited])).await {
+        assert_eq!(fault, Fault::RateLimited { retry_after_ms: None });
+    }
+}
+
+#[tokio::test]
+async fn an_error_body_under_status_200_is_a_fault() {
+    for fault in faults(error(200, json!({"type": "overloaded_error", "message": "busy"}))).await {
+        assert!(matches!(fault, Fault::Overloaded { status: 529, .. }));
+    }
+    for fault in faults(ResponseTemplate::new(200).set_body_json(json!({"choices": []}))).await {
+        assert!(matches!(fault, Fault::BadResponse { .. }));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_of_the_protocol_is_a_bad_response() {
+    for fault in faults(events(&["{\"half\":"])).await {
+        assert!(matches!(fault, Fault::BadResponse { .. }), "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_without_text_or_call_is_empty() {
+    let anthropic =
+        [r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#, r#"{"type":"message_stop"}"#];
+    assert_eq!(faults(events(&anthropic)).await[0], Fault::EmptyReply);
+    let openai = [r#"{"choices":[{"delta":{"content":" "},"finish_reason":"stop"}]}"#, "[DONE]"];
+    assert_eq!(faults(events(&["[DONE]"])).await[1], Fault::StreamCut);
+    assert_eq!(faults(events(&openai)).await[1], Fault::EmptyReply);
+}
+
+#[tokio::test]
+async fn a_withheld_answer_is_not_sampled_again() {
+    let anthropic =
+        [r#"{"type":"message_delta","delta":{"stop_reason":"refusal"}}"#, r#"{"type":"message_stop"}"#];
+    assert!(matches!(faults(events(&anthropic)).await[0], Fault::Refused { .. }));
+    let openai = [r#"{"choices":[{"delta":{},"finish_reason":"content_filter"}]}"#, "[DONE]"];
+    assert!(matches!(faults(events(&openai)).await[1], Fault::Refused { .. }));
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_before_its_marker_is_cut() {
+    // Closed in the middle of a chunked body, and closed as if it were whole.
+    for head in [&format!("{HEAD}content-length: 9999\r\n"), HEAD] {
+        for answer in ask_raw(head, Then::Close, |_| {}).await {
+            assert_eq!(answer, Err(Fault::StreamCut));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_falls_silent_times_out() {
+    for answer in ask_raw(HEAD, Then::StaySilent, |endpoint| endpoint.idle_timeout_ms = 100).await {
+        assert_eq!(answer, Err(Fault::Timeout { after_ms: 100 }));
+    }
+}
+
+#[tokio::test]
+async fn keep_alives_hold_off_the_idle_limit_but_not_the_total_one() {
+    let limits: fn(&mut Endpoint) = |endpoint| {
+        endpoint.idle_timeout_ms = 200;
+        endpoint.total_timeout_ms = 600;
+    };
+    for answer in ask_raw(HEAD, Then::Ping, limits).await {
+        assert_eq!(answer, Err(Fault::Timeout { after_ms: 600 }));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_times_out() {
+    let url = raw_server(String::new(), Then::StaySilent).await;
+    let endpoint = Endpoint { idle_timeout_ms: 100, ..endpoint(&url) };
+    for answer in ask(&endpoint).await {
+        assert_eq!(answer, Err(Fault::Timeout { after_ms: 100 }));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_unreachable() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    for answer in ask(&endpoint(&url)).await {
+        assert!(matches!(answer, Err(Fault::Unreachable { .. })), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_closes_before_the_head_is_unreachable() {
+    let url = raw_server(String::new(), Then::Close).await;
+    for answer in ask(&endpoint(&url)).await {
+        assert!(matches!(answer, Err(Fault::Unreachable { .. })), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_no_header_can_hold_asks_for_configuration_and_is_not_shown() {
+    let endpoint = Endpoint { api_key: Some("sk-1\n".to_owned().into()), ..endpoint("http://127.0.0.1:1") };
+    for answer in ask(&endpoint).await {
+        let Err(Fault::NotConfigured { message }) = answer else { panic!("{answer:?}") };
+        assert!(!message.contains("sk-1"));
+    }
+}

@@ -1,0 +1,57 @@
+//! Perform: the only door to models and tools. An [`Action`] comes in, an [`Outcome`] goes out, and no transaction is
+//! open meanwhile.
+
+mod generate;
+mod tools;
+
+use crate::Ctx;
+use wakeful_store::queue::Lease;
+use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::agent::Agent;
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::plan::{Action, Stop};
+use wakeful_workflow::session::Session;
+
+/// Why an action has no outcome.
+#[derive(Debug)]
+pub enum Interrupted {
+    /// It failed; [`Fault::verdict`] says what that means.
+    Fault(Fault),
+    /// The lease is lost, or the session is not as it was read: nothing may be done on the strength of it.
+    Moved,
+    /// The database did not answer.
+    Store(wakeful_store::Error),
+}
+
+impl From<Fault> for Interrupted {
+    fn from(fault: Fault) -> Self {
+        Interrupted::Fault(fault)
+    }
+}
+
+impl From<wakeful_store::Error> for Interrupted {
+    fn from(error: wakeful_store::Error) -> Self {
+        Interrupted::Store(error)
+    }
+}
+
+/// Performs `action` for `session`. Dropping the future abandons it: what that may leave behind is what the ledger is for.
+///
+/// # Errors
+/// [`Interrupted`].
+pub async fn perform(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+    action: Action,
+) -> Result<Outcome, Interrupted> {
+    match action {
+        Action::Begin => Ok(Outcome::Begun),
+        Action::CallModel => generate::call_model(ctx, lease, session, agent).await,
+        Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
+        Action::Stop(stop) => Ok(Outcome::Stopped(stop)),
+        Action::Pause => Ok(Outcome::Paused),
+        Action::Rest => Ok(Outcome::Stopped(Stop::Finished)),
+    }
+}

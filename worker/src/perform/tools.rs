@@ -1,0 +1,172 @@
+//! Tool calls of one turn: side by side, each as its ledger row allows.
+
+use super::Interrupted;
+use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace};
+use crate::{Ctx, telemetry};
+use futures::FutureExt;
+use futures::future::try_join_all;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+use tracing::{Instrument, info_span, warn};
+use wakeful_store::queue::Lease;
+use wakeful_workflow::advance::{Ending, Outcome, Performed};
+use wakeful_workflow::agent::Agent;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::plan::{How, PlannedCall};
+use wakeful_workflow::record::ToolCall;
+use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
+
+pub(super) async fn call_tools(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+    calls: Vec<PlannedCall>,
+) -> Result<Outcome, Interrupted> {
+    let turn = Turn { ctx, lease, session, agent };
+    let performed = try_join_all(calls.into_iter().map(|planned| turn.one(planned))).await?;
+    Ok(Outcome::Called(performed))
+}
+
+struct Turn<'a> {
+    ctx: &'a Ctx,
+    lease: &'a Lease,
+    session: &'a Session,
+    agent: &'a Agent,
+}
+
+/// How a tool's own code ended.
+enum Ran {
+    Output(ToolOutput),
+    Error(ToolError),
+    /// It did not come back: its time was over, or it panicked.
+    Lost(String),
+}
+
+impl Turn<'_> {
+    async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<Performed, Interrupted> {
+        let ending = match how {
+            How::Reuse(status, outcome) => Ending::Settled(status, outcome),
+            How::Uncertain { known } => Ending::Uncertain { known },
+            How::Answer { inbox_id, text } => Ending::Answered { inbox_id, text },
+            How::Abandon => Ending::Abandoned,
+            How::Run => self.run(&call).await?,
+        };
+        Ok(Performed { call, ending })
+    }
+
+    async fn run(&self, call: &ToolCall) -> Result<Ending, Interrupted> {
+        if let Some(refusal) = self.refusal(call) {
+            return Ok(failed(refusal.0));
+        }
+        let (effect, status) = match self.session.call(&call.call_id) {
+            Some(row) => (row.effect, row.status),
+            None => (Effect::Guarded, CallStatus::Invoked),
+        };
+        match effect {
+            Effect::Pure => Ok(match self.invoke(call).await {
+                Ran::Output(output) => done(output),
+                Ran::Error(error) => failed(error.0),
+                Ran::Lost(reason) => failed(reason),
+            }),
+            Effect::Idempotent | Effect::Guarded => self.run_effect(call, effect, status).await,
+        }
+    }
+
+    /// Starts, runs and settles a call that may change the world.
+    async fn run_effect(&self, call: &ToolCall, effect: Effect, status: CallStatus) -> Result<Ending, Interrupted> {
+        let (store, session_id) = (&self.ctx.store, &self.session.session_id);
+        let timeout_s = self.agent.limits.tool_s;
+        crate::failpoint("before_tool_started");
+        let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
+        let Some(started) = started else {
+            return Err(Interrupted::Moved);
+        };
+        crate::failpoint("after_tool_started");
+        // The commit may have taken long: an effect starts only while the lease that it recorded certainly lasts.
+        if !self.lease.is_live() {
+            return Err(Interrupted::Moved);
+        }
+        let ending = match self.invoke(call).await {
+            Ran::Output(output) => done(output),
+            Ran::Error(error) => failed(error.0),
+            Ran::Lost(reason) if effect == Effect::Idempotent => failed(reason),
+            Ran::Lost(reason) => {
+                warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call did not come back");
+                return Ok(Ending::Uncertain { known: false });
+            }
+        };
+        crate::failpoint("after_tool_effect");
+        if let Ending::Settled(status, outcome) = &ending
+            && !store.settle_call(self.lease, session_id, &call.call_id, &started, *status, outcome).await?
+        {
+            return Err(Interrupted::Moved);
+        }
+        Ok(ending)
+    }
+
+    /// Runs the tool's code, within its time, and survives its panic.
+    async fn invoke(&self, call: &ToolCall) -> Ran {
+        let limit = Duration::from_secs(self.agent.limits.tool_s);
+        let context = ToolCallContext {
+            session_id: self.session.session_id.clone(),
+            call_id: call.call_id.clone(),
+            workspace: Workspace {
+                path: self.ctx.workspace_of(&self.session.session_id),
+                expected: self.session.has_files(),
+            },
+            cancelled: self.lease.lost().clone(),
+        };
+        let span = info_span!(
+            "execute_tool",
+            "otel.name" = telemetry::names::execute_tool(&call.name),
+            "gen_ai.operation.name" = "execute_tool",
+            "gen_ai.tool.name" = %call.name,
+            "gen_ai.tool.call.id" = %call.call_id,
+            "session.id" = %self.session.session_id,
+            "error.type" = tracing::field::Empty,
+        );
+        let running = AssertUnwindSafe(self.ctx.tools.call(&call.name, &context, call.arguments.clone()));
+        let ran = tokio::time::timeout(limit, running.catch_unwind().instrument(span.clone())).await;
+        let ran = match ran {
+            Ok(Ok(Ok(output))) => return Ran::Output(output),
+            Ok(Ok(Err(error))) => Ran::Error(error),
+            Ok(Err(_)) => Ran::Lost("The tool failed inside; this is a defect of the tool.".to_owned()),
+            Err(_) => Ran::Lost(format!("The tool did not finish within {} seconds.", limit.as_secs())),
+        };
+        telemetry::failed(&span, "tool");
+        ran
+    }
+
+    /// Why the call may not run at all: then the model is told, and the tool is not touched.
+    fn refusal(&self, call: &ToolCall) -> Option<ToolError> {
+        if let Some(raw) = &call.malformed {
+            let shown: String = raw.chars().take(500).collect();
+            return Some(ToolError(format!(
+                "The arguments were not a JSON object, so the tool did not run. Call it again with valid JSON. Received: {shown}"
+            )));
+        }
+        if !self.agent.tools.contains(&call.name) || self.ctx.tools.get(&call.name).is_none() {
+            return Some(ToolError(format!(
+                "There is no tool named {:?}. The tools are: {}.",
+                call.name,
+                self.agent.tools.join(", ")
+            )));
+        }
+        self.ctx.tools.validate(&call.name, &call.arguments).err()
+    }
+}
+
+fn done(output: ToolOutput) -> Ending {
+    match output.question {
+        Some(question) => Ending::Asked(question),
+        None => Ending::Settled(
+            CallStatus::Done,
+            CallOutcome { content: output.content, is_error: false, details: output.details },
+        ),
+    }
+}
+
+fn failed(reason: String) -> Ending {
+    Ending::Settled(CallStatus::Failed, CallOutcome { content: reason, is_error: true, details: None })
+}

@@ -1,0 +1,367 @@
+//! Repair: any context in, a context out that every protocol can render block by block.
+//!
+//! What comes out is in normal form: it opens with a user message and ends with what the model has to answer;
+//! each assistant message with calls is followed at once by one tool message per call; ids are unique and within
+//! the protocol's alphabet; nothing is blank. A context in normal form comes out as it went in.
+//!
+//! Repairs look back and never ahead of the message at hand, except for the results of an open turn. So a
+//! transcript that only grows gives a request that only grows, which is what a provider's prompt cache keys on.
+
+use super::Repairs;
+use crate::context::{Context, Message};
+use crate::id::CallId;
+use crate::record::{Block, Role, ToolCall, ToolResult};
+use serde_json::Value;
+use sha2::Digest;
+use std::collections::BTreeSet;
+
+/// What differs between the protocols as far as repair is concerned.
+pub(super) struct Dialect {
+    /// The `provider` whose [`Block::Provider`] blocks are kept.
+    pub provider: &'static str,
+    /// Whether the protocol takes a provider block of this `type` in a message of this role.
+    pub carries: fn(Role, &str) -> bool,
+    pub max_id_bytes: usize,
+    /// Whether turns of one role must alternate.
+    pub merge_turns: bool,
+    /// Whether the model continues a final assistant message.
+    pub prefill: bool,
+}
+
+const OPENING: &str = "(The conversation begins here.)";
+const CONTINUE: &str = "Continue.";
+const NO_RESULT: &str = "The result of this call is not known.";
+const MAX_NAME_BYTES: usize = 64;
+
+/// Brings a copy of `context` into normal form and counts what that took.
+pub(super) fn repair(context: &Context, dialect: &Dialect) -> (Context, Repairs) {
+    let mut repairs = Repairs::default();
+    let tools = tools(context, &mut repairs);
+    let mut turns = Turns {
+        dialect,
+        repairs,
+        used: BTreeSet::new(),
+        open: Vec::new(),
+        notes: Vec::new(),
+        messages: Vec::new(),
+    };
+
+    let mut system = context.system.clone();
+    let mut leading = true;
+    for message in &context.messages {
+        leading &= message.role == Role::System;
+        if leading {
+            turns.leading_system(message, &mut system);
+        } else {
+            turns.message(message);
+        }
+    }
+
+    let (messages, repairs) = turns.finish();
+    (Context { system, tools, messages }, repairs)
+}
+
+/// The name of a tool as a provider sees it: letters, digits, `_` and `-`, at most 64 bytes.
+///
+/// A name that is so already stays; any other gets a suffix of its hash, so that two tools never become one.
+pub fn tool_name(name: &str) -> String {
+    if is_word(name, MAX_NAME_BYTES) {
+        return name.to_owned();
+    }
+    let word: String =
+        name.chars().map(|c| if c.is_ascii() && in_word(c as u8) { c } else { '_' }).take(50).collect();
+    format!("{word}_{}", &hex::encode(sha2::Sha256::digest(name))[..12])
+}
+
+/// Whether nothing in `text` can be seen. Providers refuse such blocks.
+pub(super) fn is_blank(text: &str) -> bool {
+    // Servers strip by different alphabets (Python also U+001C to U+001F, JavaScript also U+FEFF), so we take
+    // the union.
+    text.chars().all(|c| c.is_whitespace() || c.is_control() || matches!(c, '\u{feff}' | '\u{200b}'))
+}
+
+/// The arguments of a call as they go out: an object, with its keys sorted.
+pub(super) fn arguments(call: &ToolCall) -> Value {
+    match (&call.malformed, &call.arguments) {
+        (None, Value::Object(_)) => sorted(&call.arguments),
+        _ => Value::Object(serde_json::Map::new()),
+    }
+}
+
+/// The JSON schema of a tool's input: always of type object, with `properties`.
+pub(super) fn parameters(schema: &Value) -> Value {
+    let mut schema = sorted(schema);
+    if !schema.is_object() {
+        schema = Value::Object(serde_json::Map::new());
+    }
+    schema["type"] = Value::from("object");
+    if !schema["properties"].is_object() {
+        schema["properties"] = Value::Object(serde_json::Map::new());
+    }
+    schema
+}
+
+/// The text of a result as it goes out; never blank, which some servers refuse.
+pub(super) fn result_text(result: &ToolResult) -> &str {
+    if is_blank(&result.content) { "(no output)" } else { &result.content }
+}
+
+/// `value` with all keys sorted. A JSON column gives keys back in its own order, and a dependency may switch
+/// serde_json's `preserve_order` on: the bytes must not change by either.
+pub(super) fn sorted(value: &Value) -> Value {
+    let mut value = value.clone();
+    value.sort_all_objects();
+    value
+}
+
+fn tools(context: &Context, repairs: &mut Repairs) -> Vec<crate::agent::ToolDefinition> {
+    let mut names = BTreeSet::new();
+    let mut tools = Vec::with_capacity(context.tools.len());
+    for tool in &context.tools {
+        let name = tool_name(&tool.name);
+        repairs.rewritten_ids += usize::from(name != tool.name);
+        if names.insert(name.clone()) {
+            tools.push(crate::agent::ToolDefinition { name, ..tool.clone() });
+        } else {
+            repairs.misplaced_blocks += 1;
+        }
+    }
+    tools
+}
+
+fn in_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-'
+}
+
+fn is_word(text: &str, max_bytes: usize) -> bool {
+    !text.is_empty() && text.len() <= max_bytes && text.bytes().all(in_word)
+}
+
+/// A call of the newest assistant message, until its turn closes.
+struct Open {
+    stored: CallId,
+    sent: CallId,
+    name: String,
+    answered: bool,
+}
+
+struct Turns<'a> {
+    dialect: &'a Dialect,
+    repairs: Repairs,
+    /// Call ids that this request has already used.
+    used: BTreeSet<String>,
+    open: Vec<Open>,
+    /// Results without a call, held back until the open turn's results are complete.
+    notes: Vec<Block>,
+    messages: Vec<Message>,
+}
+
+impl Turns<'_> {
+    /// A system message before all others belongs to the system prompt.
+    fn leading_system(&mut self, message: &Message, system: &mut String) {
+        let mut rest = Vec::new();
+        for block in &message.content {
+            match block {
+                Block::Text { text } if is_blank(text) => self.repairs.dropped_blanks += 1,
+                Block::Text { text } => {
+                    self.repairs.misplaced_blocks += 1;
+                    if is_blank(system) {
+                        system.clone_from(text);
+                    } else if text != system {
+                        system.push_str("\n\n");
+                        system.push_str(text);
+                    }
+                }
+                Block::ToolCall(_) | Block::ToolResult(_) | Block::Provider { .. } => {
+                    rest.push(block.clone())
+                }
+            }
+        }
+        if !rest.is_empty() {
+            self.message(&Message { role: Role::System, content: rest });
+        }
+    }
+
+    fn message(&mut self, message: &Message) {
+        let (rest, results) = self.sort_out(message);
+        match message.role {
+            Role::Assistant => {
+                self.close();
+                if !rest.is_empty() {
+                    self.assistant(rest);
+                }
+                for result in results {
+                    self.result(result);
+                }
+            }
+            Role::System | Role::User | Role::Tool => {
+                let only_results = !results.is_empty() && results.len() == message.content.len();
+                for result in results {
+                    self.result(result);
+                }
+                // Anything but a message of results ends the turn, even a blank one: whether a later result is
+                // an answer must not depend on what was dropped.
+                if !only_results {
+                    self.close();
+                }
+                if !rest.is_empty() {
+                    self.push(Role::User, rest);
+                }
+            }
+        }
+    }
+
+    /// Parts the blocks that may stay in the message from tool results; the others are counted and left out.
+    fn sort_out<'m>(&mut self, message: &'m Message) -> (Vec<Block>, Vec<&'m ToolResult>) {
+        let role = message.role;
+        let mut rest = Vec::new();
+        let mut results = Vec::new();
+        for block in &message.content {
+            match block {
+                Block::Text { text } if is_blank(text) => self.repairs.dropped_blanks += 1,
+                Block::Text { .. } => {
+                    self.repairs.misplaced_blocks += usize::from(matches!(role, Role::System | Role::Tool));
+                    rest.push(block.clone());
+                }
+                Block::ToolCall(_) if role == Role::Assistant => rest.push(block.clone()),
+                Block::ToolCall(_) => self.repairs.misplaced_blocks += 1,
+                Block::ToolResult(result) => {
+                    let alone = role == Role::Tool && results.is_empty();
+                    self.repairs.misplaced_blocks += usize::from(!alone);
+                    results.push(result);
+                }
+                Block::Provider { provider, raw } => {
+                    let kind = raw.get("type").and_then(Value::as_str).unwrap_or_default();
+                    let fits = !kind.is_empty() && (self.dialect.carries)(role, kind);
+                    if provider == self.dialect.provider && fits {
+                        rest.push(block.clone());
+                    } else {
+                        self.repairs.misplaced_blocks += 1;
+                    }
+                }
+            }
+        }
+        self.repairs.dropped_blanks += usize::from(message.content.is_empty());
+        (rest, results)
+    }
+
+    fn assistant(&mut self, mut content: Vec<Block>) {
+        // Text after a call reads to the API as a turn that went on without its result. Provider blocks keep
+        // their place: their signature may cover it.
+        let is_call = |block: &Block| matches!(block, Block::ToolCall(_));
+        if let Some(first_call) = content.iter().position(is_call) {
+            let tail = content.split_off(first_call);
+            let (texts, others): (Vec<_>, Vec<_>) =
+                tail.into_iter().partition(|block| matches!(block, Block::Text { .. }));
+            self.repairs.misplaced_blocks += texts.len();
+            content.extend(texts);
+            content.extend(others);
+        }
+
+        for block in &mut content {
+            if let Block::ToolCall(call) = block {
+                let sent = self.wire_id(&call.call_id);
+                let name = tool_name(&call.name);
+                self.repairs.rewritten_ids +=
+                    usize::from(sent != call.call_id) + usize::from(name != call.name);
+                self.open.push(Open {
+                    stored: call.call_id.clone(),
+                    sent: sent.clone(),
+                    name: name.clone(),
+                    answered: false,
+                });
+                call.call_id = sent;
+                call.name = name;
+            }
+        }
+        self.push(Role::Assistant, content);
+    }
+
+    /// Answers the open call of that id, or becomes a note in the user's voice.
+    fn result(&mut self, result: &ToolResult) {
+        let open = self.open.iter_mut().find(|open| !open.answered && open.stored == result.call_id);
+        match open {
+            Some(open) => {
+                open.answered = true;
+                let result = ToolResult { call_id: open.sent.clone(), ..result.clone() };
+                self.messages.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)] });
+            }
+            None => {
+                self.repairs.orphan_results += 1;
+                let outcome = if result.is_error { "error" } else { "result" };
+                let text = format!("[Late {outcome} of the tool {}]\n{}", result.name, result_text(result));
+                self.notes.push(Block::Text { text });
+            }
+        }
+    }
+
+    /// Ends the open turn: every call has its result after this, and held back notes are said.
+    fn close(&mut self) {
+        for open in std::mem::take(&mut self.open).into_iter().filter(|open| !open.answered) {
+            self.repairs.unanswered_calls += 1;
+            let result = ToolResult {
+                call_id: open.sent,
+                name: open.name,
+                content: NO_RESULT.to_owned(),
+                is_error: true,
+                details: None,
+            };
+            self.messages.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)] });
+        }
+        let notes = std::mem::take(&mut self.notes);
+        if !notes.is_empty() {
+            self.push(Role::User, notes);
+        }
+    }
+
+    fn push(&mut self, role: Role, content: Vec<Block>) {
+        match self.messages.last_mut() {
+            Some(last) if self.dialect.merge_turns && last.role == role => {
+                // Blocks are appended, strings never joined: what was sent before stays a prefix.
+                last.content.extend(content);
+                self.repairs.merged_turns += 1;
+            }
+            _ => self.messages.push(Message { role, content }),
+        }
+    }
+
+    /// An id that fits and is new stays; any other becomes a hash of itself and of how often it came before.
+    fn wire_id(&mut self, id: &CallId) -> CallId {
+        let fits = is_word(id.as_str(), self.dialect.max_id_bytes);
+        if fits && self.used.insert(id.as_str().to_owned()) {
+            return id.clone();
+        }
+        let mut nth = 0_u64;
+        loop {
+            let digest = hex::encode(sha2::Sha256::digest(format!("{nth}:{id}")));
+            let hashed = format!("call_{}", &digest[..24]);
+            if self.used.insert(hashed.clone()) {
+                return CallId::from(hashed);
+            }
+            nth += 1;
+        }
+    }
+
+    fn finish(mut self) -> (Vec<Message>, Repairs) {
+        self.close();
+        let say =
+            |text: &str| Message { role: Role::User, content: vec![Block::Text { text: text.to_owned() }] };
+        if self.messages.first().is_none_or(|first| first.role != Role::User) {
+            self.messages.insert(0, say(OPENING));
+            self.repairs.added_turns += 1;
+        }
+        if let Some(last) = self.messages.last_mut().filter(|last| last.role == Role::Assistant) {
+            match last.content.last_mut() {
+                Some(Block::Text { text }) if self.dialect.prefill => {
+                    // A prefill that ends in white space is refused.
+                    text.truncate(text.trim_end().len());
+                }
+                _ => {
+                    self.messages.push(say(CONTINUE));
+                    self.repairs.added_turns += 1;
+                }
+            }
+        }
+        (self.messages, self.repairs)
+    }
+}
