@@ -4,11 +4,12 @@ use super::Interrupted;
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace};
 use crate::{Ctx, telemetry};
 use futures::FutureExt;
-use futures::future::try_join_all;
+use futures::future::join_all;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
-use wakeful_store::queue::Lease;
+use wakeful_store::ledger::Started;
+use wakeful_store::queue::{self, Lease};
 use wakeful_workflow::advance::{Ending, Outcome, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
@@ -24,8 +25,10 @@ pub(super) async fn call_tools(
     calls: Vec<PlannedCall>,
 ) -> Result<Outcome, Interrupted> {
     let turn = Turn { ctx, lease, session, agent };
-    let performed = try_join_all(calls.into_iter().map(|planned| turn.one(planned))).await?;
-    Ok(Outcome::Called(performed))
+    // Every call comes to its end, whatever became of its neighbours: dropping a guarded one half-way would make
+    // its outcome uncertain for no reason.
+    let performed = join_all(calls.into_iter().map(|planned| turn.one(planned))).await;
+    Ok(Outcome::Called(performed.into_iter().collect::<Result<_, _>>()?))
 }
 
 struct Turn<'a> {
@@ -98,11 +101,34 @@ impl Turn<'_> {
         };
         crate::failpoint("after_tool_effect");
         if let Ending::Settled(status, outcome) = &ending
-            && !store.settle_call(self.lease, session_id, &call.call_id, &started, *status, outcome).await?
+            && !self.settle(call, &started, *status, outcome).await?
         {
             return Err(Interrupted::Moved);
         }
         Ok(ending)
+    }
+
+    /// Writes the outcome down, and tries again while the database is away and the lease lasts: the effect has
+    /// happened, and forgetting its outcome would make it uncertain.
+    async fn settle(
+        &self,
+        call: &ToolCall,
+        started: &Started,
+        status: CallStatus,
+        outcome: &CallOutcome,
+    ) -> wakeful_store::Result<bool> {
+        let (store, session_id) = (&self.ctx.store, &self.session.session_id);
+        let mut faults = 0;
+        loop {
+            match store.settle_call(self.lease, session_id, &call.call_id, started, status, outcome).await {
+                Err(error) if error.is_transient() && self.lease.is_live() => {
+                    faults += 1;
+                    warn!(%error, call.id = %call.call_id, "A call's outcome was not written; trying again");
+                    tokio::time::sleep(queue::delay(faults, None)).await;
+                }
+                settled => return settled,
+            }
+        }
     }
 
     /// Runs the tool's code, within its time, and survives its panic.

@@ -1,0 +1,119 @@
+//! Outgoing mail into a Maildir: what `wakeful dev` sends to, and what a person can open with any mail reader.
+
+use crate::channel::{Channel, Outbound, SendError};
+use async_trait::async_trait;
+use lettre::Message;
+use lettre::message::{Mailbox, header::ContentType};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// A Maildir, one file a message, named after its delivery: written twice it is there once.
+#[derive(Clone, Debug)]
+pub struct Maildir {
+    dir: PathBuf,
+    from: Mailbox,
+}
+
+impl Maildir {
+    /// A Maildir at `dir`, created when first written to. `from` is an address, with a name or without.
+    ///
+    /// # Errors
+    /// When `from` is no address.
+    pub fn new(dir: PathBuf, from: &str) -> Result<Maildir, String> {
+        let from = from.parse().map_err(|error| format!("{from:?} is no email address: {error}"))?;
+        Ok(Maildir { dir, from })
+    }
+}
+
+#[async_trait]
+impl Channel for Maildir {
+    fn name(&self) -> &str {
+        "email"
+    }
+
+    fn is_idempotent(&self) -> bool {
+        true
+    }
+
+    async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError> {
+        let bytes = compose(&self.from, message)?.formatted();
+        let (dir, name) = (self.dir.clone(), message.delivery_id.to_owned());
+        let written = tokio::task::spawn_blocking(move || write(&dir, &name, &bytes))
+            .await
+            .map_err(|error| SendError::Later(error.to_string()))?;
+        let path = written.map_err(|error| SendError::Later(format!("the Maildir cannot be written: {error}")))?;
+        Ok(json!({ "maildir": path }))
+    }
+}
+
+/// The message, with a Message-ID made of the delivery's id: the same in every attempt.
+fn compose(from: &Mailbox, message: &Outbound<'_>) -> Result<Message, SendError> {
+    let content = message.content;
+    let refused = |error: String| SendError::Refused(format!("the message cannot be composed: {error}"));
+    let mut builder = Message::builder()
+        .from(from.clone())
+        .subject(content["subject"].as_str().unwrap_or_default())
+        .message_id(Some(format!("<{}@{}>", message.delivery_id, from.email.domain())))
+        .header(ContentType::TEXT_PLAIN);
+    for to in addresses(&content["to"]).map_err(refused)? {
+        builder = builder.to(to);
+    }
+    for cc in addresses(&content["cc"]).map_err(refused)? {
+        builder = builder.cc(cc);
+    }
+    builder.body(content["body"].as_str().unwrap_or_default().to_owned()).map_err(|error| refused(error.to_string()))
+}
+
+fn addresses(list: &Value) -> Result<Vec<Mailbox>, String> {
+    let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
+    list.iter()
+        .map(|one| {
+            let text = one.as_str().unwrap_or_default();
+            text.parse().map_err(|error| format!("{text:?}: {error}"))
+        })
+        .collect()
+}
+
+/// Into `tmp`, then renamed into `new`, as every Maildir is written: a reader never sees half a message.
+fn write(dir: &Path, name: &str, bytes: &[u8]) -> std::io::Result<PathBuf> {
+    for folder in ["tmp", "new", "cur"] {
+        std::fs::create_dir_all(dir.join(folder))?;
+    }
+    let (unfinished, finished) = (dir.join("tmp").join(name), dir.join("new").join(name));
+    let mut file = std::fs::File::create(&unfinished)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&unfinished, &finished)?;
+    std::fs::File::open(dir.join("new"))?.sync_all()?;
+    Ok(finished)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_same_delivery_twice_is_one_message() {
+        let dir = tempfile::tempdir().unwrap();
+        let maildir = Maildir::new(dir.path().to_owned(), "Agent <agent@example.com>").unwrap();
+        let content = json!({"to": ["ann@example.com"], "subject": "Grüße", "body": "Hello"});
+        let message = Outbound { delivery_id: "dlv_1", content: &content };
+        maildir.send(&message).await.unwrap();
+        maildir.send(&message).await.unwrap();
+        let files: Vec<_> = std::fs::read_dir(dir.path().join("new")).unwrap().collect();
+        assert_eq!(files.len(), 1);
+        let text = std::fs::read_to_string(dir.path().join("new/dlv_1")).unwrap();
+        assert!(text.contains("Message-ID: <dlv_1@example.com>"), "{text}");
+        assert!(text.contains("To: ann@example.com"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_none_is_refused_for_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let maildir = Maildir::new(dir.path().to_owned(), "agent@example.com").unwrap();
+        let content = json!({"to": ["nobody"], "subject": "s", "body": "b"});
+        let sent = maildir.send(&Outbound { delivery_id: "dlv_1", content: &content }).await;
+        assert!(matches!(sent, Err(SendError::Refused(_))), "{sent:?}");
+    }
+}

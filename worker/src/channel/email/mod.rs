@@ -1,0 +1,3 @@
+//! Email.
+
+pub mod maildir;

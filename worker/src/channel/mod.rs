@@ -1,0 +1,45 @@
+//! Channels: where messages come from and go to. One folder a medium.
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+pub mod email;
+
+/// Sends outgoing messages of one kind.
+#[async_trait]
+pub trait Channel: Send + Sync {
+    /// The word in `deliveries.channel`.
+    fn name(&self) -> &str;
+
+    /// Whether sending the same delivery id again does nothing more. Otherwise a delivery that was found half-way
+    /// is shown as uncertain and never sent again by itself.
+    fn is_idempotent(&self) -> bool;
+
+    /// Sends one message and gives the receipt.
+    ///
+    /// # Errors
+    /// [`SendError`], which says whether it may have gone out.
+    async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
+}
+
+/// One delivery, ready to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Outbound<'a> {
+    /// The key under which it is sent: the same in every attempt.
+    pub delivery_id: &'a str,
+    pub content: &'a Value,
+}
+
+/// Why a message was not sent for certain.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// It was not sent and never will be.
+    #[error("{0}")]
+    Refused(String),
+    /// It was not sent; trying again may help.
+    #[error("{0}")]
+    Later(String),
+    /// It may have been sent.
+    #[error("{0}")]
+    Unknown(String),
+}

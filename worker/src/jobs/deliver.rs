@@ -1,0 +1,111 @@
+//! The deliver job: the outgoing messages of one channel of one conversation, in order.
+
+use crate::channel::{Outbound, SendError};
+use crate::{Ctx, telemetry};
+use apalis::prelude::{BoxDynError, Data};
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use tracing::{Instrument, info, info_span, warn};
+use wakeful_store::delivery::{Claimed, Settled};
+use wakeful_store::queue::{self, Job};
+
+/// Attempts after which a message that is refused temporarily counts as failed.
+const ATTEMPTS: i32 = 10;
+
+/// Runs one claimed deliver job. Every end of it is accounted for here: apalis is only told that it is over.
+///
+/// # Errors
+/// Never; the signature is apalis'.
+pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
+    let ctx = Arc::clone(&ctx);
+    let work = AssertUnwindSafe(work(&ctx, &job)).catch_unwind();
+    let end = tokio::select! {
+        end = work => end.unwrap_or_else(|_| Err("internal error: the delivery panicked".to_owned())),
+        () = job.lease.lost().cancelled() => Ok(()),
+        () = ctx.abort.cancelled() => {
+            if let Err(error) = ctx.store.release(&job.lease).await {
+                warn!(%error, "A job was not released; it is free when its lease ends");
+            }
+            Ok(())
+        }
+    };
+    if let Err(error) = end {
+        let delay = queue::delay(job.stuck, None);
+        warn!(error, delay_ms = delay.as_millis() as u64, "Delivering failed; trying again later");
+        if let Err(error) = ctx.store.retry_later(&job.lease, delay, &error).await {
+            warn!(%error, "The job was not given back; it is free when its lease ends");
+        }
+    }
+    Ok(())
+}
+
+async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
+    let channel_name = job.channel.as_deref().unwrap_or_default();
+    loop {
+        // Read before looking: what is enqueued after the look moves this number.
+        let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(text)? else {
+            return Ok(());
+        };
+        while let Some(claimed) =
+            ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name).await.map_err(text)?
+        {
+            let span = info_span!(
+                "deliver",
+                "otel.name" = telemetry::names::deliver(channel_name),
+                "otel.kind" = "producer",
+                "delivery.id" = %claimed.delivery_id,
+                "session.id" = %claimed.session_id,
+            );
+            one(ctx, job, channel_name, &claimed).instrument(span).await?;
+        }
+        if ctx.store.end_deliver_job(&job.lease, seen).await.map_err(text)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Sends one message and writes down how it ended.
+///
+/// # Errors
+/// What to try again, in words.
+async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Result<(), String> {
+    let settled = match ctx.channels.get(channel_name) {
+        None => Settled::Failed { error: format!("no channel named {channel_name:?} is configured on this worker") },
+        Some(channel) if claimed.maybe_sent && !channel.is_idempotent() => Settled::Uncertain {
+            error: "a worker stopped while sending it; it may have gone out".to_owned(),
+        },
+        // Nothing is sent on a lease that may have ended: its successor sends.
+        Some(_) if !job.lease.is_live() => return Ok(()),
+        Some(channel) => {
+            crate::failpoint("before_send");
+            let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
+            match channel.send(&outbound).await {
+                Ok(receipt) => Settled::Sent { receipt },
+                Err(SendError::Refused(error)) => Settled::Failed { error },
+                Err(SendError::Later(error)) if claimed.attempt >= ATTEMPTS => Settled::Failed { error },
+                Err(SendError::Later(error)) => {
+                    ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(text)?;
+                    return Err(error);
+                }
+                Err(SendError::Unknown(error)) if channel.is_idempotent() => return Err(error),
+                Err(SendError::Unknown(error)) => Settled::Uncertain { error },
+            }
+        }
+    };
+    crate::failpoint("after_send");
+    let held = ctx.store.settle_delivery(&job.lease, claimed, channel_name, &settled).await.map_err(text)?;
+    ctx.notifier.session(&claimed.session_id);
+    match settled {
+        Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
+        Settled::Sent { .. } => warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile"),
+        Settled::Failed { error } | Settled::Uncertain { error } => {
+            warn!(delivery.id = claimed.delivery_id, error, "Not sent for certain");
+        }
+    }
+    Ok(())
+}
+
+fn text(error: wakeful_store::Error) -> String {
+    error.to_string()
+}

@@ -1,0 +1,88 @@
+//! The pool: apalis runs the jobs, the heart keeps their leases, and a drain ends both in order.
+
+use super::{deliver::deliver, step::step};
+use crate::Ctx;
+use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+use wakeful_store::queue::{Heart, Holdings, Kind, News, Queue, Settings};
+
+/// How long running steps may take to end after a drain begins; then their leases are given back as they stand.
+pub const DRAIN: Duration = Duration::from_secs(20);
+
+/// Runs jobs until `ctx.draining` fires, then until none is in hand.
+///
+/// # Errors
+/// When apalis' monitor fails, which no fault of a job or of the database does.
+pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
+    let queue = ctx.config.queue.clone();
+    let holdings = Arc::new(Holdings::default());
+    let heart_stop = CancellationToken::new();
+    let heart = Heart {
+        store: ctx.store.clone(),
+        worker_id: Arc::clone(&ctx.worker_id),
+        host: ctx.host.clone(),
+        concurrency: i32::try_from(queue.concurrency).unwrap_or(i32::MAX),
+        lease: Duration::from_secs(queue.lease_s),
+        every: Duration::from_secs(queue.heartbeat_s),
+        holdings: Arc::clone(&holdings),
+    };
+    let heart = tokio::spawn(heart.run(heart_stop.clone()));
+    let draining = ctx.draining.clone();
+    let deadline = tokio::spawn(abort_after_drain(Arc::clone(&ctx)));
+
+    let start = {
+        let (ctx, news, holdings) = (Arc::clone(&ctx), news.clone(), Arc::clone(&holdings));
+        move |kind: Kind| {
+            let settings = Settings {
+                kind,
+                concurrency: ctx.config.queue.concurrency,
+                lease: Duration::from_secs(ctx.config.queue.lease_s),
+                poll: Duration::from_millis(ctx.config.queue.poll_ms),
+            };
+            let (store, worker_id) = (ctx.store.clone(), Arc::clone(&ctx.worker_id));
+            Queue::start(store, settings, worker_id, Arc::clone(&holdings), &news, ctx.draining.clone())
+        }
+    };
+    let (start_steps, start_deliveries) = (start.clone(), start);
+    let (step_ctx, deliver_ctx) = (Arc::clone(&ctx), Arc::clone(&ctx));
+    let ran = Monitor::new()
+        .register(move |_| {
+            WorkerBuilder::new("step")
+                .backend(start_steps(Kind::Step))
+                .data(Arc::clone(&step_ctx))
+                .parallelize(tokio::spawn)
+                .build(step)
+        })
+        .register(move |_| {
+            WorkerBuilder::new("deliver")
+                .backend(start_deliveries(Kind::Deliver))
+                .data(Arc::clone(&deliver_ctx))
+                .parallelize(tokio::spawn)
+                .build(deliver)
+        })
+        .should_restart(|_, error, _| {
+            error!(%error, "A worker ended; starting it again");
+            true
+        })
+        .run_with_signal(async move {
+            draining.cancelled().await;
+            Ok(())
+        })
+        .await;
+    deadline.abort();
+    heart_stop.cancel();
+    // The heart beats until the last lease is given back.
+    let _ = heart.await;
+    info!("No job is in hand");
+    ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
+}
+
+/// After the drain's time is up, every step that still runs is dropped and its lease given back.
+async fn abort_after_drain(ctx: Arc<Ctx>) {
+    ctx.draining.cancelled().await;
+    tokio::time::sleep(DRAIN).await;
+    ctx.abort.cancel();
+}
