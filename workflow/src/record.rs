@@ -46,12 +46,17 @@ impl Role {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block {
-    Text { text: String },
+    Text {
+        text: String,
+    },
     ToolCall(ToolCall),
     ToolResult(ToolResult),
     /// What only its provider understands (signed thinking, server tool use): echoed verbatim to that provider
     /// and dropped for any other. `provider` is the part of the model's name before the slash.
-    Provider { provider: String, raw: Value },
+    Provider {
+        provider: String,
+        raw: Value,
+    },
 }
 
 /// What the model asked for.

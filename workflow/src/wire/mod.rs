@@ -40,6 +40,10 @@ pub struct Repairs {
 impl Repairs {
     /// How many changes were made in all.
     pub fn total(&self) -> usize {
-        self.merged_turns + self.orphan_results + self.unanswered_calls + self.dropped_blanks + self.rewritten_ids
+        self.merged_turns
+            + self.orphan_results
+            + self.unanswered_calls
+            + self.dropped_blanks
+            + self.rewritten_ids
     }
 }
