@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::binaries::Binaries;
 use super::postgres::{Cluster, Options};
 
 /// What the command of [`exec`] finds the server by: a URL of a database (`postgres`, or the caller's) whose user
@@ -86,6 +87,7 @@ pub async fn exec(command: &[OsString]) -> Result<i32> {
     let mut child = Command::new(name)
         .args(arguments)
         .env(URL_VARIABLE, url)
+        .env("PATH", path_with_server())
         .spawn()
         .with_context(|| format!("{} does not run", name.display()))?;
     // A terminal sends its Ctrl-C to the command as well, and a second one means more than the first to some.
@@ -104,6 +106,14 @@ pub async fn exec(command: &[OsString]) -> Result<i32> {
     };
     tokio::task::spawn_blocking(move || drop(throwaway)).await?;
     Ok(status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1))
+}
+
+/// `PATH`, and after it the server's programs: pgbench and psql are there where `PATH` has none.
+fn path_with_server() -> OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let server = Binaries::find().map(|server| server.dir);
+    let dirs = std::env::split_paths(&path).chain(server);
+    std::env::join_paths(dirs).unwrap_or(path)
 }
 
 /// Memory if it has room for a database a test, else the directory of temporary files.
