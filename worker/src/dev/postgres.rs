@@ -245,10 +245,11 @@ fn wait_for_former(pgdata: &Path) -> Result<Option<pidfile::Running>> {
             std::fs::remove_file(pgdata.join("postmaster.pid")).ok();
             return Ok(None);
         }
-        if began.elapsed() > GRACE {
-            if let Some(running) = pidfile::read(pgdata).filter(pidfile::Running::answers) {
-                return Ok(Some(running));
-            }
+        let staying = || pidfile::read(pgdata).filter(pidfile::Running::answers);
+        if began.elapsed() > GRACE
+            && let Some(running) = staying()
+        {
+            return Ok(Some(running));
         }
         if began.elapsed() > PATIENCE {
             bail!("A Postgres in {} neither ends nor answers", pgdata.display());
