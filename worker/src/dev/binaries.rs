@@ -51,6 +51,13 @@ fn find_in(named: Option<&OsStr>, path: Vec<PathBuf>, installed: Vec<PathBuf>) -
     }
     let mut found = Vec::<Binaries>::new();
     for dir in path.into_iter().chain(installed) {
+        // Links to a server elsewhere stand for that one: its other programs are only there.
+        let dir = dir
+            .join("postgres")
+            .canonicalize()
+            .ok()
+            .and_then(|file| Some(file.parent()?.to_owned()))
+            .unwrap_or(dir);
         if found.iter().any(|one| one.dir == dir) || !PROGRAMS.iter().all(|name| dir.join(name).is_file()) {
             continue;
         }
@@ -124,11 +131,25 @@ mod tests {
     #[test]
     fn a_client_only_installation_is_passed_over() {
         let temp = tempfile::tempdir().unwrap();
-        let client = server(temp.path(), "client", &["psql", "pg_ctl"], "18.1");
-        let old = server(temp.path(), "old", &PROGRAMS, "15.14 (Debian 15.14-0+deb12u1)");
-        let beta = server(temp.path(), "beta", &PROGRAMS, "19beta1");
+        let root = temp.path().canonicalize().unwrap();
+        let client = server(&root, "client", &["psql", "pg_ctl"], "18.1");
+        let old = server(&root, "old", &PROGRAMS, "15.14 (Debian 15.14-0+deb12u1)");
+        let beta = server(&root, "beta", &PROGRAMS, "19beta1");
         let found = find_in(None, vec![client, old.clone()], vec![beta.clone(), old.clone()]).unwrap();
         assert_eq!(found, [Binaries { dir: old, major: 15 }, Binaries { dir: beta, major: 19 }]);
+    }
+
+    #[test]
+    fn a_link_to_a_server_stands_for_the_servers_own_directory() {
+        let temp = tempfile::tempdir().unwrap();
+        let real = server(&temp.path().canonicalize().unwrap(), "real", &PROGRAMS, "16.1");
+        let links = temp.path().join("links");
+        std::fs::create_dir(&links).unwrap();
+        for program in PROGRAMS {
+            std::os::unix::fs::symlink(real.join(program), links.join(program)).unwrap();
+        }
+        let found = find_in(None, vec![links], vec![real.clone()]).unwrap();
+        assert_eq!(found, [Binaries { dir: real, major: 16 }]);
     }
 
     #[test]
