@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::FutureExt;
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::binaries::Binaries;
 use super::postgres::{Cluster, Options};
 
-/// What the command of [`exec`] finds the server by: a URL of a database (`postgres`, or the caller's) whose user
+/// What the command of [`exec()`] finds the server by: a URL of a database (`postgres`, or the caller's) whose user
 /// may create databases.
 const URL_VARIABLE: &str = "WAKEFUL_TEST_DATABASE_URL";
 
@@ -84,6 +85,15 @@ pub async fn exec(command: &[OsString]) -> Result<i32> {
             (throwaway.cluster().url("postgres"), Some(throwaway))
         }
     };
+    // A Ctrl-C at the terminal during the start never reached the command, which was not there yet.
+    for (stream, number) in
+        [(&mut terminate, libc::SIGTERM), (&mut hang_up, libc::SIGHUP), (&mut interrupt, libc::SIGINT)]
+    {
+        if stream.recv().now_or_never().flatten().is_some() {
+            tokio::task::spawn_blocking(move || drop(throwaway)).await?;
+            return Ok(128 + number);
+        }
+    }
     let mut child = Command::new(name)
         .args(arguments)
         .env(URL_VARIABLE, url)

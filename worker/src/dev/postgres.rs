@@ -85,7 +85,7 @@ impl Cluster {
                 return Ok(Cluster::adopted(data_dir, running, None));
             }
             if Instant::now() > deadline {
-                bail!("Another process holds {} and its Postgres does not answer", lock_path.display());
+                bail!("Another process holds {} and its Postgres does not answer", pgdata.display());
             }
             std::thread::sleep(LOOK);
         }
@@ -132,6 +132,34 @@ impl Cluster {
             }
         }
         Ok(Cluster { data_dir, socket_dir, port: PORT, server: Some(server), _owner: Some(lock) })
+    }
+
+    /// The server that runs in a data directory, of whichever process; none is started.
+    pub fn running(data_dir: &Path) -> Result<Option<Cluster>> {
+        let data_dir = directory::reachable(data_dir)?;
+        let running = clusters(&data_dir)
+            .iter()
+            .filter_map(|pgdata| pidfile::read(pgdata))
+            .find(pidfile::Running::answers);
+        Ok(running.map(|running| Cluster::adopted(data_dir, running, None)))
+    }
+
+    /// Deletes the clusters of a data directory, of every version, and nothing else in it. Blocks while the server
+    /// of a killed process ends; fails if a server stays.
+    pub fn remove(data_dir: &Path) -> Result<()> {
+        for pgdata in clusters(&directory::reachable(data_dir)?) {
+            let lock = open_lock(&pgdata)?;
+            if !try_lock(&lock)? || wait_for_former(&pgdata)?.is_some() {
+                bail!("A Postgres runs in {}. Stop it first", pgdata.display());
+            }
+            // Renamed first: a kill on the way leaves what the next start removes.
+            let going = pgdata.with_extension("new");
+            std::fs::remove_dir_all(&going).ok();
+            std::fs::rename(&pgdata, &going)
+                .and_then(|()| std::fs::remove_dir_all(&going))
+                .with_context(|| format!("{} cannot be removed", pgdata.display()))?;
+        }
+        Ok(())
     }
 
     fn adopted(data_dir: PathBuf, running: pidfile::Running, owner: Option<File>) -> Cluster {
@@ -196,6 +224,23 @@ impl Drop for Cluster {
 fn choose(all: Vec<Binaries>, data_dir: &Path) -> Option<Binaries> {
     let with_data = all.iter().find(|one| data_dir.join(format!("postgres-{}", one.major)).exists());
     with_data.or(all.first()).cloned()
+}
+
+/// The clusters in a data directory, of whichever versions.
+fn clusters(data_dir: &Path) -> Vec<PathBuf> {
+    let version = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix("postgres-")?.parse::<u32>().ok();
+    std::fs::read_dir(data_dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| version(&entry.file_name()).is_some())
+        .map(|entry| entry.path())
+        .collect()
+}
+
+fn open_lock(pgdata: &Path) -> Result<File> {
+    let path = pgdata.with_extension("lock");
+    File::create(&path).with_context(|| format!("{} cannot be made", path.display()))
 }
 
 fn try_lock(lock: &File) -> Result<bool> {

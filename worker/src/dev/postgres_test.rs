@@ -99,6 +99,26 @@ fn a_second_start_uses_the_first_ones_server_and_leaves_it_running() {
 }
 
 #[test]
+fn a_running_server_is_found_but_not_removed_and_a_stopped_one_is_removed_alone() {
+    let temp = temp();
+    let maildir = temp.path().join("mail");
+    std::fs::create_dir(&maildir).unwrap();
+    assert!(Cluster::running(temp.path()).unwrap().is_none());
+    let cluster = Cluster::start(options(temp.path())).unwrap();
+    query(&cluster, "postgres", "create database old");
+    let found = Cluster::running(temp.path()).unwrap().unwrap();
+    assert_eq!(found.url("old"), cluster.url("old"));
+    assert!(Cluster::remove(temp.path()).is_err());
+    drop(found);
+    cluster.stop().unwrap();
+    assert!(Cluster::running(temp.path()).unwrap().is_none());
+    Cluster::remove(temp.path()).unwrap();
+    assert!(maildir.exists());
+    let cluster = Cluster::start(options(temp.path())).unwrap();
+    assert!(query(&cluster, "postgres", "select datname from pg_database where datname = 'old'").is_empty());
+}
+
+#[test]
 fn a_pidfile_with_the_pid_of_another_program_does_not_stop_a_start() {
     let temp = temp();
     let cluster = Cluster::start(options(temp.path())).unwrap();
