@@ -168,3 +168,35 @@ fn sweep(parent: &Path) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_exit_status_of_the_command_comes_back() {
+        let run = async |script: &str| exec(&["sh".into(), "-c".into(), script.into()]).await.unwrap();
+        assert_eq!(run("exit 7").await, 7);
+        assert_eq!(run("kill -TERM $$").await, 143);
+        assert_eq!(run("case $WAKEFUL_TEST_DATABASE_URL in postgres*) exit 0;; *) exit 9;; esac").await, 0);
+        assert!(exec(&["/nowhere/nothing".into()]).await.is_err());
+        assert!(exec(&[]).await.is_err());
+    }
+
+    #[test]
+    fn a_throwaway_leaves_no_file_and_sweeps_only_what_nobody_holds() {
+        let throwaway = Throwaway::start().unwrap();
+        let dir = throwaway._dir.path().to_owned();
+        let abandoned = dir.with_file_name(format!("{PREFIX}abandoned-{}", std::process::id()));
+        std::fs::create_dir(&abandoned).unwrap();
+        let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+        for held in [&dir, &abandoned] {
+            File::create(held.join("claim")).unwrap().set_modified(hour_ago).unwrap();
+        }
+        sweep(dir.parent().unwrap());
+        assert!(!abandoned.exists());
+        assert!(dir.exists());
+        drop(throwaway);
+        assert!(!dir.exists());
+    }
+}
