@@ -2,6 +2,7 @@
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -348,7 +349,7 @@ fn percent_encoded(bytes: &[u8]) -> String {
     encoded
 }
 
-/// The log is appended to, and begins anew when it has grown over 4 MiB.
+/// The log is private, for it quotes statements that failed. It is appended to, and begins anew when it has grown over 4 MiB.
 fn open_log(path: &Path) -> Result<File> {
     if std::fs::metadata(path).is_ok_and(|meta| meta.len() > 4 << 20) {
         std::fs::remove_file(path).ok();
@@ -356,6 +357,7 @@ fn open_log(path: &Path) -> Result<File> {
     File::options()
         .create(true)
         .append(true)
+        .mode(0o600)
         .open(path)
         .with_context(|| format!("{} cannot be opened", path.display()))
 }
