@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 //! What Wakeful remembers: every line of SQL, every transaction, and the job queue.
 //!
 //! | to | read |
@@ -86,3 +87,6 @@ impl Store {
 pub fn new_id(prefix: &str) -> String {
     format!("{prefix}_{}", uuid::Uuid::now_v7().simple())
 }
+=======
+
+>>>>>>> dev

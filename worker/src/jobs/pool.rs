@@ -63,7 +63,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
                 .parallelize(tokio::spawn)
                 .build(deliver)
         })
-        .should_restart(|_, error, _| {
+        .should_restart(|_, error| {
             error!(%error, "A worker ended; starting it again");
             true
         })

@@ -1,0 +1,82 @@
+# `make help` lists the targets. Each installs what it misses, where it may; none needs a terminal.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory
+
+CARGO ?= cargo
+# More arguments for the program or the test run: make test ARGS=ledger
+ARGS ?=
+FEATURES ?= --features wakeful/failpoints
+BUILD := --workspace --locked $(FEATURES)
+# A Postgres for the length of one command.
+WITH_POSTGRES := $${CARGO_TARGET_DIR:-target}/debug/examples/with_postgres
+
+.PHONY: help
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+.PHONY: dev
+dev: postgres ## Run Wakeful with a Postgres of its own and sample chats
+	$(CARGO) run --locked -p wakeful -- dev $(ARGS)
+
+.PHONY: demo
+demo: postgres ## Kill a worker in the middle of a chat and see another go on
+	$(CARGO) run --locked -p wakeful -- demo $(ARGS)
+
+.PHONY: test
+test: postgres with-postgres ## Run the tests (needs Rust and Postgres only)
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		set -ex; \
+		$(WITH_POSTGRES) $(CARGO) nextest run $(BUILD) $(ARGS); \
+		$(CARGO) test --doc $(BUILD); \
+	else \
+		set -ex; \
+		$(WITH_POSTGRES) $(CARGO) test $(BUILD) $(ARGS); \
+	fi
+
+# The same selection as the tests', so that nothing is compiled twice.
+.PHONY: with-postgres
+with-postgres:
+	$(CARGO) build $(BUILD) --examples
+
+.PHONY: test-peers
+test-peers: postgres peers with-postgres ## Run the tests against servers that others wrote
+	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) \
+		$(CARGO) test $(BUILD) --test main -- --ignored peers:: $(ARGS)
+	scripts/check-deploy
+
+.PHONY: check
+check: ## Everything that CI runs, and how long each part took
+	@scripts/check fmt-check clippy doc test test-peers demo
+
+.PHONY: bench
+bench: postgres with-postgres ## Step commits a second against pgbench
+	$(WITH_POSTGRES) $(CARGO) bench --locked -p wakeful $(ARGS)
+
+.PHONY: fmt
+fmt: ## Format the code
+	$(CARGO) fmt --all
+
+.PHONY: fmt-check
+fmt-check:
+	$(CARGO) fmt --all --check
+
+.PHONY: clippy
+clippy: ## Lint every target with every feature
+	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
+
+.PHONY: doc
+doc: ## Build the documentation
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
+
+.PHONY: sqlx
+sqlx: postgres ## Write .sqlx anew from the queries and the migrations
+	@scripts/sqlx
+
+.PHONY: postgres
+postgres:
+	@scripts/setup postgres
+
+.PHONY: peers
+peers:
+	@scripts/setup peers

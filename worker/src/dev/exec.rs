@@ -1,0 +1,202 @@
+//! A server for the length of one command.
+use std::ffi::OsString;
+use std::fs::{File, Permissions};
+use std::io::IsTerminal;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::FutureExt;
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::binaries::Binaries;
+use super::postgres::{Cluster, Options};
+
+/// What the command of [`exec()`] finds the server by: a URL of a database (`postgres`, or the caller's) whose user
+/// may create databases.
+const URL_VARIABLE: &str = "WAKEFUL_TEST_DATABASE_URL";
+
+const PREFIX: &str = "wakeful-throwaway-";
+
+/// A cluster in memory if there is room, else on disk, without fsync; stopped and removed on drop.
+///
+/// A killed process leaves its directory behind, and the next `start` removes it.
+#[derive(Debug)]
+pub struct Throwaway {
+    // Fields drop in this order: first the server, then its files, then the claim on them.
+    cluster: Cluster,
+    _dir: TempDir,
+    _claim: File,
+}
+
+impl Throwaway {
+    /// Blocks for a few seconds: call it from `spawn_blocking` in async code.
+    pub fn start() -> Result<Throwaway> {
+        let parent = parent();
+        sweep(&parent);
+        let dir = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .permissions(Permissions::from_mode(0o711))
+            .tempdir_in(&parent)
+            .with_context(|| format!("No directory in {}", parent.display()))?;
+        let claim = File::create(dir.path().join("claim")).context("The throw-away directory")?;
+        claim.lock().context("The throw-away directory cannot be locked")?;
+        let mut options = Options::new(dir.path());
+        options.fsync = false;
+        options.settings = [
+            // Many test processes at once, each with pools of its own.
+            ("max_connections", "400"),
+            // No replica and no archive: the least log, and little of it kept in memory.
+            ("wal_level", "minimal"),
+            ("max_wal_senders", "0"),
+            ("max_wal_size", "256MB"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec();
+        Ok(Throwaway { cluster: Cluster::start(options)?, _dir: dir, _claim: claim })
+    }
+
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+/// Runs a command with `WAKEFUL_TEST_DATABASE_URL` set, and returns its exit code (128 + n for signal n).
+///
+/// The server is that of `WAKEFUL_TEST_DATABASE_URL` or `DATABASE_URL` if one is set, and is left as it is;
+/// else a [`Throwaway`], which is gone when this returns. SIGTERM, SIGHUP and SIGINT go on to the command.
+pub async fn exec(command: &[OsString]) -> Result<i32> {
+    let (name, arguments) = command.split_first().context("Name a command to run")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+
+    let given = [URL_VARIABLE, "DATABASE_URL"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|url| !url.is_empty()));
+    let (url, throwaway) = match given {
+        Some(url) => (url, None),
+        None => {
+            let throwaway = tokio::task::spawn_blocking(Throwaway::start).await??;
+            (throwaway.cluster().url("postgres"), Some(throwaway))
+        }
+    };
+    // A Ctrl-C at the terminal during the start never reached the command, which was not there yet.
+    for (stream, number) in
+        [(&mut terminate, libc::SIGTERM), (&mut hang_up, libc::SIGHUP), (&mut interrupt, libc::SIGINT)]
+    {
+        if stream.recv().now_or_never().flatten().is_some() {
+            tokio::task::spawn_blocking(move || drop(throwaway)).await?;
+            return Ok(128 + number);
+        }
+    }
+    let mut child = Command::new(name)
+        .args(arguments)
+        .env(URL_VARIABLE, url)
+        .env("PATH", path_with_server())
+        .spawn()
+        .with_context(|| format!("{} does not run", name.display()))?;
+    // A terminal sends its Ctrl-C to the command as well, and a second one means more than the first to some.
+    let own_terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
+    let status = loop {
+        let forward = tokio::select! {
+            status = child.wait() => break status?,
+            Some(()) = terminate.recv() => libc::SIGTERM,
+            Some(()) = hang_up.recv() => libc::SIGHUP,
+            Some(()) = interrupt.recv() => if own_terminal { continue } else { libc::SIGINT },
+        };
+        if let Some(pid) = child.id() {
+            // SAFETY: no memory is involved, and `id` is None once the child is reaped.
+            unsafe { libc::kill(pid as i32, forward) };
+        }
+    };
+    tokio::task::spawn_blocking(move || drop(throwaway)).await?;
+    Ok(status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1))
+}
+
+/// `PATH`, and after it the server's programs: pgbench and psql are there where `PATH` has none.
+fn path_with_server() -> OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let server = Binaries::find().map(|server| server.dir);
+    let dirs = std::env::split_paths(&path).chain(server);
+    std::env::join_paths(dirs).unwrap_or(path)
+}
+
+/// Memory if it has room for a database a test, else the directory of temporary files.
+fn parent() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if free_bytes(memory).is_some_and(|free| free >= 2 << 30) {
+        memory.to_owned()
+    } else {
+        std::env::temp_dir()
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn free_bytes(dir: &Path) -> Option<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = std::ffi::CString::new(dir.as_os_str().as_bytes()).ok()?;
+    // SAFETY: a statvfs of zeros is valid, the path ends with NUL, and the call writes only into `room`.
+    let room = unsafe {
+        let mut room: libc::statvfs = std::mem::zeroed();
+        (libc::statvfs(dir.as_ptr(), &mut room) == 0).then_some(room)
+    }?;
+    Some(room.f_bavail.saturating_mul(room.f_frsize))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}
+
+/// Removes what killed processes left: a directory whose claim nobody holds. A fresh one may not be claimed yet.
+fn sweep(parent: &Path) {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let claim = entry.path().join("claim");
+        let old = |file: &File| {
+            let changed = file.metadata().and_then(|meta| meta.modified()).ok();
+            changed.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > Duration::from_secs(60))
+        };
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX))
+            && File::open(claim).is_ok_and(|file| old(&file) && file.try_lock().is_ok())
+        {
+            std::fs::remove_dir_all(entry.path()).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_exit_status_of_the_command_comes_back() {
+        let run = async |script: &str| exec(&["sh".into(), "-c".into(), script.into()]).await.unwrap();
+        assert_eq!(run("exit 7").await, 7);
+        assert_eq!(run("kill -TERM $$").await, 143);
+        assert_eq!(run("case $WAKEFUL_TEST_DATABASE_URL in postgres*) exit 0;; *) exit 9;; esac").await, 0);
+        assert!(exec(&["/nowhere/nothing".into()]).await.is_err());
+        assert!(exec(&[]).await.is_err());
+    }
+
+    #[test]
+    fn a_throwaway_leaves_no_file_and_sweeps_only_what_nobody_holds() {
+        let throwaway = Throwaway::start().unwrap();
+        let dir = throwaway._dir.path().to_owned();
+        let abandoned = dir.with_file_name(format!("{PREFIX}abandoned-{}", std::process::id()));
+        std::fs::create_dir(&abandoned).unwrap();
+        let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+        for held in [&dir, &abandoned] {
+            File::create(held.join("claim")).unwrap().set_modified(hour_ago).unwrap();
+        }
+        sweep(dir.parent().unwrap());
+        assert!(!abandoned.exists());
+        assert!(dir.exists());
+        drop(throwaway);
+        assert!(!dir.exists());
+    }
+}
