@@ -166,7 +166,8 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         if let Settled::Sent { .. } = settled {
-            let event = Event::GenSent { delivery_id: claimed.delivery_id.clone(), channel: channel.to_owned() };
+            let event =
+                Event::GenSent { delivery_id: claimed.delivery_id.clone(), channel: channel.to_owned() };
             let dedupe = format!("sent/{}", claimed.delivery_id);
             journal(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
         }

@@ -191,7 +191,8 @@ fn calls(rows: Option<Value>) -> Result<Vec<Call>> {
             Ok(Call {
                 call_id: row.id.into(),
                 effect: Effect::parse(&row.effect).ok_or_else(|| Error::corrupt("effect", &row.effect))?,
-                status: CallStatus::parse(&row.status).ok_or_else(|| Error::corrupt("call status", &row.status))?,
+                status: CallStatus::parse(&row.status)
+                    .ok_or_else(|| Error::corrupt("call status", &row.status))?,
                 outcome: row.outcome,
             })
         })

@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 //! What Wakeful remembers: every line of SQL, every transaction, and the job queue.
 //!
 //! | to | read |
@@ -87,6 +86,3 @@ impl Store {
 pub fn new_id(prefix: &str) -> String {
     format!("{prefix}_{}", uuid::Uuid::now_v7().simple())
 }
-=======
-
->>>>>>> dev

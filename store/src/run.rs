@@ -72,7 +72,8 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
         session_id: row.session_id,
         conversation_id: row.conversation_id,
         space_id: row.space_id,
-        status: SessionStatus::parse(&row.status).ok_or_else(|| Error::corrupt("session status", &row.status))?,
+        status: SessionStatus::parse(&row.status)
+            .ok_or_else(|| Error::corrupt("session status", &row.status))?,
         last_step_number: row.last_step_number,
         started: row.started.unwrap_or(false),
     })
@@ -202,7 +203,8 @@ async fn start(
     .await?;
 
     let mut waiting = waiting;
-    let (mut numbers, mut roles, mut contents, mut details, mut events) = (vec![], vec![], vec![], vec![], vec![]);
+    let (mut numbers, mut roles, mut contents, mut details, mut events) =
+        (vec![], vec![], vec![], vec![], vec![]);
     let mut number = conversation.last_message_number;
     for message in &inbox {
         number += 1;

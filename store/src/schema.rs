@@ -25,7 +25,10 @@ impl Store {
             return Err(Error::Schema(newer));
         }
         let pending: Vec<&Migration> = status.iter().filter(|migration| !migration.applied).collect();
-        MIGRATIONS.run(&self.pool).await.map_err(|error| Error::Schema(format!("migration failed: {error}")))?;
+        MIGRATIONS
+            .run(&self.pool)
+            .await
+            .map_err(|error| Error::Schema(format!("migration failed: {error}")))?;
         pending.iter().for_each(|migration| progress(migration));
         Ok(pending.len())
     }
@@ -66,8 +69,12 @@ impl Store {
     }
 
     async fn newer_than_binary(&self) -> Result<Option<String>> {
-        let unknown: Vec<i64> =
-            self.applied().await?.into_iter().filter(|version| !MIGRATIONS.version_exists(*version)).collect();
+        let unknown: Vec<i64> = self
+            .applied()
+            .await?
+            .into_iter()
+            .filter(|version| !MIGRATIONS.version_exists(*version))
+            .collect();
         Ok(unknown.last().map(|version| {
             format!(
                 "the database's schema is newer than this binary: it has migration {version}, which this binary does not know. Use the newer binary."

@@ -119,7 +119,11 @@ impl Store {
         found.pop().ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })
     }
 
-    async fn summaries(&self, filter: &SessionFilter, session_id: Option<&str>) -> Result<Vec<SessionSummary>> {
+    async fn summaries(
+        &self,
+        filter: &SessionFilter,
+        session_id: Option<&str>,
+    ) -> Result<Vec<SessionSummary>> {
         let rows = sqlx::query!(
             r#"
             select s.session_id, s.conversation_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.model_id,
@@ -198,7 +202,12 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Database`], [`Error::Corrupt`].
-    pub async fn messages(&self, session_id: &str, before: Option<i64>, limit: i64) -> Result<Vec<MessageView>> {
+    pub async fn messages(
+        &self,
+        session_id: &str,
+        before: Option<i64>,
+        limit: i64,
+    ) -> Result<Vec<MessageView>> {
         let rows = sqlx::query!(
             r#"
             select message_number, message_id, run_id, step_number, role, content::text as "content!", internal,

@@ -47,7 +47,9 @@ impl Store {
         performance: Performance,
     ) -> Result<Commit> {
         let done = match &transition.next {
-            Next::SameStep | Next::NextStep => self.continue_run(lease, session, &transition, performance).await,
+            Next::SameStep | Next::NextStep => {
+                self.continue_run(lease, session, &transition, performance).await
+            }
             Next::Close(_) => self.close_run(lease, session, transition, performance).await,
         };
         match done {
@@ -148,24 +150,30 @@ async fn write(
 
     let numbers: Vec<i64> = transition.records.iter().map(|record| record.message_number).collect();
     let roles: Vec<&str> = transition.records.iter().map(|record| record.role.as_str()).collect();
-    let contents = transition.records.iter().map(|record| to_json(&record.content)).collect::<Result<Vec<_>>>()?;
-    let details = transition.records.iter().map(|record| to_json(&record.details)).collect::<Result<Vec<_>>>()?;
+    let contents =
+        transition.records.iter().map(|record| to_json(&record.content)).collect::<Result<Vec<_>>>()?;
+    let details =
+        transition.records.iter().map(|record| to_json(&record.details)).collect::<Result<Vec<_>>>()?;
     let internal: Vec<bool> = transition.records.iter().map(|record| record.internal).collect();
 
     let opened_ids: Vec<&str> = transition.calls_opened.iter().map(|call| call.call_id.as_str()).collect();
     let opened_names: Vec<&str> = transition.calls_opened.iter().map(|call| call.name.as_str()).collect();
-    let opened_args: Vec<&str> = transition.calls_opened.iter().map(|call| call.args_sha256.as_str()).collect();
+    let opened_args: Vec<&str> =
+        transition.calls_opened.iter().map(|call| call.args_sha256.as_str()).collect();
     let opened_effects: Vec<&str> = transition.calls_opened.iter().map(|call| call.effect.as_str()).collect();
     let opened_by = transition.records.last().map(|record| record.message_number);
 
     let closed_ids: Vec<&str> = transition.calls_closed.iter().map(|call| call.call_id.as_str()).collect();
-    let closed_statuses: Vec<&str> = transition.calls_closed.iter().map(|call| call.status.as_str()).collect();
-    let closed_numbers: Vec<Option<i64>> = transition.calls_closed.iter().map(|call| call.message_number).collect();
+    let closed_statuses: Vec<&str> =
+        transition.calls_closed.iter().map(|call| call.status.as_str()).collect();
+    let closed_numbers: Vec<Option<i64>> =
+        transition.calls_closed.iter().map(|call| call.message_number).collect();
 
     let delivery_ids: Vec<String> = transition.deliveries.iter().map(|_| new_id("dlv")).collect();
     let delivery_channels: Vec<&str> = transition.deliveries.iter().map(|one| one.channel).collect();
     let delivery_keys: Vec<&str> = transition.deliveries.iter().map(|one| one.source_key.as_str()).collect();
-    let delivery_contents: Vec<String> = transition.deliveries.iter().map(|one| one.content.to_string()).collect();
+    let delivery_contents: Vec<String> =
+        transition.deliveries.iter().map(|one| one.content.to_string()).collect();
 
     let wake_seq = sqlx::query_scalar!(
         r#"

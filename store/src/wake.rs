@@ -130,6 +130,20 @@ impl Store {
         Ok(run_id)
     }
 
+    /// Whether the session's open run is asked to end.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn cancel_requested(&self, session_id: &str) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            "select cancel_requested from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .unwrap_or(false))
+    }
+
     /// Ends the open run: its holder closes it at the next look, or it is closed here when nobody may hold it. Gives
     /// the run's id.
     ///
@@ -140,7 +154,10 @@ impl Store {
         let session = lock(&mut tx, session_id).await?;
         let open = matches!(
             session.status,
-            SessionStatus::Queued | SessionStatus::Running | SessionStatus::WaitingInput | SessionStatus::NeedsAttention
+            SessionStatus::Queued
+                | SessionStatus::Running
+                | SessionStatus::WaitingInput
+                | SessionStatus::NeedsAttention
         );
         let run_id = match run::newest(&mut tx, session_id).await? {
             Some(run_id) if open => run_id,
@@ -185,11 +202,13 @@ impl Store {
 
 /// Locks conversation, then session.
 async fn lock(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
-    let conversation_id =
-        sqlx::query_scalar!("select conversation_id from conversation_sessions where session_id = $1", session_id)
-            .fetch_optional(&mut *tx)
-            .await?
-            .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+    let conversation_id = sqlx::query_scalar!(
+        "select conversation_id from conversation_sessions where session_id = $1",
+        session_id
+    )
+    .fetch_optional(&mut *tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
     run::lock_conversation(tx, &conversation_id).await?;
     run::lock_session(tx, session_id).await
 }

@@ -1,9 +1,131 @@
-//! Wakeful's worker: it acts. See `ARCHITECTURE.md`.
-<<<<<<< HEAD
+//! Wakeful's worker: it acts. A library to build a worker of one's own on, and the binary `wakeful`.
+//!
+//! ```no_run
+//! use wakeful::App;
+//! use wakeful::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
+//! use wakeful::workflow::{agent::ToolDefinition, effect::Effect};
+//!
+//! struct Weather;
+//!
+//! #[async_trait::async_trait]
+//! impl Tool for Weather {
+//!     fn definition(&self) -> ToolDefinition {
+//!         ToolDefinition {
+//!             name: "weather".into(),
+//!             description: "The weather in a city.".into(),
+//!             parameters: serde_json::json!({
+//!                 "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]
+//!             }),
+//!             effect: Effect::Pure,
+//!         }
+//!     }
+//!
+//!     async fn call(&self, _: &ToolCallContext, args: serde_json::Value) -> Result<ToolOutput, ToolError> {
+//!         Ok(ToolOutput::text(format!("Sunny in {}", args["city"])))
+//!     }
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     App::new().tool(Weather).main()
+//! }
+//! ```
+//!
+//! | to see | read |
+//! |---|---|
+//! | one step, hop by hop | [`jobs::step`] |
+//! | the only door to models and tools | [`perform`] |
+//! | how a message comes in and a session is shown | [`api`] |
+//! | how a message goes out | [`jobs::deliver`], [`channel`] |
+
+pub mod api;
+pub mod app;
+pub mod channel;
+pub mod cli;
 pub mod config;
-=======
 pub mod dev;
->>>>>>> dev
+mod failpoint;
+pub mod jobs;
 pub mod model;
+pub mod perform;
+pub mod serve;
 pub mod telemetry;
 pub mod tool;
+
+pub use app::App;
+pub use failpoint::failpoint;
+pub use wakeful_store as store;
+pub use wakeful_workflow as workflow;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wakeful_store::Store;
+use wakeful_store::queue::{News, Notifier};
+use wakeful_workflow::agent::{Agent, ToolDefinition};
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::id::SessionId;
+
+/// What every part of a process shares.
+pub struct Ctx {
+    pub store: Store,
+    pub config: config::Config,
+    pub tools: tool::registry::Registry,
+    pub models: model::Models,
+    pub channels: BTreeMap<String, Arc<dyn channel::Channel>>,
+    pub notifier: Notifier,
+    pub news: News,
+    /// Unique among processes, at most 32 bytes.
+    pub worker_id: Arc<str>,
+    pub host: String,
+    /// Below it each session has a folder.
+    pub workspaces: PathBuf,
+    /// No new work is begun, and `/readyz` says so.
+    pub draining: CancellationToken,
+    /// The drain's time is up: what still runs is given back.
+    pub abort: CancellationToken,
+}
+
+impl Ctx {
+    /// The tools that `agent` may use, as its model is told of them.
+    ///
+    /// # Errors
+    /// [`Fault::NotConfigured`] when this process has no tool of that name.
+    pub fn tools_of(&self, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
+        self.tools
+            .definitions(&agent.tools)
+            .map_err(|error| Fault::NotConfigured { message: format!("agent {:?}: {error}", agent.name) })
+    }
+
+    /// The folder of one session, made or not.
+    pub fn workspace_of(&self, session_id: &SessionId) -> PathBuf {
+        self.workspaces.join(session_id.as_str())
+    }
+
+    /// Waits until the session's run is asked to end. Told by notification, and looks every two seconds as well.
+    async fn cancelled(&self, session_id: &str) {
+        let mut news = self.news.sessions();
+        loop {
+            let heard = async {
+                loop {
+                    match news.recv().await {
+                        Ok(id) if &*id == session_id || &*id == "*" => break,
+                        Ok(_) => {}
+                        // Missed some: one of them may have been ours. Closed: the timer alone is left.
+                        Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => break,
+                        Err(tokio::sync::broadcast::error::RecvError::Closed) => std::future::pending().await,
+                    }
+                }
+            };
+            tokio::select! {
+                () = heard => {}
+                () = tokio::time::sleep(Duration::from_secs(2)) => {}
+            }
+            // A database that is away has nothing to say; the step's own commit will notice.
+            if self.store.cancel_requested(session_id).await.unwrap_or(false) {
+                return;
+            }
+        }
+    }
+}

@@ -8,7 +8,8 @@ use crate::fault::{Fault, Verdict};
 use crate::id::{CallId, GenerationId, RunId};
 use crate::plan::Stop;
 use crate::record::{
-    Block, Details, FinishReason, Record, Reply, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
+    Block, Details, FinishReason, Record, Reply, Role, ToolCall, ToolResult, Usage, value_without_nul,
+    without_nul,
 };
 use crate::session::{Call, CallOutcome, CallStatus, Session, SessionStatus, State};
 use sha2::Digest;
@@ -262,7 +263,11 @@ impl<'a> Draft<'a> {
                 }
                 Ending::Answered { inbox_id, text } => {
                     self.transition.inbox_drained.push(inbox_id);
-                    self.answer(&call, CallStatus::Done, CallOutcome { content: text, is_error: false, details: None });
+                    self.answer(
+                        &call,
+                        CallStatus::Done,
+                        CallOutcome { content: text, is_error: false, details: None },
+                    );
                 }
                 Ending::Abandoned => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
@@ -291,8 +296,11 @@ impl<'a> Draft<'a> {
     }
 
     fn cancel(mut self) -> Transition {
-        let open: Vec<ToolCall> =
-            self.session.open_turn().map(|turn| turn.unanswered.into_iter().cloned().collect()).unwrap_or_default();
+        let open: Vec<ToolCall> = self
+            .session
+            .open_turn()
+            .map(|turn| turn.unanswered.into_iter().cloned().collect())
+            .unwrap_or_default();
         for call in open {
             let row = self.session.call(&call.call_id).cloned();
             match row {
@@ -382,7 +390,12 @@ impl<'a> Draft<'a> {
         self.transition.deliveries.extend(derive::outgoing(&result));
         let (ok, bytes) = (!result.is_error, result.content.len());
         let message_number = self.push(Role::Tool, vec![Block::ToolResult(result)], Details::default());
-        self.transition.events.push(Event::ToolResult { call_id: call.call_id.clone(), ok, message_number, bytes });
+        self.transition.events.push(Event::ToolResult {
+            call_id: call.call_id.clone(),
+            ok,
+            message_number,
+            bytes,
+        });
         self.transition.calls_closed.push(ClosedCall {
             call_id: call.call_id.clone(),
             status,
@@ -416,7 +429,8 @@ impl<'a> Draft<'a> {
     fn close(mut self, status: SessionStatus, error: Option<String>) -> Transition {
         let moved = self.moved_to(status, error.clone());
         let (checkpoint, snapshot) = self.checkpoint(status);
-        self.transition.next = Next::Close(Closing { status, error, events: vec![moved, checkpoint], snapshot });
+        self.transition.next =
+            Next::Close(Closing { status, error, events: vec![moved, checkpoint], snapshot });
         self.transition
     }
 
@@ -450,8 +464,13 @@ impl<'a> Draft<'a> {
     /// Providers promise ids that are unique in one answer, not in a session; some servers count from zero each
     /// time. The ledger needs more, so a repeated id is extended by its place, which is the same in every attempt.
     fn with_unique_call_ids(&self, content: Vec<Block>) -> Vec<Block> {
-        let mut taken: HashSet<CallId> =
-            self.session.records.iter().flat_map(Record::tool_calls).map(|call| call.call_id.clone()).collect();
+        let mut taken: HashSet<CallId> = self
+            .session
+            .records
+            .iter()
+            .flat_map(Record::tool_calls)
+            .map(|call| call.call_id.clone())
+            .collect();
         let message_number = self.session.last_message_number + self.transition.records.len() as i64 + 1;
         let mut index = 0;
         content
@@ -579,7 +598,9 @@ fn clean(block: Block) -> Block {
             arguments: value_without_nul(call.arguments),
             malformed: call.malformed.map(without_nul),
         }),
-        Block::ToolResult(result) => Block::ToolResult(ToolResult { content: without_nul(result.content), ..result }),
+        Block::ToolResult(result) => {
+            Block::ToolResult(ToolResult { content: without_nul(result.content), ..result })
+        }
         // Signed bytes: any change makes the provider refuse them.
         Block::Provider { .. } => block,
     }

@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn an_entry_reads_back_from_its_row() {
-        let event = Event::GenComplete { generation_id: "gen_1".into(), message_number: 7, reason: "stop".into() };
+        let event =
+            Event::GenComplete { generation_id: "gen_1".into(), message_number: 7, reason: "stop".into() };
         let (name, payload) = event.to_row();
         assert_eq!(name, "GEN_COMPLETE");
         assert_eq!(Event::from_row(&name, payload).unwrap(), event);

@@ -73,9 +73,7 @@ pub fn plan(session: &Session, limits: &Limits) -> Action {
         let calls: Vec<PlannedCall> = turn
             .unanswered
             .iter()
-            .filter_map(|call| {
-                Some(PlannedCall { call: (*call).clone(), how: how(session, &turn, call)? })
-            })
+            .filter_map(|call| Some(PlannedCall { call: (*call).clone(), how: how(session, &turn, call)? }))
             .collect();
         return if calls.is_empty() { Action::Pause } else { Action::CallTools { calls } };
     }

@@ -216,9 +216,9 @@ pub fn value_without_nul(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(without_nul(text)),
         Value::Array(items) => Value::Array(items.into_iter().map(value_without_nul).collect()),
-        Value::Object(map) => {
-            Value::Object(map.into_iter().map(|(key, value)| (without_nul(key), value_without_nul(value))).collect())
-        }
+        Value::Object(map) => Value::Object(
+            map.into_iter().map(|(key, value)| (without_nul(key), value_without_nul(value))).collect(),
+        ),
         Value::Null | Value::Bool(_) | Value::Number(_) => value,
     }
 }

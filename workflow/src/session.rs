@@ -70,7 +70,9 @@ impl SessionStatus {
         };
         match self {
             Created => matches!(next, Queued | Archived | Terminated),
-            Queued => matches!(next, Running | Completed | Failed | WaitingInput | NeedsAttention | Terminated),
+            Queued => {
+                matches!(next, Running | Completed | Failed | WaitingInput | NeedsAttention | Terminated)
+            }
             Running => matches!(next, WaitingInput | NeedsAttention | Completed | Failed | Terminated),
             WaitingInput | NeedsAttention => matches!(next, Queued | Failed | Archived | Terminated),
             Completed | Failed => matches!(next, Queued | Archived | Terminated),
@@ -267,8 +269,11 @@ impl Session {
     pub fn open_turn(&self) -> Option<OpenTurn<'_>> {
         let at = self.records.iter().rposition(|record| record.tool_calls().next().is_some())?;
         let record = &self.records[at];
-        let answered: Vec<&CallId> =
-            self.records[at + 1..].iter().flat_map(Record::tool_results).map(|result| &result.call_id).collect();
+        let answered: Vec<&CallId> = self.records[at + 1..]
+            .iter()
+            .flat_map(Record::tool_results)
+            .map(|result| &result.call_id)
+            .collect();
         let unanswered: Vec<&ToolCall> =
             record.tool_calls().filter(|call| !answered.contains(&&call.call_id)).collect();
         (!unanswered.is_empty()).then_some(OpenTurn { record, unanswered })
@@ -291,18 +296,22 @@ impl Session {
 
     /// What the model sees next: seeds, records, then the follow-ups that wait in the inbox.
     pub fn context(&self, tools: Vec<ToolDefinition>) -> Context {
-        let system: Vec<&str> =
-            self.seeds.iter().filter(|seed| seed.role == Role::System).map(|seed| seed.content.as_str()).collect();
+        let system: Vec<&str> = self
+            .seeds
+            .iter()
+            .filter(|seed| seed.role == Role::System)
+            .map(|seed| seed.content.as_str())
+            .collect();
         let seeds = self.seeds.iter().filter(|seed| seed.role != Role::System).map(|seed| Message {
             role: seed.role,
             content: vec![Block::Text { text: seed.content.clone() }],
         });
         let records =
             self.records.iter().map(|record| Message { role: record.role, content: record.content.clone() });
-        let inbox = self
-            .inbox
-            .iter()
-            .map(|message| Message { role: Role::User, content: vec![Block::Text { text: message.text.clone() }] });
+        let inbox = self.inbox.iter().map(|message| Message {
+            role: Role::User,
+            content: vec![Block::Text { text: message.text.clone() }],
+        });
         Context { system: system.join("\n\n"), tools, messages: seeds.chain(records).chain(inbox).collect() }
     }
 }

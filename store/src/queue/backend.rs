@@ -61,7 +61,11 @@ impl Backend for Queue {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Option<Result<Task<Job>, Error>>> {
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+        _: &WorkerContext,
+    ) -> Poll<Option<Result<Task<Job>, Error>>> {
         self.jobs.poll_recv(cx).map(|job| job.map(|job| Ok(TaskBuilder::new(job).build())))
     }
 
@@ -157,7 +161,11 @@ impl Claimer {
         }
     }
 
-    async fn hand_over(&self, row: super::ClaimedRow, ends_ms: u64) -> Result<(), mpsc::error::SendError<Job>> {
+    async fn hand_over(
+        &self,
+        row: super::ClaimedRow,
+        ends_ms: u64,
+    ) -> Result<(), mpsc::error::SendError<Job>> {
         let suspect = row.stuck > 2;
         // A suspect has a slot of its own: its neighbours keep theirs.
         let permit = if suspect { None } else { Arc::clone(&self.slots).try_acquire_owned().ok() };

@@ -33,7 +33,10 @@ mod tests {
         assert!(delay(4, None) >= Duration::from_millis(3200));
         for attempt in [8, 16, 1000, i32::MAX] {
             let delay = delay(attempt, None);
-            assert!(delay >= Duration::from_secs(48) && delay <= Duration::from_secs(72), "{attempt}: {delay:?}");
+            assert!(
+                delay >= Duration::from_secs(48) && delay <= Duration::from_secs(72),
+                "{attempt}: {delay:?}"
+            );
         }
     }
 

@@ -61,7 +61,8 @@ impl Heart {
 
     async fn beat(&self, mut connection: PgConnection) -> Result<PgConnection, sqlx::Error> {
         let held = self.holdings.all();
-        let (jobs, tokens): (Vec<i64>, Vec<i64>) = held.iter().map(|((job, token), _)| (*job, *token)).unzip();
+        let (jobs, tokens): (Vec<i64>, Vec<i64>) =
+            held.iter().map(|((job, token), _)| (*job, *token)).unzip();
         // Read before the statement: the lease ends no earlier than this in the database's time.
         let ends_ms = boottime_ms() + self.lease.as_millis() as u64;
         let extended: HashSet<i64> = sqlx::query_scalar!(

@@ -71,10 +71,12 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
 /// What to try again, in words.
 async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Result<(), String> {
     let settled = match ctx.channels.get(channel_name) {
-        None => Settled::Failed { error: format!("no channel named {channel_name:?} is configured on this worker") },
-        Some(channel) if claimed.maybe_sent && !channel.is_idempotent() => Settled::Uncertain {
-            error: "a worker stopped while sending it; it may have gone out".to_owned(),
+        None => Settled::Failed {
+            error: format!("no channel named {channel_name:?} is configured on this worker"),
         },
+        Some(channel) if claimed.maybe_sent && !channel.is_idempotent() => {
+            Settled::Uncertain { error: "a worker stopped while sending it; it may have gone out".to_owned() }
+        }
         // Nothing is sent on a lease that may have ended: its successor sends.
         Some(_) if !job.lease.is_live() => return Ok(()),
         Some(channel) => {
@@ -98,7 +100,9 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Res
     ctx.notifier.session(&claimed.session_id);
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
-        Settled::Sent { .. } => warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile"),
+        Settled::Sent { .. } => {
+            warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile")
+        }
         Settled::Failed { error } | Settled::Uncertain { error } => {
             warn!(delivery.id = claimed.delivery_id, error, "Not sent for certain");
         }

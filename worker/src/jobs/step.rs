@@ -193,7 +193,8 @@ async fn commit(
     transition: &Transition,
     performance: Performance,
 ) -> wakeful_store::Result<Commit> {
-    let span = info_span!("commit", "otel.name" = telemetry::names::COMMIT_STEP, step = transition.step_number);
+    let span =
+        info_span!("commit", "otel.name" = telemetry::names::COMMIT_STEP, step = transition.step_number);
     let mut faults = 0;
     loop {
         let committing = ctx.store.commit(&job.lease, session, transition.clone(), performance);
@@ -218,13 +219,19 @@ fn report(session: &Session, transition: &Transition, commit: Commit) {
         Commit::Continued { .. } if transition.step.is_some() => {
             info!(session.id = %session.session_id, step, "Committed step {step}");
         }
-        Commit::Continued { .. } => debug!(session.id = %session.session_id, step, "Committed part of step {step}"),
+        Commit::Continued { .. } => {
+            debug!(session.id = %session.session_id, step, "Committed part of step {step}")
+        }
         Commit::Closed => {
             let status = transition.status().map_or("", |status| status.as_str());
             info!(session.id = %session.session_id, run.id = %transition.run_id, step, "The run is {status}");
         }
-        Commit::Moved => debug!(session.id = %session.session_id, step, "The session moved; reading it again"),
-        Commit::Stale => warn!(session.id = %session.session_id, step, "Another worker has the session: nothing was written"),
+        Commit::Moved => {
+            debug!(session.id = %session.session_id, step, "The session moved; reading it again")
+        }
+        Commit::Stale => {
+            warn!(session.id = %session.session_id, step, "Another worker has the session: nothing was written")
+        }
     }
 }
 
@@ -243,7 +250,12 @@ async fn release(ctx: &Ctx, job: &Job) -> End {
 
 async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
     let delay = queue::delay(job.stuck, at_least);
-    warn!(session.id = job.session_id, error, delay_ms = delay.as_millis() as u64, "The step failed; trying again later");
+    warn!(
+        session.id = job.session_id,
+        error,
+        delay_ms = delay.as_millis() as u64,
+        "The step failed; trying again later"
+    );
     if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
         warn!(%error, "The job was not given back; it is free when its lease ends");
     }

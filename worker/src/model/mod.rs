@@ -3,7 +3,11 @@
 //! A model is two things: a pure projection of the context onto its protocol, and a call that streams. Adding a
 //! provider is a file here, its projection in `wakeful_workflow::wire`, and a line in `Models`.
 
+use crate::config::{Config, Provider};
 use async_trait::async_trait;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{FinishReason, Reply, ToolCall};
@@ -17,6 +21,9 @@ pub mod openai;
 mod peer;
 pub mod scripted;
 pub mod sse;
+
+/// The output limit of a model whose configuration names none.
+const MAX_OUTPUT_TOKENS: u32 = 8192;
 
 /// A model of one provider.
 #[async_trait]
@@ -33,6 +40,95 @@ pub trait Model: Send + Sync {
     /// A typed [`Fault`]. A stream that ends without its protocol's end marker is [`Fault::StreamCut`], an answer
     /// with neither text nor a call [`Fault::EmptyReply`]: half an answer is never returned as one.
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault>;
+}
+
+/// Makes a model of its provider from the part of its name after the slash.
+pub type Factory = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, Fault> + Send + Sync>;
+
+/// The models of a process, by `provider/model`, each made when it is first asked for.
+#[derive(Default)]
+pub struct Models {
+    providers: BTreeMap<String, Factory>,
+    made: Mutex<BTreeMap<String, Arc<dyn Model>>>,
+}
+
+impl Models {
+    /// Anthropic, OpenAI and scripted models, as configured.
+    ///
+    /// # Errors
+    /// When the HTTP client cannot be made.
+    pub fn built_in(config: &Config) -> Result<Models, reqwest::Error> {
+        let mut models = Models::default();
+        let client = |provider: &Provider| {
+            reqwest::Client::builder().connect_timeout(Duration::from_secs(provider.connect_s)).build()
+        };
+        let endpoint = |provider: &Provider, official: &str| -> Result<sse::Endpoint, reqwest::Error> {
+            Ok(sse::Endpoint {
+                client: client(provider)?,
+                base_url: provider.base_url.clone().unwrap_or_else(|| official.to_owned()),
+                api_key: provider.api_key.clone(),
+                idle_timeout_ms: provider.idle_s * 1000,
+                total_timeout_ms: provider.total_s * 1000,
+            })
+        };
+        let max_tokens = |provider: &'static str| {
+            let settings = config.models.clone();
+            move |name: &str| {
+                let configured =
+                    settings.get(&format!("{provider}/{name}")).and_then(|one| one.max_output_tokens);
+                configured.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(MAX_OUTPUT_TOKENS)
+            }
+        };
+        let at = endpoint(&config.providers.anthropic, "https://api.anthropic.com")?;
+        let limit = max_tokens("anthropic");
+        models.add("anthropic", move |name| {
+            let options = wakeful_workflow::wire::anthropic::Options::new(name, limit(name));
+            Ok(Arc::new(anthropic::Anthropic::new(at.clone(), options)))
+        });
+        let at = endpoint(&config.providers.openai, "https://api.openai.com/v1")?;
+        let limit = max_tokens("openai");
+        models.add("openai", move |name| {
+            let options = wakeful_workflow::wire::openai::Options::new(name, limit(name));
+            Ok(Arc::new(openai::OpenAi::new(at.clone(), options)))
+        });
+        let dir = config.scripted.dir.clone();
+        models.add("scripted", move |name| {
+            let scripted = scripted::Scripted::load(dir.as_deref(), name)
+                .map_err(|error| Fault::NotConfigured { message: error.to_string() })?;
+            Ok(Arc::new(scripted))
+        });
+        Ok(models)
+    }
+
+    /// Adds a provider, or replaces one.
+    pub fn add(
+        &mut self,
+        provider: &str,
+        factory: impl Fn(&str) -> Result<Arc<dyn Model>, Fault> + Send + Sync + 'static,
+    ) {
+        self.providers.insert(provider.to_owned(), Arc::new(factory));
+    }
+
+    /// The model of that name.
+    ///
+    /// # Errors
+    /// [`Fault::NotConfigured`] for a provider that this process does not have, or what its factory says.
+    pub fn get(&self, name: &str) -> Result<Arc<dyn Model>, Fault> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = made.get(name) {
+            return Ok(Arc::clone(model));
+        }
+        let (provider, rest) = name.split_once('/').unwrap_or((name, ""));
+        let factory = self.providers.get(provider).ok_or_else(|| Fault::NotConfigured {
+            message: format!(
+                "no provider {provider:?} for the model {name:?}; there are: {}",
+                self.providers.keys().cloned().collect::<Vec<_>>().join(", ")
+            ),
+        })?;
+        let model = factory(rest)?;
+        made.insert(name.to_owned(), Arc::clone(&model));
+        Ok(model)
+    }
 }
 
 /// Where the text of a running call goes.

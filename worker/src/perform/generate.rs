@@ -130,7 +130,9 @@ fn chunk_writer(
             let chunk = wakeful_workflow::record::without_nul(std::mem::take(&mut text));
             match store.append_chunk(&session_id, &generation_id, chunk_no, &chunk).await {
                 Ok(()) => notifier.session(session_id.as_str()),
-                Err(error) => warn!(%error, "A chunk was not written; readers see the text when it is committed"),
+                Err(error) => {
+                    warn!(%error, "A chunk was not written; readers see the text when it is committed")
+                }
             }
         }
     });

@@ -77,7 +77,12 @@ impl Turn<'_> {
     }
 
     /// Starts, runs and settles a call that may change the world.
-    async fn run_effect(&self, call: &ToolCall, effect: Effect, status: CallStatus) -> Result<Ending, Interrupted> {
+    async fn run_effect(
+        &self,
+        call: &ToolCall,
+        effect: Effect,
+        status: CallStatus,
+    ) -> Result<Ending, Interrupted> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
         crate::failpoint("before_tool_started");

@@ -5,6 +5,16 @@
 
 pub mod anthropic;
 pub mod openai;
+mod repair;
+
+#[cfg(test)]
+mod laws;
+#[cfg(test)]
+mod rules;
+#[cfg(test)]
+mod strict;
+
+pub use repair::tool_name;
 
 /// A request body, ready to be sent.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +45,11 @@ pub struct Repairs {
     pub dropped_blanks: usize,
     /// Ids or names outside the provider's alphabet or length.
     pub rewritten_ids: usize,
+    /// Blocks that the protocol has no place for: moved, said in the user's voice, or left out (provider blocks of
+    /// another provider are among these).
+    pub misplaced_blocks: usize,
+    /// User turns that were put in, because the protocol wants one first or last.
+    pub added_turns: usize,
 }
 
 impl Repairs {
@@ -45,5 +60,7 @@ impl Repairs {
             + self.unanswered_calls
             + self.dropped_blanks
             + self.rewritten_ids
+            + self.misplaced_blocks
+            + self.added_turns
     }
 }

@@ -42,7 +42,8 @@ impl Channel for Maildir {
         let written = tokio::task::spawn_blocking(move || write(&dir, &name, &bytes))
             .await
             .map_err(|error| SendError::Later(error.to_string()))?;
-        let path = written.map_err(|error| SendError::Later(format!("the Maildir cannot be written: {error}")))?;
+        let path =
+            written.map_err(|error| SendError::Later(format!("the Maildir cannot be written: {error}")))?;
         Ok(json!({ "maildir": path }))
     }
 }
@@ -62,7 +63,9 @@ fn compose(from: &Mailbox, message: &Outbound<'_>) -> Result<Message, SendError>
     for cc in addresses(&content["cc"]).map_err(refused)? {
         builder = builder.cc(cc);
     }
-    builder.body(content["body"].as_str().unwrap_or_default().to_owned()).map_err(|error| refused(error.to_string()))
+    builder
+        .body(content["body"].as_str().unwrap_or_default().to_owned())
+        .map_err(|error| refused(error.to_string()))
 }
 
 fn addresses(list: &Value) -> Result<Vec<Mailbox>, String> {

@@ -1,0 +1,121 @@
+//! The chat trigger.
+
+use super::{DEFAULT_SPACE, Problem, stored_conversation_id};
+use crate::{Ctx, telemetry};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use std::sync::Arc;
+use tracing::{Instrument, info_span};
+use wakeful_store::wake::{NewMessage, NewSession, Woken};
+use wakeful_workflow::record::Role;
+use wakeful_workflow::session::Seed;
+
+/// The body of `POST /v1/chat/{conversation_id}/messages`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChatMessage {
+    user_id: Option<String>,
+    text: String,
+    client_key: Option<String>,
+    agent: Option<String>,
+}
+
+/// The window assumed of a model whose configuration names none.
+const CONTEXT_WINDOW: u64 = 128_000;
+
+/// Takes a message: 202, or 200 with the first answer when its `client_key` was used before.
+pub(super) async fn post_message(
+    State(ctx): State<Arc<Ctx>>,
+    conversation_id: Result<Path<String>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Woken>), Problem> {
+    let Path(conversation_id) = conversation_id?;
+    let message: ChatMessage = parse(&body?)?;
+    let conversation_id = stored_conversation_id(&conversation_id)?;
+    check_text("user_id", message.user_id.as_deref(), 256)?;
+    check_text("client_key", message.client_key.as_deref(), 256)?;
+    let text = message_text(message.text)?;
+    let span = info_span!(
+        "send step",
+        "otel.name" = telemetry::names::SEND_STEP,
+        "otel.kind" = "producer",
+        "gen_ai.conversation.id" = %conversation_id,
+    );
+    async {
+        let new = new_session(&ctx, conversation_id, message.agent.as_deref())?;
+        let message =
+            NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
+        let woken = ctx.store.wake(&new, &message).await?;
+        Ok(announce(&ctx, woken))
+    }
+    .instrument(span)
+    .await
+}
+
+/// Tells workers and readers, and chooses the status.
+pub(super) fn announce(ctx: &Ctx, woken: Woken) -> (StatusCode, Json<Woken>) {
+    if woken.duplicate {
+        return (StatusCode::OK, Json(woken));
+    }
+    ctx.notifier.job();
+    ctx.notifier.session(&woken.session_id);
+    (StatusCode::ACCEPTED, Json(woken))
+}
+
+/// What this conversation's session is made of, if it has none yet.
+fn new_session(ctx: &Ctx, conversation_id: String, agent: Option<&str>) -> Result<NewSession, Problem> {
+    let name = agent.unwrap_or(crate::config::DEFAULT_AGENT);
+    let agent = ctx.config.agent(name).map_err(|error| Problem::bad_request(error.to_string()))?;
+    let window = ctx.config.models.get(&agent.model).and_then(|model| model.context_window);
+    let trigger_id =
+        conversation_id.split_once('/').map_or(conversation_id.as_str(), |(_, id)| id).to_owned();
+    Ok(NewSession {
+        space_id: DEFAULT_SPACE.to_owned(),
+        mailbox_id: "default".to_owned(),
+        conversation_id,
+        trigger_type: "chat".to_owned(),
+        trigger_id,
+        agent: agent.name,
+        model_id: agent.model,
+        model_context_window: i32::try_from(window.unwrap_or(CONTEXT_WINDOW)).unwrap_or(i32::MAX),
+        tool_names: agent.tools,
+        policy: None,
+        seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],
+    })
+}
+
+/// Reads a JSON body, with an error that says where it is wrong.
+pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    let text = std::str::from_utf8(body).map_err(|error| {
+        Problem::bad_request(format!("the body is not UTF-8: invalid at byte {}", error.valid_up_to()))
+    })?;
+    if text.trim().is_empty() {
+        return Err(Problem::bad_request("the body is empty; a JSON object is expected"));
+    }
+    serde_json::from_str(text)
+        .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
+}
+
+/// A message's text: something, and nothing that the database cannot hold.
+pub(super) fn message_text(text: String) -> Result<String, Problem> {
+    if text.trim().is_empty() {
+        return Err(Problem::bad_request("`text` is empty"));
+    }
+    if text.contains('\0') {
+        return Err(Problem::bad_request("`text` contains a NUL character"));
+    }
+    Ok(text)
+}
+
+pub(super) fn check_text(name: &str, text: Option<&str>, limit: usize) -> Result<(), Problem> {
+    match text {
+        Some(text) if text.is_empty() || text.len() > limit || text.chars().any(char::is_control) => {
+            Err(Problem::bad_request(format!("`{name}` has 1 to {limit} bytes and no control characters")))
+        }
+        Some(_) | None => Ok(()),
+    }
+}

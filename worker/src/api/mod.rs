@@ -1,0 +1,83 @@
+//! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
+
+mod chat;
+mod health;
+mod problem;
+mod sessions;
+mod stream;
+
+pub use problem::Problem;
+
+use crate::Ctx;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use secrecy::ExposeSecret;
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+
+/// Largest request body.
+pub const BODY_LIMIT_BYTES: usize = 1 << 20;
+
+/// The space of whoever names none.
+pub const DEFAULT_SPACE: &str = "default";
+
+/// Every route of Wakeful's own.
+pub fn router(ctx: Arc<Ctx>) -> Router {
+    let v1 = Router::new()
+        .route("/chat/{conversation_id}/messages", post(chat::post_message))
+        .route("/sessions", get(sessions::list))
+        .route("/sessions/{id}", get(sessions::show))
+        .route("/sessions/{id}/messages", get(sessions::messages).post(sessions::send))
+        .route("/sessions/{id}/steps", get(sessions::steps))
+        .route("/sessions/{id}/events", get(sessions::events))
+        .route("/sessions/{id}/retry", post(sessions::retry))
+        .route("/sessions/{id}/cancel", post(sessions::cancel))
+        .route("/sessions/{id}/stream", get(stream::stream))
+        .route("/conversations/{id}/sessions", get(sessions::of_conversation))
+        .route_layer(from_fn_with_state(Arc::clone(&ctx), guard));
+    Router::new()
+        .nest("/v1", v1)
+        .route("/healthz", get(health::live))
+        .route("/readyz", get(health::ready))
+        .fallback(problem::no_route)
+        .method_not_allowed_fallback(problem::no_method)
+        .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
+        .with_state(ctx)
+}
+
+/// Lets a request pass that bears the token, if there is one.
+async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
+    let Some(token) = &ctx.config.server.token else {
+        return next.run(request).await;
+    };
+    let given = request
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .unwrap_or_default();
+    if bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())) {
+        return next.run(request).await;
+    }
+    let problem =
+        Problem::new(StatusCode::UNAUTHORIZED, "a bearer token is needed: `Authorization: Bearer …`");
+    let mut response = problem.into_response();
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
+
+/// The id under which a conversation is stored.
+///
+/// # Errors
+/// 400 for an empty one, a long one, or one with control characters.
+fn stored_conversation_id(id: &str) -> Result<String, Problem> {
+    if id.is_empty() || id.len() > 256 || id.chars().any(char::is_control) {
+        return Err(Problem::bad_request("a conversation id has 1 to 256 bytes and no control characters"));
+    }
+    Ok(format!("{DEFAULT_SPACE}/{id}"))
+}

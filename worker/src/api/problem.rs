@@ -1,0 +1,135 @@
+//! Errors as `application/problem+json` (RFC 9457).
+
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+use tracing::error;
+use wakeful_workflow::session::SessionStatus;
+
+/// An answer that says what was wrong.
+#[derive(Debug)]
+pub struct Problem {
+    status: StatusCode,
+    detail: String,
+    more: Map<String, Value>,
+    retry_after_s: Option<u32>,
+}
+
+impl Problem {
+    /// A problem with a sentence for the person who reads it.
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Problem {
+        Problem { status, detail: detail.into(), more: Map::new(), retry_after_s: None }
+    }
+
+    /// 400.
+    pub fn bad_request(detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
+        self.more.insert(key.to_owned(), value.into());
+        self
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut body = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or("Error"),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+        });
+        if let Value::Object(fields) = &mut body {
+            fields.extend(self.more);
+        }
+        let mut response = (self.status, body.to_string()).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// The verbs of `POST /v1/sessions/{id}/…` that a session of this status takes.
+pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
+    match status {
+        SessionStatus::Created | SessionStatus::Completed => &["messages"],
+        SessionStatus::Queued | SessionStatus::Running | SessionStatus::WaitingInput => {
+            &["messages", "cancel"]
+        }
+        SessionStatus::NeedsAttention => &["messages", "retry", "cancel"],
+        SessionStatus::Failed => &["messages", "retry"],
+        SessionStatus::Archived | SessionStatus::Terminated => &[],
+    }
+}
+
+impl From<wakeful_store::Error> for Problem {
+    fn from(failed: wakeful_store::Error) -> Problem {
+        use wakeful_store::Error;
+        let detail = failed.to_string();
+        match failed {
+            Error::NotFound { .. } => Problem::new(StatusCode::NOT_FOUND, detail),
+            Error::Conflict { status, .. } => Problem::new(StatusCode::CONFLICT, detail)
+                .with("session_status", status.as_str())
+                .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>()),
+            Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
+            Error::InboxFull { .. } => {
+                Problem { retry_after_s: Some(5), ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail) }
+            }
+            Error::Database(_) | Error::Schema(_) if failed.is_transient() => {
+                error!(error = %detail, "The database does not answer");
+                Problem {
+                    retry_after_s: Some(2),
+                    ..Problem::new(
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        "the database does not answer; nothing was taken",
+                    )
+                }
+            }
+            // What the database says may quote what it holds: it goes to the log and not to the client.
+            Error::Database(_) | Error::Schema(_) | Error::Corrupt { .. } => {
+                error!(error = %detail, "A request failed");
+                Problem::new(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "the request failed; the server's log says why",
+                )
+            }
+        }
+    }
+}
+
+impl From<BytesRejection> for Problem {
+    fn from(rejection: BytesRejection) -> Problem {
+        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            return Problem::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the body is larger than {} bytes", super::BODY_LIMIT_BYTES),
+            );
+        }
+        Problem::new(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<QueryRejection> for Problem {
+    fn from(rejection: QueryRejection) -> Problem {
+        Problem::bad_request(rejection.body_text())
+    }
+}
+
+impl From<PathRejection> for Problem {
+    fn from(rejection: PathRejection) -> Problem {
+        Problem::bad_request(rejection.body_text())
+    }
+}
+
+pub(super) async fn no_route(uri: Uri) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
+}
+
+pub(super) async fn no_method(method: Method, uri: Uri) -> Problem {
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take {method}", uri.path()))
+}

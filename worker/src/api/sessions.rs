@@ -1,0 +1,229 @@
+//! Sessions, shown and steered.
+
+use super::chat::{announce, check_text, message_text, parse};
+use super::{DEFAULT_SPACE, Problem, stored_conversation_id};
+use crate::{Ctx, telemetry};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use wakeful_store::Error;
+use wakeful_store::session::SessionFilter;
+use wakeful_store::wake::{NewMessage, Woken};
+use wakeful_workflow::session::SessionStatus;
+
+/// How much of a long list is given at once, unless asked.
+const PAGE: i64 = 50;
+/// … and at most.
+const PAGE_LIMIT: i64 = 500;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    status: Option<String>,
+    conversation_id: Option<String>,
+    cursor: Option<String>,
+    limit: Option<i64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PageQuery {
+    cursor: Option<i64>,
+    limit: Option<i64>,
+}
+
+impl PageQuery {
+    fn limit(&self) -> i64 {
+        self.limit.unwrap_or(PAGE).clamp(1, PAGE_LIMIT)
+    }
+}
+
+type Answer = Result<Json<Value>, Problem>;
+
+pub(super) async fn list(
+    State(ctx): State<Arc<Ctx>>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    if let Some(status) = &query.status
+        && SessionStatus::parse(status).is_none()
+    {
+        let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
+        return Err(Problem::bad_request(format!("no status {status:?}; there are: {}", known.join(", "))));
+    }
+    let limit = query.limit.unwrap_or(PAGE).clamp(1, PAGE_LIMIT);
+    let filter = SessionFilter {
+        space_id: Some(DEFAULT_SPACE.to_owned()),
+        status: query.status,
+        conversation_id: query.conversation_id.map(|id| stored_conversation_id(&id)).transpose()?,
+        before: query.cursor,
+        limit,
+    };
+    let items = ctx.store.sessions(&filter).await?;
+    let next = next_page(&items, limit, |last| json!(last.session_id));
+    page(&items, next)
+}
+
+/// Every session of a conversation, newest first. 404 when there is none.
+pub(super) async fn of_conversation(State(ctx): State<Arc<Ctx>>, Path(id): Path<String>) -> Answer {
+    let filter = SessionFilter {
+        space_id: Some(DEFAULT_SPACE.to_owned()),
+        conversation_id: Some(stored_conversation_id(&id)?),
+        limit: PAGE_LIMIT,
+        ..SessionFilter::default()
+    };
+    let items = ctx.store.sessions(&filter).await?;
+    if items.is_empty() {
+        return Err(Error::NotFound { what: "conversation", id }.into());
+    }
+    page(&items, Value::Null)
+}
+
+/// The session with its last messages, its steps, its calls and its deliveries.
+pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Path(id): Path<String>) -> Answer {
+    Ok(Json(detail(&ctx.store, Some(DEFAULT_SPACE), &id).await?))
+}
+
+/// What `GET /v1/sessions/{id}` and `wakeful session show` give.
+///
+/// # Errors
+/// [`Error::NotFound`], [`Error::Database`].
+pub async fn detail(store: &wakeful_store::Store, space_id: Option<&str>, id: &str) -> Result<Value, Error> {
+    let session = store.session(space_id, id).await?;
+    let mut body = serde_json::to_value(&session)
+        .map_err(|error| Error::Corrupt { what: "session", reason: error.to_string() })?;
+    let messages = store.messages(id, None, PAGE).await?;
+    let steps = store.steps(id, None, PAGE).await?;
+    let older_messages =
+        messages.first().filter(|_| messages.len() as i64 == PAGE).map(|one| one.message_number);
+    let older_steps = steps.first().filter(|_| steps.len() as i64 == PAGE).map(|one| one.step_number);
+    if let Value::Object(fields) = &mut body {
+        fields.insert("messages".to_owned(), json!(messages));
+        fields.insert("messages_before".to_owned(), json!(older_messages));
+        fields.insert("steps".to_owned(), json!(steps));
+        fields.insert("steps_before".to_owned(), json!(older_steps));
+        fields.insert("tool_calls".to_owned(), json!(store.calls(id).await?));
+        fields.insert("deliveries".to_owned(), json!(store.deliveries(id).await?));
+    }
+    Ok(body)
+}
+
+/// Messages below the cursor, oldest first; `next` leads to older ones.
+pub(super) async fn messages(
+    State(ctx): State<Arc<Ctx>>,
+    Path(id): Path<String>,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let items = ctx.store.messages(&id, query.cursor, query.limit()).await?;
+    let full = items.len() as i64 == query.limit();
+    let next = items.first().filter(|_| full).map(|first| first.message_number);
+    page(&items, json!(next))
+}
+
+/// Steps below the cursor, oldest first; `next` leads to older ones.
+pub(super) async fn steps(
+    State(ctx): State<Arc<Ctx>>,
+    Path(id): Path<String>,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let items = ctx.store.steps(&id, query.cursor, query.limit()).await?;
+    let full = items.len() as i64 == query.limit();
+    let next = items.first().filter(|_| full).map(|first| first.step_number);
+    page(&items, json!(next))
+}
+
+/// The journal after the cursor.
+pub(super) async fn events(
+    State(ctx): State<Arc<Ctx>>,
+    Path(id): Path<String>,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let items = ctx.store.journal(&id, query.cursor.unwrap_or(0), query.limit()).await?;
+    let next = next_page(&items, query.limit(), |last| json!(last.seq));
+    page(&items, next)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SessionMessage {
+    text: String,
+    client_key: Option<String>,
+}
+
+pub(super) async fn send(
+    State(ctx): State<Arc<Ctx>>,
+    Path(id): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Woken>), Problem> {
+    let message: SessionMessage = parse(&body?)?;
+    check_text("client_key", message.client_key.as_deref(), 256)?;
+    let text = message_text(message.text)?;
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let message =
+        NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
+    let woken = ctx.store.send(&id, &message).await?;
+    Ok(announce(&ctx, woken))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reason {
+    reason: Option<String>,
+}
+
+/// Continues a failed run where it stood.
+pub(super) async fn retry(
+    State(ctx): State<Arc<Ctx>>,
+    Path(id): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Value>), Problem> {
+    steer(&ctx, &id, &body?).await?;
+    let run_id = ctx.store.retry(&id).await?;
+    Ok(steered(&ctx, &id, &run_id))
+}
+
+/// Asks the open run to end.
+pub(super) async fn cancel(
+    State(ctx): State<Arc<Ctx>>,
+    Path(id): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Value>), Problem> {
+    steer(&ctx, &id, &body?).await?;
+    let run_id = ctx.store.cancel(&id).await?;
+    Ok(steered(&ctx, &id, &run_id))
+}
+
+/// An empty body is no reason, and the session must be of the caller's space.
+async fn steer(ctx: &Ctx, id: &str, body: &[u8]) -> Result<(), Problem> {
+    let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
+    ctx.store.session(Some(DEFAULT_SPACE), id).await?;
+    if let Some(reason) = given.reason {
+        tracing::info!(session.id = id, reason, "Steered by an operator");
+    }
+    Ok(())
+}
+
+fn steered(ctx: &Ctx, id: &str, run_id: &str) -> (StatusCode, Json<Value>) {
+    ctx.notifier.job();
+    ctx.notifier.session(id);
+    (StatusCode::ACCEPTED, Json(json!({"session_id": id, "run_id": run_id})))
+}
+
+fn next_page<T>(items: &[T], limit: i64, cursor: impl Fn(&T) -> Value) -> Value {
+    items.last().filter(|_| items.len() as i64 == limit).map_or(Value::Null, cursor)
+}
+
+fn page<T: Serialize>(items: &[T], next: Value) -> Answer {
+    Ok(Json(json!({"items": items, "next": next})))
+}

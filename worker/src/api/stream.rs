@@ -1,0 +1,146 @@
+//! A session as it happens: its journal as server-sent events, with the text of the model call in flight.
+//!
+//! Journal frames carry their number as `id`, so a client that reconnects with `Last-Event-ID` misses none. Chunk frames carry no
+//! id: they show what is being said and are void once `gen_complete` says it. A client that comes anew, or after
+//! a worker's death, is told `gen_reset` and gets all chunks of the call in flight.
+
+use super::{DEFAULT_SPACE, Problem};
+use crate::Ctx;
+use axum::extract::{Path, Query, State};
+use axum::http::HeaderMap;
+use axum::response::Sse;
+use axum::response::sse::{Event, KeepAlive};
+use futures::Stream;
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tracing::debug;
+
+/// Journal entries read at once.
+const BATCH: i64 = 200;
+/// Looks at the database this often when no notification comes.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Deserialize)]
+pub(super) struct StreamQuery {
+    /// For clients that cannot set `Last-Event-ID`.
+    after: Option<i64>,
+}
+
+pub(super) async fn stream(
+    State(ctx): State<Arc<Ctx>>,
+    Path(id): Path<String>,
+    Query(query): Query<StreamQuery>,
+    headers: HeaderMap,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let last =
+        match headers.get("last-event-id") {
+            Some(value) => {
+                Some(value.to_str().ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
+                    Problem::bad_request("`Last-Event-ID` is the number of a journal entry")
+                })?)
+            }
+            None => None,
+        };
+    let reader = Reader {
+        news: ctx.news.sessions(),
+        ctx,
+        session_id: id,
+        after: last.or(query.after).unwrap_or(0),
+        generation: None,
+        chunk: 0,
+        frames: VecDeque::new(),
+    };
+    let frames = futures::stream::unfold(reader, |mut reader| async move {
+        let frame = reader.next().await?;
+        Some((Ok(frame), reader))
+    });
+    Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)).text("alive")))
+}
+
+struct Reader {
+    ctx: Arc<Ctx>,
+    session_id: String,
+    news: Receiver<Arc<str>>,
+    /// The last journal entry that was given.
+    after: i64,
+    /// The model call whose chunks are being given, and the last of them.
+    generation: Option<String>,
+    chunk: i64,
+    frames: VecDeque<Event>,
+}
+
+impl Reader {
+    /// The next frame; `None` when the process ends.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(frame) = self.frames.pop_front() {
+                return Some(frame);
+            }
+            if let Err(error) = self.look().await {
+                debug!(%error, "A stream could not look; it looks again");
+            }
+            if self.frames.is_empty() {
+                tokio::select! {
+                    () = self.ctx.abort.cancelled() => return None,
+                    () = heard(&mut self.news, &self.session_id) => {}
+                    () = tokio::time::sleep(LOOK) => {}
+                }
+            }
+        }
+    }
+
+    async fn look(&mut self) -> wakeful_store::Result<()> {
+        // The call in flight is read first: if it ends meanwhile, its entry comes after its chunks.
+        let known = self.generation.as_deref();
+        let live = self.ctx.store.live_generation(&self.session_id, known, self.chunk).await?;
+        let entries = self.ctx.store.journal(&self.session_id, self.after, BATCH).await?;
+        for entry in &entries {
+            self.after = entry.seq;
+            if let Ok(data) = serde_json::to_string(entry) {
+                let frame =
+                    Event::default().id(entry.seq.to_string()).event(entry.kind.to_lowercase()).data(data);
+                self.frames.push_back(frame);
+            }
+        }
+        // Behind by more than a batch, the call in flight is not near yet.
+        let Some(live) = live.filter(|_| (entries.len() as i64) < BATCH) else {
+            return Ok(());
+        };
+        if entries.iter().any(|entry| entry.payload["generation_id"] == live.generation_id.as_str()) {
+            // Its end is among the entries: the chunks are void.
+            return Ok(());
+        }
+        if self.generation.as_deref() != Some(live.generation_id.as_str()) {
+            let data = json!({
+                "generation_id": live.generation_id, "step_number": live.step_number, "attempt": live.attempt,
+            });
+            self.frames.push_back(Event::default().event("gen_reset").data(data.to_string()));
+            self.generation = Some(live.generation_id.clone());
+            self.chunk = 0;
+        }
+        for (chunk_no, text) in live.chunks {
+            self.chunk = chunk_no;
+            let data = json!({"generation_id": live.generation_id, "chunk_no": chunk_no, "delta": text});
+            self.frames.push_back(Event::default().event("gen_chunk").data(data.to_string()));
+        }
+        Ok(())
+    }
+}
+
+async fn heard(news: &mut Receiver<Arc<str>>, session_id: &str) {
+    loop {
+        match news.recv().await {
+            Ok(id) if &*id == session_id || &*id == "*" => return,
+            Ok(_) => {}
+            // Some were missed, and one of them may have been about this session.
+            Err(RecvError::Lagged(_)) => return,
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The application: what a program registers before it runs.
+
+use crate::channel::Channel;
+use crate::channel::email::maildir::Maildir;
+use crate::config::Config;
+use crate::model::{Model, Models};
+use crate::tool::Tool;
+use crate::tool::registry::Registry;
+use crate::{Ctx, cli};
+use anyhow::Context as _;
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+use wakeful_store::Store;
+use wakeful_store::queue::{News, Notifier};
+use wakeful_workflow::fault::Fault;
+
+/// Further routes, given the process's context.
+type Routes = Arc<dyn Fn(Arc<Ctx>) -> axum::Router + Send + Sync>;
+
+/// A worker with tools, models, channels and triggers of one's own, beside the built-in ones.
+#[derive(Clone, Default)]
+pub struct App {
+    tools: Vec<Arc<dyn Tool>>,
+    providers: Vec<(String, crate::model::Factory)>,
+    channels: Vec<Arc<dyn Channel>>,
+    routes: Vec<Routes>,
+}
+
+impl App {
+    /// Only what is built in.
+    pub fn new() -> App {
+        App::default()
+    }
+
+    /// Adds a tool. Agents use it when their `tools` name it.
+    #[must_use]
+    pub fn tool(mut self, tool: impl Tool + 'static) -> App {
+        self.tools.push(Arc::new(tool));
+        self
+    }
+
+    /// Adds a provider of models: `factory` gets the part of the model's name after the slash.
+    #[must_use]
+    pub fn provider(
+        mut self,
+        name: &str,
+        factory: impl Fn(&str) -> Result<Arc<dyn Model>, Fault> + Send + Sync + 'static,
+    ) -> App {
+        self.providers.push((name.to_owned(), Arc::new(factory)));
+        self
+    }
+
+    /// Adds a channel for outgoing messages, or replaces the built-in one of that name.
+    #[must_use]
+    pub fn channel(mut self, channel: impl Channel + 'static) -> App {
+        self.channels.push(Arc::new(channel));
+        self
+    }
+
+    /// Adds a trigger: routes that verify, translate, and call [`Store::wake`]. They stand beside `/v1` and guard
+    /// themselves.
+    #[must_use]
+    pub fn routes(mut self, routes: impl Fn(Arc<Ctx>) -> axum::Router + Send + Sync + 'static) -> App {
+        self.routes.push(Arc::new(routes));
+        self
+    }
+
+    /// Runs the command line of this process, `wakeful`'s own with everything that was added.
+    pub fn main(self) -> ExitCode {
+        cli::main(self)
+    }
+
+    /// Every tool: the built-in ones and those that were added.
+    ///
+    /// # Errors
+    /// When two have one name, or a schema is invalid.
+    pub fn registry(&self) -> anyhow::Result<Registry> {
+        let mut registry = Registry::built_in()?;
+        for tool in &self.tools {
+            registry.register(Arc::clone(tool))?;
+        }
+        Ok(registry)
+    }
+
+    /// Connects and puts everything together. Checks the schema; starts nothing but NOTIFY and LISTEN.
+    ///
+    /// # Errors
+    /// A database that is not there or has another schema ([`wakeful_store::Error`] in the chain), or an agent whose
+    /// tools do not exist.
+    pub async fn context(&self, config: Config, url: &str) -> anyhow::Result<Arc<Ctx>> {
+        let tools = self.registry()?;
+        for name in config.agent_names() {
+            if let Ok(agent) = config.agent(&name) {
+                tools.definitions(&agent.tools).with_context(|| format!("agents.{name}.tools"))?;
+            }
+        }
+        let store = Store::connect(url, config.database.max_connections, "wakeful").await?;
+        store.check_schema().await?;
+        let mut models = Models::built_in(&config)?;
+        for (name, factory) in &self.providers {
+            let factory = Arc::clone(factory);
+            models.add(name, move |model| factory(model));
+        }
+        let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
+        if let Some(dir) = &config.email.maildir {
+            let from = config.email.from.as_deref().unwrap_or("Wakeful <wakeful@localhost>");
+            let maildir =
+                Maildir::new(dir.clone(), from).map_err(anyhow::Error::msg).context("email.from")?;
+            channels.insert("email".to_owned(), Arc::new(maildir));
+        }
+        for channel in &self.channels {
+            channels.insert(channel.name().to_owned(), Arc::clone(channel));
+        }
+        let stop = CancellationToken::new();
+        let host = host_name();
+        Ok(Arc::new(Ctx {
+            notifier: Notifier::start(store.clone()),
+            news: News::listen(&store, stop.clone()),
+            worker_id: worker_id(&host),
+            workspaces: config.workspace.dir.clone().unwrap_or_else(|| "workspaces".into()),
+            host,
+            draining: CancellationToken::new(),
+            abort: CancellationToken::new(),
+            store,
+            config,
+            tools,
+            models,
+            channels,
+        }))
+    }
+
+    /// The whole HTTP interface.
+    pub fn router(&self, ctx: &Arc<Ctx>) -> axum::Router {
+        let own = self.routes.iter().map(|routes| routes(Arc::clone(ctx)));
+        own.fold(crate::api::router(Arc::clone(ctx)), axum::Router::merge)
+    }
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+}
+
+/// The host's beginning, the process, and a random end: a pid alone comes back after a restart.
+fn worker_id(host: &str) -> Arc<str> {
+    let host: String = host.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+    let random = wakeful_store::new_id("w");
+    Arc::from(format!("{host}-{}-{}", std::process::id(), &random[random.len() - 6..]))
+}

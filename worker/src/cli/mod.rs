@@ -1,0 +1,131 @@
+//! The command line: one file a noun. stdout is data, stderr is progress and logs.
+
+mod migrate;
+mod serve;
+
+use crate::App;
+use crate::config::{Config, ConfigError};
+use crate::serve::CannotListen;
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use secrecy::ExposeSecret;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// How a command ended, for scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Ok = 0,
+    Failed = 1,
+    /// Bad usage, or a bad configuration.
+    Usage = 2,
+    NotFound = 3,
+    /// Not possible in the present status.
+    Conflict = 4,
+    Auth = 5,
+    /// No database, another schema than the binary's, or a port in use.
+    Unavailable = 6,
+    /// `doctor` found something.
+    Doctor = 9,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+/// Runs LLM agents durably on Postgres: crash anywhere, wake where you were.
+#[derive(Debug, Parser)]
+#[command(name = "wakeful", version, propagate_version = true)]
+struct Cli {
+    /// The configuration file; without it ./wakeful.toml, if present.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run in production. DATABASE_URL is required.
+    Serve(serve::Args),
+    /// Bring the database's schema up to this binary's.
+    Migrate(migrate::Args),
+}
+
+/// A usage error that clap cannot see.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub String);
+
+pub(crate) fn main(app: App) -> ExitCode {
+    #[cfg(feature = "failpoints")]
+    let _scenario = fail::FailScenario::setup();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // clap prints help and version to stdout with status 0, and everything else to stderr with 2.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
+        }
+    };
+    match run(app, cli) {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("wakeful: {error:#}");
+            exit_of(&error).into()
+        }
+    }
+}
+
+fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
+    let config = Config::load(cli.config.as_deref(), std::env::vars())?;
+    for warning in &config.warnings {
+        eprintln!("wakeful: warning: {warning}");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
+    let telemetry = crate::telemetry::init(&crate::telemetry::Settings::from_env(std::env::vars()));
+    let exit = runtime.block_on(async {
+        match cli.command {
+            Command::Serve(args) => serve::run(app, config, args).await,
+            Command::Migrate(args) => migrate::run(config, args).await,
+        }
+    });
+    // A blocking task (a file that hangs) must not keep the process.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    telemetry.shutdown();
+    exit
+}
+
+/// The exit status that a failure stands for.
+fn exit_of(error: &anyhow::Error) -> Exit {
+    for cause in error.chain() {
+        if cause.is::<ConfigError>() || cause.is::<Usage>() {
+            return Exit::Usage;
+        }
+        if cause.is::<CannotListen>() {
+            return Exit::Unavailable;
+        }
+        if let Some(error) = cause.downcast_ref::<wakeful_store::Error>() {
+            return match error {
+                wakeful_store::Error::NotFound { .. } => Exit::NotFound,
+                wakeful_store::Error::Conflict { .. } | wakeful_store::Error::KeyReused { .. } => {
+                    Exit::Conflict
+                }
+                wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
+                wakeful_store::Error::Database(_) => Exit::Unavailable,
+                wakeful_store::Error::Corrupt { .. } => Exit::Failed,
+            };
+        }
+    }
+    Exit::Failed
+}
+
+/// The configured database.
+fn database_url(config: &Config) -> anyhow::Result<String> {
+    let url = config.database.url.as_ref().ok_or_else(|| {
+        Usage("no database: set DATABASE_URL, or `[database] url` in wakeful.toml".to_owned())
+    })?;
+    Ok(url.expose_secret().to_owned())
+}

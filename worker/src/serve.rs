@@ -1,0 +1,103 @@
+//! A running process: the roles it plays, the signal that ends it, and the order in which it ends.
+
+use crate::jobs::pool;
+use crate::{App, Ctx};
+use anyhow::Context as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tracing::{info, warn};
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum Role {
+    /// HTTP: triggers come in, sessions are shown.
+    Api,
+    /// Steps and deliveries.
+    Worker,
+    /// Schedules. Nothing to do until there are any.
+    Scheduler,
+}
+
+impl Role {
+    /// All roles: one process does everything.
+    pub const ALL: [Role; 3] = [Role::Api, Role::Worker, Role::Scheduler];
+}
+
+/// The address is taken, or not ours to take.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {listen}: {source}")]
+pub struct CannotListen {
+    listen: SocketAddr,
+    source: std::io::Error,
+}
+
+/// Binds before anything else starts, so that a port in use is an error and not a half-running process.
+///
+/// # Errors
+/// [`CannotListen`].
+pub async fn bind(listen: SocketAddr) -> Result<TcpListener, CannotListen> {
+    TcpListener::bind(listen).await.map_err(|source| CannotListen { listen, source })
+}
+
+/// Plays `roles` until a signal (SIGTERM, SIGINT) or `ctx.draining`; then readiness ends, steps in hand end or are
+/// given back, and connections close.
+///
+/// # Errors
+/// When a role ends by itself.
+pub async fn run(
+    app: &App,
+    ctx: Arc<Ctx>,
+    roles: &[Role],
+    listener: Option<TcpListener>,
+) -> anyhow::Result<()> {
+    let signals = tokio::spawn(drain_on_signal(Arc::clone(&ctx)));
+    let api = async {
+        let Some(listener) = listener else { return anyhow::Ok(()) };
+        let (router, ctx) = (app.router(&ctx), Arc::clone(&ctx));
+        let works = roles.contains(&Role::Worker);
+        info!(listen = %listener.local_addr()?, "Listening");
+        let stopped = async move {
+            ctx.draining.cancelled().await;
+            // The workers go first: a client sees its step end before its stream does.
+            if works { ctx.abort.cancelled().await } else { ctx.abort.cancel() }
+        };
+        axum::serve(listener, router).with_graceful_shutdown(stopped).await.context("the HTTP server failed")
+    };
+    let worker = async {
+        if roles.contains(&Role::Worker) {
+            info!(worker.id = %ctx.worker_id, concurrency = ctx.config.queue.concurrency, "Working");
+            let ran = pool::run(Arc::clone(&ctx), ctx.news.clone()).await;
+            ctx.abort.cancel();
+            ran
+        } else {
+            Ok(())
+        }
+    };
+    let ended = tokio::try_join!(api, worker);
+    signals.abort();
+    ctx.store.close().await;
+    ended.map(|_| ())
+}
+
+async fn drain_on_signal(ctx: Arc<Ctx>) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        warn!("No signal handler could be installed: this process ends without draining");
+        return;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    info!("Draining: no new work is begun");
+    ctx.draining.cancel();
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    info!("A second signal: giving back what is in hand");
+    ctx.abort.cancel();
+}
