@@ -1,0 +1,98 @@
+//! An HTTP client that knows Wakeful's API.
+
+use super::eventually;
+use eventsource_stream::{Event, Eventsource};
+use futures::{Stream, StreamExt};
+use reqwest::{RequestBuilder, Response, StatusCode};
+use serde_json::{Value, json};
+
+#[derive(Clone)]
+pub struct Client {
+    pub url: String,
+    http: reqwest::Client,
+}
+
+impl Client {
+    pub fn new(url: &str) -> Client {
+        Client { url: url.to_owned(), http: reqwest::Client::new() }
+    }
+
+    pub fn get_request(&self, path: &str) -> RequestBuilder {
+        self.http.get(format!("{}{path}", self.url))
+    }
+
+    pub fn post_request(&self, path: &str) -> RequestBuilder {
+        self.http.post(format!("{}{path}", self.url))
+    }
+
+    /// Status and JSON body.
+    pub async fn get(&self, path: &str) -> (StatusCode, Value) {
+        read(self.get_request(path).send().await.expect("the server answers")).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> (StatusCode, Value) {
+        read(self.post_request(path).body(body.to_string()).send().await.expect("the server answers")).await
+    }
+
+    /// Posts a chat message that must be taken, and gives the answer.
+    pub async fn chat(&self, conversation: &str, text: &str) -> Value {
+        let body = json!({"user_id": "ann", "text": text});
+        let (status, answer) = self.post(&format!("/v1/chat/{conversation}/messages"), &body).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{answer}");
+        answer
+    }
+
+    pub async fn session(&self, session_id: &str) -> Value {
+        let (status, session) = self.get(&format!("/v1/sessions/{session_id}")).await;
+        assert_eq!(status, StatusCode::OK, "{session}");
+        session
+    }
+
+    /// Waits until the session has that status, and gives it.
+    pub async fn wait_for(&self, session_id: &str, status: &str) -> Value {
+        eventually(&format!("session {session_id} to be {status}"), || async {
+            let session = self.session(session_id).await;
+            (session["status"] == status).then_some(session)
+        })
+        .await
+    }
+
+    /// The session's stream of events, from after `last` on.
+    pub async fn stream(
+        &self,
+        session_id: &str,
+        last: Option<i64>,
+    ) -> impl Stream<Item = Event> + Unpin + use<> {
+        let mut request = self.get_request(&format!("/v1/sessions/{session_id}/stream"));
+        if let Some(last) = last {
+            request = request.header("Last-Event-ID", last.to_string());
+        }
+        let response = request.send().await.expect("the server answers");
+        assert_eq!(response.status(), StatusCode::OK);
+        let events = response.bytes_stream().eventsource();
+        Box::pin(
+            events
+                .take_while(|event| std::future::ready(event.is_ok()))
+                .filter_map(|event| async { event.ok() }),
+        )
+    }
+}
+
+async fn read(response: Response) -> (StatusCode, Value) {
+    let status = response.status();
+    let text = response.text().await.expect("a body");
+    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+/// The texts of the session's messages of one role.
+pub fn texts(session: &Value, role: &str) -> Vec<String> {
+    let messages = session["messages"].as_array().expect("messages");
+    let of_role = messages.iter().filter(|message| message["role"] == role);
+    of_role.map(|message| message["text"].as_str().expect("text").to_owned()).collect()
+}
+
+/// The session's message numbers.
+pub fn numbers(session: &Value) -> Vec<i64> {
+    let messages = session["messages"].as_array().expect("messages");
+    messages.iter().map(|message| message["message_number"].as_i64().expect("a number")).collect()
+}

@@ -1,0 +1,136 @@
+//! A database for one test, copied from a migrated template, and gone after it.
+
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::str::FromStr;
+use wakeful::store::Store;
+
+pub struct Database {
+    pub name: String,
+    pub url: String,
+    /// For looking at what the process under test has written.
+    pub pool: PgPool,
+    admin_url: String,
+}
+
+impl Database {
+    pub async fn new() -> Database {
+        let empty = Database::empty().await;
+        // Migrating is what the template is for: this only proves that the copy is whole.
+        empty.store().await.check_schema().await.expect("the template is migrated");
+        empty
+    }
+
+    async fn empty() -> Database {
+        let admin_url = admin_url();
+        let template = template(&admin_url).await;
+        let name = format!("wakeful_test_{}", uuid_like());
+        let mut admin = connect(&admin_url).await;
+        run(&mut admin, format!("create database {name} template {template} strategy file_copy")).await;
+        Database::open(admin_url, name).await
+    }
+
+    /// A database without any table.
+    pub async fn without_schema() -> Database {
+        let admin_url = admin_url();
+        let name = format!("wakeful_test_{}", uuid_like());
+        let mut admin = connect(&admin_url).await;
+        run(&mut admin, format!("create database {name} template template0")).await;
+        Database::open(admin_url, name).await
+    }
+
+    async fn open(admin_url: String, name: String) -> Database {
+        let url = url_of(&admin_url, &name);
+        let pool = PgPoolOptions::new().max_connections(4).connect(&url).await.expect("the test's database");
+        Database { name, url, pool, admin_url }
+    }
+
+    pub async fn store(&self) -> Store {
+        Store::connect(&self.url, 8, "wakeful test").await.expect("the test's database")
+    }
+
+    /// One value.
+    pub async fn value<T>(&self, sql: &'static str, argument: &str) -> T
+    where
+        T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
+    {
+        sqlx::query_scalar(sql).bind(argument).fetch_one(&self.pool).await.expect(sql)
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let (admin_url, name) = (self.admin_url.clone(), self.name.clone());
+        // A test's runtime is ending when this runs: the last statement has one of its own.
+        let dropped = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async move {
+                let mut admin = connect(&admin_url).await;
+                run(&mut admin, format!("drop database if exists {name} with (force)")).await;
+            });
+        });
+        let _ = dropped.join();
+    }
+}
+
+fn admin_url() -> String {
+    std::env::var("WAKEFUL_TEST_DATABASE_URL")
+        .expect("no Postgres for the tests: run them by `make test`, or under the example `with_postgres`")
+}
+
+/// The migrated template of this build's migrations, made by whichever test comes first.
+async fn template(admin_url: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    for entry in ["sessions", "logs", "effects", "queue"] {
+        entry.hash(&mut hasher);
+    }
+    for migration in migrations() {
+        migration.hash(&mut hasher);
+    }
+    let name = format!("wakeful_template_{:016x}", hasher.finish());
+    let mut admin = connect(admin_url).await;
+    run(&mut admin, "select pg_advisory_lock(7070)".to_owned()).await;
+    let exists: bool =
+        sqlx::query_scalar("select exists (select from pg_database where datname = $1 and datistemplate)")
+            .bind(&name)
+            .fetch_one(&mut admin)
+            .await
+            .expect("pg_database");
+    if !exists {
+        run(&mut admin, format!("drop database if exists {name}")).await;
+        run(&mut admin, format!("create database {name} template template0")).await;
+        let store = Store::connect(&url_of(admin_url, &name), 2, "wakeful test").await.expect("the template");
+        store.migrate(|_| {}).await.expect("the migrations apply");
+        store.close().await;
+        run(&mut admin, format!("alter database {name} is_template true")).await;
+    }
+    run(&mut admin, "select pg_advisory_unlock(7070)".to_owned()).await;
+    name
+}
+
+fn migrations() -> Vec<String> {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
+    let mut files: Vec<_> =
+        std::fs::read_dir(dir).expect("migrations").flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    files.iter().map(|file| std::fs::read_to_string(file).expect("a migration")).collect()
+}
+
+fn url_of(admin_url: &str, database: &str) -> String {
+    let options = PgConnectOptions::from_str(admin_url).expect("WAKEFUL_TEST_DATABASE_URL is a Postgres URL");
+    options.database(database).to_url_lossy().to_string()
+}
+
+async fn connect(url: &str) -> PgConnection {
+    PgConnection::connect(url).await.expect("the tests' Postgres answers")
+}
+
+async fn run(connection: &mut PgConnection, sql: String) {
+    sqlx::query(AssertSqlSafe(sql.clone())).execute(connection).await.expect(&sql);
+}
+
+fn uuid_like() -> String {
+    wakeful::store::new_id("t").replace('-', "")
+}

@@ -1,0 +1,29 @@
+//! What the tests share: a database each, the real process, a model server that counts, and an HTTP client.
+
+pub mod client;
+pub mod database;
+pub mod model;
+pub mod process;
+
+pub use client::Client;
+pub use database::Database;
+pub use model::{Answer, ModelServer};
+pub use process::{Options, Process};
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+/// How long a test waits before it says that what it waits for does not come. Nothing is measured by it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks again and again until there is an answer.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

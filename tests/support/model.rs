@@ -1,0 +1,176 @@
+//! A model server that speaks Chat Completions, keeps every request body, and can be held up.
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// What the model says to one request.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    Text(String),
+    /// Tool calls: (name, arguments as JSON text).
+    Calls(Vec<(String, String)>),
+    /// An HTTP error.
+    Error(u16),
+    /// Text whose stream ends without its end marker.
+    Cut(String),
+}
+
+impl Answer {
+    pub fn text(text: &str) -> Answer {
+        Answer::Text(text.to_owned())
+    }
+
+    pub fn call(name: &str, arguments: Value) -> Answer {
+        Answer::Calls(vec![(name.to_owned(), arguments.to_string())])
+    }
+}
+
+type Script = dyn Fn(&Value, usize) -> Answer + Send + Sync;
+
+/// A running model server.
+pub struct ModelServer {
+    pub url: String,
+    shared: Arc<Shared>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+struct Shared {
+    bodies: Mutex<Vec<String>>,
+    script: Box<Script>,
+    /// While true, an answer stops after its first piece.
+    held: watch::Sender<bool>,
+}
+
+impl ModelServer {
+    /// Answers each request with what `script` makes of its body and its number (from 0). An answer should depend on
+    /// the body alone wherever a request may be repeated.
+    pub async fn start(script: impl Fn(&Value, usize) -> Answer + Send + Sync + 'static) -> ModelServer {
+        let shared = Arc::new(Shared {
+            bodies: Mutex::default(),
+            script: Box::new(script),
+            held: watch::channel(false).0,
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
+        let router =
+            Router::new().route("/v1/chat/completions", post(complete)).with_state(Arc::clone(&shared));
+        let server = tokio::spawn(async move {
+            axum::serve(listener, router).await.expect("the model server serves");
+        });
+        ModelServer { url, shared, server }
+    }
+
+    /// A model that answers by how many assistant messages the request holds since the last user text: the nth answer
+    /// of `answers`, and the last one from there on.
+    pub async fn turns(answers: Vec<Answer>) -> ModelServer {
+        ModelServer::start(move |body, _| {
+            let answered = turns_since_user(body);
+            answers[answered.min(answers.len() - 1)].clone()
+        })
+        .await
+    }
+
+    /// Every request body so far, as it came.
+    pub fn bodies(&self) -> Vec<String> {
+        self.shared.bodies.lock().expect("no handler panics").clone()
+    }
+
+    /// Makes answers stop after their first piece.
+    pub fn hold(&self) {
+        self.shared.held.send_replace(true);
+    }
+
+    /// Lets held answers go on.
+    pub fn release(&self) {
+        self.shared.held.send_replace(false);
+    }
+}
+
+impl Drop for ModelServer {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+/// Assistant messages after the newest user message.
+pub fn turns_since_user(body: &Value) -> usize {
+    let messages = body["messages"].as_array().expect("messages");
+    let since = messages.iter().rposition(|message| message["role"] == "user").map_or(0, |at| at + 1);
+    messages[since..].iter().filter(|message| message["role"] == "assistant").count()
+}
+
+async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
+    let text = String::from_utf8(body.to_vec()).expect("bodies are UTF-8");
+    let value: Value = serde_json::from_str(&text).expect("bodies are JSON");
+    let number = {
+        let mut bodies = shared.bodies.lock().expect("no handler panics");
+        bodies.push(text);
+        bodies.len() - 1
+    };
+    let answer = (shared.script)(&value, number);
+    if let Answer::Error(status) = answer {
+        let status = StatusCode::from_u16(status).expect("a status");
+        return (status, json!({"error": {"message": "as told"}}).to_string()).into_response();
+    }
+    let turn = value["messages"].as_array().map_or(0, Vec::len);
+    let (pieces, end) = pieces(&answer, turn);
+    let held = shared.held.subscribe();
+    let stream =
+        futures::stream::unfold((pieces.into_iter(), held, 0), |(mut pieces, mut held, sent)| async move {
+            let piece = pieces.next()?;
+            if sent > 0 {
+                let _ = held.wait_for(|held| !held).await;
+            }
+            Some((Ok::<_, std::convert::Infallible>(format!("data: {piece}\n\n")), (pieces, held, sent + 1)))
+        });
+    let tail = futures::stream::iter(end.then(|| Ok("data: [DONE]\n\n".to_owned())));
+    let body = Body::from_stream(futures::StreamExt::chain(stream, tail));
+    ([(header::CONTENT_TYPE, "text/event-stream")], body).into_response()
+}
+
+fn pieces(answer: &Answer, turn: usize) -> (Vec<String>, bool) {
+    let chunk = |delta: Value, finish: Value| {
+        json!({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}).to_string()
+    };
+    let usage = json!({"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 40}}})
+    .to_string();
+    match answer {
+        Answer::Text(text) | Answer::Cut(text) => {
+            let (first, rest) = text.split_at(text.len() / 2);
+            let mut pieces = vec![chunk(json!({"role": "assistant", "content": first}), Value::Null)];
+            pieces.push(chunk(json!({"content": rest}), Value::Null));
+            let whole = matches!(answer, Answer::Text(_));
+            if whole {
+                pieces.push(chunk(json!({}), json!("stop")));
+                pieces.push(usage);
+            }
+            (pieces, whole)
+        }
+        Answer::Calls(calls) => {
+            let calls: Vec<Value> = calls
+                .iter()
+                .enumerate()
+                .map(|(index, (name, arguments))| {
+                    json!({"index": index, "id": format!("call_{turn}_{index}"), "type": "function",
+                        "function": {"name": name, "arguments": arguments}})
+                })
+                .collect();
+            let pieces = vec![
+                chunk(json!({"tool_calls": calls}), Value::Null),
+                chunk(json!({}), json!("tool_calls")),
+                usage,
+            ];
+            (pieces, true)
+        }
+        Answer::Error(_) => unreachable!("errors are no stream"),
+    }
+}

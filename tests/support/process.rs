@@ -1,0 +1,229 @@
+//! The real process: started, listened to, stopped, and killed.
+
+use super::Database;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How a process is started.
+pub struct Options {
+    /// TOML under the defaults below.
+    pub config: String,
+    pub args: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    /// Shared by the processes of one test: workspaces, mail, effects.
+    pub dir: Arc<TempDir>,
+}
+
+impl Options {
+    /// `serve` with all roles on a free port, a short lease, and the tools of the example `own_tools`.
+    pub fn new() -> Options {
+        Options {
+            config: String::new(),
+            args: vec!["serve".into()],
+            env: BTreeMap::new(),
+            dir: Arc::new(TempDir::with_prefix("wakeful-test-").expect("a temporary folder")),
+        }
+    }
+
+    /// The default agent with this model, and every tool.
+    pub fn model(mut self, model: &str) -> Options {
+        write!(
+            self.config,
+            "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"{model}\"\ntools = [\"current_time\", \
+             \"read_file\", \"write_file\", \"compose_email\", \"ask_user\", \"charge\", \"reserve\"]\n"
+        )
+        .expect("a string takes text");
+        self
+    }
+
+    pub fn config(mut self, toml: &str) -> Options {
+        self.config.push_str(toml);
+        self.config.push('\n');
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Options {
+        self.env.insert(name.into(), value.into());
+        self
+    }
+
+    pub fn arg(mut self, arg: &str) -> Options {
+        self.args.push(arg.into());
+        self
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// What the tools did: `tool session call`, a line an effect.
+    pub fn effects(&self) -> Vec<String> {
+        std::fs::read_to_string(self.path("effects")).unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    /// Starts the process and waits until it listens.
+    pub async fn serve(&self, database: &Database) -> Process {
+        let process = self.spawn(&database.url);
+        process.wait_for_log("\"Listening\"").await;
+        process
+    }
+
+    /// Starts the process and waits for nothing.
+    pub fn spawn(&self, database_url: &str) -> Process {
+        let config = self.path("wakeful.toml");
+        let dir = self.dir.path().display();
+        let defaults = format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\n[email]\nmaildir = \"{dir}/mail\"\n[workspace]\ndir = \"{dir}/workspaces\"\n"
+        );
+        std::fs::write(&config, format!("{defaults}{}", self.config)).expect("the configuration");
+        let mut command = Command::new(binary());
+        command.args(&self.args).arg("--config").arg(&config);
+        for (name, _) in std::env::vars() {
+            let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
+            if ours.iter().any(|prefix| name.starts_with(prefix)) {
+                command.env_remove(name);
+            }
+        }
+        command
+            .env("DATABASE_URL", database_url)
+            .env("WAKEFUL_LOG", "info,wakeful=debug")
+            .env("WAKEFUL_QUEUE__LEASE_S", "3")
+            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1")
+            .env("WAKEFUL_QUEUE__POLL_MS", "200")
+            .env("OWN_TOOLS_EFFECTS", self.path("effects"))
+            .env("OWN_TOOLS_HOLD", self.path("hold"))
+            .envs(&self.env)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the example own_tools was built");
+        let log = Arc::new(Mutex::new(String::new()));
+        let output = Arc::new(Mutex::new(String::new()));
+        let stderr = child.stderr.take().expect("piped");
+        let stdout = child.stdout.take().expect("piped");
+        let readers = vec![collect(stderr, Arc::clone(&log)), collect(stdout, Arc::clone(&output))];
+        Process { child: Some(child), log, output, readers }
+    }
+}
+
+/// The example `own_tools`: `wakeful` with the tests' own tools.
+fn binary() -> PathBuf {
+    let wakeful = PathBuf::from(env!("CARGO_BIN_EXE_wakeful"));
+    wakeful.parent().expect("a folder").join("examples").join("own_tools")
+}
+
+fn collect(pipe: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            let mut text = into.lock().expect("no reader panics");
+            text.push_str(&line);
+            text.push('\n');
+        }
+    })
+}
+
+/// A running process. Dropping it kills it.
+pub struct Process {
+    child: Option<Child>,
+    log: Arc<Mutex<String>>,
+    output: Arc<Mutex<String>>,
+    readers: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Process {
+    pub fn pid(&self) -> i32 {
+        self.child.as_ref().expect("it runs").id() as i32
+    }
+
+    /// What it wrote to stderr so far.
+    pub fn log(&self) -> String {
+        self.log.lock().expect("no reader panics").clone()
+    }
+
+    /// What it wrote to stdout so far.
+    pub fn output(&self) -> String {
+        self.output.lock().expect("no reader panics").clone()
+    }
+
+    /// Waits until a line of the log contains `text`, and gives that line.
+    pub async fn wait_for_log(&self, text: &str) -> String {
+        let began = Instant::now();
+        loop {
+            if let Some(line) = self.log().lines().find(|line| line.contains(text)) {
+                return line.to_owned();
+            }
+            assert!(began.elapsed() < super::PATIENCE, "no log line with {text:?}:\n{}", self.log());
+            assert!(!self.readers.iter().all(|reader| reader.is_finished()), "it ended:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// `http://127.0.0.1:PORT`.
+    pub fn url(&self) -> String {
+        let log = self.log();
+        let line = log.lines().find(|line| line.contains("\"Listening\"")).expect("it listens");
+        let line: serde_json::Value = serde_json::from_str(line).expect("logs are JSON");
+        format!("http://{}", line["listen"].as_str().expect("an address"))
+    }
+
+    pub fn client(&self) -> super::Client {
+        super::Client::new(&self.url())
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill takes no pointers; the pid is of a child that has not been waited for.
+        let sent = unsafe { libc::kill(self.pid(), signal) };
+        assert_eq!(sent, 0, "the process takes signals");
+    }
+
+    /// `kill -9`, and waits until it is dead.
+    pub fn kill(mut self) {
+        self.signal(libc::SIGKILL);
+        self.wait();
+    }
+
+    /// SIGTERM, and waits for its end.
+    pub fn terminate(mut self) -> ExitStatus {
+        self.signal(libc::SIGTERM);
+        self.wait()
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        let status = self.child.as_mut().expect("it runs").wait().expect("it can be waited for");
+        self.child = None;
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+        status
+    }
+
+    /// The same without holding up the test's runtime.
+    pub async fn ended(mut self) -> (ExitStatus, Process) {
+        tokio::task::spawn_blocking(move || {
+            let status = self.wait();
+            (status, self)
+        })
+        .await
+        .expect("waiting does not panic")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- log of the process ---\n{}", self.log());
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A worker with tools of one's own: one that is safe to repeat and one that is not.
+//!
+//! `cargo run -p wakeful --example own_tools -- serve` is `wakeful serve` with two more tools, which agents use when
+//! their `tools` name them. The tests run this program, so it can also be told by environment to write each effect to
+//! a file (`OWN_TOOLS_EFFECTS`) and to wait in the middle of a call while a file exists (`OWN_TOOLS_HOLD`).
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+use wakeful::App;
+use wakeful::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
+use wakeful::workflow::agent::ToolDefinition;
+use wakeful::workflow::effect::Effect;
+
+/// Charges a card. The payment service of this example knows no idempotency keys, so a charge that was begun and not
+/// seen to end must never be tried again by itself: it is guarded.
+struct Charge;
+
+#[async_trait]
+impl Tool for Charge {
+    fn definition(&self) -> ToolDefinition {
+        ToolDefinition {
+            name: "charge".into(),
+            description: "Charges the customer's card.".into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {"cents": {"type": "integer", "minimum": 1}},
+                "required": ["cents"],
+                "additionalProperties": false,
+            }),
+            effect: Effect::Guarded,
+        }
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        record("charge", call)?;
+        hold().await;
+        Ok(ToolOutput::text(format!("Charged {} cents.", arguments["cents"])))
+    }
+}
+
+/// Reserves a table. The service takes the call's id as its idempotency key, so repeating it is harmless.
+struct Reserve;
+
+#[async_trait]
+impl Tool for Reserve {
+    fn definition(&self) -> ToolDefinition {
+        ToolDefinition {
+            name: "reserve".into(),
+            description: "Reserves a table.".into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {"persons": {"type": "integer", "minimum": 1}},
+                "required": ["persons"],
+                "additionalProperties": false,
+            }),
+            effect: Effect::Idempotent,
+        }
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        record("reserve", call)?;
+        hold().await;
+        Ok(ToolOutput::text(format!("Reserved for {}.", arguments["persons"])))
+    }
+}
+
+/// The effect: a line in a file.
+fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
+    let Ok(path) = std::env::var("OWN_TOOLS_EFFECTS") else {
+        return Ok(());
+    };
+    let written = std::fs::OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| {
+        writeln!(file, "{tool} {} {}", call.session_id, call.call_id)?;
+        file.sync_all()
+    });
+    written.map_err(|error| ToolError(error.to_string()))
+}
+
+async fn hold() {
+    if let Ok(path) = std::env::var("OWN_TOOLS_HOLD") {
+        while std::fs::exists(&path).unwrap_or(false) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    App::new().tool(Charge).tool(Reserve).main()
+}
