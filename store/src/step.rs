@@ -197,6 +197,7 @@ async fn write(
             where session_id = $1
                 and last_message_number = $2
                 and last_step_number = $3::bigint - 1
+                and status is distinct from $13
             returning session_id, conversation_id, space_id, last_event_seq, wake_seq
         ), j as (
             update jobs

@@ -166,7 +166,7 @@ impl Claimer {
         row: super::ClaimedRow,
         ends_ms: u64,
     ) -> Result<(), mpsc::error::SendError<Job>> {
-        let suspect = row.stuck > 2;
+        let suspect = row.suspect;
         // A suspect has a slot of its own: its neighbours keep theirs.
         let permit = if suspect { None } else { Arc::clone(&self.slots).try_acquire_owned().ok() };
         if suspect {

@@ -5,8 +5,10 @@
 //! its lease writes nothing, however late it wakes up. Losing a lease needs no goodbye: `run_at` is the lease's
 //! end, and a job whose `run_at` is past is there to be claimed.
 //!
-//! `stuck` counts claims since the last progress (a committed message, a settled call, a step), kill -9 included. A process holds at
-//! most one job whose count is two or more: a job that kills its worker takes no more than itself along.
+//! `stuck` counts claims since the last progress (a committed message, a settled call, a step), kill -9 included. A
+//! job whose last holder never gave it back, for the second time in a row, is a suspect, and a process holds at most
+//! one: a job that kills its worker takes no more than itself along. Jobs that were given back after a fault, as all
+//! are when a provider is down, are no suspects.
 
 mod backend;
 mod delay;
@@ -171,6 +173,7 @@ pub(crate) fn boottime_ms() -> u64 {
 struct ClaimedRow {
     job_id: i64,
     token: i64,
+    suspect: bool,
     conversation_id: String,
     session_id: Option<String>,
     channel: Option<String>,
@@ -195,20 +198,20 @@ impl Store {
             r#"
             with ready as materialized (
                 select job_id from jobs
-                where kind = $1 and run_at <= clock_timestamp() and stuck < 2
+                where kind = $1 and run_at <= clock_timestamp() and (stuck < 2 or lease is null)
                 order by run_at
                 limit $2
                 for update skip locked
             ), suspect as materialized (
                 select job_id from jobs
-                where kind = $1 and run_at <= clock_timestamp() and stuck >= 2
+                where kind = $1 and run_at <= clock_timestamp() and stuck >= 2 and lease is not null
                 order by run_at
                 limit $3
                 for update skip locked
             ), taken as (
-                select job_id from ready
+                select job_id, false as suspect from ready
                 union all
-                select job_id from suspect
+                select job_id, true from suspect
             )
             update jobs
             set lease = nextval('leases'),
@@ -218,8 +221,9 @@ impl Store {
                 attempt = attempt + 1
             from taken
             where jobs.job_id = taken.job_id
-            returning jobs.job_id, jobs.lease as "token!", jobs.conversation_id, jobs.session_id, jobs.channel,
-                jobs.step_number, jobs.attempt, jobs.stuck, jobs.last_error, jobs.trace_context
+            returning jobs.job_id, jobs.lease as "token!", taken.suspect as "suspect!", jobs.conversation_id,
+                jobs.session_id, jobs.channel, jobs.step_number, jobs.attempt, jobs.stuck, jobs.last_error,
+                jobs.trace_context
             "#,
             settings.kind.as_str(),
             limit as i64,

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use std::sync::Arc;
 use tracing::{Instrument, info_span};
@@ -31,10 +31,12 @@ const CONTEXT_WINDOW: u64 = 128_000;
 pub(super) async fn post_message(
     State(ctx): State<Arc<Ctx>>,
     conversation_id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let Path(conversation_id) = conversation_id?;
-    let message: ChatMessage = parse(&body?)?;
+    let mut message: ChatMessage = parse(&body?)?;
+    message.client_key = message.client_key.or(idempotency_key(&headers)?);
     let conversation_id = stored_conversation_id(&conversation_id)?;
     check_text("user_id", message.user_id.as_deref(), 256)?;
     check_text("client_key", message.client_key.as_deref(), 256)?;
@@ -86,6 +88,13 @@ fn new_session(ctx: &Ctx, conversation_id: String, agent: Option<&str>) -> Resul
         policy: None,
         seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],
     })
+}
+
+/// The header `Idempotency-Key`: the same as `client_key`, for clients that set it on every request.
+pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
+    let key = key.to_str().map_err(|_| Problem::bad_request("`Idempotency-Key` is not ASCII"))?;
+    Ok(Some(key.to_owned()))
 }
 
 /// Reads a JSON body, with an error that says where it is wrong.

@@ -1,13 +1,13 @@
 //! Sessions, shown and steered.
 
-use super::chat::{announce, check_text, message_text, parse};
+use super::chat::{announce, check_text, idempotency_key, message_text, parse};
 use super::{DEFAULT_SPACE, Problem, stored_conversation_id};
 use crate::{Ctx, telemetry};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -164,9 +164,11 @@ struct SessionMessage {
 pub(super) async fn send(
     State(ctx): State<Arc<Ctx>>,
     Path(id): Path<String>,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
-    let message: SessionMessage = parse(&body?)?;
+    let mut message: SessionMessage = parse(&body?)?;
+    message.client_key = message.client_key.or(idempotency_key(&headers)?);
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
