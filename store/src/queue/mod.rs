@@ -14,11 +14,13 @@ mod backend;
 mod delay;
 mod heart;
 mod notify;
+mod workers;
 
 pub use backend::Queue;
 pub use delay::delay;
 pub use heart::Heart;
 pub use notify::{News, Notifier};
+pub use workers::WorkerView;
 
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};

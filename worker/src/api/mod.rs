@@ -6,7 +6,8 @@ mod problem;
 mod sessions;
 mod stream;
 
-pub use problem::Problem;
+pub use problem::{Problem, valid_verbs};
+pub use sessions::detail;
 
 use crate::Ctx;
 use axum::Router;

@@ -1,7 +1,11 @@
 //! The command line: one file a noun. stdout is data, stderr is progress and logs.
 
+mod doctor;
 mod migrate;
+mod output;
+mod queue;
 mod serve;
+mod session;
 
 use crate::App;
 use crate::config::{Config, ConfigError};
@@ -11,6 +15,11 @@ use clap::{Parser, Subcommand};
 use secrecy::ExposeSecret;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
+use wakeful_store::Store;
+
+/// How long a command that a person waits for tries to connect.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// How a command ended, for scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +61,12 @@ enum Command {
     Serve(serve::Args),
     /// Bring the database's schema up to this binary's.
     Migrate(migrate::Args),
+    /// Check this host, its configuration, the database and the workers.
+    Doctor(doctor::Args),
+    /// List, show and steer sessions.
+    Session(session::Args),
+    /// Look at the job queue.
+    Queue(queue::Args),
 }
 
 /// A usage error that clap cannot see.
@@ -73,14 +88,18 @@ pub(crate) fn main(app: App) -> ExitCode {
     match run(app, cli) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("wakeful: {error:#}");
+            eprintln!("wakeful: {}", output::printable_lines(&format!("{error:#}")));
             exit_of(&error).into()
         }
     }
 }
 
 fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
-    let config = Config::load(cli.config.as_deref(), std::env::vars())?;
+    let config = match (Config::load(cli.config.as_deref(), std::env::vars()), &cli.command) {
+        (Ok(config), _) => config,
+        (Err(error), Command::Doctor(args)) => return doctor::without_configuration(args, &error),
+        (Err(error), _) => return Err(error.into()),
+    };
     for warning in &config.warnings {
         eprintln!("wakeful: warning: {warning}");
     }
@@ -90,6 +109,9 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
         match cli.command {
             Command::Serve(args) => serve::run(app, config, args).await,
             Command::Migrate(args) => migrate::run(config, args).await,
+            Command::Doctor(args) => doctor::run(app, config, args).await,
+            Command::Session(args) => session::run(config, args).await,
+            Command::Queue(args) => queue::run(config, args).await,
         }
     });
     // A blocking task (a file that hangs) must not keep the process.
@@ -128,4 +150,15 @@ fn database_url(config: &Config) -> anyhow::Result<String> {
         Usage("no database: set DATABASE_URL, or `[database] url` in wakeful.toml".to_owned())
     })?;
     Ok(url.expose_secret().to_owned())
+}
+
+/// The configured database, for a command that looks at sessions: it answers and has this binary's schema.
+async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store> {
+    let url = database_url(config)?;
+    wakeful_store::diagnosis::reach(&url, CONNECT)
+        .await
+        .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
+    let store = Store::connect(&url, 2, application).await?;
+    store.check_schema().await?;
+    Ok(store)
 }
