@@ -111,6 +111,11 @@ impl Output {
         block.wrapped().aligned(self.width.map(|width| width.min(100 + indent)), false, indent)
     }
 
+    /// How many columns are left beside `taken` ones: at least a few, and in a pipe as many as one likes.
+    pub fn room(&self, taken: usize) -> usize {
+        self.width.map_or(usize::MAX, |width| usize::from(width).saturating_sub(taken).max(20))
+    }
+
     /// `text`, escaped and coloured.
     pub fn paint(&self, tone: Tone, text: &str) -> String {
         let code = match tone {
@@ -182,24 +187,34 @@ pub(super) struct Column {
     head: &'static str,
     right: bool,
     flexible: bool,
+    /// Left out on a narrow terminal.
+    extra: bool,
 }
 
 impl Column {
     /// As wide as its content: ids and words that are copied.
     pub const fn fixed(head: &'static str) -> Column {
-        Column { head, right: false, flexible: false }
+        Column { head, right: false, flexible: false, extra: false }
     }
 
     /// The same, to the right.
     pub const fn number(head: &'static str) -> Column {
-        Column { head, right: true, flexible: false }
+        Column { head, right: true, flexible: false, extra: false }
     }
 
     /// Cut to what is left.
     pub const fn flexible(head: &'static str) -> Column {
-        Column { head, right: false, flexible: true }
+        Column { head, right: false, flexible: true, extra: false }
+    }
+
+    /// Not shown on a terminal of fewer than [`NARROW`] columns.
+    pub const fn extra(self) -> Column {
+        Column { extra: true, ..self }
     }
 }
+
+/// On a terminal of fewer columns, what is extra makes room for the rest.
+const NARROW: u16 = 100;
 
 /// Rows under a head.
 #[derive(Clone, Debug)]
@@ -247,15 +262,20 @@ impl Table {
         if let Some(width) = width {
             table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
         }
-        if self.columns.iter().any(|column| !column.head.is_empty()) {
-            table.set_header(self.columns.iter().map(|column| {
+        let narrow = width.is_some_and(|width| width < NARROW);
+        let shown = |column: &Column| !(narrow && column.extra);
+        let columns: Vec<&Column> = self.columns.iter().filter(|column| shown(column)).collect();
+        if columns.iter().any(|column| !column.head.is_empty()) {
+            let mut head = Row::from(columns.iter().map(|column| {
                 let head = comfy_table::Cell::new(column.head).add_attribute(Attribute::Dim);
                 if column.right { head.set_alignment(CellAlignment::Right) } else { head }
             }));
+            head.max_height(1);
+            table.set_header(head);
         }
         for row in &self.rows {
             let mut cells = Row::new();
-            for (cell, column) in row.iter().zip(&self.columns) {
+            for (cell, column) in row.iter().zip(&self.columns).filter(|(_, column)| shown(column)) {
                 let styled = comfy_table::Cell::new(&cell.text);
                 let styled = match cell.tone {
                     Tone::Plain => styled,
@@ -276,7 +296,7 @@ impl Table {
             }
             table.add_row(cells);
         }
-        for (index, column) in self.columns.iter().enumerate() {
+        for (index, column) in columns.into_iter().enumerate() {
             if let Some(laid) = table.column_mut(index) {
                 laid.set_padding((if index == 0 { indent } else { 0 }, 2));
                 if !column.flexible {
@@ -365,6 +385,11 @@ pub(super) fn until_reader_goes(ran: anyhow::Result<super::Exit>) -> anyhow::Res
         Err(error) if error.is::<ReaderGone>() => Ok(super::Exit::Ok),
         ran => ran,
     }
+}
+
+/// `1 turn`, `2 turns`.
+pub(super) fn count(number: i64, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
 /// A span of time in one unit: `12s`, `5m`, `3h`, `9d`.

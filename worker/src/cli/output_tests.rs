@@ -51,6 +51,16 @@ fn a_table_keeps_to_the_width_and_cuts_the_flexible_column() {
 }
 
 #[test]
+fn a_narrow_terminal_goes_without_what_is_extra() {
+    let mut table =
+        Table::new(&[Column::fixed("ID"), Column::number("EXTRA").extra(), Column::flexible("NOTE")]);
+    table.row(["a".into(), 5.into(), "b".into()]);
+    assert_eq!(plain(Some(99), false).aligned(&table, 0), "ID  NOTE\na   b\n");
+    assert_eq!(plain(None, false).aligned(&table, 0), "ID  EXTRA  NOTE\na       5  b\n");
+    assert_eq!(table.lines(), "a\t5\tb\n");
+}
+
+#[test]
 fn a_block_is_wrapped_and_indented_so_that_it_forges_no_heading() {
     let text = plain(Some(40), false).block("one two three four five six seven eight nine\n#2 user", 4);
     assert!(text.lines().all(|line| line.starts_with("    ") && line.chars().count() <= 40), "{text}");

@@ -163,7 +163,11 @@ fn maildir(config: &Config, report: &mut Report) {
 }
 
 fn folder(dir: &Path, at: &Path) -> String {
-    if at == dir { shown(dir) } else { format!("{}, which will be made", shown(dir)) }
+    if std::path::absolute(dir).is_ok_and(|dir| dir == at) {
+        shown(dir)
+    } else {
+        format!("{}, which will be made", shown(dir))
+    }
 }
 
 fn shown(path: &Path) -> String {

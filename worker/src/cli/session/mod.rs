@@ -132,10 +132,10 @@ fn list_table(sessions: &[SessionSummary]) -> Table {
     let mut table = Table::new(&[
         Column::fixed("SESSION"),
         Column::fixed("STATUS"),
-        Column::number("TURNS"),
+        Column::number("TURNS").extra(),
         Column::number("AGE"),
         Column::flexible("CONVERSATION"),
-        Column::flexible("NOTE"),
+        Column::flexible("NOTE").extra(),
     ]);
     for session in sessions {
         let note = session.error.as_deref().or(session.question.as_deref()).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! `wakeful session show`.
 
-use super::super::output::{Cell, Column, Output, Table, Tone, age, dollars, printable, span};
+use super::super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, printable, span};
 use super::{Exit, tokens};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -38,6 +38,7 @@ struct Shown {
 impl Shown {
     fn text(&self, output: &Output, full: bool) -> String {
         let mut text = header(&self.session, output);
+        text.push_str(&trouble(&self.session, output));
         heading(&mut text, output, "Transcript");
         if let Some(first) = self.messages.first().filter(|_| self.messages.len() as i64 == NEWEST) {
             let _ = writeln!(
@@ -57,7 +58,7 @@ impl Shown {
     }
 }
 
-/// Name, status and sums of a session; its question or its error.
+/// Name, status and sums of a session.
 pub(super) fn header(session: &SessionSummary, output: &Output) -> String {
     let mut text = format!(
         "{}  {}\n",
@@ -77,8 +78,14 @@ pub(super) fn header(session: &SessionSummary, output: &Output) -> String {
             age(session.started_at)
         ),
     );
-    fact("used", format!("{} turns, {}", session.total_turns, tokens(session)));
+    fact("used", format!("{}, {}", count(session.total_turns.into(), "turn"), tokens(session)));
     text.push_str(&output.aligned(&facts, 2));
+    text
+}
+
+/// The session's question and its error.
+fn trouble(session: &SessionSummary, output: &Output) -> String {
+    let mut text = String::new();
     if let Some(question) = &session.question {
         let _ = writeln!(text, "  {}", output.paint(Tone::Busy, "It asks:"));
         text.push_str(&output.block(question, 4));
@@ -198,7 +205,8 @@ fn calls(calls: &[CallView]) -> Table {
             call.name.as_str().into(),
             call.effect.as_str().into(),
             Cell::status(&call.status),
-            format!("{}×", call.attempts).into(),
+            // Pure calls are run without a mark that they were.
+            if call.attempts == 0 { "-".into() } else { format!("{}×", call.attempts).into() },
             call.call_id.as_str().into(),
         ]);
     }

@@ -1,6 +1,6 @@
 //! `wakeful session tail`.
 
-use super::super::output::{Format, Output, Tone};
+use super::super::output::{Format, Output, Tone, printable};
 use super::Exit;
 use serde_json::Value;
 use std::time::Duration;
@@ -12,6 +12,8 @@ use wakeful_store::queue::News;
 /// How many entries are read at a time, and how many are shown unless asked.
 const PAGE: i64 = 500;
 const LAST: i64 = 50;
+/// Columns before an entry's summary.
+const PREFIX: usize = 54;
 /// Looks by itself as often: a notification may be lost.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -80,7 +82,7 @@ fn line(entry: &JournalEntry, output: &Output) -> String {
         entry.seq,
         output.paint(tone, &entry.kind),
         " ".repeat(21_usize.saturating_sub(entry.kind.len())),
-        output.paint(Tone::Plain, &summary(entry)),
+        output.paint(Tone::Plain, &shorten(&summary(entry), output.room(PREFIX))),
     )
 }
 
@@ -90,18 +92,18 @@ fn summary(entry: &JournalEntry) -> String {
     let text = |key: &str| payload[key].as_str().unwrap_or_default();
     let number = |key: &str| payload[key].as_i64().unwrap_or_default();
     match entry.kind.as_str() {
-        "MESSAGE_RECEIVED" => shorten(text("text")),
+        "MESSAGE_RECEIVED" => text("text").to_owned(),
         "LLM_CALLED" => format!("{}, attempt {}", text("model"), number("attempt")),
         "GEN_START" => text("generation_id").to_owned(),
         "GEN_RESUMED" => format!("{} in place of {}", text("generation_id"), text("replaces")),
         "GEN_COMPLETE" => {
-            format!("#{} {}: {}", number("message_number"), text("reason"), shorten(text("text")))
+            format!("#{} {}: {}", number("message_number"), text("reason"), text("text"))
         }
         "GEN_SENT" => format!("{} by {}", text("delivery_id"), text("channel")),
         "TOOL_INVOKED" => format!("{} ({})", text("name"), text("call_id")),
         "TOOL_RESULT" => {
             let ok = if payload["ok"] == Value::Bool(true) { "ok" } else { "error" };
-            format!("#{} {} {ok}: {}", number("message_number"), text("name"), shorten(text("text")))
+            format!("#{} {} {ok}: {}", number("message_number"), text("name"), text("text"))
         }
         "TOOL_FAILED_UNCERTAIN" => {
             format!("{} ({}): nobody knows whether it took effect", text("name"), text("call_id"))
@@ -111,13 +113,16 @@ fn summary(entry: &JournalEntry) -> String {
             format!("{} → {}{reason}", text("from_state"), text("to_state"))
         }
         "checkpoint" => format!("step {} up to #{}", number("step_number"), number("to_message_number")),
-        _ => shorten(&payload.to_string()),
+        "context_update" => format!("{} = {}", text("key"), payload["value"]),
+        _ => payload.to_string(),
     }
 }
 
-fn shorten(text: &str) -> String {
-    match text.char_indices().nth(160) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+/// At most `room` columns once it is escaped, as far as every character takes one.
+fn shorten(text: &str, room: usize) -> String {
+    let shown = printable(text);
+    match shown.char_indices().nth(room.saturating_sub(1)) {
+        Some((end, last)) if end + last.len_utf8() < shown.len() => format!("{}…", &shown[..end]),
+        Some(_) | None => shown.into_owned(),
     }
 }

@@ -1,6 +1,6 @@
 //! `wakeful session why`: the one command for a session that does not move.
 
-use super::super::output::{Cell, Column, Output, Table, Tone, printable, span};
+use super::super::output::{Cell, Column, Output, Table, Tone, count, printable, span};
 use super::Exit;
 use super::show::header;
 use crate::config::Config;
@@ -140,10 +140,11 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
         );
     }
     let open = SessionStatus::parse(&session.status).is_some_and(SessionStatus::is_open);
-    match standing.pending_messages {
-        0 => {}
-        count if open => find(format!("{count} more messages wait for the next step boundary."), None),
-        count => find(format!("{count} messages wait in its inbox until the run goes on."), None),
+    let pending = standing.pending_messages;
+    if pending > 0 {
+        let wait = if pending == 1 { "waits" } else { "wait" };
+        let until = if open { "for the next step boundary" } else { "in its inbox until the run goes on" };
+        find(format!("{} {wait} {until}.", count(pending, "message")), None);
     }
     findings.extend(of_calls(standing));
     findings.extend(of_deliveries(standing, around));
@@ -338,12 +339,12 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
 
 /// The rows behind the sentences.
 fn facts(standing: &Standing) -> Table {
-    let mut table = Table::new(&[Column::fixed(""), Column::fixed(""), Column::flexible("")]);
+    let mut table = Table::new(&[Column::fixed(""), Column::fixed(""), Column::flexible("")]).wrapped();
     let mut fact = |kind: &str, status: Cell, about: String| {
         table.row([Cell::new(kind, Tone::Faint), status, about.into()]);
     };
     if let Some(run) = &standing.run {
-        let steps = format!("{}, {} steps", run.run_id, run.steps);
+        let steps = format!("{}, {}", run.run_id, count(run.steps, "step"));
         fact("run", Cell::status(&run.status), steps);
     }
     for job in &standing.jobs {
@@ -368,7 +369,7 @@ fn facts(standing: &Standing) -> Table {
         fact(&format!("{} job", printable(&job.kind)), status.into(), about);
     }
     for call in &standing.open_calls {
-        let about = format!("{} ({}), {}, started {}×", call.name, call.call_id, call.effect, call.attempts);
+        let about = format!("{} ({}), {}", call.name, call.call_id, call.effect);
         fact("call", Cell::status(&call.status), about);
     }
     for delivery in &standing.unsent {
