@@ -6,3 +6,5 @@
 mod support;
 
 mod chat;
+mod demo;
+mod dev;

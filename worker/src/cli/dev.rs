@@ -130,7 +130,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
             shown = show(&ctx, listen, &args, &home, given.is_some()) => shown.map(Some),
             () = ctx.draining.cancelled() => Ok(None),
         };
-        screen.open.store(true, Ordering::Relaxed);
+        screen.open.store(!args.once, Ordering::Relaxed);
         if args.once || shown.is_err() {
             ctx.draining.cancel();
         }

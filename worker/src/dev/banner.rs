@@ -39,9 +39,7 @@ impl fmt::Display for Banner<'_> {
             Some(model) if model.starts_with("scripted/") => row(
                 f,
                 "Model",
-                &format!(
-                    "{model}: offline, from a script. Set ANTHROPIC_API_KEY or OPENAI_API_KEY for a real one"
-                ),
+                &format!("{model}, offline (a real one with ANTHROPIC_API_KEY or OPENAI_API_KEY)"),
             )?,
             Some(model) => row(f, "Model", model)?,
             None => row(f, "Model", "as the agents of the configuration say")?,

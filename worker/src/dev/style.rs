@@ -34,6 +34,16 @@ impl Style {
         self.with("33", text)
     }
 
+    /// Columns of the terminal on stdout; wide enough for anything where there is none.
+    pub fn columns() -> usize {
+        // SAFETY: a winsize of zeros is valid, and the call writes only into it.
+        let known = unsafe {
+            let mut size: libc::winsize = std::mem::zeroed();
+            (libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) == 0).then_some(size.ws_col)
+        };
+        known.filter(|columns| *columns > 0).map_or(140, usize::from)
+    }
+
     fn with(self, code: &str, text: &str) -> String {
         if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
@@ -50,6 +60,23 @@ pub fn one_line(text: &str, chars: usize) -> String {
     format!("{}…", cut.trim_end())
 }
 
+/// The text in lines of at most `chars`, broken at blanks.
+pub fn wrapped(text: &str, chars: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is always a line");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() <= chars {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +86,13 @@ mod tests {
         assert_eq!(one_line("a\n\n b\x1b[2Jc", 20), "a b [2Jc");
         assert_eq!(one_line("äöü äöü", 5), "äöü…");
         assert_eq!(one_line("äöü", 3), "äöü");
+    }
+
+    #[test]
+    fn a_long_text_is_broken_at_blanks_and_a_long_word_is_not() {
+        assert_eq!(wrapped("to be or not", 5), ["to be", "or", "not"]);
+        assert_eq!(wrapped("unbreakable it is", 5), ["unbreakable", "it is"]);
+        assert_eq!(wrapped("", 5), [""]);
     }
 
     #[test]

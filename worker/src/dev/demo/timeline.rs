@@ -8,10 +8,10 @@ use wakeful_store::Store;
 use wakeful_store::event::JournalEntry;
 
 use super::super::samples::Sample;
-use super::super::style::{Style, one_line};
+use super::super::style::{Style, one_line, wrapped};
 
-/// A line's text is cut after so many characters.
-const WIDTH: usize = 92;
+/// What stands before a line's text.
+const MARGIN: usize = 38;
 
 /// One chat of the demo, and how much of it has been shown.
 pub struct Chat {
@@ -31,6 +31,8 @@ pub struct Chat {
 pub struct Timeline {
     began: DateTime<Utc>,
     style: Style,
+    /// Columns of a line's text.
+    width: usize,
     /// Workers by their ids.
     names: BTreeMap<String, &'static str>,
     pub chats: Vec<Chat>,
@@ -42,7 +44,19 @@ struct Line {
     chat: &'static str,
     step: Option<i64>,
     attempt: Option<i64>,
+    tone: Tone,
     text: String,
+}
+
+#[derive(Clone, Copy)]
+enum Tone {
+    /// Said by somebody else: cut to one line.
+    Quoted,
+    /// What the demo says.
+    Plain,
+    Committed,
+    Killed,
+    Resumed,
 }
 
 impl Timeline {
@@ -53,7 +67,8 @@ impl Timeline {
             "time", "process", "chat", "step", "try"
         );
         println!("{}", style.bold(&head));
-        Timeline { began: Utc::now(), style, names: BTreeMap::new(), chats: Vec::new() }
+        let width = Style::columns().clamp(80, 140) - MARGIN;
+        Timeline { began: Utc::now(), style, width, names: BTreeMap::new(), chats: Vec::new() }
     }
 
     /// A line of the demo's own.
@@ -64,6 +79,7 @@ impl Timeline {
             chat: "",
             step: None,
             attempt: None,
+            tone: Tone::Plain,
             text: text.to_owned(),
         });
     }
@@ -98,22 +114,18 @@ impl Timeline {
 
     /// The moment of the kill.
     pub fn killed(&self, sample: Sample, step: i64, pid: i32, lease_left_s: f64) {
-        let line = |text: String| Line {
+        let line = Line {
             at: Utc::now(),
             who: "worker A".to_owned(),
             chat: short(sample),
             step: Some(step),
             attempt: Some(1),
-            text,
+            tone: Tone::Killed,
+            text: format!("KILLED: kill -9 {pid}, while the model speaks"),
         };
-        let text = format!("KILLED: kill -9 {pid}, in the middle of the model's sentence");
-        self.print(&line(self.style.red(&text)));
-        self.print(&Line {
-            who: String::new(),
-            ..line(format!(
-                "its lease on the chat ends in {lease_left_s:.1} s, for no heartbeat renews it now"
-            ))
-        });
+        self.print(&line);
+        let text = format!("its lease on the chat ends in {lease_left_s:.1} s: no heartbeat renews it now");
+        self.print(&Line { who: String::new(), step: None, attempt: None, tone: Tone::Plain, text, ..line });
     }
 
     /// Prints what is new in every session, in the order in which it happened.
@@ -128,7 +140,7 @@ impl Timeline {
     }
 
     async fn look(&mut self, store: &Store, at: usize, lines: &mut Vec<Line>) -> Result<()> {
-        let (names, style) = (&self.names, self.style);
+        let names = &self.names;
         let name = |id: &str| names.get(id).map_or_else(|| id.to_owned(), |name| (*name).to_owned());
         let chat = &mut self.chats[at];
         let label = short(chat.sample);
@@ -143,16 +155,17 @@ impl Timeline {
             && chat.holder.as_deref() != Some(worker_id)
         {
             if let Some(former) = chat.holder.replace(worker_id.to_owned()) {
-                let found = steps.len();
-                let text = if job["attempt"].as_i64() > Some(1) {
+                let former = name(&former);
+                let found = plural(steps.len(), "step");
+                let (tone, text) = if job["attempt"].as_i64() > Some(1) {
                     let tools = chat.journal.iter().filter(|entry| entry.kind == "TOOL_RESULT").count();
+                    let tools = plural(tools, "tool result");
                     let text = format!(
-                        "RESUMES: the lease of {} has ended. Found committed: {found} step, {tools} tool result",
-                        name(&former)
+                        "RESUMES: {former}'s lease is over. Finds committed, and keeps: {found}, {tools}"
                     );
-                    style.green(&text)
+                    (Tone::Resumed, text)
                 } else {
-                    format!("takes up what {} left waiting, {found} step in", name(&former))
+                    (Tone::Plain, format!("takes up what {former} left waiting after {found}"))
                 };
                 lines.push(Line {
                     at: Utc::now(),
@@ -160,6 +173,7 @@ impl Timeline {
                     chat: label,
                     step: job["step_number"].as_i64(),
                     attempt: job["attempt"].as_i64(),
+                    tone,
                     text,
                 });
             }
@@ -170,7 +184,7 @@ impl Timeline {
         {
             chat.generation_shown = Some(live.generation_id);
             let text = if live.attempt > 1 {
-                "calls the model again: of the call that was cut off nothing was committed"
+                "calls the model again: nothing of the call that was cut off was committed"
             } else {
                 "calls the model"
             };
@@ -180,21 +194,27 @@ impl Timeline {
                 chat: label,
                 step: Some(live.step_number),
                 attempt: Some(live.attempt),
+                tone: Tone::Plain,
                 text: text.to_owned(),
             });
         }
         for entry in news {
-            if entry.kind == "LLM_CALLED" {
-                chat.attempt = entry.payload["attempt"].as_i64().unwrap_or(1);
+            match entry.kind.as_str() {
+                "LLM_CALLED" => chat.attempt = entry.payload["attempt"].as_i64().unwrap_or(1),
+                // The call before this entry was the one that is replaced.
+                "GEN_RESUMED" => chat.attempt += 1,
+                _ => {}
             }
-            if let Some(text) = told(&entry) {
-                let from_outside = entry.kind == "MESSAGE_RECEIVED";
+            if let Some((tone, text)) = told(&entry) {
+                let from_outside = entry.kind == "MESSAGE_RECEIVED" || entry.payload["name"] == "ask_user";
+                let asked = entry.kind == "TOOL_INVOKED";
                 lines.push(Line {
                     at: entry.ts,
-                    who: if from_outside { "api".to_owned() } else { holder.clone() },
+                    who: if from_outside && !asked { "api".to_owned() } else { holder.clone() },
                     chat: label,
                     step: entry.step_number,
                     attempt: entry.step_number.map(|_| chat.attempt),
+                    tone,
                     text,
                 });
             }
@@ -203,14 +223,19 @@ impl Timeline {
         let shown = chat.steps_shown;
         for step in steps.into_iter().filter(|step| step.step_number > shown) {
             chat.steps_shown = step.step_number;
-            chat.attempt = 1;
+            // One statement writes all of it; the step is the sum of what it writes, and stands below that.
+            let written = chat.journal.iter().filter(|entry| {
+                entry.step_number == Some(step.step_number) && entry.kind != "state_transition"
+            });
+            let at = written.map(|entry| entry.ts).max().unwrap_or(step.committed_at);
             lines.push(Line {
-                at: step.committed_at,
+                at: at.max(step.committed_at),
                 who: name(&step.worker_id),
                 chat: label,
                 step: Some(step.step_number),
                 attempt: Some(i64::from(step.attempt)),
-                text: style.bold(&format!("step {} committed", step.step_number)),
+                tone: Tone::Committed,
+                text: format!("step {} committed", step.step_number),
             });
         }
         Ok(())
@@ -219,16 +244,33 @@ impl Timeline {
     fn print(&self, line: &Line) {
         let number = |number: Option<i64>| number.map(|number| number.to_string()).unwrap_or_default();
         let offset = (line.at - self.began).as_seconds_f64().max(0.0);
-        println!(
-            "{}  {:<8}  {:<6}  {:>4}  {:>3}  {}",
+        print!(
+            "{}  {:<8}  {:<6}  {:>4}  {:>3}  ",
             self.style.dim(&format!("{offset:>6.2}s")),
             line.who,
             line.chat,
             number(line.step),
             number(line.attempt),
-            line.text
         );
+        let (style, text) = (self.style, &line.text);
+        let lines = match line.tone {
+            Tone::Quoted => vec![one_line(text, self.width)],
+            Tone::Plain | Tone::Committed | Tone::Killed | Tone::Resumed => wrapped(text, self.width),
+        };
+        for (at, text) in lines.iter().enumerate() {
+            let text = match line.tone {
+                Tone::Quoted | Tone::Plain => text.clone(),
+                Tone::Committed => style.bold(text),
+                Tone::Killed => style.red(text),
+                Tone::Resumed => style.green(text),
+            };
+            println!("{:margin$}{text}", "", margin = if at == 0 { 0 } else { MARGIN });
+        }
     }
+}
+
+fn plural(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 /// The chat's name without what all of them begin with.
@@ -237,28 +279,26 @@ fn short(sample: Sample) -> &'static str {
 }
 
 /// What a journal entry says to a person, if anything.
-fn told(entry: &JournalEntry) -> Option<String> {
+fn told(entry: &JournalEntry) -> Option<(Tone, String)> {
     let payload = &entry.payload;
     let text = |key: &str| payload[key].as_str().unwrap_or_default();
-    let line = match entry.kind.as_str() {
-        "MESSAGE_RECEIVED" => format!("message received: {}", text("text")),
-        "GEN_RESUMED" => {
-            let chunks = payload["prior_chunks"].as_i64().unwrap_or(0);
-            format!("writes down that its call replaces the one that was cut off after {chunks} chunks")
-        }
-        "GEN_COMPLETE" if !text("text").trim().is_empty() => format!("model says: {}", text("text")),
-        "TOOL_INVOKED" => format!("model asks for {}", text("name")),
-        "TOOL_RESULT" => format!("{} gives: {}", text("name"), text("text")),
-        "TOOL_FAILED_UNCERTAIN" => format!("nobody knows whether {} took effect", text("name")),
-        "GEN_SENT" => format!("{} sent", text("channel")),
+    let quoted = |text: String| Some((Tone::Quoted, text));
+    let plain = |text: &str| Some((Tone::Plain, text.to_owned()));
+    match entry.kind.as_str() {
+        "MESSAGE_RECEIVED" => quoted(format!("message: {}", text("text"))),
+        "GEN_RESUMED" => plain("notes: this call replaces the one that was cut off"),
+        "GEN_COMPLETE" if !text("text").trim().is_empty() => quoted(format!("model says: {}", text("text"))),
+        "TOOL_INVOKED" => quoted(format!("model asks for {}", text("name"))),
+        "TOOL_RESULT" => quoted(format!("{} gives: {}", text("name"), text("text"))),
+        "TOOL_FAILED_UNCERTAIN" => quoted(format!("nobody knows whether {} took effect", text("name"))),
+        "GEN_SENT" => quoted(format!("{} sent", text("channel"))),
         "state_transition" => match text("to_state") {
-            "waiting_input" => "waits for the user's answer; no process is busy with it".to_owned(),
-            "completed" => "the chat is answered".to_owned(),
-            "failed" => format!("the run failed: {}", text("reason")),
-            "needs_attention" => "the run needs attention".to_owned(),
-            _ => return None,
+            "waiting_input" => plain("waits for the user; no process is busy with it"),
+            "completed" => plain("the chat is answered"),
+            "failed" => quoted(format!("the run failed: {}", text("reason"))),
+            "needs_attention" => plain("the run needs attention"),
+            _ => None,
         },
-        _ => return None,
-    };
-    Some(one_line(&line, WIDTH))
+        _ => None,
+    }
 }

@@ -119,8 +119,8 @@ impl Verdict {
         let the_one = [(Some(killed.step_number), killed.generation_id.as_str())];
         // Between the look and the kill, the answer may have been committed.
         let well = replaced.len() == repeated && (replaced.is_empty() || replaced == the_one);
-        let note = if repeated == 1 { "the one that the kill cut off" } else { "" };
-        self.check("model calls", format!("{}, repeated: {repeated} {note}", calls.len()), well);
+        let which = if repeated == 1 { " (the one that the kill cut off)" } else { "" };
+        self.check("model calls", format!("{}, {repeated} of them repeated{which}", calls.len()), well);
     }
 }
 
