@@ -7,3 +7,5 @@ mod support;
 
 mod chat;
 mod cli;
+mod demo;
+mod dev;

@@ -41,6 +41,19 @@ pub(super) async fn post_message(
     check_text("user_id", message.user_id.as_deref(), 256)?;
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
+    let woken = wake(&ctx, conversation_id, message.agent.as_deref(), message.client_key, text).await?;
+    let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(woken)))
+}
+
+/// Wakes the conversation's session with a message, and tells workers and readers.
+pub(crate) async fn wake(
+    ctx: &Ctx,
+    conversation_id: String,
+    agent: Option<&str>,
+    client_key: Option<String>,
+    text: String,
+) -> Result<Woken, Problem> {
     let span = info_span!(
         "send step",
         "otel.name" = telemetry::names::SEND_STEP,
@@ -48,11 +61,10 @@ pub(super) async fn post_message(
         "gen_ai.conversation.id" = %conversation_id,
     );
     async {
-        let new = new_session(&ctx, conversation_id, message.agent.as_deref())?;
-        let message =
-            NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
+        let new = new_session(ctx, conversation_id, agent)?;
+        let message = NewMessage { client_key, text, trace_context: telemetry::trace_context() };
         let woken = ctx.store.wake(&new, &message).await?;
-        Ok(announce(&ctx, woken))
+        Ok(announce(ctx, woken).1.0)
     }
     .instrument(span)
     .await
