@@ -17,8 +17,6 @@ pub mod anthropic;
 #[cfg(test)]
 mod faults;
 pub mod openai;
-#[cfg(test)]
-mod peer;
 pub mod scripted;
 pub mod sse;
 
