@@ -9,3 +9,5 @@ mod chat;
 mod cli;
 mod demo;
 mod dev;
+mod peers;
+mod telemetry;

@@ -28,10 +28,11 @@ pub mod names;
 #[cfg(test)]
 mod tests;
 
-pub use context::{failed, link, set_remote_parent, trace_context};
+pub use context::{failed, link, passed_on, set_remote_parent, trace_context};
 pub use export::dropped_spans;
 
-const DEFAULT_FILTER: &str = "info,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
+const DEFAULT_FILTER: &str =
+    "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
 
 /// The longest time that the end of the process waits for the last spans.
 const FLUSH: Duration = Duration::from_secs(2);
