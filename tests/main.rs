@@ -7,3 +7,4 @@ mod support;
 
 mod chat;
 mod peers;
+mod telemetry;

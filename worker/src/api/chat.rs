@@ -1,7 +1,8 @@
 //! The chat trigger.
 
 use super::{DEFAULT_SPACE, Problem, stored_conversation_id};
-use crate::{Ctx, telemetry};
+use crate::Ctx;
+use crate::telemetry::{self, names};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
@@ -9,7 +10,9 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use std::sync::Arc;
-use tracing::{Instrument, info_span};
+use tracing::field::Empty;
+use tracing::{Instrument, Span, info_span};
+use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::record::Role;
 use wakeful_workflow::session::Seed;
@@ -39,21 +42,39 @@ pub(super) async fn post_message(
     check_text("user_id", message.user_id.as_deref(), 256)?;
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
-    let span = info_span!(
-        "send step",
-        "otel.name" = telemetry::names::SEND_STEP,
-        "otel.kind" = "producer",
-        "gen_ai.conversation.id" = %conversation_id,
-    );
+    let span = send_span(&conversation_id);
     async {
         let new = new_session(&ctx, conversation_id, message.agent.as_deref())?;
         let message =
             NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
         let woken = ctx.store.wake(&new, &message).await?;
+        sent(&woken);
         Ok(announce(&ctx, woken))
     }
     .instrument(span)
     .await
+}
+
+/// A message on its way into the queue. What it wakes is linked to it.
+pub(super) fn send_span(conversation_id: &str) -> Span {
+    info_span!(
+        names::SEND_STEP,
+        "otel.kind" = names::KIND_PRODUCER,
+        { names::CONVERSATION_ID } = conversation_id,
+        { names::SESSION_ID } = Empty,
+        { names::RUN_ID } = Empty,
+        { names::MESSAGING_SYSTEM } = names::MESSAGING_SYSTEM_WAKEFUL,
+        { names::MESSAGING_OPERATION_NAME } = names::MESSAGING_SEND,
+        { names::MESSAGING_OPERATION_TYPE } = names::MESSAGING_SEND,
+        { names::MESSAGING_DESTINATION_NAME } = Kind::Step.as_str(),
+    )
+}
+
+/// Completes the span of a message that was taken.
+pub(super) fn sent(woken: &Woken) {
+    let span = Span::current();
+    span.record(names::SESSION_ID, woken.session_id.as_str());
+    span.record(names::RUN_ID, woken.run_id.as_str());
 }
 
 /// Tells workers and readers, and chooses the status.

@@ -14,9 +14,10 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider};
 use tokio::runtime::Runtime;
 use tracing::{Dispatch, Level, Metadata};
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{FilterExt, LevelFilter, dynamic_filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{self, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
@@ -27,10 +28,11 @@ pub mod names;
 #[cfg(test)]
 mod tests;
 
-pub use context::{failed, link, set_remote_parent, trace_context};
+pub use context::{failed, link, passed_on, set_remote_parent, trace_context};
 pub use export::dropped_spans;
 
-const DEFAULT_FILTER: &str = "info,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
+const DEFAULT_FILTER: &str =
+    "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
 
 /// The longest time that the end of the process waits for the last spans.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -188,9 +190,10 @@ where
             .with_threads(false)
             .with_target(false)
             .with_tracked_inactivity(false)
-            .with_filter(filter_fn(is_ours))
+            // Dynamic for the reason of `asked_anew`.
+            .with_filter(dynamic_filter_fn(|metadata, _| is_ours(metadata)))
     });
-    let subscriber = tracing_subscriber::registry().with(spans).with(logs.with_filter(filter));
+    let subscriber = tracing_subscriber::registry().with(spans).with(logs.with_filter(asked_anew(filter)));
     (Dispatch::new(subscriber), Guard { traces }, warnings)
 }
 
@@ -201,6 +204,18 @@ fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::Par
     } else {
         EnvFilter::try_new(format!("{directives},opentelemetry=off"))
     }
+}
+
+/// `filter`, asked about every span and event that it lets through, and not once a callsite.
+///
+/// A record of the crate `log` that no layer wants leaves its verdict behind in the thread, where the next span or event of a
+/// callsite that is not asked about again takes it for its own, and is lost.
+fn asked_anew<S>(filter: EnvFilter) -> impl layer::Filter<S>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+{
+    let most = filter.max_level_hint().unwrap_or(LevelFilter::TRACE);
+    filter.and(dynamic_filter_fn(|_, _| true).with_max_level_hint(most))
 }
 
 /// Spans only: log lines stay in the log, which names the trace.
