@@ -208,7 +208,10 @@ async fn end(process: Process) -> String {
     process.signal(libc::SIGTERM);
     let (status, process) = process.ended().await;
     assert!(status.success(), "{status}");
-    process.log()
+    let log = process.log();
+    // Shown when the test fails.
+    eprintln!("{log}");
+    log
 }
 
 fn lines(log: &str) -> impl Iterator<Item = Value> {

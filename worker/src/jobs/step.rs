@@ -277,7 +277,7 @@ fn report(session: &Session, transition: &Transition, commit: Commit) {
 
 /// Whether the lease is to be given up after so many steps of this claim.
 async fn gives_way(ctx: &Ctx, steps: u32) -> wakeful_store::Result<bool> {
-    Ok(steps % ctx.config.queue.slice_steps == 0 && ctx.store.others_wait(Kind::Step).await?)
+    Ok(steps.is_multiple_of(ctx.config.queue.slice_steps) && ctx.store.others_wait(Kind::Step).await?)
 }
 
 async fn release(ctx: &Ctx, job: &Job) -> End {

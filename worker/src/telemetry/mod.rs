@@ -15,9 +15,10 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider};
 use tokio::runtime::Runtime;
 use tracing::{Dispatch, Level, Metadata};
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{FilterExt, LevelFilter, dynamic_filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{self, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
@@ -218,7 +219,8 @@ where
             .with_threads(false)
             .with_target(false)
             .with_tracked_inactivity(false)
-            .with_filter(filter_fn(is_ours))
+            // Dynamic for the reason of `asked_anew`.
+            .with_filter(dynamic_filter_fn(|metadata, _| is_ours(metadata)))
     });
     let screen = screen.map(|screen| {
         tracing_subscriber::fmt::layer()
@@ -227,7 +229,8 @@ where
             .with_writer(screen)
             .with_filter(EnvFilter::new("warn,wakeful=info,wakeful_store=info,opentelemetry=off"))
     });
-    let subscriber = tracing_subscriber::registry().with(spans).with(logs.with_filter(filter)).with(screen);
+    let subscriber =
+        tracing_subscriber::registry().with(spans).with(logs.with_filter(asked_anew(filter))).with(screen);
     (Dispatch::new(subscriber), Guard { traces }, warnings)
 }
 
@@ -238,6 +241,18 @@ fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::Par
     } else {
         EnvFilter::try_new(format!("{directives},opentelemetry=off"))
     }
+}
+
+/// `filter`, asked about every span and event that it lets through, and not once a callsite.
+///
+/// A record of the crate `log` that no layer wants leaves its verdict behind in the thread, where the next span or event of a
+/// callsite that is not asked about again takes it for its own, and is lost.
+fn asked_anew<S>(filter: EnvFilter) -> impl layer::Filter<S>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+{
+    let most = filter.max_level_hint().unwrap_or(LevelFilter::TRACE);
+    filter.and(dynamic_filter_fn(|_, _| true).with_max_level_hint(most))
 }
 
 /// Spans only: log lines stay in the log, which names the trace.
