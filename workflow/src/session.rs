@@ -151,6 +151,14 @@ impl CallStatus {
         }
     }
 
+    /// Whether, without an outcome, nobody can know if the call took effect.
+    pub fn may_have_run(self) -> bool {
+        match self {
+            CallStatus::Started | CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => true,
+            CallStatus::Invoked | CallStatus::Waiting | CallStatus::Abandoned => false,
+        }
+    }
+
     /// Reads the stored word.
     pub fn parse(word: &str) -> Option<CallStatus> {
         Some(match word {
