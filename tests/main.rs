@@ -6,3 +6,7 @@
 mod support;
 
 mod chat;
+mod crash;
+mod drain;
+mod weight;
+mod zombie;
