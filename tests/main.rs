@@ -11,3 +11,7 @@ mod demo;
 mod dev;
 mod peers;
 mod telemetry;
+mod crash;
+mod drain;
+mod weight;
+mod zombie;

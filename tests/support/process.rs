@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How a process is started.
+/// How a process is started. A clone shares the folder.
+#[derive(Clone)]
 pub struct Options {
     /// TOML under the defaults below.
     pub config: String,
