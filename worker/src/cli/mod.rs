@@ -3,6 +3,7 @@
 mod doctor;
 mod migrate;
 mod output;
+mod printable;
 mod queue;
 mod serve;
 mod session;
@@ -88,7 +89,7 @@ pub(crate) fn main(app: App) -> ExitCode {
     match run(app, cli) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("wakeful: {}", output::printable_lines(&format!("{error:#}")));
+            eprintln!("wakeful: {}", printable::printable_lines(&format!("{error:#}")));
             exit_of(&error).into()
         }
     }
