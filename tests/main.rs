@@ -7,3 +7,7 @@ mod support;
 
 mod chat;
 mod cli;
+mod demo;
+mod dev;
+mod peers;
+mod telemetry;

@@ -32,6 +32,7 @@ pub mod step;
 pub mod wake;
 
 pub use error::{Error, Result};
+pub use schema::create_database;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use std::str::FromStr;

@@ -2,6 +2,7 @@
 
 use crate::{Error, Result, Store};
 use sqlx::migrate::{Migrate, Migrator};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
 
@@ -11,6 +12,26 @@ pub struct Migration {
     pub version: i64,
     pub description: String,
     pub applied: bool,
+}
+
+/// Makes the empty database `name` on the server of `admin_url`, whose user may do that. `false`: it is there already,
+/// and is left as it is.
+///
+/// # Errors
+/// [`Error::Database`].
+pub async fn create_database(admin_url: &str, name: &str) -> Result<bool> {
+    let mut admin = PgConnection::connect(admin_url).await?;
+    // Neither statement can be checked when this is compiled: the second takes no parameter.
+    let exists = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
+        .bind(name)
+        .fetch_one(&mut admin)
+        .await?;
+    if !exists {
+        let create = format!("create database \"{}\"", name.replace('"', "\"\""));
+        sqlx::query(AssertSqlSafe(create)).execute(&mut admin).await?;
+    }
+    admin.close().await?;
+    Ok(!exists)
 }
 
 impl Store {

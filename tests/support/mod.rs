@@ -4,11 +4,13 @@ pub mod client;
 pub mod database;
 pub mod model;
 pub mod process;
+pub mod program;
 
 pub use client::Client;
 pub use database::Database;
 pub use model::{Answer, ModelServer};
 pub use process::{Options, Process};
+pub use program::Program;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

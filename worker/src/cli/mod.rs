@@ -1,6 +1,8 @@
 //! The command line: one file a noun. stdout is data, stderr is progress and logs.
 
 mod doctor;
+mod demo;
+mod dev;
 mod migrate;
 mod output;
 mod printable;
@@ -58,6 +60,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run everything in one process on a Postgres of its own, with sample chats.
+    Dev(dev::Args),
+    /// Kill a worker in the middle of a chat, and see another one go on. Needs nothing, leaves nothing.
+    Demo,
     /// Run in production. DATABASE_URL is required.
     Serve(serve::Args),
     /// Bring the database's schema up to this binary's.
@@ -105,9 +111,13 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
         eprintln!("wakeful: warning: {warning}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
-    let telemetry = crate::telemetry::init(&crate::telemetry::Settings::from_env(std::env::vars()));
+    // Its log goes into the data directory, which dev finds.
+    let telemetry = (!matches!(cli.command, Command::Dev(_)))
+        .then(|| crate::telemetry::init(&crate::telemetry::Settings::from_env(std::env::vars())));
     let exit = runtime.block_on(async {
         match cli.command {
+            Command::Dev(args) => dev::run(app, config, args).await,
+            Command::Demo => demo::run().await,
             Command::Serve(args) => serve::run(app, config, args).await,
             Command::Migrate(args) => migrate::run(config, args).await,
             Command::Doctor(args) => doctor::run(app, config, args).await,
@@ -117,7 +127,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
     });
     // A blocking task (a file that hangs) must not keep the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
-    telemetry.shutdown();
+    drop(telemetry);
     exit
 }
 

@@ -3,8 +3,9 @@
 //! Traces are made only when an OTLP endpoint is set. Neither carries what people or models wrote: span fields are
 //! ids, names, counts and kinds of errors, and whoever adds one keeps to that.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
@@ -27,10 +28,11 @@ pub mod names;
 #[cfg(test)]
 mod tests;
 
-pub use context::{failed, link, set_remote_parent, trace_context};
+pub use context::{failed, link, passed_on, set_remote_parent, trace_context};
 pub use export::dropped_spans;
 
-const DEFAULT_FILTER: &str = "info,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
+const DEFAULT_FILTER: &str =
+    "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
 
 /// The longest time that the end of the process waits for the last spans.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -107,6 +109,26 @@ impl Settings {
     }
 }
 
+/// The terminal of `wakeful dev`: silent until it is opened, so that no line of the log gets into what is shown of
+/// the start.
+#[derive(Clone, Debug)]
+pub struct Screen {
+    pub color: bool,
+    pub open: Arc<AtomicBool>,
+}
+
+impl<'a> MakeWriter<'a> for Screen {
+    type Writer = Box<dyn Write>;
+
+    fn make_writer(&'a self) -> Box<dyn Write> {
+        if self.open.load(Ordering::Relaxed) {
+            Box::new(std::io::stderr())
+        } else {
+            Box::new(std::io::sink())
+        }
+    }
+}
+
 /// Keeps traces going. Its drop sends what waits, for two seconds at most; what is left then counts as dropped.
 #[must_use = "traces end when this is dropped"]
 #[derive(Debug)]
@@ -149,7 +171,15 @@ impl Drop for Traces {
 /// Never fails: a filter or an endpoint that cannot be used is reported in the log, and the default or no traces
 /// take its place. A second call changes nothing.
 pub fn init(settings: &Settings) -> Guard {
-    let (dispatch, guard, warnings) = build(settings, std::io::stderr);
+    install(build(settings, std::io::stderr, None))
+}
+
+/// The same for `wakeful dev`: the log goes into `file`, and a short form of it to stderr.
+pub fn init_dev(settings: &Settings, file: std::fs::File, screen: Screen) -> Guard {
+    install(build(settings, Arc::new(file), Some(screen)))
+}
+
+fn install((dispatch, guard, warnings): (Dispatch, Guard, Vec<String>)) -> Guard {
     // Fails only when a subscriber stands already, which then does our work too.
     let _ = dispatch.try_init();
     for warning in warnings {
@@ -158,7 +188,7 @@ pub fn init(settings: &Settings) -> Guard {
     guard
 }
 
-fn build<W>(settings: &Settings, writer: W) -> (Dispatch, Guard, Vec<String>)
+fn build<W>(settings: &Settings, writer: W, screen: Option<Screen>) -> (Dispatch, Guard, Vec<String>)
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -190,7 +220,14 @@ where
             .with_tracked_inactivity(false)
             .with_filter(filter_fn(is_ours))
     });
-    let subscriber = tracing_subscriber::registry().with(spans).with(logs.with_filter(filter));
+    let screen = screen.map(|screen| {
+        tracing_subscriber::fmt::layer()
+            .event_format(log::Short { color: screen.color })
+            .with_ansi(screen.color)
+            .with_writer(screen)
+            .with_filter(EnvFilter::new("warn,wakeful=info,wakeful_store=info,opentelemetry=off"))
+    });
+    let subscriber = tracing_subscriber::registry().with(spans).with(logs.with_filter(filter)).with(screen);
     (Dispatch::new(subscriber), Guard { traces }, warnings)
 }
 
