@@ -1,8 +1,8 @@
 //! The command line: one file a noun. stdout is data, stderr is progress and logs.
 
-mod doctor;
 mod demo;
 mod dev;
+mod doctor;
 mod migrate;
 mod output;
 mod printable;
