@@ -58,7 +58,7 @@ impl Place {
 /// Waits for the banner, and gives a client for the address in it.
 async fn up(program: &Program) -> Client {
     let line = program.line("Wakeful is up at ").await;
-    program.line(" ends it. The data stays").await;
+    program.line("the next start goes on from there").await;
     Client::new(line.split_once(" at ").unwrap().1)
 }
 

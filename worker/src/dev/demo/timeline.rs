@@ -144,11 +144,11 @@ impl Timeline {
         let name = |id: &str| names.get(id).map_or_else(|| id.to_owned(), |name| (*name).to_owned());
         let chat = &mut self.chats[at];
         let label = short(chat.sample);
-        let session = store.session(None, &chat.session_id).await?;
-        let job = session.job.unwrap_or(Value::Null);
-        let live = store.live_generation(&chat.session_id, None, i64::MAX).await?;
         let seen = chat.journal.last().map_or(0, |entry| entry.seq);
         let news = store.journal(&chat.session_id, seen, 500).await?;
+        // Looked at later than the journal, this is who wrote what is new there.
+        let job = store.session(None, &chat.session_id).await?.job.unwrap_or(Value::Null);
+        let live = store.live_generation(&chat.session_id, None, i64::MAX).await?;
         let steps = store.steps(&chat.session_id, None, 100).await?;
 
         if let Some(worker_id) = job["worker_id"].as_str()
@@ -167,8 +167,9 @@ impl Timeline {
                 } else {
                     (Tone::Plain, format!("takes up what {former} left waiting after {found}"))
                 };
+                let written = news.iter().filter(|entry| entry.kind != "MESSAGE_RECEIVED");
                 lines.push(Line {
-                    at: Utc::now(),
+                    at: written.map(|entry| entry.ts).min().unwrap_or_else(Utc::now),
                     who: name(worker_id),
                     chat: label,
                     step: job["step_number"].as_i64(),
@@ -206,11 +207,10 @@ impl Timeline {
                 _ => {}
             }
             if let Some((tone, text)) = told(&entry) {
-                let from_outside = entry.kind == "MESSAGE_RECEIVED" || entry.payload["name"] == "ask_user";
-                let asked = entry.kind == "TOOL_INVOKED";
+                let from_outside = entry.kind == "MESSAGE_RECEIVED";
                 lines.push(Line {
                     at: entry.ts,
-                    who: if from_outside && !asked { "api".to_owned() } else { holder.clone() },
+                    who: if from_outside { "api".to_owned() } else { holder.clone() },
                     chat: label,
                     step: entry.step_number,
                     attempt: entry.step_number.map(|_| chat.attempt),
@@ -225,11 +225,12 @@ impl Timeline {
             chat.steps_shown = step.step_number;
             // One statement writes all of it; the step is the sum of what it writes, and stands below that.
             let written = chat.journal.iter().filter(|entry| {
-                entry.step_number == Some(step.step_number) && entry.kind != "state_transition"
+                entry.step_number == Some(step.step_number)
+                    && !matches!(entry.kind.as_str(), "state_transition" | "checkpoint")
             });
             let at = written.map(|entry| entry.ts).max().unwrap_or(step.committed_at);
             lines.push(Line {
-                at: at.max(step.committed_at),
+                at,
                 who: name(&step.worker_id),
                 chat: label,
                 step: Some(step.step_number),
