@@ -153,31 +153,30 @@ impl Timeline {
 
         if let Some(worker_id) = job["worker_id"].as_str()
             && chat.holder.as_deref() != Some(worker_id)
+            && let Some(former) = chat.holder.replace(worker_id.to_owned())
         {
-            if let Some(former) = chat.holder.replace(worker_id.to_owned()) {
-                let former = name(&former);
-                let found = plural(steps.len(), "step");
-                let (tone, text) = if job["attempt"].as_i64() > Some(1) {
-                    let tools = chat.journal.iter().filter(|entry| entry.kind == "TOOL_RESULT").count();
-                    let tools = plural(tools, "tool result");
-                    let text = format!(
-                        "RESUMES: {former}'s lease is over. Finds committed, and keeps: {found}, {tools}"
-                    );
-                    (Tone::Resumed, text)
-                } else {
-                    (Tone::Plain, format!("takes up what {former} left waiting after {found}"))
-                };
-                let written = news.iter().filter(|entry| entry.kind != "MESSAGE_RECEIVED");
-                lines.push(Line {
-                    at: written.map(|entry| entry.ts).min().unwrap_or_else(Utc::now),
-                    who: name(worker_id),
-                    chat: label,
-                    step: job["step_number"].as_i64(),
-                    attempt: job["attempt"].as_i64(),
-                    tone,
-                    text,
-                });
-            }
+            let former = name(&former);
+            let found = plural(steps.len(), "step");
+            let (tone, text) = if job["attempt"].as_i64() > Some(1) {
+                let tools = chat.journal.iter().filter(|entry| entry.kind == "TOOL_RESULT").count();
+                let tools = plural(tools, "tool result");
+                let text = format!(
+                    "RESUMES: {former}'s lease is over. Finds committed, and keeps: {found}, {tools}"
+                );
+                (Tone::Resumed, text)
+            } else {
+                (Tone::Plain, format!("takes up what {former} left waiting after {found}"))
+            };
+            let written = news.iter().filter(|entry| entry.kind != "MESSAGE_RECEIVED");
+            lines.push(Line {
+                at: written.map(|entry| entry.ts).min().unwrap_or_else(Utc::now),
+                who: name(worker_id),
+                chat: label,
+                step: job["step_number"].as_i64(),
+                attempt: job["attempt"].as_i64(),
+                tone,
+                text,
+            });
         }
         let holder = chat.holder.as_deref().map(name).unwrap_or_default();
         if let Some(live) = live
