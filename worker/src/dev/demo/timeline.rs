@@ -144,12 +144,13 @@ impl Timeline {
         let name = |id: &str| names.get(id).map_or_else(|| id.to_owned(), |name| (*name).to_owned());
         let chat = &mut self.chats[at];
         let label = short(chat.sample);
+        // Looked at earlier than the journal, so that what a step has written is there.
+        let steps = store.steps(&chat.session_id, None, 100).await?;
         let seen = chat.journal.last().map_or(0, |entry| entry.seq);
         let news = store.journal(&chat.session_id, seen, 500).await?;
         // Looked at later than the journal, this is who wrote what is new there.
         let job = store.session(None, &chat.session_id).await?.job.unwrap_or(Value::Null);
         let live = store.live_generation(&chat.session_id, None, i64::MAX).await?;
-        let steps = store.steps(&chat.session_id, None, 100).await?;
 
         if let Some(worker_id) = job["worker_id"].as_str()
             && chat.holder.as_deref() != Some(worker_id)
