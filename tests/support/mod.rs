@@ -4,6 +4,7 @@ pub mod client;
 pub mod database;
 pub mod model;
 pub mod process;
+pub mod wire;
 
 pub use client::Client;
 pub use database::Database;

@@ -10,11 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How a process is started.
+/// How a process is started. A clone shares the folder, as processes of one system do.
+#[derive(Clone)]
 pub struct Options {
     /// TOML under the defaults below.
     pub config: String,
     pub args: Vec<String>,
+    /// Whether the configuration is given by `--config`.
+    pub config_flag: bool,
     pub env: BTreeMap<String, String>,
     /// Shared by the processes of one test: workspaces, mail, effects.
     pub dir: Arc<TempDir>,
@@ -26,6 +29,7 @@ impl Options {
         Options {
             config: String::new(),
             args: vec!["serve".into()],
+            config_flag: true,
             env: BTreeMap::new(),
             dir: Arc::new(TempDir::with_prefix("wakeful-test-").expect("a temporary folder")),
         }
@@ -83,7 +87,10 @@ impl Options {
         );
         std::fs::write(&config, format!("{defaults}{}", self.config)).expect("the configuration");
         let mut command = Command::new(binary());
-        command.args(&self.args).arg("--config").arg(&config);
+        command.args(&self.args);
+        if self.config_flag {
+            command.arg("--config").arg(&config);
+        }
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
             if ours.iter().any(|prefix| name.starts_with(prefix)) {
@@ -109,7 +116,7 @@ impl Options {
         let stderr = child.stderr.take().expect("piped");
         let stdout = child.stdout.take().expect("piped");
         let readers = vec![collect(stderr, Arc::clone(&log)), collect(stdout, Arc::clone(&output))];
-        Process { child: Some(child), log, output, readers }
+        Process { child: Some(child), log, output, readers, _dir: Arc::clone(&self.dir) }
     }
 }
 
@@ -135,6 +142,8 @@ pub struct Process {
     log: Arc<Mutex<String>>,
     output: Arc<Mutex<String>>,
     readers: Vec<std::thread::JoinHandle<()>>,
+    /// Its files are there as long as it runs.
+    _dir: Arc<TempDir>,
 }
 
 impl Process {
