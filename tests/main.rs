@@ -7,4 +7,8 @@ mod support;
 
 mod bad_input;
 mod chat;
+mod inbox;
 mod startup;
+mod steer;
+mod store;
+mod stream;

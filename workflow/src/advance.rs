@@ -18,6 +18,9 @@ use std::collections::{BTreeMap, HashSet};
 /// A checkpoint entry is written at least every so many steps, so that a fold of the journal stays short.
 pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
+/// A longer call id is replaced: it is part of the ledger's key, which has room for 2,704 bytes.
+const CALL_ID_BYTES: usize = 256;
+
 /// What came of an [`Action`](crate::plan::Action).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
@@ -243,9 +246,7 @@ impl<'a> Draft<'a> {
                 Ending::Settled(status, outcome) => self.answer(&call, status, outcome),
                 Ending::Uncertain { known } => {
                     if !known {
-                        let name = call.name.clone();
-                        let event = Event::ToolFailedUncertain { call_id: call.call_id.clone(), name };
-                        self.transition.events.push(event);
+                        self.journal_uncertain(&call);
                     }
                     if needs_person {
                         // No result yet: the person's decision becomes it, or `session retry` tells the model.
@@ -268,6 +269,8 @@ impl<'a> Draft<'a> {
                         CallStatus::Done,
                         CallOutcome { content: text, is_error: false, details: None },
                     );
+                    let answer = self.transition.records.last_mut().expect("the answer was just pushed");
+                    answer.details.inbox_id = Some(inbox_id);
                 }
                 Ending::Abandoned => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
@@ -277,13 +280,14 @@ impl<'a> Draft<'a> {
             return self.transition;
         }
         if needs_person {
-            let reason = "a guarded call may or may not have taken effect: look, then `wakeful session retry` lets \
+            let reason = "a call may or may not have taken effect: look, then `wakeful session retry` lets \
                           the model decide";
             return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
         }
         let (usage, finish_reason) = self.turn_cost();
         self.complete_step(usage, finish_reason, executed as i64);
-        if asked {
+        // A message that waits already answers the question in the next step: no run waits for what is there.
+        if asked && self.session.inbox.is_empty() {
             return self.close(SessionStatus::WaitingInput, None);
         }
         self.transition.next = Next::NextStep;
@@ -296,15 +300,19 @@ impl<'a> Draft<'a> {
     }
 
     fn cancel(mut self) -> Transition {
-        let open: Vec<ToolCall> = self
-            .session
-            .open_turn()
-            .map(|turn| turn.unanswered.into_iter().cloned().collect())
-            .unwrap_or_default();
+        let turn = self.session.open_turn();
+        // A turn that pauses for an answer has been counted; any other one would never be.
+        let uncounted =
+            turn.as_ref().is_some_and(|turn| turn.record.step_number == self.transition.step_number);
+        let open: Vec<ToolCall> =
+            turn.map(|turn| turn.unanswered.into_iter().cloned().collect()).unwrap_or_default();
         for call in open {
             let row = self.session.call(&call.call_id).cloned();
             match row {
-                Some(Call { status: CallStatus::Started | CallStatus::Uncertain, outcome: None, .. }) => {
+                Some(Call { status, outcome: None, .. }) if status.may_have_run() => {
+                    if status != CallStatus::Uncertain {
+                        self.journal_uncertain(&call);
+                    }
                     self.answer(&call, CallStatus::Uncertain, uncertain());
                 }
                 Some(Call { status, outcome: Some(outcome), .. }) => self.answer(&call, status, outcome),
@@ -314,10 +322,17 @@ impl<'a> Draft<'a> {
         self.journal_interrupted(&GenerationId::from("none"));
         self.drain_inbox();
         self.transition.generation_over = true;
+        if uncounted {
+            let (usage, finish_reason) = self.turn_cost();
+            self.complete_step(usage, finish_reason, 0);
+        }
         self.close(SessionStatus::Failed, Some("cancelled".to_owned()))
     }
 
     fn fail(mut self, fault: &Fault) -> Transition {
+        // Nobody goes on with the calls that were cut off: readers are shown none that is not in flight.
+        self.journal_interrupted(&GenerationId::from("none"));
+        self.transition.generation_over = true;
         self.drain_inbox();
         let error = match fault.verdict() {
             Verdict::Fail { remedy } => format!("{fault}. Remedy: {remedy}"),
@@ -403,6 +418,11 @@ impl<'a> Draft<'a> {
         });
     }
 
+    fn journal_uncertain(&mut self, call: &ToolCall) {
+        let (call_id, name) = (call.call_id.clone(), call.name.clone());
+        self.transition.events.push(Event::ToolFailedUncertain { call_id, name });
+    }
+
     fn leave_open(&mut self, call: &ToolCall, status: CallStatus) {
         let closed = ClosedCall { call_id: call.call_id.clone(), status, message_number: None };
         self.transition.calls_closed.push(closed);
@@ -477,12 +497,13 @@ impl<'a> Draft<'a> {
             .into_iter()
             .map(|block| match block {
                 Block::ToolCall(mut call) => {
-                    if call.call_id.as_str().is_empty() {
-                        call.call_id = CallId::from(format!("call_{message_number}_{index}"));
-                    } else if taken.contains(&call.call_id) {
-                        call.call_id = CallId::from(format!("{}_{message_number}_{index}", call.call_id));
+                    let given = without_nul(call.call_id.into_string());
+                    let usable = !given.is_empty() && given.len() <= CALL_ID_BYTES;
+                    let mut id = if usable { given } else { format!("call_{message_number}_{index}") };
+                    while taken.contains(&CallId::from(id.as_str())) {
+                        id = format!("{id}_{message_number}_{index}");
                     }
-                    call.call_id = CallId::from(without_nul(call.call_id.into_string()));
+                    call.call_id = CallId::from(id);
                     taken.insert(call.call_id.clone());
                     index += 1;
                     Block::ToolCall(call)
@@ -509,7 +530,8 @@ impl OpenedCall {
         OpenedCall {
             call_id: call.call_id.clone(),
             name: call.name.clone(),
-            effect: effects.get(&call.name).copied().unwrap_or(Effect::Pure),
+            // Refused where it is unknown; a worker that was deployed meanwhile may know it, and must not run it twice.
+            effect: effects.get(&call.name).copied().unwrap_or(Effect::Guarded),
             args_sha256: hex::encode(sha2::Sha256::digest(arguments.as_bytes())),
         }
     }
@@ -527,7 +549,13 @@ impl Transition {
     /// The same outcome as one that goes on: something arrived while the run was closing, and what was billed for
     /// is kept. The next step plans what arrived.
     pub fn continuing(mut self) -> Transition {
-        if let Next::Close(_) = self.next {
+        if let Next::Close(closing) = self.next {
+            if closing.status == SessionStatus::NeedsAttention {
+                // No person has been asked yet. The rows stay `started`, so that the next plan finds them and asks.
+                self.calls_closed
+                    .retain(|call| call.status != CallStatus::Uncertain || call.message_number.is_some());
+                self.events.retain(|event| !matches!(event, Event::ToolFailedUncertain { .. }));
+            }
             self.next = if self.step.is_some() { Next::NextStep } else { Next::SameStep };
         }
         self
@@ -554,12 +582,19 @@ impl Session {
         for update in &transition.state_updates {
             derive::apply(&mut self.state, update);
         }
-        self.calls.extend(transition.calls_opened.iter().map(|opened| Call {
-            call_id: opened.call_id.clone(),
-            effect: opened.effect,
-            status: CallStatus::Invoked,
-            outcome: None,
-        }));
+        let mut opened: Vec<Call> = transition
+            .calls_opened
+            .iter()
+            .map(|opened| Call {
+                call_id: opened.call_id.clone(),
+                effect: opened.effect,
+                status: CallStatus::Invoked,
+                outcome: None,
+            })
+            .collect();
+        // The ledger has no order but its key.
+        opened.sort_by(|a, b| a.call_id.cmp(&b.call_id));
+        self.calls.extend(opened);
         for closed in &transition.calls_closed {
             match closed.message_number {
                 Some(_) => self.calls.retain(|call| call.call_id != closed.call_id),

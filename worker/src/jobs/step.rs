@@ -171,16 +171,21 @@ async fn decide(
             if job.lease.is_live() { Decided::Again } else { Decided::End(End::Stale) }
         }
         Err(Interrupted::Store(error)) => return Err(error),
-        Err(Interrupted::Fault(fault)) => match fault.verdict() {
-            Verdict::Fail { .. } => Decided::Outcome(Outcome::Stopped(Stop::Failed(fault))),
-            Verdict::Retry { .. } if i64::from(stuck.max(1)) >= agent.limits.attempts => {
-                let stuck = Fault::Stuck { attempts: i64::from(stuck.max(1)), last_error: fault.to_string() };
-                Decided::Outcome(Outcome::Stopped(Stop::Failed(stuck)))
-            }
-            Verdict::Retry { after_ms } => {
-                Decided::End(End::Retry(fault.to_string(), after_ms.map(Duration::from_millis)))
-            }
-        },
+        Err(Interrupted::Fault(fault)) => {
+            let stop = match fault.verdict() {
+                Verdict::Fail { .. } => fault,
+                Verdict::Retry { .. } if i64::from(stuck.max(1)) >= agent.limits.attempts => {
+                    Fault::Stuck { attempts: i64::from(stuck.max(1)), last_error: fault.to_string() }
+                }
+                Verdict::Retry { after_ms } => {
+                    let delay = after_ms.map(Duration::from_millis);
+                    return Ok(Decided::End(End::Retry(fault.to_string(), delay)));
+                }
+            };
+            // The call that failed was begun after the session was read, and its end has to be journalled.
+            ctx.store.refresh(session).await?;
+            Decided::Outcome(Outcome::Stopped(Stop::Failed(stop)))
+        }
     })
 }
 
