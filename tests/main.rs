@@ -7,8 +7,13 @@ mod support;
 
 mod bad_input;
 mod chat;
+mod cli;
+mod demo;
+mod dev;
 mod inbox;
+mod peers;
 mod startup;
 mod steer;
 mod store;
 mod stream;
+mod telemetry;

@@ -9,13 +9,15 @@
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued | [`delivery`] |
 //! | hand out work | [`queue`] |
-//! | show sessions to people | [`session`], [`event`] |
+//! | show sessions to people | [`session`], [`event`], [`standing`] |
+//! | find out what is wrong with the whole | [`diagnosis`] |
 //!
 //! Locks are taken in one order everywhere: conversation, session, job. A statement sees one snapshot, and after
 //! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
 //! decide a race.
 
 pub mod delivery;
+pub mod diagnosis;
 pub mod error;
 pub mod event;
 pub mod generation;
@@ -25,10 +27,12 @@ pub mod queue;
 pub mod run;
 pub mod schema;
 pub mod session;
+pub mod standing;
 pub mod step;
 pub mod wake;
 
 pub use error::{Error, Result};
+pub use schema::create_database;
 
 use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};

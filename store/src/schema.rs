@@ -2,7 +2,7 @@
 
 use crate::{Error, Result, Store};
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
-use sqlx::{ConnectOptions, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
 /// Where sqlx keeps what was applied.
@@ -14,6 +14,26 @@ pub struct Migration {
     pub version: i64,
     pub description: String,
     pub applied: bool,
+}
+
+/// Makes the empty database `name` on the server of `admin_url`, whose user may do that. `false`: it is there already,
+/// and is left as it is.
+///
+/// # Errors
+/// [`Error::Database`].
+pub async fn create_database(admin_url: &str, name: &str) -> Result<bool> {
+    let mut admin = PgConnection::connect(admin_url).await?;
+    // Neither statement can be checked when this is compiled: the second takes no parameter.
+    let exists = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
+        .bind(name)
+        .fetch_one(&mut admin)
+        .await?;
+    if !exists {
+        let create = format!("create database \"{}\"", name.replace('"', "\"\""));
+        sqlx::query(AssertSqlSafe(create)).execute(&mut admin).await?;
+    }
+    admin.close().await?;
+    Ok(!exists)
 }
 
 impl Store {

@@ -205,7 +205,8 @@ async fn write(
             set step_number = $3 + case when $6::bigint is null then 0 else 1 end,
                 stuck = case when $16 then 0 else stuck end,
                 attempt = case when $6::bigint is null then attempt else 1 end,
-                last_error = null
+                last_error = null,
+                trace_context = $39
             from s
             where jobs.job_id = $17
                 and jobs.lease = $18

@@ -4,12 +4,14 @@ pub mod client;
 pub mod database;
 pub mod model;
 pub mod process;
+pub mod program;
 pub mod wire;
 
 pub use client::Client;
 pub use database::Database;
 pub use model::{Answer, ModelServer};
 pub use process::{Options, Process};
+pub use program::Program;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

@@ -83,6 +83,19 @@ impl App {
         Ok(registry)
     }
 
+    /// Every provider of models: the built-in ones and those that were added.
+    ///
+    /// # Errors
+    /// When the HTTP client cannot be made.
+    pub fn models(&self, config: &Config) -> anyhow::Result<Models> {
+        let mut models = Models::built_in(config)?;
+        for (name, factory) in &self.providers {
+            let factory = Arc::clone(factory);
+            models.add(name, move |model| factory(model));
+        }
+        Ok(models)
+    }
+
     /// Connects and puts everything together. Checks the schema; starts nothing but NOTIFY and LISTEN.
     ///
     /// # Errors
@@ -98,11 +111,7 @@ impl App {
         }
         let store = Store::connect(url, config.database.max_connections, "wakeful").await?;
         store.check_schema().await?;
-        let mut models = Models::built_in(&config)?;
-        for (name, factory) in &self.providers {
-            let factory = Arc::clone(factory);
-            models.add(name, move |model| factory(model));
-        }
+        let models = self.models(&config)?;
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
         if let Some(dir) = &config.email.maildir {
             let from = config.email.from.as_deref().unwrap_or("Wakeful <wakeful@localhost>");

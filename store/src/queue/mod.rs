@@ -14,11 +14,13 @@ mod backend;
 mod delay;
 mod heart;
 mod notify;
+mod workers;
 
 pub use backend::Queue;
 pub use delay::delay;
 pub use heart::Heart;
 pub use notify::{News, Notifier};
+pub use workers::WorkerView;
 
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};
@@ -66,7 +68,8 @@ pub struct Lease {
     /// Never used twice.
     pub token: i64,
     pub worker_id: Arc<str>,
-    /// W3C traceparent of what enqueued the job.
+    /// W3C traceparents, separated by spaces, of what enqueued the job and of the claim before. Whoever works on the job may
+    /// put its own there: it is written back with the job, and to the jobs that it enqueues.
     pub trace_context: Option<String>,
     hold: Arc<Hold>,
 }
@@ -244,12 +247,14 @@ impl Store {
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, last_error = $3, stuck = greatest(stuck, 1),
-                run_at = clock_timestamp() + make_interval(secs => $4)
+                run_at = clock_timestamp() + make_interval(secs => $4),
+                trace_context = $5
             where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token,
             error,
-            delay.as_secs_f64()
+            delay.as_secs_f64(),
+            lease.trace_context.as_deref()
         )
         .execute(&self.pool)
         .await?;
@@ -264,10 +269,12 @@ impl Store {
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, run_at = clock_timestamp(),
-                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0)
+                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0),
+                trace_context = $3
             where job_id = $1 and lease = $2",
             lease.job_id,
-            lease.token
+            lease.token,
+            lease.trace_context.as_deref()
         )
         .execute(&self.pool)
         .await?;

@@ -1,12 +1,13 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
-mod chat;
+pub(crate) mod chat;
 mod health;
 mod problem;
 mod sessions;
 mod stream;
 
-pub use problem::Problem;
+pub use problem::{Problem, valid_verbs};
+pub use sessions::detail;
 
 use crate::Ctx;
 use axum::Router;
@@ -93,7 +94,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 ///
 /// # Errors
 /// 400 for an empty one, a long one, or one with control characters.
-fn stored_conversation_id(id: &str) -> Result<String, Problem> {
+pub(crate) fn stored_conversation_id(id: &str) -> Result<String, Problem> {
     if id.is_empty() || id.len() > 256 || id.chars().any(char::is_control) {
         return Err(Problem::bad_request("a conversation id has 1 to 256 bytes and no control characters"));
     }

@@ -1,6 +1,6 @@
 //! Sessions, shown and steered.
 
-use super::chat::{announce, check_text, idempotency_key, message_text, parse};
+use super::chat::{announce, answer, check_text, idempotency_key, message_text, parse, send_span};
 use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
 use crate::{Ctx, telemetry};
 use axum::Json;
@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use tracing::Instrument;
 use wakeful_store::Error;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::{NewMessage, Woken};
@@ -172,11 +173,16 @@ pub(super) async fn send(
     message.client_key = message.client_key.or(idempotency_key(&headers)?);
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
-    let message =
-        NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
-    let woken = ctx.store.send(&id, &message).await?;
-    Ok(announce(&ctx, woken))
+    let session = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    async {
+        let message =
+            NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
+        let woken = ctx.store.send(&id, &message).await?;
+        announce(&ctx, &woken);
+        Ok(answer(woken))
+    }
+    .instrument(send_span(&session.conversation_id))
+    .await
 }
 
 #[derive(Debug, Default, Deserialize)]

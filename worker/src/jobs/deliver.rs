@@ -1,12 +1,13 @@
 //! The deliver job: the outgoing messages of one channel of one conversation, in order.
 
+use crate::Ctx;
 use crate::channel::{Outbound, SendError};
-use crate::{Ctx, telemetry};
+use crate::telemetry::{self, names};
 use apalis::prelude::{BoxDynError, Data};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use tracing::{Instrument, info, info_span, warn};
+use tracing::{Instrument, Span, info, info_span, warn};
 use wakeful_store::delivery::{Claimed, Settled};
 use wakeful_store::queue::{self, Job};
 
@@ -50,14 +51,9 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
         while let Some(claimed) =
             ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name).await.map_err(text)?
         {
-            let span = info_span!(
-                "deliver",
-                "otel.name" = telemetry::names::deliver(channel_name),
-                "otel.kind" = "producer",
-                "delivery.id" = %claimed.delivery_id,
-                "session.id" = %claimed.session_id,
-            );
-            one(ctx, job, channel_name, &claimed).instrument(span).await?;
+            let span = delivery_span(job, channel_name, &claimed);
+            let sent = one(ctx, job, channel_name, &claimed).instrument(span.clone()).await;
+            sent.inspect_err(|_| telemetry::failed(&span, "retry"))?;
         }
         if ctx.store.end_deliver_job(&job.lease, seen).await.map_err(text)? {
             return Ok(());
@@ -104,10 +100,34 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Res
             warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile")
         }
         Settled::Failed { error } | Settled::Uncertain { error } => {
+            telemetry::failed(&Span::current(), "not_sent");
             warn!(delivery.id = claimed.delivery_id, error, "Not sent for certain");
         }
     }
     Ok(())
+}
+
+/// A trace of its own for every message, linked to the claim whose commit enqueued it.
+fn delivery_span(job: &Job, channel_name: &str, claimed: &Claimed) -> Span {
+    let span = info_span!(
+        parent: None,
+        "deliver",
+        "otel.name" = names::deliver(channel_name),
+        "otel.kind" = names::KIND_PRODUCER,
+        { names::DELIVERY_ID } = %claimed.delivery_id,
+        { names::SESSION_ID } = %claimed.session_id,
+        { names::CONVERSATION_ID } = %job.conversation_id,
+        { names::JOB_ID } = job.lease.job_id,
+        { names::STEP_ATTEMPT } = claimed.attempt,
+        { names::MESSAGING_SYSTEM } = names::MESSAGING_SYSTEM_WAKEFUL,
+        { names::MESSAGING_OPERATION_NAME } = names::MESSAGING_SEND,
+        { names::MESSAGING_OPERATION_TYPE } = names::MESSAGING_SEND,
+        { names::MESSAGING_DESTINATION_NAME } = channel_name,
+    );
+    if let Some(trace_context) = &job.lease.trace_context {
+        telemetry::link(&span, trace_context);
+    }
+    span
 }
 
 fn text(error: wakeful_store::Error) -> String {

@@ -1,4 +1,4 @@
-//! The server as a child process that does not outlive this one.
+//! Child processes that do not outlive this one.
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 /// A child process with a thread that watches it until it has ended.
 #[derive(Debug)]
-pub struct Server {
+pub struct Child {
     pid: i32,
     end: Arc<End>,
 }
@@ -26,19 +26,20 @@ impl End {
     }
 }
 
-impl Server {
-    /// Starts the program; on Linux it gets SIGINT when this process dies, in whatever way.
+impl Child {
+    /// Starts the program; on Linux it gets `on_death` when this process dies, in whatever way.
     ///
     /// The kernel ties that signal to the *thread* that forked, not to its process. A caller's thread, of a
     /// runtime's pool or of one test, may end long before the process does, so a thread is made that does
     /// nothing but fork and wait: it lives exactly as long as the child.
-    pub fn spawn(mut command: Command) -> Result<Server> {
-        die_with_this_thread(&mut command, libc::SIGINT);
+    pub fn spawn(mut command: Command, on_death: i32) -> Result<Child> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        die_with_this_thread(&mut command, on_death);
         let end = Arc::new(End::default());
         let (started, start) = mpsc::channel();
         let watched = end.clone();
         std::thread::Builder::new()
-            .name("postgres".into())
+            .name("child".into())
             .spawn(move || {
                 let mut child = match command.spawn() {
                     Ok(child) => child,
@@ -53,9 +54,10 @@ impl Server {
                 *status = Some(child.wait().unwrap_or_default());
                 watched.came.notify_all();
             })
-            .context("No thread for Postgres")?;
-        let pid = start.recv().context("The thread of Postgres ended")?.context("Postgres does not run")?;
-        Ok(Server { pid, end })
+            .with_context(|| format!("No thread for {program}"))?;
+        let started = start.recv().with_context(|| format!("The thread of {program} ended"))?;
+        let pid = started.with_context(|| format!("{program} does not run"))?;
+        Ok(Child { pid, end })
     }
 
     pub fn pid(&self) -> i32 {
@@ -88,7 +90,7 @@ impl Server {
 
 /// Has the kernel send `signal` to the program when the thread that starts it ends.
 ///
-/// Only Linux can do this. Elsewhere a server outlives a killed process, and the next start uses it.
+/// Only Linux can do this. Elsewhere a Postgres outlives a killed process, and the next start uses it.
 #[cfg(target_os = "linux")]
 pub fn die_with_this_thread(command: &mut Command, signal: i32) {
     let parent = std::process::id() as i32;
