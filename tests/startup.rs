@@ -59,10 +59,7 @@ async fn a_wrong_configuration_names_the_key_and_the_nearest_known_one() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_is_not_there_and_a_tool_that_nobody_has_are_usage_errors() {
-    let mut missing = command(&["serve", "--config", "nowhere.toml"]);
-    missing.config_flag = false;
-    run(&missing, NO_SERVER).await.refuses(USAGE, &["nowhere.toml"]);
+async fn a_tool_that_nobody_has_and_a_flag_that_nobody_knows_are_usage_errors() {
     let wrong =
         Options::new().config("[agents.default]\nmodel = \"scripted/demo\"\ntools = [\"compose_emial\"]");
     run(&wrong, NO_SERVER).await.refuses(USAGE, &["compose_emial", "agents.default.tools"]);

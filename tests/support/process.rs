@@ -16,8 +16,6 @@ pub struct Options {
     /// TOML under the defaults below.
     pub config: String,
     pub args: Vec<String>,
-    /// Whether the configuration is given by `--config`.
-    pub config_flag: bool,
     pub env: BTreeMap<String, String>,
     /// Shared by the processes of one test: workspaces, mail, effects.
     pub dir: Arc<TempDir>,
@@ -29,7 +27,6 @@ impl Options {
         Options {
             config: String::new(),
             args: vec!["serve".into()],
-            config_flag: true,
             env: BTreeMap::new(),
             dir: Arc::new(TempDir::with_prefix("wakeful-test-").expect("a temporary folder")),
         }
@@ -87,10 +84,7 @@ impl Options {
         );
         std::fs::write(&config, format!("{defaults}{}", self.config)).expect("the configuration");
         let mut command = Command::new(binary());
-        command.args(&self.args);
-        if self.config_flag {
-            command.arg("--config").arg(&config);
-        }
+        command.args(&self.args).arg("--config").arg(&config);
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
             if ours.iter().any(|prefix| name.starts_with(prefix)) {
