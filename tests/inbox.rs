@@ -88,8 +88,7 @@ async fn no_message_is_lost_in_the_instant_of_completion() {
     let session = eventually("every message to be answered", || async {
         let session = client.session(&session_id).await;
         let items = all_messages(&client, &session_id).await;
-        let said: String =
-            items.iter().filter(|one| one["role"] == "assistant").map(|one| text(one)).collect();
+        let said: String = items.iter().filter(|one| one["role"] == "assistant").map(text).collect();
         let all = sent
             .iter()
             .all(|text| said.contains(&format!(" {text},")) || said.contains(&format!(" {text}.")));
