@@ -3,6 +3,9 @@
 //! The first statement reads the row and everything that may still change, under one snapshot: `wake_seq` is never
 //! newer than the inbox and the ledger that it speaks of. The second reads the transcript, which only grows, up to
 //! the number that the first one saw.
+//!
+//! A pending message whose outcome is `new_run` came after its session's run was asked to end: the run that it was
+//! promised reads it, and the one that is ending does not.
 
 use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;
@@ -32,7 +35,8 @@ impl Store {
                         order by m.ordinal)
                     from session_seed_messages m where m.session_id = s.session_id) as seeds,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
-                    from session_inbox i where i.session_id = s.session_id and i.status = 'pending') as inbox,
+                    from session_inbox i
+                    where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
                 (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
                         'outcome', c.outcome) order by c.message_number, c.call_id collate "C")
                     from tool_calls c
@@ -131,7 +135,8 @@ impl Store {
             r#"
             select s.wake_seq, s.last_event_seq, s.cancel_requested,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
-                    from session_inbox i where i.session_id = s.session_id and i.status = 'pending') as inbox,
+                    from session_inbox i
+                    where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
                 (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
                         'outcome', c.outcome) order by c.message_number, c.call_id collate "C")
                     from tool_calls c

@@ -34,6 +34,7 @@ pub mod wake;
 pub use error::{Error, Result};
 pub use schema::create_database;
 
+use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use std::str::FromStr;
 use std::time::Duration;
@@ -62,7 +63,15 @@ impl Store {
             .max_connections(max_connections)
             .acquire_timeout(Duration::from_secs(10))
             .connect_with(options.clone())
-            .await?;
+            .await;
+        let pool = match pool {
+            // The pool knows that it waited, and not for what: one more try of a single connection says it.
+            Err(sqlx::Error::PoolTimedOut) => {
+                options.connect().await?;
+                return Err(sqlx::Error::PoolTimedOut.into());
+            }
+            pool => pool?,
+        };
         let streams = PgPoolOptions::new()
             .max_connections((max_connections / 4).max(2))
             .acquire_timeout(Duration::from_secs(10))

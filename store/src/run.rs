@@ -28,6 +28,8 @@ pub(crate) struct Locked {
     pub space_id: String,
     pub status: SessionStatus,
     pub last_step_number: i64,
+    /// Its open run was asked to end.
+    pub cancel_requested: bool,
     /// It has had a run, so that its base is set.
     pub started: bool,
 }
@@ -57,7 +59,7 @@ pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &s
 /// Locks the session, after its conversation.
 pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let row = sqlx::query!(
-        "select session_id, conversation_id, space_id, status, last_step_number, last_event_seq,
+        "select session_id, conversation_id, space_id, status, last_step_number, cancel_requested,
             exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
                 and session_runs.started_at is not null) as started
         from conversation_sessions
@@ -75,6 +77,7 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
         status: SessionStatus::parse(&row.status)
             .ok_or_else(|| Error::corrupt("session status", &row.status))?,
         last_step_number: row.last_step_number,
+        cancel_requested: row.cancel_requested,
         started: row.started.unwrap_or(false),
     })
 }
@@ -356,16 +359,40 @@ pub(crate) async fn close(
     .execute(&mut *tx)
     .await?;
     let conversation = Conversation { open_run_id: None, last_message_number, ..conversation };
-    let Some(next) = next else {
+    if let Some(next) = next {
+        sqlx::query!(
+            "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
+            conversation.conversation_id
+        )
+        .execute(&mut *tx)
+        .await?;
+        start(tx, &conversation, &next.session, &next.run_id, next.trace_context.as_deref()).await?;
+    }
+    open_waiting(tx, session).await
+}
+
+/// Opens the run of the messages that came after their session's run was asked to end.
+async fn open_waiting(tx: &mut PgConnection, session: &Session) -> Result<()> {
+    let Some(run_id) = next_run(tx, session.session_id.as_str()).await? else {
         return Ok(());
     };
-    sqlx::query!(
-        "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
-        conversation.conversation_id
+    let conversation = lock_conversation(tx, session.conversation_id.as_str()).await?;
+    let session = lock_session(tx, session.session_id.as_str()).await?;
+    let _: Opened = open(tx, &conversation, &session, &run_id, None).await?;
+    Ok(())
+}
+
+/// The run that waiting messages were promised, which does not exist yet.
+pub(crate) async fn next_run(tx: &mut PgConnection, session_id: &str) -> Result<Option<String>> {
+    Ok(sqlx::query_scalar!(
+        "select run_id from session_inbox
+        where session_id = $1 and status = 'pending' and outcome = 'new_run'
+        order by inbox_id
+        limit 1",
+        session_id
     )
-    .execute(&mut *tx)
-    .await?;
-    start(tx, &conversation, &next.session, &next.run_id, next.trace_context.as_deref()).await
+    .fetch_optional(tx)
+    .await?)
 }
 
 /// A queued run whose turn it is, with its session locked.

@@ -97,10 +97,11 @@ impl Store {
             tx.commit().await?;
             return Ok(Commit::Continued { wake_seq });
         };
-        run::close(&mut tx, conversation, session, &transition, closing, next).await?;
+        // Before the close, which may open the session's next run with a job of its own.
         sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
             .execute(&mut *tx)
             .await?;
+        run::close(&mut tx, conversation, session, &transition, closing, next).await?;
         tx.commit().await?;
         Ok(Commit::Closed)
     }

@@ -6,6 +6,7 @@ pub mod database;
 pub mod model;
 pub mod process;
 pub mod program;
+pub mod wire;
 pub mod world;
 
 pub use client::Client;

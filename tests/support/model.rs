@@ -83,6 +83,23 @@ impl ModelServer {
         self.shared.bodies.lock().expect("no handler panics").clone()
     }
 
+    /// Waits until so many requests have come.
+    pub async fn asked(&self, times: usize) {
+        super::eventually(&format!("{times} model calls"), || async {
+            (self.bodies().len() >= times).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until a request has come that holds `text` in quotes.
+    pub async fn asked_about(&self, text: &str) {
+        let quoted = format!("{text}\"");
+        super::eventually(&format!("a model call about {text}"), || async {
+            self.bodies().iter().any(|body| body.contains(&quoted)).then_some(())
+        })
+        .await;
+    }
+
     /// Makes answers stop after their first piece.
     pub fn hold(&self) {
         self.hold_from(0);

@@ -7,7 +7,6 @@ use crate::model::{Model, Models};
 use crate::tool::Tool;
 use crate::tool::registry::Registry;
 use crate::{Ctx, cli};
-use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -106,7 +105,8 @@ impl App {
         let tools = self.registry()?;
         for name in config.agent_names() {
             if let Ok(agent) = config.agent(&name) {
-                tools.definitions(&agent.tools).with_context(|| format!("agents.{name}.tools"))?;
+                let known = tools.definitions(&agent.tools);
+                known.map_err(|error| cli::Usage(format!("agents.{name}.tools: {error}")))?;
             }
         }
         let store = Store::connect(url, config.database.max_connections, "wakeful").await?;
@@ -115,8 +115,8 @@ impl App {
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
         if let Some(dir) = &config.email.maildir {
             let from = config.email.from.as_deref().unwrap_or("Wakeful <wakeful@localhost>");
-            let maildir =
-                Maildir::new(dir.clone(), from).map_err(anyhow::Error::msg).context("email.from")?;
+            let maildir = Maildir::new(dir.clone(), from)
+                .map_err(|error| cli::Usage(format!("email.from: {error}")))?;
             channels.insert("email".to_owned(), Arc::new(maildir));
         }
         for channel in &self.channels {

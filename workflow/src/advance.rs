@@ -286,7 +286,8 @@ impl<'a> Draft<'a> {
         }
         let (usage, finish_reason) = self.turn_cost();
         self.complete_step(usage, finish_reason, executed as i64);
-        if asked {
+        // A message that waits already answers the question in the next step: no run waits for what is there.
+        if asked && self.session.inbox.is_empty() {
             return self.close(SessionStatus::WaitingInput, None);
         }
         self.transition.next = Next::NextStep;
@@ -329,6 +330,9 @@ impl<'a> Draft<'a> {
     }
 
     fn fail(mut self, fault: &Fault) -> Transition {
+        // Nobody goes on with the calls that were cut off: readers are shown none that is not in flight.
+        self.journal_interrupted(&GenerationId::from("none"));
+        self.transition.generation_over = true;
         self.drain_inbox();
         let error = match fault.verdict() {
             Verdict::Fail { remedy } => format!("{fault}. Remedy: {remedy}"),

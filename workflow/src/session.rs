@@ -246,7 +246,7 @@ pub struct Session {
     pub run: Option<Run>,
     pub seeds: Vec<Seed>,
     pub records: Vec<Record>,
-    /// Ledger rows whose results are not in `records`.
+    /// Ledger rows whose results are not in `records`, by the message that asked and then by call id.
     pub calls: Vec<Call>,
     pub inbox: Vec<InboxMessage>,
     /// Model calls of the step in hand that were begun and not finished, in order.

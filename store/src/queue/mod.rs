@@ -240,14 +240,15 @@ impl Store {
         .await?)
     }
 
-    /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted.
+    /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted, or counts
+    /// if it had made progress before the fault.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn retry_later(&self, lease: &Lease, delay: Duration, error: &str) -> Result<()> {
         sqlx::query!(
             "update jobs
-            set lease = null, worker_id = null, last_error = $3,
+            set lease = null, worker_id = null, last_error = $3, stuck = greatest(stuck, 1),
                 run_at = clock_timestamp() + make_interval(secs => $4),
                 trace_context = $5
             where job_id = $1 and lease = $2",

@@ -11,8 +11,9 @@ pub use sessions::detail;
 
 use crate::Ctx;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Request, State};
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -60,8 +61,9 @@ async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Res
         .headers()
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "))
-        .unwrap_or_default();
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer"))
+        .map_or("", |(_, token)| token.trim());
     if bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())) {
         return next.run(request).await;
     }
@@ -70,6 +72,22 @@ async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Res
     let mut response = problem.into_response();
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
+}
+
+/// An id in a path, of whatever a row is. 400 for what no id can be.
+struct Id(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Problem> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await?;
+        // Postgres takes no NUL in a text, and no id of ours has a control character.
+        if id.chars().any(char::is_control) {
+            return Err(Problem::bad_request("an id has no control characters"));
+        }
+        Ok(Id(id))
+    }
 }
 
 /// The id under which a conversation is stored.

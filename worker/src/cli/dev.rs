@@ -117,7 +117,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
 
     let (cluster, url) = database(&home, given.as_deref()).await?;
     configure(&mut config, &app, &home, &url)?;
-    config.check_serve()?;
+    config.check_serve(true, true)?;
     let ctx = app.context(config, &url).await?;
     let serving = async {
         let served = serve::run(&app, Arc::clone(&ctx), &Role::ALL, Some(listener)).await;

@@ -355,7 +355,10 @@ tool_s = 5
 
 #[test]
 fn serve_is_told_everything_that_is_missing() {
-    let error = good("", &[("WAKEFUL_SERVER__LISTEN", "0.0.0.0:80")]).check_serve(true, true).unwrap_err().to_string();
+    let error = good("", &[("WAKEFUL_SERVER__LISTEN", "0.0.0.0:80")])
+        .check_serve(true, true)
+        .unwrap_err()
+        .to_string();
     assert_eq!(error.lines().count(), 3, "{error}");
     for part in ["DATABASE_URL", "WAKEFUL_TOKEN", "ANTHROPIC_API_KEY"] {
         assert!(error.contains(part), "{error}");

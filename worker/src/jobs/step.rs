@@ -204,18 +204,24 @@ async fn decide(
             Decided::Again
         }
         Err(Interrupted::Store(error)) => return Err(error),
-        Err(Interrupted::Fault(fault)) => match fault.verdict() {
-            Verdict::Fail { .. } => Decided::Outcome(Outcome::Stopped(Stop::Failed(fault))),
-            Verdict::Retry { .. } if i64::from(stuck.max(1)) >= agent.limits.attempts => {
-                let stuck = Fault::Stuck { attempts: i64::from(stuck.max(1)), last_error: fault.to_string() };
-                Decided::Outcome(Outcome::Stopped(Stop::Failed(stuck)))
-            }
-            Verdict::Retry { after_ms } => Decided::End(End::Retry {
-                kind: fault.kind(),
-                error: fault.to_string(),
-                at_least: after_ms.map(Duration::from_millis),
-            }),
-        },
+        Err(Interrupted::Fault(fault)) => {
+            let stop = match fault.verdict() {
+                Verdict::Fail { .. } => fault,
+                Verdict::Retry { .. } if i64::from(stuck.max(1)) >= agent.limits.attempts => {
+                    Fault::Stuck { attempts: i64::from(stuck.max(1)), last_error: fault.to_string() }
+                }
+                Verdict::Retry { after_ms } => {
+                    return Ok(Decided::End(End::Retry {
+                        kind: fault.kind(),
+                        error: fault.to_string(),
+                        at_least: after_ms.map(Duration::from_millis),
+                    }));
+                }
+            };
+            // The call that failed was begun after the session was read, and its end has to be journalled.
+            ctx.store.refresh(session).await?;
+            Decided::Outcome(Outcome::Stopped(Stop::Failed(stop)))
+        }
     })
 }
 
