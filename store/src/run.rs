@@ -324,6 +324,7 @@ pub(crate) async fn close(
     session: &Session,
     transition: &Transition,
     closing: &Closing,
+    next: Option<Queued>,
 ) -> Result<()> {
     let pauses = matches!(closing.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
     sqlx::query!(
@@ -358,7 +359,15 @@ pub(crate) async fn close(
     .execute(&mut *tx)
     .await?;
     let conversation = Conversation { open_run_id: None, last_message_number, ..conversation };
-    open_next(tx, &conversation).await?;
+    if let Some(next) = next {
+        sqlx::query!(
+            "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
+            conversation.conversation_id
+        )
+        .execute(&mut *tx)
+        .await?;
+        start(tx, &conversation, &next.session, &next.run_id, next.trace_context.as_deref()).await?;
+    }
     open_waiting(tx, session).await
 }
 
@@ -386,10 +395,19 @@ pub(crate) async fn next_run(tx: &mut PgConnection, session_id: &str) -> Result<
     .await?)
 }
 
-/// Starts the conversation's oldest queued run, if there is one. The conversation must be free.
-pub(crate) async fn open_next(tx: &mut PgConnection, conversation: &Conversation) -> Result<()> {
+/// A queued run whose turn it is, with its session locked.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    run_id: String,
+    trace_context: Option<String>,
+    session: Locked,
+}
+
+/// Locks the session of the conversation's oldest queued run, if there is one. Other sessions are locked under the
+/// conversation's lock only, so the order among them does not matter.
+pub(crate) async fn lock_next(tx: &mut PgConnection, conversation: &Conversation) -> Result<Option<Queued>> {
     if conversation.queued_runs == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let Some(next) = sqlx::query!(
         "select run_id, session_id, trace_context from session_runs
@@ -401,16 +419,10 @@ pub(crate) async fn open_next(tx: &mut PgConnection, conversation: &Conversation
     .fetch_optional(&mut *tx)
     .await?
     else {
-        return Ok(());
+        return Ok(None);
     };
-    sqlx::query!(
-        "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
-        conversation.conversation_id
-    )
-    .execute(&mut *tx)
-    .await?;
     let session = lock_session(tx, &next.session_id).await?;
-    start(tx, conversation, &session, &next.run_id, next.trace_context.as_deref()).await
+    Ok(Some(Queued { run_id: next.run_id, trace_context: next.trace_context, session }))
 }
 
 /// The session's newest run.

@@ -53,7 +53,10 @@ impl Store {
             Next::Close(_) => self.close_run(lease, session, transition, performance).await,
         };
         match done {
-            Err(Error::Database(error)) if missed_fence(&error) => self.what_moved(lease).await,
+            // Is the lease lost, or did only the session move?
+            Err(Error::Database(error)) if missed_fence(&error) => {
+                Ok(if self.holds(lease).await? { Commit::Moved } else { Commit::Stale })
+            }
             other => other,
         }
     }
@@ -79,6 +82,8 @@ impl Store {
     ) -> Result<Commit> {
         let mut tx = self.pool.begin().await?;
         let conversation = run::lock_conversation(&mut tx, session.conversation_id.as_str()).await?;
+        // Sessions before jobs: the statement below locks jobs, and the close starts the next session's run.
+        let next = run::lock_next(&mut tx, &conversation).await?;
         // The row is locked from here on: nothing can arrive between this look and the commit.
         let wake_seq = sqlx::query_scalar!(
             "select wake_seq from conversation_sessions where session_id = $1 for update",
@@ -96,21 +101,23 @@ impl Store {
         sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
             .execute(&mut *tx)
             .await?;
-        run::close(&mut tx, conversation, session, &transition, closing).await?;
+        run::close(&mut tx, conversation, session, &transition, closing, next).await?;
         tx.commit().await?;
         Ok(Commit::Closed)
     }
 
-    /// The fence missed: is the lease lost, or did only the session move?
-    async fn what_moved(&self, lease: &Lease) -> Result<Commit> {
-        let held = sqlx::query_scalar!(
+    /// Whether the lease is still this worker's.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn holds(&self, lease: &Lease) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
             r#"select exists (select from jobs where job_id = $1 and lease = $2) as "held!""#,
             lease.job_id,
             lease.token
         )
         .fetch_one(&self.pool)
-        .await?;
-        Ok(if held { Commit::Moved } else { Commit::Stale })
+        .await?)
     }
 }
 

@@ -178,13 +178,14 @@ impl Store {
                 run::open(&mut tx, &conversation, &session, &run_id, None).await?;
             }
             SessionStatus::Queued => {
-                let behind = sqlx::query_scalar!(
-                    r#"select status = 'queued' as "queued!" from session_runs where run_id = $1"#,
+                // One that was resumed and waits has calls to close as well, when it has the conversation.
+                let unbegun = sqlx::query_scalar!(
+                    r#"select status = 'queued' and started_at is null as "unbegun!" from session_runs where run_id = $1"#,
                     run_id
                 )
                 .fetch_one(&mut *tx)
                 .await?;
-                if behind {
+                if unbegun {
                     close_queued(&mut tx, &session, &run_id).await?;
                 }
             }

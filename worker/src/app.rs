@@ -122,16 +122,17 @@ impl App {
         for channel in &self.channels {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
         }
-        let stop = CancellationToken::new();
+        // Who is left when it fires only closes connections, and hears no news.
+        let abort = CancellationToken::new();
         let host = host_name();
         Ok(Arc::new(Ctx {
             notifier: Notifier::start(store.clone()),
-            news: News::listen(&store, stop.clone()),
+            news: News::listen(&store, abort.clone()),
             worker_id: worker_id(&host),
             workspaces: config.workspace.dir.clone().unwrap_or_else(|| "workspaces".into()),
             host,
             draining: CancellationToken::new(),
-            abort: CancellationToken::new(),
+            abort,
             store,
             config,
             tools,

@@ -656,3 +656,8 @@ fn uncertain() -> CallOutcome {
          and do not simply repeat it. Check by other means, or tell the user that the outcome is unknown.",
     )
 }
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;

@@ -29,3 +29,6 @@ pub mod plan;
 pub mod record;
 pub mod session;
 pub mod wire;
+
+#[cfg(test)]
+mod example;

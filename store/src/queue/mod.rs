@@ -122,7 +122,7 @@ struct Slot {
     suspect: bool,
     held: Arc<Holdings>,
     freed: Arc<Notify>,
-    _permit: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Slot {
@@ -131,6 +131,8 @@ impl Drop for Slot {
         if self.suspect {
             self.held.suspect.store(false, Ordering::Release);
         }
+        // Before the claimer hears of it: else it finds no slot free and waits for its next look.
+        drop(self.permit.take());
         self.freed.notify_one();
     }
 }

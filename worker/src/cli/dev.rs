@@ -199,10 +199,12 @@ fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::
 /// Sends the sample chats if this is the first start, waits for them, and prints the banner.
 async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bool) -> anyhow::Result<Exit> {
     let agent = ctx.config.agent(DEFAULT_AGENT);
-    if !args.no_samples && agent.is_ok() {
+    if !args.no_samples
+        && let Ok(agent) = &agent
+    {
         let sent = samples::send(ctx).await?;
         if sent > 0 {
-            eprintln!("{sent} sample chats sent; waiting until they are done");
+            eprintln!("{sent} sample chats sent to {}; waiting until they are done", agent.model);
         }
     }
     let began = Instant::now();

@@ -5,6 +5,7 @@ mod dev;
 mod doctor;
 mod migrate;
 mod output;
+mod printable;
 mod queue;
 mod serve;
 mod session;
@@ -94,7 +95,7 @@ pub(crate) fn main(app: App) -> ExitCode {
     match run(app, cli) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("wakeful: {}", output::printable_lines(&format!("{error:#}")));
+            eprintln!("wakeful: {}", printable::printable_lines(&format!("{error:#}")));
             exit_of(&error).into()
         }
     }

@@ -1,3 +1,4 @@
+use super::super::printable::acts;
 use super::*;
 use serde_json::{Value, json};
 

@@ -58,11 +58,8 @@ impl fmt::Display for Banner<'_> {
         if self.once {
             return writeln!(f, "\nThis was --once: stopping. The data stays.");
         }
-        writeln!(
-            f,
-            "\nCtrl-C or `{} stop` ends it. The data stays: the next start goes on from there.",
-            self.command
-        )
+        writeln!(f, "\nCtrl-C ends it, or from elsewhere: {} stop", self.command)?;
+        writeln!(f, "The data stays; the next start goes on from there.")
     }
 }
 
@@ -72,6 +69,7 @@ impl Banner<'_> {
             return Ok(());
         }
         writeln!(f, "\n{}", self.style.bold("Sample chats"))?;
+        let width = Style::columns().clamp(80, 120) - 33;
         for state in self.samples {
             let status = format!("{:<15}", state.status.as_str());
             let status = match state.status {
@@ -85,7 +83,7 @@ impl Banner<'_> {
                 | SessionStatus::Archived
                 | SessionStatus::Terminated => self.style.red(&status),
             };
-            writeln!(f, "  {:<14} {status} {}", state.conversation, one_line(&state.last, 68))?;
+            writeln!(f, "  {:<14} {status} {}", state.conversation, one_line(&state.last, width))?;
         }
         Ok(())
     }

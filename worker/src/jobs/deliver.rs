@@ -48,9 +48,13 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
         let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(text)? else {
             return Ok(());
         };
-        while let Some(claimed) =
-            ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name).await.map_err(text)?
-        {
+        loop {
+            // What is claimed and not sent would look half sent to the one who finds it.
+            if !job.lease.is_live() {
+                return Ok(());
+            }
+            let claimed = ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name).await;
+            let Some(claimed) = claimed.map_err(text)? else { break };
             let span = delivery_span(job, channel_name, &claimed);
             let sent = one(ctx, job, channel_name, &claimed).instrument(span.clone()).await;
             sent.inspect_err(|_| telemetry::failed(&span, "retry"))?;
@@ -73,8 +77,17 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Res
         Some(channel) if claimed.maybe_sent && !channel.is_idempotent() => {
             Settled::Uncertain { error: "a worker stopped while sending it; it may have gone out".to_owned() }
         }
+        Some(_) if claimed.maybe_sent && claimed.attempt > ATTEMPTS => {
+            Settled::Uncertain { error: format!("{ATTEMPTS} attempts ended without an answer") }
+        }
         // Nothing is sent on a lease that may have ended: its successor sends.
-        Some(_) if !job.lease.is_live() => return Ok(()),
+        Some(_) if !job.lease.is_live() => {
+            let error = "the lease may have ended before it was sent";
+            if !claimed.maybe_sent {
+                ctx.store.unsend(&job.lease, &claimed.delivery_id, error).await.map_err(text)?;
+            }
+            return Err(error.to_owned());
+        }
         Some(channel) => {
             crate::failpoint("before_send");
             let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
@@ -92,7 +105,7 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Res
         }
     };
     crate::failpoint("after_send");
-    let held = ctx.store.settle_delivery(&job.lease, claimed, channel_name, &settled).await.map_err(text)?;
+    let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(text)?;
     ctx.notifier.session(&claimed.session_id);
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
@@ -128,6 +141,28 @@ fn delivery_span(job: &Job, channel_name: &str, claimed: &Claimed) -> Span {
         telemetry::link(&span, trace_context);
     }
     span
+}
+
+/// Writes the end down, and tries again while the database is away and the lease lasts: it was sent, and forgetting
+/// that would send it twice or leave it uncertain.
+async fn settle(
+    ctx: &Ctx,
+    job: &Job,
+    channel_name: &str,
+    claimed: &Claimed,
+    settled: &Settled,
+) -> wakeful_store::Result<bool> {
+    let mut faults = 0;
+    loop {
+        match ctx.store.settle_delivery(&job.lease, claimed, channel_name, settled).await {
+            Err(error) if error.is_transient() && job.lease.is_live() => {
+                faults += 1;
+                warn!(%error, delivery.id = claimed.delivery_id, "A delivery's end was not written; trying again");
+                tokio::time::sleep(queue::delay(faults, None)).await;
+            }
+            done => return done,
+        }
+    }
 }
 
 fn text(error: wakeful_store::Error) -> String {

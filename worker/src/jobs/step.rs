@@ -12,7 +12,7 @@ use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Next, Outcome, Transition, advance};
-use wakeful_workflow::agent::{Agent, OnUncertain};
+use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
 use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::plan::{Action, Stop, plan};
 use wakeful_workflow::session::Session;
@@ -98,9 +98,22 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
         let on_uncertain = agent.as_ref().map_or(OnUncertain::default(), |agent| agent.on_uncertain);
         let outcome = match &agent {
             Ok(agent) => decide(ctx, job, &mut session, agent, stuck).await?,
-            Err(error) => Decided::Outcome(Outcome::Stopped(Stop::Failed(Fault::NotConfigured {
-                message: error.to_string(),
-            }))),
+            // Without its agent a run can only end: by the person who cancelled it, or by this fault.
+            Err(error) => match plan(&session, &Limits::default()) {
+                Action::Rest => {
+                    ctx.store.end_job(&job.lease).await?;
+                    return Ok(End::Closed);
+                }
+                Action::Stop(Stop::Cancelled) => Decided::Outcome(Outcome::Stopped(Stop::Cancelled)),
+                Action::Stop(_)
+                | Action::Begin
+                | Action::CallModel
+                | Action::CallTools { .. }
+                | Action::Pause => {
+                    let fault = Fault::NotConfigured { message: error.to_string() };
+                    Decided::Outcome(Outcome::Stopped(Stop::Failed(fault)))
+                }
+            },
         };
         let outcome = match outcome {
             Decided::Outcome(outcome) => outcome,
@@ -183,8 +196,12 @@ async fn decide(
     Ok(match performed {
         Ok(outcome) => Decided::Outcome(outcome),
         Err(Interrupted::Moved) => {
+            // The heart may not have heard of it yet: planning on would go round until it does.
+            if !job.lease.is_live() || !ctx.store.holds(&job.lease).await? {
+                return Ok(Decided::End(End::Stale));
+            }
             *session = ctx.store.hydrate(session.session_id.as_str()).await?;
-            if job.lease.is_live() { Decided::Again } else { Decided::End(End::Stale) }
+            Decided::Again
         }
         Err(Interrupted::Store(error)) => return Err(error),
         Err(Interrupted::Fault(fault)) => {

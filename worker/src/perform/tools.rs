@@ -86,6 +86,10 @@ impl Turn<'_> {
     ) -> Result<Ending, Interrupted> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
+        // Before `started` is written, which a later worker must take for "it may have run".
+        if !self.lease.is_live() {
+            return Err(Interrupted::Moved);
+        }
         crate::failpoint("before_tool_started");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
         let Some(started) = started else {

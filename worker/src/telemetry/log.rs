@@ -72,8 +72,11 @@ where
         event.record(&mut Fields(&mut fields));
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let message = fields.remove("message").map(|message| text(&message)).unwrap_or_default();
-        // The message names the step.
+        // The message names the step, and the session its run.
         fields.remove("step");
+        if fields.contains_key("session.id") {
+            fields.remove("run.id");
+        }
         let (dim, strong, end) = match (self.color, *event.metadata().level() <= Level::WARN) {
             (true, true) => ("\x1b[2m", "\x1b[33m", "\x1b[0m"),
             (true, false) => ("\x1b[2m", "", "\x1b[0m"),

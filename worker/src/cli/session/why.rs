@@ -82,7 +82,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                         "It waits for session {holder}: a conversation has one open run at a time, and {} is not over.",
                         behind.run_id
                     ),
-                    Some(format!("Look at that one: wakeful session why {holder}")),
+                    Some(format!("Look at that one:\nwakeful session why {holder}")),
                 );
             } else {
                 let job = standing.jobs.iter().find(|job| job.kind == "step");
@@ -95,21 +95,21 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
             find(
                 format!("It has asked its user a question and waits for the answer: {question}"),
                 Some(format!(
-                    "Answer it: wakeful session send {id} 'TEXT'. Or end the run: wakeful session cancel {id}"
+                    "Answer it:\nwakeful session send {id} 'TEXT'\nOr end the run:\nwakeful session cancel {id}"
                 )),
             );
         }
         Some(SessionStatus::NeedsAttention) => find(
             format!("It waits for an operator: {}.", error_of(standing).0),
             Some(format!(
-                "Find out what took effect (below), then let the model decide: wakeful session retry {id}. Or end the \
-                 run: wakeful session cancel {id}"
+                "Find out what took effect (below), then let the model decide:\nwakeful session retry {id}\nOr end the \
+                 run:\nwakeful session cancel {id}"
             )),
         ),
         Some(SessionStatus::Failed) if session.error.as_deref() == Some("cancelled") => {
             find(
                 "Its run was cancelled.".to_owned(),
-                Some(format!("To go on after all: wakeful session retry {id}")),
+                Some(format!("To go on after all:\nwakeful session retry {id}")),
             );
         }
         Some(SessionStatus::Failed) => {
@@ -117,7 +117,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
             let retry = format!("wakeful session retry {id}");
             let remedy =
                 remedy.map_or_else(|| "Mend the cause, then".to_owned(), |remedy| format!("{remedy}:"));
-            find(format!("Its run failed: {error}."), Some(format!("{remedy} {retry}")));
+            find(format!("Its run failed: {error}."), Some(format!("{remedy}\n{retry}")));
         }
         Some(SessionStatus::Completed) => find("Nothing holds it up: its run is complete.".to_owned(), None),
         Some(SessionStatus::Created) => find(
@@ -191,7 +191,7 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
         .map(|error| format!(" The last attempt failed: {}.", error.trim_end_matches('.')));
     let last = last.unwrap_or_default();
     let none_alive = || {
-        "No worker is alive. Start one: wakeful serve --roles worker. Then look: wakeful queue status"
+        "No worker is alive. Start one:\nwakeful serve --roles worker\nThen look:\nwakeful queue status"
             .to_owned()
     };
     let worker = job.worker_id.as_deref().unwrap_or("an unknown worker");
@@ -212,7 +212,7 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
                 let quiet = standing.quiet_s.unwrap_or(0.0);
                 let odd = (quiet > QUIET_S).then(|| {
                     format!(
-                        "Nothing was written for {}. If that is too long: wakeful session cancel {}",
+                        "Nothing was written for {}. If that is too long:\nwakeful session cancel {}",
                         span(quiet),
                         standing.session.session_id
                     )
@@ -328,7 +328,7 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
                     Some(job) => format!("it is ready for {}", span(job.due_in_s)),
                 };
                 let remedy = (around.workers_alive == 0)
-                    .then(|| "No worker is alive. Start one: wakeful serve --roles worker".to_owned());
+                    .then(|| "No worker is alive. Start one:\nwakeful serve --roles worker".to_owned());
                 (format!("A message by {} is not sent yet ({id}): {when}{error}.", delivery.channel), remedy)
             }
         };

@@ -135,7 +135,7 @@ fn a_failed_run_gives_the_remedy_of_its_fault_and_the_retry() {
     failed.session.error = Some("the run reached its limit of 5 steps. Remedy: raise `limits.steps`".into());
     assert_eq!(
         first(&failed, AROUND),
-        "Its run failed: the run reached its limit of 5 steps. | Raise `limits.steps`: wakeful session retry sess_1"
+        "Its run failed: the run reached its limit of 5 steps. | Raise `limits.steps`:\nwakeful session retry sess_1"
     );
     failed.session.error = Some("cancelled".into());
     assert!(first(&failed, AROUND).contains("cancelled"));

@@ -144,39 +144,40 @@ impl Timeline {
         let name = |id: &str| names.get(id).map_or_else(|| id.to_owned(), |name| (*name).to_owned());
         let chat = &mut self.chats[at];
         let label = short(chat.sample);
-        let session = store.session(None, &chat.session_id).await?;
-        let job = session.job.unwrap_or(Value::Null);
-        let live = store.live_generation(&chat.session_id, None, i64::MAX).await?;
+        // Looked at earlier than the journal, so that what a step has written is there.
+        let steps = store.steps(&chat.session_id, None, 100).await?;
         let seen = chat.journal.last().map_or(0, |entry| entry.seq);
         let news = store.journal(&chat.session_id, seen, 500).await?;
-        let steps = store.steps(&chat.session_id, None, 100).await?;
+        // Looked at later than the journal, this is who wrote what is new there.
+        let job = store.session(None, &chat.session_id).await?.job.unwrap_or(Value::Null);
+        let live = store.live_generation(&chat.session_id, None, i64::MAX).await?;
 
         if let Some(worker_id) = job["worker_id"].as_str()
             && chat.holder.as_deref() != Some(worker_id)
+            && let Some(former) = chat.holder.replace(worker_id.to_owned())
         {
-            if let Some(former) = chat.holder.replace(worker_id.to_owned()) {
-                let former = name(&former);
-                let found = plural(steps.len(), "step");
-                let (tone, text) = if job["attempt"].as_i64() > Some(1) {
-                    let tools = chat.journal.iter().filter(|entry| entry.kind == "TOOL_RESULT").count();
-                    let tools = plural(tools, "tool result");
-                    let text = format!(
-                        "RESUMES: {former}'s lease is over. Finds committed, and keeps: {found}, {tools}"
-                    );
-                    (Tone::Resumed, text)
-                } else {
-                    (Tone::Plain, format!("takes up what {former} left waiting after {found}"))
-                };
-                lines.push(Line {
-                    at: Utc::now(),
-                    who: name(worker_id),
-                    chat: label,
-                    step: job["step_number"].as_i64(),
-                    attempt: job["attempt"].as_i64(),
-                    tone,
-                    text,
-                });
-            }
+            let former = name(&former);
+            let found = plural(steps.len(), "step");
+            let (tone, text) = if job["attempt"].as_i64() > Some(1) {
+                let tools = chat.journal.iter().filter(|entry| entry.kind == "TOOL_RESULT").count();
+                let tools = plural(tools, "tool result");
+                let text = format!(
+                    "RESUMES: {former}'s lease is over. Finds committed, and keeps: {found}, {tools}"
+                );
+                (Tone::Resumed, text)
+            } else {
+                (Tone::Plain, format!("takes up what {former} left waiting after {found}"))
+            };
+            let written = news.iter().filter(|entry| entry.kind != "MESSAGE_RECEIVED");
+            lines.push(Line {
+                at: written.map(|entry| entry.ts).min().unwrap_or_else(Utc::now),
+                who: name(worker_id),
+                chat: label,
+                step: job["step_number"].as_i64(),
+                attempt: job["attempt"].as_i64(),
+                tone,
+                text,
+            });
         }
         let holder = chat.holder.as_deref().map(name).unwrap_or_default();
         if let Some(live) = live
@@ -206,11 +207,10 @@ impl Timeline {
                 _ => {}
             }
             if let Some((tone, text)) = told(&entry) {
-                let from_outside = entry.kind == "MESSAGE_RECEIVED" || entry.payload["name"] == "ask_user";
-                let asked = entry.kind == "TOOL_INVOKED";
+                let from_outside = entry.kind == "MESSAGE_RECEIVED";
                 lines.push(Line {
                     at: entry.ts,
-                    who: if from_outside && !asked { "api".to_owned() } else { holder.clone() },
+                    who: if from_outside { "api".to_owned() } else { holder.clone() },
                     chat: label,
                     step: entry.step_number,
                     attempt: entry.step_number.map(|_| chat.attempt),
@@ -225,11 +225,12 @@ impl Timeline {
             chat.steps_shown = step.step_number;
             // One statement writes all of it; the step is the sum of what it writes, and stands below that.
             let written = chat.journal.iter().filter(|entry| {
-                entry.step_number == Some(step.step_number) && entry.kind != "state_transition"
+                entry.step_number == Some(step.step_number)
+                    && !matches!(entry.kind.as_str(), "state_transition" | "checkpoint")
             });
             let at = written.map(|entry| entry.ts).max().unwrap_or(step.committed_at);
             lines.push(Line {
-                at: at.max(step.committed_at),
+                at,
                 who: name(&step.worker_id),
                 chat: label,
                 step: Some(step.step_number),
