@@ -399,7 +399,8 @@ fn a_failed_run_keeps_its_open_calls_and_takes_the_messages_that_wait() {
     let mut session = with_inbox(turn(calls.clone()), &[message(1, "hi")]);
     let fault = Fault::StepLimit { limit: 3 };
     let failed = advance(&session, Outcome::Stopped(Stop::Failed(fault)), TELL);
-    assert!(failed.calls_closed.is_empty() && failed.step.is_none() && !failed.generation_over);
+    assert!(failed.calls_closed.is_empty() && failed.step.is_none());
+    assert!(failed.generation_over, "no call is in flight in a run that is over");
     assert_eq!((roles(&failed), &failed.inbox_drained), (vec![Role::User], &vec![1]));
     let error = closing(&failed).error.clone().unwrap();
     assert!(error.contains("limit of 3 steps") && error.contains("Remedy: "), "{error}");
