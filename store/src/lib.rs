@@ -30,9 +30,13 @@ pub mod wake;
 
 pub use error::{Error, Result};
 
+use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use std::str::FromStr;
 use std::time::Duration;
+
+/// A connection that was alive so recently is not asked again.
+const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
 /// The database, as every part of Wakeful holds it. Cloning shares the pools.
 #[derive(Clone, Debug)]
@@ -54,14 +58,8 @@ impl Store {
             .application_name(application)
             // A statement of ours takes milliseconds; one that hangs must not hold its locks for ever.
             .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
-        let pool = PgPoolOptions::new()
-            .max_connections(max_connections)
-            .acquire_timeout(Duration::from_secs(10))
-            .connect_with(options.clone())
-            .await?;
-        let streams = PgPoolOptions::new()
-            .max_connections((max_connections / 4).max(2))
-            .acquire_timeout(Duration::from_secs(10))
+        let pool = pool_options(max_connections).connect_with(options.clone()).await?;
+        let streams = pool_options((max_connections / 4).max(2))
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
         Ok(Store { pool, streams, options })
     }
@@ -80,6 +78,24 @@ impl Store {
         self.streams.close().await;
         self.pool.close().await;
     }
+}
+
+/// sqlx would ask before every use whether the connection is alive: one round trip more for each statement. A
+/// connection that was in use a moment ago (sqlx looks when it comes back) is taken as it is. If it died since, its
+/// statement fails as it would have failed in the middle, and callers repeat what is transient.
+fn pool_options(max_connections: u32) -> PgPoolOptions {
+    PgPoolOptions::new()
+        .max_connections(max_connections)
+        .acquire_timeout(Duration::from_secs(10))
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                if meta.idle_for > TRUSTED_IDLE {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
 }
 
 /// A new id: `prefix_` and a time-ordered UUID in hex.

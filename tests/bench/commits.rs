@@ -92,7 +92,9 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
             CallOutcome {
                 content: TEXT.clone(),
                 is_error: false,
-                details: Some(json!({ "type": "fileWritten", "path": path, "bytes": 2048, "sha256": "5d41402abc4b" })),
+                details: Some(
+                    json!({ "type": "fileWritten", "path": path, "bytes": 2048, "sha256": "5d41402abc4b" }),
+                ),
             },
         ),
     }]);

@@ -93,8 +93,7 @@ impl Claims {
         let draining = CancellationToken::new();
         let news = News::listen(store, draining.clone());
         let holdings = Arc::new(Holdings::default());
-        let queue =
-            Queue::start(store.clone(), settings, "bench".into(), holdings, &news, draining.clone());
+        let queue = Queue::start(store.clone(), settings, "bench".into(), holdings, &news, draining.clone());
         Claims { queue, context: WorkerContext::new("bench"), draining }
     }
 
@@ -166,9 +165,30 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
 /// Something like English, so that it compresses like messages do; the same every time.
 pub fn text(bytes: usize) -> String {
     const WORDS: [&str; 24] = [
-        "the", "order", "was", "shipped", "to", "Hamburg", "on", "Tuesday", "and", "customer", "asked", "whether",
-        "invoice", "could", "be", "corrected", "because", "address", "changed", "please", "confirm", "warehouse",
-        "delivery", "number",
+        "the",
+        "order",
+        "was",
+        "shipped",
+        "to",
+        "Hamburg",
+        "on",
+        "Tuesday",
+        "and",
+        "customer",
+        "asked",
+        "whether",
+        "invoice",
+        "could",
+        "be",
+        "corrected",
+        "because",
+        "address",
+        "changed",
+        "please",
+        "confirm",
+        "warehouse",
+        "delivery",
+        "number",
     ];
     let (mut text, mut seed) = (String::new(), 88_172_645_463_325_252_u64);
     while text.len() < bytes {
@@ -209,7 +229,8 @@ pub fn step(session: &Session) -> Transition {
         internal: false,
         details,
     };
-    let details = Details { usage: Some(USAGE), finish_reason: Some(FinishReason::ToolCalls), inbox_id: None };
+    let details =
+        Details { usage: Some(USAGE), finish_reason: Some(FinishReason::ToolCalls), inbox_id: None };
     Transition {
         records: vec![
             record(first, Role::Assistant, assistant_content(&call_id), details),

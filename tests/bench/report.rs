@@ -105,7 +105,10 @@ impl Report {
     pub fn print(&self) {
         let paint = Paint::of_stdout();
         println!("\n{}", paint.bold("Steps a second, 16 sessions at a time"));
-        println!("{}", paint.dim(&format!("{} rounds of {} s in turns; {}", self.rounds, self.seconds, self.server)));
+        println!(
+            "{}",
+            paint.dim(&format!("{} rounds of {} s in turns; {}", self.rounds, self.seconds, self.server))
+        );
         println!();
         println!("  {:<24} {:>8} {:<24} {:>13} {:>10}", "", "× pgbench", "", "least – most", "WAL bytes");
         for contestant in Contestant::ALL {
@@ -128,10 +131,16 @@ impl Report {
         let rates: Vec<f64> = self.pgbench.iter().map(|sample| sample.per_second).collect();
         println!(
             "  {}",
-            paint.dim(&format!("pgbench did {:.0} a second here and now: no figure of Wakeful's", median(&rates)))
+            paint.dim(&format!(
+                "pgbench did {:.0} a second here and now: no figure of Wakeful's",
+                median(&rates)
+            ))
         );
         if let Some(last) = last() {
-            println!("  {}", paint.dim(&format!("the run before: {:.2} and {:.2}", last.step_ratio, last.turn_ratio)));
+            println!(
+                "  {}",
+                paint.dim(&format!("the run before: {:.2} and {:.2}", last.step_ratio, last.turn_ratio))
+            );
         }
 
         println!("\n  {}", paint.bold("What one step sends and leaves"));

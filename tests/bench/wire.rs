@@ -4,6 +4,7 @@
 //! of the server know them.
 
 use anyhow::{Context, Result};
+use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use std::path::PathBuf;
 use std::str::FromStr;
