@@ -129,9 +129,12 @@ fn reads(sizes: &[usize], ones: &[f64], each: Vec<Vec<f64>>, round_trips: Option
         .collect()
 }
 
-/// The middle one.
+/// The middle one, or the mean of the two in the middle.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    match (sorted.get(sorted.len().saturating_sub(1) / 2), sorted.get(sorted.len() / 2)) {
+        (Some(low), Some(high)) => (low + high) / 2.0,
+        (_, _) => f64::NAN,
+    }
 }

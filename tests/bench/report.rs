@@ -110,7 +110,7 @@ impl Report {
             paint.dim(&format!("{} rounds of {} s in turns; {}", self.rounds, self.seconds, self.server))
         );
         println!();
-        println!("  {:<24} {:>8} {:<24} {:>13} {:>10}", "", "× pgbench", "", "least – most", "WAL bytes");
+        println!("  {:<24} {:>9} {:<24} {:>13} {:>10}", "", "× pgbench", "", "least – most", "WAL bytes");
         for contestant in Contestant::ALL {
             let ratios = self.ratios(contestant);
             let ratio = median(&ratios);
