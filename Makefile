@@ -53,8 +53,8 @@ check: ## Everything that CI runs, and how long each part took
 	@scripts/check fmt-check clippy doc test test-peers demo
 
 .PHONY: bench
-bench: postgres with-postgres ## Step commits a second against pgbench
-	$(WITH_POSTGRES) $(CARGO) bench --locked -p wakeful $(ARGS)
+bench: postgres with-postgres ## Step commits a second against pgbench (ARGS="--seconds 5")
+	$(WITH_POSTGRES) $(CARGO) bench --locked -p wakeful --bench steps -- $(ARGS)
 
 .PHONY: fmt
 fmt: ## Format the code

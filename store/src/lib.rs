@@ -34,10 +34,13 @@ pub mod wake;
 pub use error::{Error, Result};
 pub use schema::create_database;
 
-use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
 use std::str::FromStr;
 use std::time::Duration;
+
+/// A connection that was alive so recently is not asked again.
+const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
 /// The database, as every part of Wakeful holds it. Cloning shares the pools.
 #[derive(Clone, Debug)]
@@ -59,12 +62,7 @@ impl Store {
             .application_name(application)
             // A statement of ours takes milliseconds; one that hangs must not hold its locks for ever.
             .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
-        let pool = PgPoolOptions::new()
-            .max_connections(max_connections)
-            .acquire_timeout(Duration::from_secs(10))
-            .connect_with(options.clone())
-            .await;
-        let pool = match pool {
+        let pool = match pool_options(max_connections).connect_with(options.clone()).await {
             // The pool knows that it waited, and not for what: one more try of a single connection says it.
             Err(sqlx::Error::PoolTimedOut) => {
                 options.connect().await?;
@@ -72,9 +70,7 @@ impl Store {
             }
             pool => pool?,
         };
-        let streams = PgPoolOptions::new()
-            .max_connections((max_connections / 4).max(2))
-            .acquire_timeout(Duration::from_secs(10))
+        let streams = pool_options((max_connections / 4).max(2))
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
         Ok(Store { pool, streams, options })
     }
@@ -93,6 +89,24 @@ impl Store {
         self.streams.close().await;
         self.pool.close().await;
     }
+}
+
+/// sqlx would ask before every use whether the connection is alive: one round trip more for each statement. A
+/// connection that was in use a moment ago (sqlx looks when it comes back) is taken as it is. If it died since, its
+/// statement fails as it would have failed in the middle, and callers repeat what is transient.
+fn pool_options(max_connections: u32) -> PgPoolOptions {
+    PgPoolOptions::new()
+        .max_connections(max_connections)
+        .acquire_timeout(Duration::from_secs(10))
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                if meta.idle_for > TRUSTED_IDLE {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
 }
 
 /// A new id: `prefix_` and a time-ordered UUID in hex.

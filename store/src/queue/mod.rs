@@ -198,18 +198,20 @@ impl Store {
         limit: usize,
         take_suspect: bool,
     ) -> Result<Vec<ClaimedRow>> {
+        // The time is a subquery so that it bounds the index scan: compared as it is, a volatile function is asked
+        // anew for every row, the leased and the delayed ones too.
         Ok(sqlx::query_as!(
             ClaimedRow,
             r#"
             with ready as materialized (
                 select job_id from jobs
-                where kind = $1 and run_at <= clock_timestamp() and (stuck < 2 or lease is null)
+                where kind = $1 and run_at <= (select clock_timestamp()) and (stuck < 2 or lease is null)
                 order by run_at
                 limit $2
                 for update skip locked
             ), suspect as materialized (
                 select job_id from jobs
-                where kind = $1 and run_at <= clock_timestamp() and stuck >= 2 and lease is not null
+                where kind = $1 and run_at <= (select clock_timestamp()) and stuck >= 2 and lease is not null
                 order by run_at
                 limit $3
                 for update skip locked
@@ -300,7 +302,7 @@ impl Store {
     /// [`crate::Error::Database`].
     pub async fn others_wait(&self, kind: Kind) -> Result<bool> {
         Ok(sqlx::query_scalar!(
-            r#"select exists (select from jobs where kind = $1 and run_at <= clock_timestamp()) as "waiting!""#,
+            r#"select exists (select from jobs where kind = $1 and run_at <= (select clock_timestamp())) as "waiting!""#,
             kind.as_str()
         )
         .fetch_one(&self.pool)

@@ -1,0 +1,103 @@
+//! Commits a second: the store's step commit, and a whole turn of the worker in its two commits.
+
+use crate::fixture::{self, Held, TEXT, USAGE};
+use anyhow::Result;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use wakeful::store::Store;
+use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, advance};
+use wakeful::workflow::agent::OnUncertain;
+use wakeful::workflow::effect::Effect;
+use wakeful::workflow::record::{FinishReason, Reply};
+use wakeful::workflow::session::{CallOutcome, CallStatus};
+
+/// What one step is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One commit of two messages.
+    Step,
+    /// As the step job does it: the assistant's message and its ledger row before the tool runs, then the rest.
+    Turn,
+}
+
+/// Steps, and how long they took.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    pub steps: u64,
+    pub seconds: f64,
+}
+
+/// Commits on every session at once for `seconds`.
+pub async fn round(store: &Store, held: &mut Vec<Held>, shape: Shape, seconds: f64) -> Result<Round> {
+    let began = Instant::now();
+    let end = began + Duration::from_secs_f64(seconds);
+    let mut tasks = tokio::task::JoinSet::new();
+    for mut one in held.drain(..) {
+        let store = store.clone();
+        tasks.spawn(async move {
+            let mut steps = 0;
+            while Instant::now() < end {
+                step(&store, &mut one, shape).await?;
+                steps += 1;
+            }
+            anyhow::Ok((one, steps))
+        });
+    }
+    let mut steps = 0;
+    while let Some(done) = tasks.join_next().await {
+        let (one, more) = done??;
+        held.push(one);
+        steps += more;
+    }
+    Ok(Round { steps, seconds: began.elapsed().as_secs_f64() })
+}
+
+/// One step.
+pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
+    match shape {
+        Shape::Step => {
+            let transition = fixture::step(&held.session);
+            held.commit(store, &transition).await?;
+        }
+        Shape::Turn => turn(store, held).await?,
+    }
+    // The transcript of a long round is nothing that a commit reads.
+    held.session.records.clear();
+    Ok(())
+}
+
+async fn turn(store: &Store, held: &mut Held) -> Result<()> {
+    let step_number = held.session.last_step_number + 1;
+    let call_id = format!("call_turn_{step_number}");
+    let replied = Outcome::Replied(Generated {
+        generation_id: format!("gen_0193e8d7c4e07c3fa1b2c3d4{step_number:08}").as_str().into(),
+        attempt: 1,
+        model: "scripted/bench".to_owned(),
+        request_sha256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".to_owned(),
+        reply: Reply {
+            content: fixture::assistant_content(&call_id),
+            finish_reason: FinishReason::ToolCalls,
+            usage: USAGE,
+        },
+        effects: BTreeMap::from([("write_file".to_owned(), Effect::Pure)]),
+    });
+    let asked = advance(&held.session, replied, OnUncertain::default());
+    held.commit(store, &asked).await?;
+    let path = format!("notes-{:02}.txt", step_number % 10);
+    let called = Outcome::Called(vec![Performed {
+        call: fixture::tool_call(&call_id),
+        ending: Ending::Settled(
+            CallStatus::Done,
+            CallOutcome {
+                content: TEXT.clone(),
+                is_error: false,
+                details: Some(
+                    json!({ "type": "fileWritten", "path": path, "bytes": 2048, "sha256": "5d41402abc4b" }),
+                ),
+            },
+        ),
+    }]);
+    let performed = advance(&held.session, called, OnUncertain::default());
+    held.commit(store, &performed).await
+}

@@ -1,0 +1,150 @@
+//! The rival: pgbench with one autocommit statement, written by hand, that leaves the rows of [`fixture::step`].
+//!
+//! It knows everything beforehand: no fence to miss, no list of unknown length, no tables that a step may touch and this
+//! one does not. What a commit costs above it is the price of being general, and of the client.
+
+use crate::commits::Round;
+use crate::fixture::{self, Database, USAGE};
+use anyhow::{Context, Result, bail};
+use sqlx::Connection;
+use std::path::PathBuf;
+use std::process::Stdio;
+use tokio::process::Command;
+use wakeful::dev::Binaries;
+use wakeful::store::Store;
+
+const STATEMENT: &str = r#"
+with s as (
+    update conversation_sessions
+    set last_message_number = last_message_number + 2,
+        last_event_seq = last_event_seq + 3,
+        to_message_number = last_message_number + 2,
+        last_step_number = last_step_number + 1,
+        total_turns = total_turns + 1,
+        total_input_tokens = total_input_tokens + $input,
+        total_output_tokens = total_output_tokens + $output,
+        total_cached_tokens = total_cached_tokens + $cached,
+        total_cost_micros = total_cost_micros + $micros,
+        state = state || :state
+    where session_id = 'sess_' || lpad((:client_id)::text, 32, '0')
+    returning session_id, conversation_id, last_message_number, last_event_seq, last_step_number, wake_seq
+), j as (
+    update jobs
+    set step_number = jobs.step_number + 1, stuck = 0, attempt = 1, last_error = null
+    from s
+    where jobs.session_id = s.session_id and jobs.kind = 'step' and jobs.lease is not null
+    returning jobs.lease
+), records as (
+    insert into conversation_records
+        (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
+    select s.conversation_id, s.last_message_number - 2 + r.ordinal, s.session_id,
+        'run_' || substr(s.session_id, 6), s.last_step_number, r.role, r.content::json, false, r.details::json
+    from s, j, (values (1, 'assistant', :content_1, :details_1), (2, 'tool', :content_2, '{}'))
+        as r (ordinal, role, content, details)
+), events as (
+    insert into session_events (session_id, seq, type, run_id, step_number, payload)
+    select s.session_id, s.last_event_seq - 3 + e.ordinal, e.type, 'run_' || substr(s.session_id, 6),
+        s.last_step_number, e.payload::jsonb
+    from s, j, (values (1, 'LLM_CALLED', :event_1), (2, 'GEN_START', :event_2), (3, 'GEN_COMPLETE', :event_3))
+        as e (ordinal, type, payload)
+), step as (
+    insert into session_steps
+        (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
+         output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
+         event_seq, lease, worker_id, started_at)
+    select s.session_id, s.last_step_number, 'run_' || substr(s.session_id, 6), s.last_message_number - 2,
+        s.last_message_number, 'tool_calls', $input, $output, $cached, 0, $micros, 1, 1, s.last_event_seq, j.lease,
+        'bench', clock_timestamp() - make_interval(secs => 0.5)
+    from s, j
+), of_run as (
+    update session_runs
+    set steps = steps + 1, input_tokens = input_tokens + $input, output_tokens = output_tokens + $output,
+        tool_calls = tool_calls + 1
+    from s, j
+    where session_runs.run_id = 'run_' || substr(s.session_id, 6)
+)
+select max(s.wake_seq) / (1 / count(*)) from s, j;
+"#;
+
+/// pgbench, ready to run.
+pub struct Pgbench {
+    program: PathBuf,
+    clients: usize,
+    url: String,
+    variables: Vec<String>,
+    script: tempfile::NamedTempFile,
+}
+
+impl Pgbench {
+    /// Makes `clients` sessions that a client's number leads to, and the script.
+    pub async fn new(database: &Database, store: &Store, clients: usize) -> Result<Pgbench> {
+        let held = fixture::hold_sessions(store, clients).await?;
+        let mut connection = database.connect().await?;
+        for table in ["conversation_sessions", "jobs", "session_runs"] {
+            let session = "'sess_' || lpad(substr(conversation_id, 7), 32, '0')";
+            let run = match table {
+                "session_runs" => ", run_id = 'run_' || lpad(substr(conversation_id, 7), 32, '0')",
+                _ => "",
+            };
+            let rename = format!("update {table} set session_id = {session}{run}");
+            sqlx::query(sqlx::AssertSqlSafe(rename)).execute(&mut connection).await?;
+        }
+        connection.close().await?;
+
+        let transition = fixture::step(&held[0].session);
+        let mut variables = vec![format!(
+            "state={}",
+            serde_json::json!({ (transition.state_updates[0].key.as_str()): transition.state_updates[0].value })
+        )];
+        for (number, record) in (1..).zip(&transition.records) {
+            variables.push(format!("content_{number}={}", serde_json::to_string(&record.content)?));
+            variables.push(format!("details_{number}={}", serde_json::to_string(&record.details)?));
+        }
+        for (number, event) in (1..).zip(&transition.events) {
+            variables.push(format!("event_{number}={}", event.to_row().1));
+        }
+        let statement = STATEMENT
+            .replace("$input", &USAGE.input_tokens.to_string())
+            .replace("$output", &USAGE.output_tokens.to_string())
+            .replace("$cached", &USAGE.cached_tokens.to_string())
+            .replace("$micros", &USAGE.cost_micros.to_string());
+        let script = tempfile::NamedTempFile::new()?;
+        std::fs::write(script.path(), statement)?;
+        Ok(Pgbench { program: program()?, clients, url: database.url.clone(), variables, script })
+    }
+
+    pub async fn round(&self, seconds: f64) -> Result<Round> {
+        let mut command = Command::new(&self.program);
+        command
+            .args(["-n", "-M", "prepared", "-j", "2"])
+            .args(["-c", &self.clients.to_string(), "-T", &seconds.ceil().to_string()])
+            .arg("-f")
+            .arg(self.script.path());
+        for variable in &self.variables {
+            command.args(["-D", variable]);
+        }
+        let output = command.arg(&self.url).stdin(Stdio::null()).kill_on_drop(true).output().await?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let number = |label: &str| {
+            let rest = said.split_once(label)?.1;
+            rest.split_whitespace().next()?.parse::<f64>().ok()
+        };
+        match (number("actually processed: "), number("tps = ")) {
+            (Some(steps), Some(rate)) if output.status.success() && rate > 0.0 => {
+                Ok(Round { steps: steps as u64, seconds: steps / rate })
+            }
+            _ => bail!("pgbench: {said}{}", String::from_utf8_lossy(&output.stderr)),
+        }
+    }
+}
+
+/// Where `PATH` has it, which `with_postgres` extends, or beside the newest server.
+fn program() -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let server = Binaries::find().map(|server| server.dir).ok();
+    std::env::split_paths(&path)
+        .chain(server)
+        .map(|dir| dir.join("pgbench"))
+        .find(|file| file.is_file())
+        .context("pgbench was not found: it comes with the Postgres server")
+}
