@@ -265,6 +265,39 @@ async fn limits_end_a_run_with_a_remedy_that_works() {
     }
 }
 
+#[tokio::test]
+async fn a_session_that_cannot_be_read_fails_with_the_row_to_mend_and_goes_on_when_it_is_mended() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;
+    let options = options(&model);
+    let api = options.clone().arg("--roles=api").serve(&database).await;
+    let client = api.client();
+    let id = id(&client.chat("c1", "one").await);
+    set_state(&database, &id, "[]").await;
+
+    let worker = options.clone().arg("--roles=worker").spawn(&database.url);
+    let session = client.wait_for(&id, "failed").await;
+    let error = session["error"].as_str().unwrap();
+    assert!(error.contains("corrupt state") && error.contains("Remedy"), "{error}");
+    assert_eq!(model.bodies().len(), 0);
+
+    set_state(&database, &id, "{}").await;
+    let (status, _) = client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
+    assert_eq!(status, StatusCode::ACCEPTED);
+    let session = client.wait_for(&id, "completed").await;
+    assert_eq!(texts(&session, "assistant"), ["Hello."]);
+    assert!(worker.terminate().success());
+}
+
+async fn set_state(database: &Database, id: &str, state: &str) {
+    sqlx::query("update conversation_sessions set state = $2::jsonb where session_id = $1")
+        .bind(id)
+        .bind(state)
+        .execute(&database.pool)
+        .await
+        .unwrap();
+}
+
 fn options(model: &ModelServer) -> Options {
     Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url)
 }

@@ -6,10 +6,9 @@
 use crate::step::to_json;
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
-use wakeful_workflow::advance::{Closing, Transition};
 use wakeful_workflow::event::Event;
 use wakeful_workflow::record::{Block, Details, ToolResult};
-use wakeful_workflow::session::{Session, SessionStatus};
+use wakeful_workflow::session::SessionStatus;
 
 /// A locked row of `conversation_counters`.
 #[derive(Clone, Debug)]
@@ -316,26 +315,35 @@ async fn start(
     Ok(())
 }
 
-/// Closes or pauses the run of `session`, whose transition has just been written in this transaction, and opens the
-/// conversation's next queued one.
+/// How a run ends or pauses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ending<'a> {
+    pub session_id: &'a str,
+    pub run_id: &'a str,
+    pub status: SessionStatus,
+    pub error: Option<&'a str>,
+    /// What the conversation gets back.
+    pub last_message_number: i64,
+}
+
+/// Closes or pauses a run whose session's row has just been written in this transaction, and opens the conversation's
+/// next queued one.
 pub(crate) async fn close(
     tx: &mut PgConnection,
     conversation: Conversation,
-    session: &Session,
-    transition: &Transition,
-    closing: &Closing,
+    ending: Ending<'_>,
     next: Option<Queued>,
 ) -> Result<()> {
-    let pauses = matches!(closing.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
+    let pauses = matches!(ending.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
     sqlx::query!(
         "update session_runs
         set status = $2,
             error = $3,
             completed_at = case when $4 then null else clock_timestamp() end
         where run_id = $1",
-        transition.run_id.as_str(),
-        closing.status.as_str(),
-        closing.error.as_deref(),
+        ending.run_id,
+        ending.status.as_str(),
+        ending.error,
         pauses
     )
     .execute(&mut *tx)
@@ -343,12 +351,12 @@ pub(crate) async fn close(
     if pauses {
         sqlx::query!(
             "update conversation_sessions set completed_at = null where session_id = $1",
-            session.session_id.as_str()
+            ending.session_id
         )
         .execute(&mut *tx)
         .await?;
     }
-    let last_message_number = session.last_message_number + transition.records.len() as i64;
+    let last_message_number = ending.last_message_number;
     sqlx::query!(
         "update conversation_counters
         set open_run_id = null, last_message_number = $2
@@ -368,16 +376,16 @@ pub(crate) async fn close(
         .await?;
         start(tx, &conversation, &next.session, &next.run_id, next.trace_context.as_deref()).await?;
     }
-    open_waiting(tx, session).await
+    open_waiting(tx, &conversation.conversation_id, ending.session_id).await
 }
 
 /// Opens the run of the messages that came after their session's run was asked to end.
-async fn open_waiting(tx: &mut PgConnection, session: &Session) -> Result<()> {
-    let Some(run_id) = next_run(tx, session.session_id.as_str()).await? else {
+async fn open_waiting(tx: &mut PgConnection, conversation_id: &str, session_id: &str) -> Result<()> {
+    let Some(run_id) = next_run(tx, session_id).await? else {
         return Ok(());
     };
-    let conversation = lock_conversation(tx, session.conversation_id.as_str()).await?;
-    let session = lock_session(tx, session.session_id.as_str()).await?;
+    let conversation = lock_conversation(tx, conversation_id).await?;
+    let session = lock_session(tx, session_id).await?;
     let _: Opened = open(tx, &conversation, &session, &run_id, None).await?;
     Ok(())
 }

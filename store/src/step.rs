@@ -9,7 +9,8 @@ use crate::queue::Lease;
 use crate::{Error, Result, Store, new_id, run};
 use sqlx::PgConnection;
 use wakeful_workflow::advance::{Closing, Next, Transition};
-use wakeful_workflow::session::Session;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::session::{Session, SessionStatus};
 
 /// What became of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,9 +102,68 @@ impl Store {
         sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
             .execute(&mut *tx)
             .await?;
-        run::close(&mut tx, conversation, session, &transition, closing, next).await?;
+        let ending = run::Ending {
+            session_id: session.session_id.as_str(),
+            run_id: transition.run_id.as_str(),
+            status: closing.status,
+            error: closing.error.as_deref(),
+            last_message_number: session.last_message_number + transition.records.len() as i64,
+        };
+        run::close(&mut tx, conversation, ending, next).await?;
         tx.commit().await?;
         Ok(Commit::Closed)
+    }
+
+    /// Fails the open run of a session that cannot be read, out of its rows alone: a job that can never be hydrated
+    /// would otherwise hold its conversation for ever. `false`: the lease is lost and nothing was written.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`].
+    pub async fn give_up(&self, lease: &Lease, session_id: &str, error: &str) -> Result<bool> {
+        let mut tx = self.pool.begin().await?;
+        let conversation_id = sqlx::query_scalar!(
+            "select conversation_id from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&mut *tx)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+        let conversation = run::lock_conversation(&mut tx, &conversation_id).await?;
+        let next = run::lock_next(&mut tx, &conversation).await?;
+        let failed = sqlx::query!(
+            "update conversation_sessions
+            set status = 'failed', error = $2, completed_at = clock_timestamp(), cancel_requested = false
+            where session_id = $1
+            returning last_message_number",
+            session_id,
+            error
+        )
+        .fetch_one(&mut *tx)
+        .await?;
+        let ended =
+            sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
+                .execute(&mut *tx)
+                .await?;
+        let Some(run_id) = conversation.open_run_id.clone().filter(|_| ended.rows_affected() == 1) else {
+            // Dropping the transaction undoes the update.
+            return Ok(false);
+        };
+        let event = Event::StateTransition {
+            from_state: SessionStatus::Running.as_str().to_owned(),
+            to_state: SessionStatus::Failed.as_str().to_owned(),
+            reason: Some(error.to_owned()),
+        };
+        run::journal(&mut tx, session_id, Some(&run_id), None, run::Wakes::Planner, &[event]).await?;
+        let ending = run::Ending {
+            session_id,
+            run_id: &run_id,
+            status: SessionStatus::Failed,
+            error: Some(error),
+            last_message_number: failed.last_message_number,
+        };
+        run::close(&mut tx, conversation, ending, next).await?;
+        tx.commit().await?;
+        Ok(true)
     }
 
     /// Whether the lease is still this worker's.

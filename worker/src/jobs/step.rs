@@ -17,6 +17,9 @@ use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::plan::{Action, Stop, plan};
 use wakeful_workflow::session::Session;
 
+/// Claims after which a session that cannot be read is given up.
+const UNREADABLE_ATTEMPTS: i32 = 5;
+
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
 enum End {
@@ -76,8 +79,28 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
                 warn!(%error, "The database failed the step; looking again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
+            Err(error) if !error.is_transient() && job.stuck >= UNREADABLE_ATTEMPTS => {
+                return give_up(ctx, job, session_id, &error).await;
+            }
             Err(error) => return End::Retry { kind: "database", error: error.to_string(), at_least: None },
         }
+    }
+}
+
+/// Ends the run of a session that no worker can read. Its agent, and so its own limit of attempts, is not known here.
+async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> End {
+    let reason = format!(
+        "the session cannot be read: {error}. Remedy: mend the row that the error names, then retry the session"
+    );
+    match ctx.store.give_up(&job.lease, session_id, &reason).await {
+        Ok(true) => {
+            warn!(session.id = session_id, %error, "The run is failed: its session cannot be read");
+            ctx.notifier.session(session_id);
+            ctx.notifier.job();
+            End::Closed
+        }
+        Ok(false) => End::Stale,
+        Err(error) => End::Retry { kind: "database", error: error.to_string(), at_least: None },
     }
 }
 
