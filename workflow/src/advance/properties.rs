@@ -3,13 +3,17 @@
 use super::*;
 use crate::agent::Limits;
 use crate::context::Message;
+use crate::derive;
 use crate::example::{self, EARLIER_RUN};
+use crate::id::CallId;
 use crate::plan::{Action, How, PlannedCall, plan};
+use crate::record::{Block, FinishReason, Record, ToolCall};
+use crate::session::{CallStatus, State};
 use crate::session::{InboxMessage, Run};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 const LIMITS: Limits = Limits { steps: 4, tokens: 150, attempts: 5, tool_s: 1 };
 

@@ -1,9 +1,15 @@
 //! What each outcome writes.
 
 use super::*;
+use crate::derive;
+use crate::derive::Outgoing;
+use crate::event::Event;
 use crate::example::{
     EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
 };
+use crate::fault::Fault;
+use crate::record::{Block, FinishReason, Role, ToolCall};
+use crate::session::{CallStatus, State};
 use crate::session::{InboxMessage, Interrupted, Run};
 use serde_json::{Value, json};
 
