@@ -214,7 +214,7 @@ impl Totals {
 }
 
 /// The conversation's state: small facts that outlive the context, folded out of tool results by
-/// [`crate::derive`]. A fact has its own key, so that an update never carries the whole.
+/// [`mod@crate::derive`]. A fact has its own key, so that an update never carries the whole.
 pub type State = Map<String, Value>;
 
 /// A hydrated session.

@@ -1,7 +1,7 @@
 //! `wakeful demo`: the sample chats on real processes, one of which is killed.
 //!
-//! The actors are an API process and two workers ([`cast`]). The play's director only talks to them by HTTP and
-//! signals, and looks into the database: what it shows ([`timeline`]) and what it concludes ([`verdict`]) is what
+//! The actors are an API process and two workers (`cast`). The play's director only talks to them by HTTP and
+//! signals, and looks into the database: what it shows (`timeline`) and what it concludes (`verdict`) is what
 //! was committed there.
 mod cast;
 mod timeline;
