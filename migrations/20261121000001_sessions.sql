@@ -106,6 +106,9 @@ create table session_inbox (
     -- The sender's own key: the same one again is the same message.
     client_key text not null,
     content text not null,
+    -- Who sent it, as the trigger names people.
+    sender text,
+    -- Of content and sender: what a duplicate is held against.
     content_sha256 text not null,
     status text not null default 'pending' check (status in ('pending', 'drained')),
     -- What the sender was answered, given again to a duplicate.

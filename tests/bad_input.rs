@@ -173,6 +173,28 @@ async fn a_client_key_makes_one_message_of_many_and_never_two_of_one() {
 }
 
 #[tokio::test]
+async fn without_a_token_no_page_of_a_browser_gets_in() {
+    let database = Database::new().await;
+    let process = Options::new().model("scripted/demo").serve(&database).await;
+    let client = process.client();
+    for (name, value) in [("Origin", "http://evil.example"), ("Host", "evil.example"), ("Origin", "null")] {
+        let sent = client
+            .post_request("/v1/chat/c1/messages")
+            .header(name, value)
+            .body(json!({"text": "Hi"}).to_string())
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(sent.status(), StatusCode::FORBIDDEN, "{name}: {value}");
+    }
+    for origin in ["http://localhost:3000", "http://127.0.0.1:7070", "http://[::1]:1"] {
+        let sent = client.get_request("/v1/sessions").header("Origin", origin).send().await.unwrap();
+        assert_eq!(sent.status(), StatusCode::OK, "{origin}");
+    }
+    assert!(client.get("/v1/sessions").await.1["items"].as_array().unwrap().is_empty(), "nothing was taken");
+}
+
+#[tokio::test]
 async fn without_the_token_nothing_below_v1_answers() {
     let database = Database::new().await;
     let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;

@@ -795,7 +795,7 @@ fn new_session(conversation: &str, trigger: &str) -> NewSession {
 }
 
 fn message(text: &str) -> NewMessage {
-    NewMessage { client_key: None, text: text.into(), trace_context: None }
+    NewMessage { client_key: None, text: text.into(), sender: None, trace_context: None }
 }
 
 fn performance() -> Performance {

@@ -25,7 +25,7 @@ pub enum Commit {
     Stale,
 }
 
-/// How long the step took until now, and who did it.
+/// How long this claim has been at the step, model call included, and the how-manieth claim it is.
 #[derive(Clone, Copy, Debug)]
 pub struct Performance {
     pub elapsed_s: f64,

@@ -38,6 +38,8 @@ pub struct NewMessage {
     /// The sender's own idempotency key; made up where there is none.
     pub client_key: Option<String>,
     pub text: String,
+    /// Who sent it, as the trigger names people.
+    pub sender: Option<String>,
     /// W3C traceparent of the trigger.
     pub trace_context: Option<String>,
 }
@@ -288,7 +290,8 @@ async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -
     let client_key = message.client_key.clone().unwrap_or_else(|| new_id("key"));
     let sha256 = {
         use sha2::Digest;
-        hex::encode(sha2::Sha256::digest(message.text.as_bytes()))
+        let body = (&message.text, &message.sender);
+        hex::encode(sha2::Sha256::digest(crate::step::to_json(&body)?.as_bytes()))
     };
     let first = sqlx::query!(
         "select content_sha256, run_id, outcome from session_inbox where session_id = $1 and client_key = $2",
@@ -336,15 +339,16 @@ async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -
         (_, _) => (Delivered::NewRun, run::new_run_id()),
     };
     let inbox_id = sqlx::query_scalar!(
-        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome)
-        values ($1, $2, $3, $4, $5, $6)
+        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome, sender)
+        values ($1, $2, $3, $4, $5, $6, $7)
         returning inbox_id",
         session.session_id,
         client_key,
         message.text,
         sha256,
         run_id,
-        outcome.as_str()
+        outcome.as_str(),
+        message.sender
     )
     .fetch_one(&mut *tx)
     .await?;

@@ -143,7 +143,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
             policy: None,
             seeds: Vec::new(),
         };
-        let message = NewMessage { client_key: None, text: text(200), trace_context: None };
+        let message = NewMessage { client_key: None, text: text(200), sender: None, trace_context: None };
         store.wake(&new, &message).await?;
     }
     let mut claims = Claims::start(store, count);

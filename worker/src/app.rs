@@ -124,6 +124,18 @@ impl App {
         }
         // Who is left when it fires only closes connections, and hears no news.
         let abort = CancellationToken::new();
+        for name in config.agent_names() {
+            // The model would be told that its mail is on the way, and it never would be.
+            if let Ok(agent) = config.agent(&name)
+                && agent.tools.iter().any(|tool| tool == "compose_email")
+                && !channels.contains_key("email")
+            {
+                let text = format!(
+                    "agents.{name}.tools has compose_email, but nothing sends mail: set email.maildir (WAKEFUL_EMAIL__MAILDIR)"
+                );
+                return Err(cli::Usage(text).into());
+            }
+        }
         let host = host_name();
         Ok(Arc::new(Ctx {
             notifier: Notifier::start(store.clone()),

@@ -44,7 +44,9 @@ pub(super) async fn post_message(
     check_text("user_id", message.user_id.as_deref(), 256)?;
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
-    Ok(answer(wake(&ctx, conversation_id, message.agent.as_deref(), message.client_key, text).await?))
+    let (client_key, trace_context) = (message.client_key, None);
+    let new = NewMessage { client_key, text, sender: message.user_id, trace_context };
+    Ok(answer(wake(&ctx, conversation_id, message.agent.as_deref(), new).await?))
 }
 
 /// Wakes the conversation's session with a message, and tells workers and readers.
@@ -52,13 +54,12 @@ pub(crate) async fn wake(
     ctx: &Ctx,
     conversation_id: String,
     agent: Option<&str>,
-    client_key: Option<String>,
-    text: String,
+    message: NewMessage,
 ) -> Result<Woken, Problem> {
     let span = send_span(&conversation_id);
     async {
         let new = new_session(ctx, conversation_id, agent)?;
-        let message = NewMessage { client_key, text, trace_context: telemetry::trace_context() };
+        let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let woken = ctx.store.wake(&new, &message).await?;
         announce(ctx, &woken);
         Ok(woken)
@@ -135,6 +136,10 @@ pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Pr
     })?;
     if text.trim().is_empty() {
         return Err(Problem::bad_request("the body is empty; a JSON object is expected"));
+    }
+    // serde would take an array for the fields in their order.
+    if !text.trim_start().starts_with('{') {
+        return Err(Problem::bad_request("the body is not a JSON object"));
     }
     serde_json::from_str(text)
         .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))

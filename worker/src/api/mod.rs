@@ -12,7 +12,7 @@ pub use sessions::detail;
 use crate::Ctx;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Request, State};
-use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
@@ -55,7 +55,18 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
 /// Lets a request pass that bears the token, if there is one.
 async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     let Some(token) = &ctx.config.server.token else {
-        return next.run(request).await;
+        // Without a token the process listens on loopback only, where every page in a browser can reach it: under a
+        // name of its own, or from an origin of its own.
+        let stranger = [HOST, ORIGIN].into_iter().find(|name| {
+            request.headers().get(name).is_some_and(|value| !value.to_str().is_ok_and(is_local))
+        });
+        return match stranger {
+            None => next.run(request).await,
+            Some(name) => {
+                let detail = format!("`{name}` is not this machine; set WAKEFUL_TOKEN to serve others");
+                Problem::new(StatusCode::FORBIDDEN, detail).into_response()
+            }
+        };
     };
     let given = request
         .headers()
@@ -88,6 +99,17 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
         }
         Ok(Id(id))
     }
+}
+
+/// Whether a `Host` or an `Origin` names this machine.
+fn is_local(value: &str) -> bool {
+    let authority = value.split_once("://").map_or(value, |(_, authority)| authority);
+    let Ok(authority) = authority.parse::<axum::http::uri::Authority>() else {
+        return false;
+    };
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// The id under which a conversation is stored.

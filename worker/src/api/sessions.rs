@@ -175,8 +175,12 @@ pub(super) async fn send(
     let text = message_text(message.text)?;
     let session = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
     async {
-        let message =
-            NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
+        let message = NewMessage {
+            client_key: message.client_key,
+            text,
+            sender: None,
+            trace_context: telemetry::trace_context(),
+        };
         let woken = ctx.store.send(&id, &message).await?;
         announce(&ctx, &woken);
         Ok(answer(woken))

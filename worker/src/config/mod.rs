@@ -108,9 +108,9 @@ pub struct AgentSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Journal {
     /// Snapshots only.
-    #[default]
     Checkpoint,
     /// Every update too.
+    #[default]
     Full,
 }
 
@@ -222,6 +222,17 @@ impl Config {
         }
         config.file = file;
         config.warnings = warnings;
+        if !config.server.internal_tokens.is_empty() {
+            config.warnings.push("server.internal_tokens has no effect yet: there is no export".to_owned());
+        }
+        for (name, agent) in &config.agents {
+            if agent.journal == Journal::Checkpoint {
+                let text = format!(
+                    "agents.{name}.journal = \"checkpoint\" has no effect yet: every journal is full"
+                );
+                config.warnings.push(text);
+            }
+        }
         Ok(config)
     }
 

@@ -1,5 +1,6 @@
 //! The sample chats: what a first `wakeful dev` shows, and what `wakeful demo` is played with.
 use std::time::{Duration, Instant};
+use wakeful_store::wake::NewMessage;
 
 use anyhow::{Context, Result};
 use wakeful_store::Store;
@@ -62,8 +63,13 @@ pub async fn send(ctx: &Ctx) -> Result<usize> {
             continue;
         }
         let id = stored_conversation_id(sample.conversation)?;
-        let key = Some("wakeful-dev-sample".to_owned());
-        let woken = chat::wake(ctx, id, Some(DEFAULT_AGENT), key, sample.text.to_owned()).await;
+        let message = NewMessage {
+            client_key: Some("wakeful-dev-sample".to_owned()),
+            text: sample.text.to_owned(),
+            sender: None,
+            trace_context: None,
+        };
+        let woken = chat::wake(ctx, id, Some(DEFAULT_AGENT), message).await;
         woken.with_context(|| format!("sample chat {}", sample.conversation))?;
         sent += 1;
     }

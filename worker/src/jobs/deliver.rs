@@ -71,9 +71,17 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
 /// What to try again, in words.
 async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Result<(), String> {
     let settled = match ctx.channels.get(channel_name) {
-        None => Settled::Failed {
-            error: format!("no channel named {channel_name:?} is configured on this worker"),
-        },
+        // Another worker may have it.
+        None => {
+            let error = format!("no channel named {channel_name:?} is configured on this worker");
+            if claimed.attempt < ATTEMPTS {
+                if !claimed.maybe_sent {
+                    ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(text)?;
+                }
+                return Err(error);
+            }
+            Settled::Failed { error }
+        }
         Some(channel) if claimed.maybe_sent && !channel.is_idempotent() => {
             Settled::Uncertain { error: "a worker stopped while sending it; it may have gone out".to_owned() }
         }

@@ -9,6 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{Instrument, Span, debug, info, info_span, warn};
+use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Next, Outcome, Transition, advance};
@@ -79,7 +80,7 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
                 warn!(%error, "The database failed the step; looking again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
-            Err(error) if !error.is_transient() && job.stuck >= UNREADABLE_ATTEMPTS => {
+            Err(error @ Error::Corrupt { .. }) if job.stuck >= UNREADABLE_ATTEMPTS => {
                 return give_up(ctx, job, session_id, &error).await;
             }
             Err(error) => return End::Retry { kind: "database", error: error.to_string(), at_least: None },
@@ -115,8 +116,8 @@ async fn claim(ctx: &Ctx, job: &Job, session_id: &str) -> wakeful_store::Result<
 async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Result<End> {
     let (mut stuck, mut attempt) = (job.stuck, job.attempt);
     let mut steps = 0;
+    let mut began = Instant::now();
     loop {
-        let began = Instant::now();
         let agent = ctx.config.agent(&session.agent);
         let on_uncertain = agent.as_ref().map_or(OnUncertain::default(), |agent| agent.on_uncertain);
         let outcome = match &agent {
@@ -167,7 +168,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
                 }
                 if transition.step.is_some() {
                     steps += 1;
-                    attempt = 1;
+                    (attempt, began) = (1, Instant::now());
                     if ctx.draining.is_cancelled() || gives_way(ctx, steps).await? {
                         return Ok(release(ctx, job).await);
                     }

@@ -144,6 +144,9 @@ impl Turn<'_> {
     /// Runs the tool's code, within its time, and survives its panic.
     async fn invoke(&self, call: &ToolCall) -> Ran {
         let limit = Duration::from_secs(self.agent.limits.tool_s);
+        let cancelled = self.lease.lost().child_token();
+        // Fires when this future is dropped, for whatever reason: what the tool has spawned hears of it.
+        let _ended = cancelled.clone().drop_guard();
         let context = ToolCallContext {
             session_id: self.session.session_id.clone(),
             call_id: call.call_id.clone(),
@@ -151,7 +154,7 @@ impl Turn<'_> {
                 path: self.ctx.workspace_of(&self.session.session_id),
                 expected: self.session.has_files(),
             },
-            cancelled: self.lease.lost().clone(),
+            cancelled,
         };
         let span = info_span!(
             "execute_tool",

@@ -24,7 +24,8 @@ pub trait Tool: Send + Sync {
     /// Runs one call. `arguments` have been validated against the schema.
     ///
     /// An idempotent tool passes `call.call_id` on as its idempotency key. The future is dropped when the call's
-    /// time limit ends or its lease is lost; what it does then must be what its effect promises.
+    /// time limit ends, its lease is lost, its run is cancelled or the process drains; what it has done by then must
+    /// be what its effect promises.
     ///
     /// # Errors
     /// [`ToolError`]: the model is told its text, the run goes on.
@@ -39,7 +40,8 @@ pub struct ToolCallContext {
     pub call_id: CallId,
     /// The session's own folder, and whether it must exist already (this session has written there before).
     pub workspace: Workspace,
-    /// Cancelled when the lease is lost or the run is cancelled.
+    /// Fires when the call is over for Wakeful: it returned, its time limit ended, its lease was lost, its run was
+    /// cancelled, or the process drains. Work that the tool has spawned should end then.
     pub cancelled: CancellationToken,
 }
 

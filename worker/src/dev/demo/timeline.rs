@@ -207,7 +207,8 @@ impl Timeline {
                 _ => {}
             }
             if let Some((tone, text)) = told(&entry) {
-                let from_outside = entry.kind == "MESSAGE_RECEIVED";
+                // What is of no step was written by whoever took the message, an answer's result included.
+                let from_outside = entry.kind == "MESSAGE_RECEIVED" || entry.step_number.is_none();
                 lines.push(Line {
                     at: entry.ts,
                     who: if from_outside { "api".to_owned() } else { holder.clone() },
