@@ -39,10 +39,13 @@ test: postgres with-postgres ## Run the tests (needs Rust and Postgres only)
 with-postgres:
 	$(CARGO) build $(BUILD) --examples
 
+PEER_TESTS = $(CARGO) test $(BUILD) --test main -- --ignored peers:: $(ARGS)
+
 .PHONY: test-peers
 test-peers: postgres peers with-postgres ## Run the tests against servers that others wrote
-	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) \
-		$(CARGO) test $(BUILD) --test main -- --ignored peers:: $(ARGS)
+	@# A run of no tests passes, and would hide that they were renamed.
+	@$(PEER_TESTS) --list 2>/dev/null | grep -q ': test$$' || { echo "There is no test of peers to run" >&2; exit 1; }
+	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(PEER_TESTS)
 	scripts/check-deploy
 
 .PHONY: check

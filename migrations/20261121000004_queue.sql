@@ -35,6 +35,10 @@ create table jobs (
 create unique index one_step_job_per_session on jobs (session_id) where kind = 'step';
 create unique index one_deliver_job_per_channel on jobs (conversation_id, channel) where kind = 'deliver';
 create index jobs_ready on jobs (kind, run_at);
+-- A claim takes one suspect beside the ready jobs. Suspects are few: without an index of their own the search for one
+-- would walk through everything that is pending. Progress is the first update that leaves the index, so step commits
+-- stay HOT.
+create index jobs_suspect on jobs (kind, run_at) where stuck >= 2 and lease is not null;
 
 create table workers (
     worker_id text primary key,

@@ -3,6 +3,26 @@
 //! `make test` gives every test the address of one server (`WAKEFUL_TEST_DATABASE_URL`); each test has its own database, copied
 //! from a migrated template. Tests wait for what they wait for and never for a time to pass.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails where it stands, and so do its helpers"
+)]
+
 mod support;
 
+mod bad_input;
 mod chat;
+mod cli;
+mod crash;
+mod demo;
+mod dev;
+mod drain;
+mod inbox;
+mod peers;
+mod startup;
+mod steer;
+mod store;
+mod stream;
+mod telemetry;
+mod weight;
+mod zombie;

@@ -152,7 +152,7 @@ impl Store {
         if held.rows_affected() == 0 {
             return Ok(false);
         }
-        sqlx::query!(
+        let changed = sqlx::query!(
             "update deliveries
             set status = $3, receipt = $4::text::json, last_error = coalesce($5, last_error),
                 settled_at = clock_timestamp()
@@ -165,6 +165,10 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
+        if changed.rows_affected() == 0 {
+            // An earlier try of this went through, and only its answer was lost.
+            return Ok(true);
+        }
         if let Settled::Sent { .. } = settled {
             let event =
                 Event::GenSent { delivery_id: claimed.delivery_id.clone(), channel: channel.to_owned() };

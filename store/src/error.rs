@@ -60,10 +60,14 @@ fn is_transient(error: &sqlx::Error) -> bool {
         | sqlx::Error::WorkerCrashed => true,
         sqlx::Error::Database(error) => {
             // Classes: 08 connection, 25006 read-only standby, 40 serialisation and deadlock, 53 resources
-            // (disk full, too many connections), 55P03 lock not available, 57P0x shutdown and restart, 58 system.
+            // (disk full, too many connections), 55P03 lock not available, 57P0x shutdown and restart, 58 system;
+            // 57014 and 25P03 are our own time limits, on a server that is too slow just now.
             error.code().is_some_and(|code| {
                 ["08", "40", "53", "58"].iter().any(|class| code.starts_with(class))
-                    || matches!(code.as_ref(), "25006" | "55P03" | "57P01" | "57P02" | "57P03")
+                    || matches!(
+                        code.as_ref(),
+                        "25006" | "25P03" | "55P03" | "57014" | "57P01" | "57P02" | "57P03"
+                    )
             })
         }
         _ => false,

@@ -18,6 +18,20 @@ pub struct JournalEntry {
 }
 
 impl Store {
+    /// Number of the session's newest entry; 0 when there is none.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`], [`crate::Error::Database`].
+    pub async fn last_event_seq(&self, session_id: &str) -> Result<i64> {
+        sqlx::query_scalar!(
+            "select last_event_seq from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or_else(|| crate::Error::NotFound { what: "session", id: session_id.to_owned() })
+    }
+
     /// Up to `limit` entries after `after`, each with the `text` of the message it points at. Numbers are given in commit
     /// order, so a reader that asks for what is after the last one it has seen misses nothing.
     ///

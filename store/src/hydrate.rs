@@ -3,6 +3,9 @@
 //! The first statement reads the row and everything that may still change, under one snapshot: `wake_seq` is never
 //! newer than the inbox and the ledger that it speaks of. The second reads the transcript, which only grows, up to
 //! the number that the first one saw.
+//!
+//! A pending message whose outcome is `new_run` came after its session's run was asked to end: the run that it was
+//! promised reads it, and the one that is ending does not.
 
 use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;
@@ -32,9 +35,10 @@ impl Store {
                         order by m.ordinal)
                     from session_seed_messages m where m.session_id = s.session_id) as seeds,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
-                    from session_inbox i where i.session_id = s.session_id and i.status = 'pending') as inbox,
+                    from session_inbox i
+                    where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
                 (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
-                        'outcome', c.outcome) order by c.message_number, c.call_id)
+                        'outcome', c.outcome) order by c.message_number, c.call_id collate "C")
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
@@ -117,20 +121,12 @@ impl Store {
             records,
             calls: calls(row.calls)?,
             inbox: inbox(row.inbox)?,
-            interrupted: list::<InterruptedRow>("generations", row.generations)?
-                .into_iter()
-                .map(|one| Interrupted {
-                    generation_id: one.generation_id.as_str().into(),
-                    attempt: one.attempt,
-                    model: one.model,
-                    request_sha256: one.request_sha256,
-                    chunks: one.chunks,
-                })
-                .collect(),
+            interrupted: interrupted(row.generations)?,
         })
     }
 
-    /// Brings a warm copy up to date after `wake_seq` moved: inbox, ledger and the cancel flag are read again.
+    /// Brings a warm copy up to date after `wake_seq` moved or a call was cut off: inbox, ledger, model calls in
+    /// flight and the cancel flag are read again.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
@@ -139,11 +135,18 @@ impl Store {
             r#"
             select s.wake_seq, s.last_event_seq, s.cancel_requested,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
-                    from session_inbox i where i.session_id = s.session_id and i.status = 'pending') as inbox,
+                    from session_inbox i
+                    where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
                 (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
-                        'outcome', c.outcome) order by c.message_number, c.call_id)
+                        'outcome', c.outcome) order by c.message_number, c.call_id collate "C")
                     from tool_calls c
-                    where c.session_id = s.session_id and c.result_message_number is null) as calls
+                    where c.session_id = s.session_id and c.result_message_number is null) as calls,
+                (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
+                        'model', g.model, 'request_sha256', g.request_sha256,
+                        'chunks', (select count(*) from generation_chunks k
+                            where k.session_id = g.session_id and k.generation_id = g.generation_id))
+                        order by g.attempt, g.started_at)
+                    from generations g where g.session_id = s.session_id) as generations
             from conversation_sessions s
             where s.session_id = $1
             "#,
@@ -157,6 +160,7 @@ impl Store {
         session.cancel_requested = row.cancel_requested;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
+        session.interrupted = interrupted(row.generations)?;
         Ok(())
     }
 }
@@ -202,6 +206,20 @@ fn calls(rows: Option<Value>) -> Result<Vec<Call>> {
 fn inbox(rows: Option<Value>) -> Result<Vec<InboxMessage>> {
     let rows = list::<InboxRow>("inbox", rows)?;
     Ok(rows.into_iter().map(|row| InboxMessage { inbox_id: row.id, text: row.text }).collect())
+}
+
+fn interrupted(rows: Option<Value>) -> Result<Vec<Interrupted>> {
+    let rows = list::<InterruptedRow>("generations", rows)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| Interrupted {
+            generation_id: row.generation_id.as_str().into(),
+            attempt: row.attempt,
+            model: row.model,
+            request_sha256: row.request_sha256,
+            chunks: row.chunks,
+        })
+        .collect())
 }
 
 fn list<T: DeserializeOwned>(what: &'static str, rows: Option<Value>) -> Result<Vec<T>> {

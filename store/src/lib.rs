@@ -9,13 +9,15 @@
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued | [`delivery`] |
 //! | hand out work | [`queue`] |
-//! | show sessions to people | [`session`], [`event`] |
+//! | show sessions to people | [`session`], [`event`], [`standing`] |
+//! | find out what is wrong with the whole | [`diagnosis`] |
 //!
 //! Locks are taken in one order everywhere: conversation, session, job. A statement sees one snapshot, and after
 //! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
 //! decide a race.
 
 pub mod delivery;
+pub mod diagnosis;
 pub mod error;
 pub mod event;
 pub mod generation;
@@ -25,13 +27,15 @@ pub mod queue;
 pub mod run;
 pub mod schema;
 pub mod session;
+pub mod standing;
 pub mod step;
 pub mod wake;
 
 pub use error::{Error, Result};
+pub use schema::create_database;
 
-use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -58,7 +62,14 @@ impl Store {
             .application_name(application)
             // A statement of ours takes milliseconds; one that hangs must not hold its locks for ever.
             .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
-        let pool = pool_options(max_connections).connect_with(options.clone()).await?;
+        let pool = match pool_options(max_connections).connect_with(options.clone()).await {
+            // The pool knows that it waited, and not for what: one more try of a single connection says it.
+            Err(sqlx::Error::PoolTimedOut) => {
+                options.connect().await?;
+                return Err(sqlx::Error::PoolTimedOut.into());
+            }
+            pool => pool?,
+        };
         let streams = pool_options((max_connections / 4).max(2))
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
         Ok(Store { pool, streams, options })

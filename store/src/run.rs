@@ -6,10 +6,9 @@
 use crate::step::to_json;
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
-use wakeful_workflow::advance::{Closing, Transition};
 use wakeful_workflow::event::Event;
 use wakeful_workflow::record::{Block, Details, ToolResult};
-use wakeful_workflow::session::{Session, SessionStatus};
+use wakeful_workflow::session::SessionStatus;
 
 /// A locked row of `conversation_counters`.
 #[derive(Clone, Debug)]
@@ -28,6 +27,8 @@ pub(crate) struct Locked {
     pub space_id: String,
     pub status: SessionStatus,
     pub last_step_number: i64,
+    /// Its open run was asked to end.
+    pub cancel_requested: bool,
     /// It has had a run, so that its base is set.
     pub started: bool,
 }
@@ -57,7 +58,7 @@ pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &s
 /// Locks the session, after its conversation.
 pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let row = sqlx::query!(
-        "select session_id, conversation_id, space_id, status, last_step_number, last_event_seq,
+        "select session_id, conversation_id, space_id, status, last_step_number, cancel_requested,
             exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
                 and session_runs.started_at is not null) as started
         from conversation_sessions
@@ -75,6 +76,7 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
         status: SessionStatus::parse(&row.status)
             .ok_or_else(|| Error::corrupt("session status", &row.status))?,
         last_step_number: row.last_step_number,
+        cancel_requested: row.cancel_requested,
         started: row.started.unwrap_or(false),
     })
 }
@@ -313,25 +315,35 @@ async fn start(
     Ok(())
 }
 
-/// Closes or pauses the run of `session`, whose transition has just been written in this transaction, and opens the
-/// conversation's next queued one.
+/// How a run ends or pauses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ending<'a> {
+    pub session_id: &'a str,
+    pub run_id: &'a str,
+    pub status: SessionStatus,
+    pub error: Option<&'a str>,
+    /// What the conversation gets back.
+    pub last_message_number: i64,
+}
+
+/// Closes or pauses a run whose session's row has just been written in this transaction, and opens the conversation's
+/// next queued one.
 pub(crate) async fn close(
     tx: &mut PgConnection,
     conversation: Conversation,
-    session: &Session,
-    transition: &Transition,
-    closing: &Closing,
+    ending: Ending<'_>,
+    next: Option<Queued>,
 ) -> Result<()> {
-    let pauses = matches!(closing.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
+    let pauses = matches!(ending.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
     sqlx::query!(
         "update session_runs
         set status = $2,
             error = $3,
             completed_at = case when $4 then null else clock_timestamp() end
         where run_id = $1",
-        transition.run_id.as_str(),
-        closing.status.as_str(),
-        closing.error.as_deref(),
+        ending.run_id,
+        ending.status.as_str(),
+        ending.error,
         pauses
     )
     .execute(&mut *tx)
@@ -339,12 +351,12 @@ pub(crate) async fn close(
     if pauses {
         sqlx::query!(
             "update conversation_sessions set completed_at = null where session_id = $1",
-            session.session_id.as_str()
+            ending.session_id
         )
         .execute(&mut *tx)
         .await?;
     }
-    let last_message_number = session.last_message_number + transition.records.len() as i64;
+    let last_message_number = ending.last_message_number;
     sqlx::query!(
         "update conversation_counters
         set open_run_id = null, last_message_number = $2
@@ -355,13 +367,55 @@ pub(crate) async fn close(
     .execute(&mut *tx)
     .await?;
     let conversation = Conversation { open_run_id: None, last_message_number, ..conversation };
-    open_next(tx, &conversation).await
+    if let Some(next) = next {
+        sqlx::query!(
+            "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
+            conversation.conversation_id
+        )
+        .execute(&mut *tx)
+        .await?;
+        start(tx, &conversation, &next.session, &next.run_id, next.trace_context.as_deref()).await?;
+    }
+    open_waiting(tx, &conversation.conversation_id, ending.session_id).await
 }
 
-/// Starts the conversation's oldest queued run, if there is one. The conversation must be free.
-pub(crate) async fn open_next(tx: &mut PgConnection, conversation: &Conversation) -> Result<()> {
-    if conversation.queued_runs == 0 {
+/// Opens the run of the messages that came after their session's run was asked to end.
+async fn open_waiting(tx: &mut PgConnection, conversation_id: &str, session_id: &str) -> Result<()> {
+    let Some(run_id) = next_run(tx, session_id).await? else {
         return Ok(());
+    };
+    let conversation = lock_conversation(tx, conversation_id).await?;
+    let session = lock_session(tx, session_id).await?;
+    let _: Opened = open(tx, &conversation, &session, &run_id, None).await?;
+    Ok(())
+}
+
+/// The run that waiting messages were promised, which does not exist yet.
+pub(crate) async fn next_run(tx: &mut PgConnection, session_id: &str) -> Result<Option<String>> {
+    Ok(sqlx::query_scalar!(
+        "select run_id from session_inbox
+        where session_id = $1 and status = 'pending' and outcome = 'new_run'
+        order by inbox_id
+        limit 1",
+        session_id
+    )
+    .fetch_optional(tx)
+    .await?)
+}
+
+/// A queued run whose turn it is, with its session locked.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    run_id: String,
+    trace_context: Option<String>,
+    session: Locked,
+}
+
+/// Locks the session of the conversation's oldest queued run, if there is one. Other sessions are locked under the
+/// conversation's lock only, so the order among them does not matter.
+pub(crate) async fn lock_next(tx: &mut PgConnection, conversation: &Conversation) -> Result<Option<Queued>> {
+    if conversation.queued_runs == 0 {
+        return Ok(None);
     }
     let Some(next) = sqlx::query!(
         "select run_id, session_id, trace_context from session_runs
@@ -373,16 +427,10 @@ pub(crate) async fn open_next(tx: &mut PgConnection, conversation: &Conversation
     .fetch_optional(&mut *tx)
     .await?
     else {
-        return Ok(());
+        return Ok(None);
     };
-    sqlx::query!(
-        "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
-        conversation.conversation_id
-    )
-    .execute(&mut *tx)
-    .await?;
     let session = lock_session(tx, &next.session_id).await?;
-    start(tx, conversation, &session, &next.run_id, next.trace_context.as_deref()).await
+    Ok(Some(Queued { run_id: next.run_id, trace_context: next.trace_context, session }))
 }
 
 /// The session's newest run.

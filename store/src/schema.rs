@@ -1,9 +1,12 @@
 //! Migrations: what the schema is, and whether it is the one that this binary was built for.
 
 use crate::{Error, Result, Store};
-use sqlx::migrate::{Migrate, Migrator};
+use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
+/// Where sqlx keeps what was applied.
+const TABLE: &str = "_sqlx_migrations";
 
 /// One migration of this binary.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,24 +16,64 @@ pub struct Migration {
     pub applied: bool,
 }
 
+/// Makes the empty database `name` on the server of `admin_url`, whose user may do that. `false`: it is there already,
+/// and is left as it is.
+///
+/// # Errors
+/// [`Error::Database`].
+pub async fn create_database(admin_url: &str, name: &str) -> Result<bool> {
+    let mut admin = PgConnection::connect(admin_url).await?;
+    // Neither statement can be checked when this is compiled: the second takes no parameter.
+    let exists = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
+        .bind(name)
+        .fetch_one(&mut admin)
+        .await?;
+    if !exists {
+        let create = format!("create database \"{}\"", name.replace('"', "\"\""));
+        sqlx::query(AssertSqlSafe(create)).execute(&mut admin).await?;
+    }
+    admin.close().await?;
+    Ok(!exists)
+}
+
 impl Store {
-    /// Brings the schema up to this binary's, one migration after the other; several processes may try at once.
-    /// `progress` is told of each that is applied. Gives how many were.
+    /// Brings the schema up to this binary's, one migration after the other; several processes may try at once, and
+    /// those that come later wait. `progress` is told of each that this call applied. Gives how many it did.
     ///
     /// # Errors
     /// [`Error::Schema`] when the database is newer than the binary or a migration failed: what was applied before it stays.
     pub async fn migrate(&self, progress: impl Fn(&Migration)) -> Result<usize> {
-        let status = self.migrations().await?;
-        if let Some(newer) = self.newer_than_binary().await? {
+        // A connection of its own: a migration may take longer than any statement of ours, and the lock on the
+        // schema goes with the connection, however this ends.
+        let mut connection = self.options.clone().options([("statement_timeout", "0")]).connect().await?;
+        connection.lock().await.map_err(failed)?;
+        // Looked at under the lock: what another process has just applied is not missing any more.
+        connection.ensure_migrations_table(TABLE).await.map_err(failed)?;
+        if let Some(version) = connection.dirty_version(TABLE).await.map_err(failed)? {
+            return Err(Error::Schema(format!("migration {version} was left half-done: mend it by hand")));
+        }
+        let applied = applied(&mut connection).await?;
+        if let Some(newer) = newer_than_binary(&applied) {
             return Err(Error::Schema(newer));
         }
-        let pending: Vec<&Migration> = status.iter().filter(|migration| !migration.applied).collect();
-        MIGRATIONS
-            .run(&self.pool)
-            .await
-            .map_err(|error| Error::Schema(format!("migration failed: {error}")))?;
-        pending.iter().for_each(|migration| progress(migration));
-        Ok(pending.len())
+        let mut count = 0;
+        for migration in MIGRATIONS.iter() {
+            match applied.iter().find(|one| one.version == migration.version) {
+                Some(one) if one.checksum == migration.checksum => {}
+                Some(one) => return Err(failed(MigrateError::VersionMismatch(one.version))),
+                None => {
+                    connection.apply(TABLE, migration).await.map_err(failed)?;
+                    count += 1;
+                    progress(&Migration {
+                        version: migration.version,
+                        description: migration.description.to_string(),
+                        applied: true,
+                    });
+                }
+            }
+        }
+        connection.close().await?;
+        Ok(count)
     }
 
     /// Every migration of this binary, and whether it was applied.
@@ -38,13 +81,13 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn migrations(&self) -> Result<Vec<Migration>> {
-        let applied = self.applied().await?;
+        let applied = applied(&mut *self.pool.acquire().await?).await?;
         Ok(MIGRATIONS
             .iter()
             .map(|migration| Migration {
                 version: migration.version,
                 description: migration.description.to_string(),
-                applied: applied.contains(&migration.version),
+                applied: applied.iter().any(|one| one.version == migration.version),
             })
             .collect())
     }
@@ -54,7 +97,8 @@ impl Store {
     /// # Errors
     /// [`Error::Schema`] with what to do, for an older and for a newer one.
     pub async fn check_schema(&self) -> Result<()> {
-        if let Some(newer) = self.newer_than_binary().await? {
+        let applied = applied(&mut *self.pool.acquire().await?).await?;
+        if let Some(newer) = newer_than_binary(&applied) {
             return Err(Error::Schema(newer));
         }
         let missing: Vec<i64> =
@@ -67,33 +111,29 @@ impl Store {
             ))),
         }
     }
+}
 
-    async fn newer_than_binary(&self) -> Result<Option<String>> {
-        let unknown: Vec<i64> = self
-            .applied()
-            .await?
-            .into_iter()
-            .filter(|version| !MIGRATIONS.version_exists(*version))
-            .collect();
-        Ok(unknown.last().map(|version| {
-            format!(
-                "the database's schema is newer than this binary: it has migration {version}, which this binary does not know. Use the newer binary."
-            )
-        }))
-    }
+fn newer_than_binary(applied: &[AppliedMigration]) -> Option<String> {
+    let unknown = applied.iter().rfind(|one| !MIGRATIONS.version_exists(one.version))?;
+    Some(format!(
+        "the database's schema is newer than this binary: it has migration {}, which this binary does not know. Use the newer binary.",
+        unknown.version
+    ))
+}
 
-    async fn applied(&self) -> Result<Vec<i64>> {
-        let mut connection = self.pool.acquire().await?;
-        let exists = sqlx::query_scalar!("select to_regclass('_sqlx_migrations') is not null")
-            .fetch_one(&mut *connection)
-            .await?;
-        if exists != Some(true) {
-            return Ok(Vec::new());
-        }
-        let applied = connection
-            .list_applied_migrations("_sqlx_migrations")
-            .await
-            .map_err(|error| Error::Schema(format!("the table of migrations cannot be read: {error}")))?;
-        Ok(applied.into_iter().map(|migration| migration.version).collect())
+async fn applied(connection: &mut PgConnection) -> Result<Vec<AppliedMigration>> {
+    let exists = sqlx::query_scalar!("select to_regclass('_sqlx_migrations') is not null")
+        .fetch_one(&mut *connection)
+        .await?;
+    if exists != Some(true) {
+        return Ok(Vec::new());
     }
+    connection
+        .list_applied_migrations(TABLE)
+        .await
+        .map_err(|error| Error::Schema(format!("the table of migrations cannot be read: {error}")))
+}
+
+fn failed(error: MigrateError) -> Error {
+    Error::Schema(format!("migration failed: {error}"))
 }

@@ -9,7 +9,8 @@ use crate::queue::Lease;
 use crate::{Error, Result, Store, new_id, run};
 use sqlx::PgConnection;
 use wakeful_workflow::advance::{Closing, Next, Transition};
-use wakeful_workflow::session::Session;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::session::{Session, SessionStatus};
 
 /// What became of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,10 @@ impl Store {
             Next::Close(_) => self.close_run(lease, session, transition, performance).await,
         };
         match done {
-            Err(Error::Database(error)) if missed_fence(&error) => self.what_moved(lease).await,
+            // Is the lease lost, or did only the session move?
+            Err(Error::Database(error)) if missed_fence(&error) => {
+                Ok(if self.holds(lease).await? { Commit::Moved } else { Commit::Stale })
+            }
             other => other,
         }
     }
@@ -79,6 +83,8 @@ impl Store {
     ) -> Result<Commit> {
         let mut tx = self.pool.begin().await?;
         let conversation = run::lock_conversation(&mut tx, session.conversation_id.as_str()).await?;
+        // Sessions before jobs: the statement below locks jobs, and the close starts the next session's run.
+        let next = run::lock_next(&mut tx, &conversation).await?;
         // The row is locked from here on: nothing can arrive between this look and the commit.
         let wake_seq = sqlx::query_scalar!(
             "select wake_seq from conversation_sessions where session_id = $1 for update",
@@ -92,24 +98,86 @@ impl Store {
             tx.commit().await?;
             return Ok(Commit::Continued { wake_seq });
         };
-        run::close(&mut tx, conversation, session, &transition, closing).await?;
+        // Before the close, which may open the session's next run with a job of its own.
         sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
             .execute(&mut *tx)
             .await?;
+        let ending = run::Ending {
+            session_id: session.session_id.as_str(),
+            run_id: transition.run_id.as_str(),
+            status: closing.status,
+            error: closing.error.as_deref(),
+            last_message_number: session.last_message_number + transition.records.len() as i64,
+        };
+        run::close(&mut tx, conversation, ending, next).await?;
         tx.commit().await?;
         Ok(Commit::Closed)
     }
 
-    /// The fence missed: is the lease lost, or did only the session move?
-    async fn what_moved(&self, lease: &Lease) -> Result<Commit> {
-        let held = sqlx::query_scalar!(
+    /// Fails the open run of a session that cannot be read, out of its rows alone: a job that can never be hydrated
+    /// would otherwise hold its conversation for ever. `false`: the lease is lost and nothing was written.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`].
+    pub async fn give_up(&self, lease: &Lease, session_id: &str, error: &str) -> Result<bool> {
+        let mut tx = self.pool.begin().await?;
+        let conversation_id = sqlx::query_scalar!(
+            "select conversation_id from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&mut *tx)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+        let conversation = run::lock_conversation(&mut tx, &conversation_id).await?;
+        let next = run::lock_next(&mut tx, &conversation).await?;
+        let failed = sqlx::query!(
+            "update conversation_sessions
+            set status = 'failed', error = $2, completed_at = clock_timestamp(), cancel_requested = false
+            where session_id = $1
+            returning last_message_number",
+            session_id,
+            error
+        )
+        .fetch_one(&mut *tx)
+        .await?;
+        let ended =
+            sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
+                .execute(&mut *tx)
+                .await?;
+        let Some(run_id) = conversation.open_run_id.clone().filter(|_| ended.rows_affected() == 1) else {
+            // Dropping the transaction undoes the update.
+            return Ok(false);
+        };
+        let event = Event::StateTransition {
+            from_state: SessionStatus::Running.as_str().to_owned(),
+            to_state: SessionStatus::Failed.as_str().to_owned(),
+            reason: Some(error.to_owned()),
+        };
+        run::journal(&mut tx, session_id, Some(&run_id), None, run::Wakes::Planner, &[event]).await?;
+        let ending = run::Ending {
+            session_id,
+            run_id: &run_id,
+            status: SessionStatus::Failed,
+            error: Some(error),
+            last_message_number: failed.last_message_number,
+        };
+        run::close(&mut tx, conversation, ending, next).await?;
+        tx.commit().await?;
+        Ok(true)
+    }
+
+    /// Whether the lease is still this worker's.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn holds(&self, lease: &Lease) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
             r#"select exists (select from jobs where job_id = $1 and lease = $2) as "held!""#,
             lease.job_id,
             lease.token
         )
         .fetch_one(&self.pool)
-        .await?;
-        Ok(if held { Commit::Moved } else { Commit::Stale })
+        .await?)
     }
 }
 
@@ -201,13 +269,15 @@ async fn write(
                 where session_id = $1
                     and last_message_number = $2
                     and last_step_number = $3::bigint - 1
+                    and status is distinct from $13
                 returning session_id, conversation_id, space_id, last_event_seq, wake_seq
             ), j as (
                 update jobs
                 set step_number = $3 + case when $6::bigint is null then 0 else 1 end,
                     stuck = case when $16 then 0 else stuck end,
                     attempt = case when $6::bigint is null then attempt else 1 end,
-                    last_error = null
+                    last_error = null,
+                    trace_context = $35
                 from s
                 where jobs.job_id = $17
                     and jobs.lease = $18
@@ -241,21 +311,21 @@ async fn write(
             ), over as (
                 delete from generations
                 using s, j
-                where $35
+                where $36
                     and generations.session_id = s.session_id
             ), forgotten as (
                 delete from generation_chunks
                 using s, j
-                where $35
+                where $36
                     and generation_chunks.session_id = s.session_id
             ), step as (
                 insert into session_steps
                     (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
                      input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros,
                      executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at)
-                select s.session_id, $3, $19, $36, $6, $37,
-                    $7::bigint::integer, $8::bigint::integer, $9::bigint::integer, $10::bigint::integer, $11, $38, $39,
-                    s.last_event_seq, $18, $40, clock_timestamp() - make_interval(secs => $41)
+                select s.session_id, $3, $19, $37, $6, $38,
+                    $7::bigint::integer, $8::bigint::integer, $9::bigint::integer, $10::bigint::integer, $11, $39, $40,
+                    s.last_event_seq, $18, $41, clock_timestamp() - make_interval(secs => $42)
                 from s, j
                 where $6::bigint is not null
             ), of_run as (
@@ -263,7 +333,7 @@ async fn write(
                 set steps = steps + 1,
                     input_tokens = input_tokens + $7,
                     output_tokens = output_tokens + $8,
-                    tool_calls = tool_calls + $38
+                    tool_calls = tool_calls + $39
                 from s, j
                 where $6::bigint is not null
                     and session_runs.run_id = $19
@@ -307,6 +377,7 @@ async fn write(
                 &closed_ids as &[&str],
                 &closed_statuses as &[&str],
                 &closed_numbers as &[Option<i64>],
+                lease.trace_context.as_deref(),
                 transition.generation_over,
                 step.map_or(0, |step| step.from_message_number),
                 step.map_or("", |step| step.finish_reason.as_str()),
@@ -327,13 +398,13 @@ async fn write(
                 (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
             select d.delivery_id, s.space_id, s.conversation_id, d.channel, nextval('delivery_ordinals'),
                 s.session_id, d.source_key, d.content::json
-            from s, j, unnest($42::text[], $43::text[], $44::text[], $45::text[])
+            from s, j, unnest($43::text[], $44::text[], $45::text[], $46::text[])
                 as d (delivery_id, channel, source_key, content)
             on conflict (session_id, source_key, channel) do nothing
             returning conversation_id, space_id, channel
         ), deliver_jobs as (
             insert into jobs (kind, space_id, conversation_id, channel, trace_context)
-            select distinct 'deliver', sent.space_id, sent.conversation_id, sent.channel, $46::text
+            select distinct 'deliver', sent.space_id, sent.conversation_id, sent.channel, $35::text
             from sent
             on conflict (conversation_id, channel) where kind = 'deliver'
                 do update set pending = jobs.pending + 1
@@ -354,7 +425,6 @@ async fn write(
             &delivery_channels as &[&str],
             &delivery_keys as &[&str],
             &delivery_contents,
-            lease.trace_context.as_deref(),
             &transition.inbox_drained,
             snapshot.map(|snapshot| snapshot.sha256.as_str()),
             snapshot.map(|snapshot| snapshot.bytes.as_slice()),

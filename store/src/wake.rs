@@ -178,13 +178,14 @@ impl Store {
                 run::open(&mut tx, &conversation, &session, &run_id, None).await?;
             }
             SessionStatus::Queued => {
-                let behind = sqlx::query_scalar!(
-                    r#"select status = 'queued' as "queued!" from session_runs where run_id = $1"#,
+                // One that was resumed and waits has calls to close as well, when it has the conversation.
+                let unbegun = sqlx::query_scalar!(
+                    r#"select status = 'queued' and started_at is null as "unbegun!" from session_runs where run_id = $1"#,
                     run_id
                 )
                 .fetch_one(&mut *tx)
                 .await?;
-                if behind {
+                if unbegun {
                     close_queued(&mut tx, &session, &run_id).await?;
                 }
             }
@@ -320,7 +321,14 @@ async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -
         return Err(Error::InboxFull { pending });
     }
     let newest = run::newest(tx, &session.session_id).await?;
+    // A run that was asked to end takes nothing more: what comes now is for the run after it.
+    let ending =
+        session.cancel_requested && matches!(session.status, SessionStatus::Queued | SessionStatus::Running);
     let (outcome, run_id) = match (session.status, newest) {
+        _ if ending => {
+            let next = run::next_run(tx, &session.session_id).await?;
+            (Delivered::NewRun, next.unwrap_or_else(run::new_run_id))
+        }
         (SessionStatus::Queued | SessionStatus::Running | SessionStatus::NeedsAttention, Some(run_id)) => {
             (Delivered::Queued, run_id)
         }
@@ -344,6 +352,8 @@ async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -
     let event = Event::MessageReceived { inbox_id };
     run::journal(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event]).await?;
     match outcome {
+        // The commit that closes the ending run opens the next one.
+        Delivered::NewRun if ending => {}
         Delivered::Queued => {}
         Delivered::Delivered | Delivered::NewRun => {
             let conversation = run::lock_conversation(tx, &session.conversation_id).await?;

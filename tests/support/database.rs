@@ -2,6 +2,7 @@
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
 use wakeful::store::Store;
@@ -56,6 +57,23 @@ impl Database {
         T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
     {
         sqlx::query_scalar(sql).bind(argument).fetch_one(&self.pool).await.expect(sql)
+    }
+
+    /// How many rows each table has. Without `workers`, which has a row for each process that works.
+    pub async fn rows(&self) -> BTreeMap<String, i64> {
+        let tables: Vec<String> = sqlx::query_scalar(
+            "select tablename::text from pg_tables where schemaname = 'public' and tablename <> 'workers'",
+        )
+        .fetch_all(&self.pool)
+        .await
+        .expect("pg_tables");
+        let mut rows = BTreeMap::new();
+        for table in tables {
+            let count = AssertSqlSafe(format!("select count(*) from {table}"));
+            let count = sqlx::query_scalar(count).fetch_one(&self.pool).await.expect("a count");
+            rows.insert(table, count);
+        }
+        rows
     }
 }
 

@@ -1,14 +1,20 @@
 //! What the tests share: a database each, the real process, a model server that counts, and an HTTP client.
 
+pub mod checker;
 pub mod client;
 pub mod database;
 pub mod model;
 pub mod process;
+pub mod program;
+pub mod wire;
+pub mod world;
 
 pub use client::Client;
 pub use database::Database;
 pub use model::{Answer, ModelServer};
 pub use process::{Options, Process};
+pub use program::Program;
+pub use world::World;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

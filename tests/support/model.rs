@@ -45,8 +45,8 @@ pub struct ModelServer {
 struct Shared {
     bodies: Mutex<Vec<String>>,
     script: Box<Script>,
-    /// While true, an answer stops after its first piece.
-    held: watch::Sender<bool>,
+    /// Answers to requests from this number on stop after their first piece.
+    held_from: watch::Sender<usize>,
 }
 
 impl ModelServer {
@@ -56,7 +56,7 @@ impl ModelServer {
         let shared = Arc::new(Shared {
             bodies: Mutex::default(),
             script: Box::new(script),
-            held: watch::channel(false).0,
+            held_from: watch::channel(usize::MAX).0,
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
@@ -83,14 +83,36 @@ impl ModelServer {
         self.shared.bodies.lock().expect("no handler panics").clone()
     }
 
+    /// Waits until so many requests have come.
+    pub async fn asked(&self, times: usize) {
+        super::eventually(&format!("{times} model calls"), || async {
+            (self.bodies().len() >= times).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until a request has come that holds `text` in quotes.
+    pub async fn asked_about(&self, text: &str) {
+        let quoted = format!("{text}\"");
+        super::eventually(&format!("a model call about {text}"), || async {
+            self.bodies().iter().any(|body| body.contains(&quoted)).then_some(())
+        })
+        .await;
+    }
+
     /// Makes answers stop after their first piece.
     pub fn hold(&self) {
-        self.shared.held.send_replace(true);
+        self.hold_from(0);
+    }
+
+    /// Makes the answers to request `number` (from 0) and to all later ones stop after their first piece.
+    pub fn hold_from(&self, number: usize) {
+        self.shared.held_from.send_replace(number);
     }
 
     /// Lets held answers go on.
     pub fn release(&self) {
-        self.shared.held.send_replace(false);
+        self.shared.held_from.send_replace(usize::MAX);
     }
 }
 
@@ -122,15 +144,17 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     }
     let turn = value["messages"].as_array().map_or(0, Vec::len);
     let (pieces, end) = pieces(&answer, turn);
-    let held = shared.held.subscribe();
-    let stream =
-        futures::stream::unfold((pieces.into_iter(), held, 0), |(mut pieces, mut held, sent)| async move {
+    let held = shared.held_from.subscribe();
+    let stream = futures::stream::unfold(
+        (pieces.into_iter(), held, 0),
+        move |(mut pieces, mut held, sent)| async move {
             let piece = pieces.next()?;
             if sent > 0 {
-                let _ = held.wait_for(|held| !held).await;
+                let _ = held.wait_for(|from| number < *from).await;
             }
             Some((Ok::<_, std::convert::Infallible>(format!("data: {piece}\n\n")), (pieces, held, sent + 1)))
-        });
+        },
+    );
     let tail = futures::stream::iter(end.then(|| Ok("data: [DONE]\n\n".to_owned())));
     let body = Body::from_stream(futures::StreamExt::chain(stream, tail));
     ([(header::CONTENT_TYPE, "text/event-stream")], body).into_response()

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How a process is started.
+/// How a process is started. A clone shares the folder, as processes of one system do.
+#[derive(Clone)]
 pub struct Options {
     /// TOML under the defaults below.
     pub config: String,
@@ -109,7 +110,7 @@ impl Options {
         let stderr = child.stderr.take().expect("piped");
         let stdout = child.stdout.take().expect("piped");
         let readers = vec![collect(stderr, Arc::clone(&log)), collect(stdout, Arc::clone(&output))];
-        Process { child: Some(child), log, output, readers }
+        Process { child: Some(child), log, output, readers, _dir: Arc::clone(&self.dir) }
     }
 }
 
@@ -135,6 +136,8 @@ pub struct Process {
     log: Arc<Mutex<String>>,
     output: Arc<Mutex<String>>,
     readers: Vec<std::thread::JoinHandle<()>>,
+    /// Its files are there as long as it runs.
+    _dir: Arc<TempDir>,
 }
 
 impl Process {

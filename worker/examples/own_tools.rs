@@ -2,7 +2,8 @@
 //!
 //! `cargo run -p wakeful --example own_tools -- serve` is `wakeful serve` with two more tools, which agents use when
 //! their `tools` name them. The tests run this program, so it can also be told by environment to write each effect to
-//! a file (`OWN_TOOLS_EFFECTS`) and to wait in the middle of a call while a file exists (`OWN_TOOLS_HOLD`).
+//! a file (`OWN_TOOLS_EFFECTS`) and to wait in the middle of a call while a file exists (`OWN_TOOLS_HOLD`, and the same
+//! with `-charge` or `-reserve` at its end for one of them).
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -36,7 +37,7 @@ impl Tool for Charge {
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         record("charge", call)?;
-        hold().await;
+        hold("charge").await;
         Ok(ToolOutput::text(format!("Charged {} cents.", arguments["cents"])))
     }
 }
@@ -62,7 +63,7 @@ impl Tool for Reserve {
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         record("reserve", call)?;
-        hold().await;
+        hold("reserve").await;
         Ok(ToolOutput::text(format!("Reserved for {}.", arguments["persons"])))
     }
 }
@@ -79,9 +80,10 @@ fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
     written.map_err(|error| ToolError(error.to_string()))
 }
 
-async fn hold() {
+async fn hold(tool: &str) {
     if let Ok(path) = std::env::var("OWN_TOOLS_HOLD") {
-        while std::fs::exists(&path).unwrap_or(false) {
+        let held = |path: &str| std::fs::exists(path).unwrap_or(false);
+        while held(&path) || held(&format!("{path}-{tool}")) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

@@ -7,7 +7,6 @@ use crate::model::{Model, Models};
 use crate::tool::Tool;
 use crate::tool::registry::Registry;
 use crate::{Ctx, cli};
-use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -84,6 +83,19 @@ impl App {
         Ok(registry)
     }
 
+    /// Every provider of models: the built-in ones and those that were added.
+    ///
+    /// # Errors
+    /// When the HTTP client cannot be made.
+    pub fn models(&self, config: &Config) -> anyhow::Result<Models> {
+        let mut models = Models::built_in(config)?;
+        for (name, factory) in &self.providers {
+            let factory = Arc::clone(factory);
+            models.add(name, move |model| factory(model));
+        }
+        Ok(models)
+    }
+
     /// Connects and puts everything together. Checks the schema; starts nothing but NOTIFY and LISTEN.
     ///
     /// # Errors
@@ -93,36 +105,34 @@ impl App {
         let tools = self.registry()?;
         for name in config.agent_names() {
             if let Ok(agent) = config.agent(&name) {
-                tools.definitions(&agent.tools).with_context(|| format!("agents.{name}.tools"))?;
+                let known = tools.definitions(&agent.tools);
+                known.map_err(|error| cli::Usage(format!("agents.{name}.tools: {error}")))?;
             }
         }
         let store = Store::connect(url, config.database.max_connections, "wakeful").await?;
         store.check_schema().await?;
-        let mut models = Models::built_in(&config)?;
-        for (name, factory) in &self.providers {
-            let factory = Arc::clone(factory);
-            models.add(name, move |model| factory(model));
-        }
+        let models = self.models(&config)?;
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
         if let Some(dir) = &config.email.maildir {
             let from = config.email.from.as_deref().unwrap_or("Wakeful <wakeful@localhost>");
-            let maildir =
-                Maildir::new(dir.clone(), from).map_err(anyhow::Error::msg).context("email.from")?;
+            let maildir = Maildir::new(dir.clone(), from)
+                .map_err(|error| cli::Usage(format!("email.from: {error}")))?;
             channels.insert("email".to_owned(), Arc::new(maildir));
         }
         for channel in &self.channels {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
         }
-        let stop = CancellationToken::new();
+        // Who is left when it fires only closes connections, and hears no news.
+        let abort = CancellationToken::new();
         let host = host_name();
         Ok(Arc::new(Ctx {
             notifier: Notifier::start(store.clone()),
-            news: News::listen(&store, stop.clone()),
+            news: News::listen(&store, abort.clone()),
             worker_id: worker_id(&host),
             workspaces: config.workspace.dir.clone().unwrap_or_else(|| "workspaces".into()),
             host,
             draining: CancellationToken::new(),
-            abort: CancellationToken::new(),
+            abort,
             store,
             config,
             tools,

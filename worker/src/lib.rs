@@ -122,6 +122,8 @@ impl Ctx {
                 () = heard => {}
                 () = tokio::time::sleep(Duration::from_secs(2)) => {}
             }
+            // Every chunk of the session's own model call is news as well: they are looked at together.
+            tokio::time::sleep(Duration::from_millis(200)).await;
             // A database that is away has nothing to say; the step's own commit will notice.
             if self.store.cancel_requested(session_id).await.unwrap_or(false) {
                 return;

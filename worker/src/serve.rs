@@ -26,7 +26,7 @@ impl Role {
 
 /// The address is taken, or not ours to take.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {listen}: {source}")]
+#[error("cannot listen on {listen} (`--listen ADDRESS` chooses another address)")]
 pub struct CannotListen {
     listen: SocketAddr,
     source: std::io::Error,

@@ -23,7 +23,8 @@ pub struct Limits {
     pub steps: i64,
     /// Input and output tokens per run.
     pub tokens: i64,
-    /// Claims of one step without progress before its run fails.
+    /// Claims of one step without progress before its run fails. The delays between eight of them add up to about a
+    /// minute, which a short outage of a provider stays below.
     pub attempts: i64,
     /// Seconds that one tool call may take.
     pub tool_s: u64,
@@ -31,7 +32,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { steps: 50, tokens: 2_000_000, attempts: 5, tool_s: 60 }
+        Limits { steps: 50, tokens: 2_000_000, attempts: 8, tool_s: 60 }
     }
 }
 

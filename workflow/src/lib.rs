@@ -12,7 +12,7 @@
 //! | what was said | [`record`] |
 //! | what happened | [`event`] |
 //! | what an agent may do | [`agent`] |
-//! | what to do next | [`plan`], [`advance`], [`derive`] |
+//! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | what an effect may be found as after a crash | [`effect`] |
 //! | what a failure means | [`fault`] |
 //! | what the model sees | [`context`], [`wire`] |
@@ -29,3 +29,6 @@ pub mod plan;
 pub mod record;
 pub mod session;
 pub mod wire;
+
+#[cfg(test)]
+mod example;

@@ -105,9 +105,20 @@ fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
             Some(answer) => How::Answer { inbox_id: answer.inbox_id, text: answer.text.clone() },
             None => return None,
         },
-        (CallStatus::Started, _) if row.effect == Effect::Guarded => How::Uncertain { known: false },
         (CallStatus::Abandoned, _) => How::Abandon,
-        (CallStatus::Invoked | CallStatus::Started, _) if !of_this_run => How::Abandon,
-        (CallStatus::Invoked | CallStatus::Started | CallStatus::Done | CallStatus::Failed, _) => How::Run,
+        (CallStatus::Invoked, _) if of_this_run => How::Run,
+        (CallStatus::Invoked, _) => How::Abandon,
+        // Settled without an outcome is a row that nobody writes: it proves no more than `started` does.
+        (CallStatus::Started | CallStatus::Done | CallStatus::Failed, _) => {
+            // The run that asked for it is over, so it is not run again; but it may have been under way.
+            if row.effect == Effect::Guarded || !of_this_run {
+                How::Uncertain { known: false }
+            } else {
+                How::Run
+            }
+        }
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -79,7 +79,7 @@ pub struct ToolResult {
     pub content: String,
     #[serde(default)]
     pub is_error: bool,
-    /// For [`crate::derive`] and for operators, never for the model: an object with a `type`.
+    /// For [`mod@crate::derive`] and for operators, never for the model: an object with a `type`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
 }

@@ -151,6 +151,14 @@ impl CallStatus {
         }
     }
 
+    /// Whether, without an outcome, nobody can know if the call took effect.
+    pub fn may_have_run(self) -> bool {
+        match self {
+            CallStatus::Started | CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => true,
+            CallStatus::Invoked | CallStatus::Waiting | CallStatus::Abandoned => false,
+        }
+    }
+
     /// Reads the stored word.
     pub fn parse(word: &str) -> Option<CallStatus> {
         Some(match word {
@@ -206,7 +214,7 @@ impl Totals {
 }
 
 /// The conversation's state: small facts that outlive the context, folded out of tool results by
-/// [`crate::derive`]. A fact has its own key, so that an update never carries the whole.
+/// [`mod@crate::derive`]. A fact has its own key, so that an update never carries the whole.
 pub type State = Map<String, Value>;
 
 /// A hydrated session.
@@ -238,7 +246,7 @@ pub struct Session {
     pub run: Option<Run>,
     pub seeds: Vec<Seed>,
     pub records: Vec<Record>,
-    /// Ledger rows whose results are not in `records`.
+    /// Ledger rows whose results are not in `records`, by the message that asked and then by call id.
     pub calls: Vec<Call>,
     pub inbox: Vec<InboxMessage>,
     /// Model calls of the step in hand that were begun and not finished, in order.

@@ -123,22 +123,26 @@ struct Claimer {
 impl Claimer {
     async fn run(self, draining: CancellationToken) {
         let mut faults = 0;
-        while !draining.is_cancelled() {
+        while !draining.is_cancelled() && !self.feed.is_closed() {
             let free = self.slots.available_permits();
-            let take_suspect = !self.holdings.suspect.load(Ordering::Acquire);
             // Read before the statement: the lease ends no earlier than this in the database's time.
             let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
             let wait = if free == 0 {
                 None
             } else {
-                match self.store.claim(&self.settings, &self.worker_id, free, take_suspect).await {
+                // Taken before the claim: the queues of both kinds share the one place for a suspect.
+                let take_suspect = !self.holdings.suspect.swap(true, Ordering::AcqRel);
+                let claimed = self.store.claim(&self.settings, &self.worker_id, free, take_suspect).await;
+                let found_suspect = claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect));
+                if take_suspect && !found_suspect {
+                    self.holdings.suspect.store(false, Ordering::Release);
+                }
+                match claimed {
                     Ok(rows) => {
                         faults = 0;
                         let found = rows.len();
                         for row in rows {
-                            if self.hand_over(row, ends_ms).await.is_err() {
-                                return;
-                            }
+                            self.hand_over(row, ends_ms).await;
                         }
                         if found > 0 {
                             continue;
@@ -161,17 +165,10 @@ impl Claimer {
         }
     }
 
-    async fn hand_over(
-        &self,
-        row: super::ClaimedRow,
-        ends_ms: u64,
-    ) -> Result<(), mpsc::error::SendError<Job>> {
-        let suspect = row.stuck > 2;
+    async fn hand_over(&self, row: super::ClaimedRow, ends_ms: u64) {
+        let suspect = row.suspect;
         // A suspect has a slot of its own: its neighbours keep theirs.
         let permit = if suspect { None } else { Arc::clone(&self.slots).try_acquire_owned().ok() };
-        if suspect {
-            self.holdings.suspect.store(true, Ordering::Release);
-        }
         let hold = Arc::new(Hold { lost: CancellationToken::new(), ends_ms: AtomicU64::new(ends_ms) });
         self.holdings.insert(row.job_id, row.token, Arc::clone(&hold));
         let slot = Slot {
@@ -180,7 +177,7 @@ impl Claimer {
             suspect,
             held: Arc::clone(&self.holdings),
             freed: Arc::clone(&self.freed),
-            _permit: permit,
+            permit,
         };
         let job = Job {
             lease: Lease {
@@ -200,6 +197,11 @@ impl Claimer {
             last_error: row.last_error,
             _slot: Arc::new(slot),
         };
-        self.feed.send(job).await
+        // Nobody takes jobs any more: the drain began while the claim was under way.
+        if let Err(mpsc::error::SendError(job)) = self.feed.send(job).await
+            && let Err(error) = self.store.release(&job.lease).await
+        {
+            warn!(%error, "A job was not released; it is free when its lease ends");
+        }
     }
 }

@@ -35,16 +35,19 @@ impl Heart {
                 () = stop.cancelled() => break,
                 _ = tick.tick() => {}
             }
-            let beat = match connection.take() {
-                Some(open) => self.beat(open).await,
-                None => match self.connect().await {
-                    Ok(open) => self.beat(open).await,
-                    Err(error) => Err(error),
-                },
+            let held = connection.take();
+            let beat = async {
+                let open = match held {
+                    Some(open) => open,
+                    None => self.connect().await?,
+                };
+                self.beat(open).await
             };
-            match beat {
-                Ok(open) => connection = Some(open),
-                Err(error) => warn!(%error, "The heartbeat failed; leases are kept until they end"),
+            // A connection whose other end is gone without a word would be waited on past every lease.
+            match tokio::time::timeout(self.lease / 2, beat).await {
+                Ok(Ok(open)) => connection = Some(open),
+                Ok(Err(error)) => warn!(%error, "The heartbeat failed; leases are kept until they end"),
+                Err(_) => warn!("The heartbeat took too long; it goes on over a new connection"),
             }
         }
         if let Ok(mut open) = self.connect().await {

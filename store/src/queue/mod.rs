@@ -5,18 +5,22 @@
 //! its lease writes nothing, however late it wakes up. Losing a lease needs no goodbye: `run_at` is the lease's
 //! end, and a job whose `run_at` is past is there to be claimed.
 //!
-//! `stuck` counts claims since the last progress (a committed message, a settled call, a step), kill -9 included. A process holds at
-//! most one job whose count is two or more: a job that kills its worker takes no more than itself along.
+//! `stuck` counts claims since the last progress (a committed message, a settled call, a step), kill -9 included. A
+//! job whose last holder never gave it back, for the second time in a row, is a suspect, and a process holds at most
+//! one: a job that kills its worker takes no more than itself along. Jobs that were given back after a fault, as all
+//! are when a provider is down, are no suspects.
 
 mod backend;
 mod delay;
 mod heart;
 mod notify;
+mod workers;
 
 pub use backend::Queue;
 pub use delay::delay;
 pub use heart::Heart;
 pub use notify::{News, Notifier};
+pub use workers::WorkerView;
 
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};
@@ -64,7 +68,8 @@ pub struct Lease {
     /// Never used twice.
     pub token: i64,
     pub worker_id: Arc<str>,
-    /// W3C traceparent of what enqueued the job.
+    /// W3C traceparents, separated by spaces, of what enqueued the job and of the claim before. Whoever works on the job may
+    /// put its own there: it is written back with the job, and to the jobs that it enqueues.
     pub trace_context: Option<String>,
     hold: Arc<Hold>,
 }
@@ -117,7 +122,7 @@ struct Slot {
     suspect: bool,
     held: Arc<Holdings>,
     freed: Arc<Notify>,
-    _permit: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Slot {
@@ -126,6 +131,8 @@ impl Drop for Slot {
         if self.suspect {
             self.held.suspect.store(false, Ordering::Release);
         }
+        // Before the claimer hears of it: else it finds no slot free and waits for its next look.
+        drop(self.permit.take());
         self.freed.notify_one();
     }
 }
@@ -171,6 +178,7 @@ pub(crate) fn boottime_ms() -> u64 {
 struct ClaimedRow {
     job_id: i64,
     token: i64,
+    suspect: bool,
     conversation_id: String,
     session_id: Option<String>,
     channel: Option<String>,
@@ -197,20 +205,20 @@ impl Store {
             r#"
             with ready as materialized (
                 select job_id from jobs
-                where kind = $1 and run_at <= (select clock_timestamp()) and stuck < 2
+                where kind = $1 and run_at <= (select clock_timestamp()) and (stuck < 2 or lease is null)
                 order by run_at
                 limit $2
                 for update skip locked
             ), suspect as materialized (
                 select job_id from jobs
-                where kind = $1 and run_at <= (select clock_timestamp()) and stuck >= 2
+                where kind = $1 and run_at <= (select clock_timestamp()) and stuck >= 2 and lease is not null
                 order by run_at
                 limit $3
                 for update skip locked
             ), taken as (
-                select job_id from ready
+                select job_id, false as suspect from ready
                 union all
-                select job_id from suspect
+                select job_id, true from suspect
             )
             update jobs
             set lease = nextval('leases'),
@@ -220,8 +228,9 @@ impl Store {
                 attempt = attempt + 1
             from taken
             where jobs.job_id = taken.job_id
-            returning jobs.job_id, jobs.lease as "token!", jobs.conversation_id, jobs.session_id, jobs.channel,
-                jobs.step_number, jobs.attempt, jobs.stuck, jobs.last_error, jobs.trace_context
+            returning jobs.job_id, jobs.lease as "token!", taken.suspect as "suspect!", jobs.conversation_id,
+                jobs.session_id, jobs.channel, jobs.step_number, jobs.attempt, jobs.stuck, jobs.last_error,
+                jobs.trace_context
             "#,
             settings.kind.as_str(),
             limit as i64,
@@ -233,20 +242,23 @@ impl Store {
         .await?)
     }
 
-    /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted.
+    /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted, or counts
+    /// if it had made progress before the fault.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
     pub async fn retry_later(&self, lease: &Lease, delay: Duration, error: &str) -> Result<()> {
         sqlx::query!(
             "update jobs
-            set lease = null, worker_id = null, last_error = $3,
-                run_at = clock_timestamp() + make_interval(secs => $4)
+            set lease = null, worker_id = null, last_error = $3, stuck = greatest(stuck, 1),
+                run_at = clock_timestamp() + make_interval(secs => $4),
+                trace_context = $5
             where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token,
             error,
-            delay.as_secs_f64()
+            delay.as_secs_f64(),
+            lease.trace_context.as_deref()
         )
         .execute(&self.pool)
         .await?;
@@ -261,10 +273,12 @@ impl Store {
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, run_at = clock_timestamp(),
-                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0)
+                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0),
+                trace_context = $3
             where job_id = $1 and lease = $2",
             lease.job_id,
-            lease.token
+            lease.token,
+            lease.trace_context.as_deref()
         )
         .execute(&self.pool)
         .await?;

@@ -65,20 +65,37 @@ async fn send_notes(store: Store, mut inbox: mpsc::UnboundedReceiver<Note>) {
         if payload.len() > PAYLOAD_BYTES {
             payload = EVERY_SESSION.to_owned();
         }
-        let sent = sqlx::query!(
-            "select case when $1 then pg_notify($2, '') end as jobs,
-                case when $3 <> '' then pg_notify($4, $3) end as sessions",
-            jobs,
-            JOBS,
-            payload,
-            SESSIONS
-        )
-        .fetch_one(&store.pool)
-        .await;
+        let sent = notify(&store, jobs, &payload).await;
         if let Err(error) = sent {
             debug!(%error, "A notification was not sent; the others poll");
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// One statement for both channels; an empty payload tells of no session.
+async fn notify(store: &Store, jobs: bool, sessions: &str) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select case when $1 then pg_notify($2, '') end as jobs,
+            case when $3 <> '' then pg_notify($4, $3) end as sessions",
+        jobs,
+        JOBS,
+        sessions,
+        SESSIONS
+    )
+    .fetch_one(&store.pool)
+    .await?;
+    Ok(())
+}
+
+impl Store {
+    /// Tells workers and readers of a session at once. For a process that ends before a [`Notifier`] would have sent:
+    /// when this returns, the notification is sent.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`]: the others find out by polling.
+    pub async fn announce(&self, session_id: &str) -> crate::Result<()> {
+        Ok(notify(self, true, session_id).await?)
     }
 }
 

@@ -1,15 +1,18 @@
 //! The chat trigger.
 
 use super::{DEFAULT_SPACE, Problem, stored_conversation_id};
-use crate::{Ctx, telemetry};
+use crate::Ctx;
+use crate::telemetry::{self, names};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use std::sync::Arc;
-use tracing::{Instrument, info_span};
+use tracing::field::Empty;
+use tracing::{Instrument, Span, info_span};
+use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::record::Role;
 use wakeful_workflow::session::Seed;
@@ -31,39 +34,69 @@ const CONTEXT_WINDOW: u64 = 128_000;
 pub(super) async fn post_message(
     State(ctx): State<Arc<Ctx>>,
     conversation_id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
     let Path(conversation_id) = conversation_id?;
-    let message: ChatMessage = parse(&body?)?;
+    let mut message: ChatMessage = parse(&body?)?;
+    message.client_key = message.client_key.or(idempotency_key(&headers)?);
     let conversation_id = stored_conversation_id(&conversation_id)?;
     check_text("user_id", message.user_id.as_deref(), 256)?;
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
-    let span = info_span!(
-        "send step",
-        "otel.name" = telemetry::names::SEND_STEP,
-        "otel.kind" = "producer",
-        "gen_ai.conversation.id" = %conversation_id,
-    );
+    Ok(answer(wake(&ctx, conversation_id, message.agent.as_deref(), message.client_key, text).await?))
+}
+
+/// Wakes the conversation's session with a message, and tells workers and readers.
+pub(crate) async fn wake(
+    ctx: &Ctx,
+    conversation_id: String,
+    agent: Option<&str>,
+    client_key: Option<String>,
+    text: String,
+) -> Result<Woken, Problem> {
+    let span = send_span(&conversation_id);
     async {
-        let new = new_session(&ctx, conversation_id, message.agent.as_deref())?;
-        let message =
-            NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
+        let new = new_session(ctx, conversation_id, agent)?;
+        let message = NewMessage { client_key, text, trace_context: telemetry::trace_context() };
         let woken = ctx.store.wake(&new, &message).await?;
-        Ok(announce(&ctx, woken))
+        announce(ctx, &woken);
+        Ok(woken)
     }
     .instrument(span)
     .await
 }
 
-/// Tells workers and readers, and chooses the status.
-pub(super) fn announce(ctx: &Ctx, woken: Woken) -> (StatusCode, Json<Woken>) {
-    if woken.duplicate {
-        return (StatusCode::OK, Json(woken));
+/// A message on its way into the queue. What it wakes is linked to it.
+pub(super) fn send_span(conversation_id: &str) -> Span {
+    info_span!(
+        names::SEND_STEP,
+        "otel.kind" = names::KIND_PRODUCER,
+        { names::CONVERSATION_ID } = conversation_id,
+        { names::SESSION_ID } = Empty,
+        { names::RUN_ID } = Empty,
+        { names::MESSAGING_SYSTEM } = names::MESSAGING_SYSTEM_WAKEFUL,
+        { names::MESSAGING_OPERATION_NAME } = names::MESSAGING_SEND,
+        { names::MESSAGING_OPERATION_TYPE } = names::MESSAGING_SEND,
+        { names::MESSAGING_DESTINATION_NAME } = Kind::Step.as_str(),
+    )
+}
+
+/// Tells workers and readers of a message that was taken, and completes its span.
+pub(super) fn announce(ctx: &Ctx, woken: &Woken) {
+    let span = Span::current();
+    span.record(names::SESSION_ID, woken.session_id.as_str());
+    span.record(names::RUN_ID, woken.run_id.as_str());
+    if !woken.duplicate {
+        ctx.notifier.job();
+        ctx.notifier.session(&woken.session_id);
     }
-    ctx.notifier.job();
-    ctx.notifier.session(&woken.session_id);
-    (StatusCode::ACCEPTED, Json(woken))
+}
+
+/// 202, or 200 for what was taken before.
+pub(super) fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
+    let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+    (status, Json(woken))
 }
 
 /// What this conversation's session is made of, if it has none yet.
@@ -86,6 +119,13 @@ fn new_session(ctx: &Ctx, conversation_id: String, agent: Option<&str>) -> Resul
         policy: None,
         seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],
     })
+}
+
+/// The header `Idempotency-Key`: the same as `client_key`, for clients that set it on every request.
+pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
+    let key = key.to_str().map_err(|_| Problem::bad_request("`Idempotency-Key` is not ASCII"))?;
+    Ok(Some(key.to_owned()))
 }
 
 /// Reads a JSON body, with an error that says where it is wrong.

@@ -1,17 +1,19 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
-mod chat;
+pub(crate) mod chat;
 mod health;
 mod problem;
 mod sessions;
 mod stream;
 
-pub use problem::Problem;
+pub use problem::{Problem, valid_verbs};
+pub use sessions::detail;
 
 use crate::Ctx;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Request, State};
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -59,8 +61,9 @@ async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Res
         .headers()
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "))
-        .unwrap_or_default();
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer"))
+        .map_or("", |(_, token)| token.trim());
     if bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())) {
         return next.run(request).await;
     }
@@ -71,11 +74,27 @@ async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Res
     response
 }
 
+/// An id in a path, of whatever a row is. 400 for what no id can be.
+struct Id(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Problem> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await?;
+        // Postgres takes no NUL in a text, and no id of ours has a control character.
+        if id.chars().any(char::is_control) {
+            return Err(Problem::bad_request("an id has no control characters"));
+        }
+        Ok(Id(id))
+    }
+}
+
 /// The id under which a conversation is stored.
 ///
 /// # Errors
 /// 400 for an empty one, a long one, or one with control characters.
-fn stored_conversation_id(id: &str) -> Result<String, Problem> {
+pub(crate) fn stored_conversation_id(id: &str) -> Result<String, Problem> {
     if id.is_empty() || id.len() > 256 || id.chars().any(char::is_control) {
         return Err(Problem::bad_request("a conversation id has 1 to 256 bytes and no control characters"));
     }

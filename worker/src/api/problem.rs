@@ -33,6 +33,14 @@ impl Problem {
     }
 }
 
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.detail)
+    }
+}
+
+impl std::error::Error for Problem {}
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut body = json!({

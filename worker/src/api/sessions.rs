@@ -1,16 +1,17 @@
 //! Sessions, shown and steered.
 
-use super::chat::{announce, check_text, message_text, parse};
-use super::{DEFAULT_SPACE, Problem, stored_conversation_id};
+use super::chat::{announce, answer, check_text, idempotency_key, message_text, parse, send_span};
+use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
 use crate::{Ctx, telemetry};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use tracing::Instrument;
 use wakeful_store::Error;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::{NewMessage, Woken};
@@ -56,6 +57,7 @@ pub(super) async fn list(
         let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
         return Err(Problem::bad_request(format!("no status {status:?}; there are: {}", known.join(", "))));
     }
+    check_text("cursor", query.cursor.as_deref(), 256)?;
     let limit = query.limit.unwrap_or(PAGE).clamp(1, PAGE_LIMIT);
     let filter = SessionFilter {
         space_id: Some(DEFAULT_SPACE.to_owned()),
@@ -70,7 +72,7 @@ pub(super) async fn list(
 }
 
 /// Every session of a conversation, newest first. 404 when there is none.
-pub(super) async fn of_conversation(State(ctx): State<Arc<Ctx>>, Path(id): Path<String>) -> Answer {
+pub(super) async fn of_conversation(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Answer {
     let filter = SessionFilter {
         space_id: Some(DEFAULT_SPACE.to_owned()),
         conversation_id: Some(stored_conversation_id(&id)?),
@@ -85,7 +87,7 @@ pub(super) async fn of_conversation(State(ctx): State<Arc<Ctx>>, Path(id): Path<
 }
 
 /// The session with its last messages, its steps, its calls and its deliveries.
-pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Path(id): Path<String>) -> Answer {
+pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Answer {
     Ok(Json(detail(&ctx.store, Some(DEFAULT_SPACE), &id).await?))
 }
 
@@ -116,7 +118,7 @@ pub async fn detail(store: &wakeful_store::Store, space_id: Option<&str>, id: &s
 /// Messages below the cursor, oldest first; `next` leads to older ones.
 pub(super) async fn messages(
     State(ctx): State<Arc<Ctx>>,
-    Path(id): Path<String>,
+    Id(id): Id,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
@@ -130,7 +132,7 @@ pub(super) async fn messages(
 /// Steps below the cursor, oldest first; `next` leads to older ones.
 pub(super) async fn steps(
     State(ctx): State<Arc<Ctx>>,
-    Path(id): Path<String>,
+    Id(id): Id,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
@@ -144,7 +146,7 @@ pub(super) async fn steps(
 /// The journal after the cursor.
 pub(super) async fn events(
     State(ctx): State<Arc<Ctx>>,
-    Path(id): Path<String>,
+    Id(id): Id,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
@@ -163,17 +165,24 @@ struct SessionMessage {
 
 pub(super) async fn send(
     State(ctx): State<Arc<Ctx>>,
-    Path(id): Path<String>,
+    Id(id): Id,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
-    let message: SessionMessage = parse(&body?)?;
+    let mut message: SessionMessage = parse(&body?)?;
+    message.client_key = message.client_key.or(idempotency_key(&headers)?);
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
-    let message =
-        NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
-    let woken = ctx.store.send(&id, &message).await?;
-    Ok(announce(&ctx, woken))
+    let session = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    async {
+        let message =
+            NewMessage { client_key: message.client_key, text, trace_context: telemetry::trace_context() };
+        let woken = ctx.store.send(&id, &message).await?;
+        announce(&ctx, &woken);
+        Ok(answer(woken))
+    }
+    .instrument(send_span(&session.conversation_id))
+    .await
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -185,7 +194,7 @@ struct Reason {
 /// Continues a failed run where it stood.
 pub(super) async fn retry(
     State(ctx): State<Arc<Ctx>>,
-    Path(id): Path<String>,
+    Id(id): Id,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     steer(&ctx, &id, &body?).await?;
@@ -196,7 +205,7 @@ pub(super) async fn retry(
 /// Asks the open run to end.
 pub(super) async fn cancel(
     State(ctx): State<Arc<Ctx>>,
-    Path(id): Path<String>,
+    Id(id): Id,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Value>), Problem> {
     steer(&ctx, &id, &body?).await?;

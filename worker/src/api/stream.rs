@@ -4,9 +4,10 @@
 //! id: they show what is being said and are void once `gen_complete` says it. A client that comes anew, or after
 //! a worker's death, is told `gen_reset` and gets all chunks of the call in flight.
 
-use super::{DEFAULT_SPACE, Problem};
+use super::{DEFAULT_SPACE, Id, Problem};
 use crate::Ctx;
-use axum::extract::{Path, Query, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::HeaderMap;
 use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
@@ -26,6 +27,7 @@ const BATCH: i64 = 200;
 const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct StreamQuery {
     /// For clients that cannot set `Last-Event-ID`.
     after: Option<i64>,
@@ -33,10 +35,11 @@ pub(super) struct StreamQuery {
 
 pub(super) async fn stream(
     State(ctx): State<Arc<Ctx>>,
-    Path(id): Path<String>,
-    Query(query): Query<StreamQuery>,
+    Id(id): Id,
+    query: Result<Query<StreamQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+    let Query(query) = query?;
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
     let last =
         match headers.get("last-event-id") {

@@ -1,7 +1,14 @@
 //! The command line: one file a noun. stdout is data, stderr is progress and logs.
 
+mod demo;
+mod dev;
+mod doctor;
 mod migrate;
+mod output;
+mod printable;
+mod queue;
 mod serve;
+mod session;
 
 use crate::App;
 use crate::config::{Config, ConfigError};
@@ -11,6 +18,11 @@ use clap::{Parser, Subcommand};
 use secrecy::ExposeSecret;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
+use wakeful_store::Store;
+
+/// How long a command that a person waits for tries to connect.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// How a command ended, for scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +60,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run everything in one process on a Postgres of its own, with sample chats.
+    Dev(dev::Args),
+    /// Kill a worker in the middle of a chat, and see another one go on. Needs nothing, leaves nothing.
+    Demo,
     /// Run in production. DATABASE_URL is required.
     Serve(serve::Args),
     /// Bring the database's schema up to this binary's.
     Migrate(migrate::Args),
+    /// Check this host, its configuration, the database and the workers.
+    Doctor(doctor::Args),
+    /// List, show and steer sessions.
+    Session(session::Args),
+    /// Look at the job queue.
+    Queue(queue::Args),
 }
 
 /// A usage error that clap cannot see.
@@ -73,28 +95,39 @@ pub(crate) fn main(app: App) -> ExitCode {
     match run(app, cli) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("wakeful: {error:#}");
+            eprintln!("wakeful: {}", printable::printable_lines(&format!("{error:#}")));
             exit_of(&error).into()
         }
     }
 }
 
 fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
-    let config = Config::load(cli.config.as_deref(), std::env::vars())?;
+    let config = match (Config::load(cli.config.as_deref(), std::env::vars()), &cli.command) {
+        (Ok(config), _) => config,
+        (Err(error), Command::Doctor(args)) => return doctor::without_configuration(args, &error),
+        (Err(error), _) => return Err(error.into()),
+    };
     for warning in &config.warnings {
         eprintln!("wakeful: warning: {warning}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
-    let telemetry = crate::telemetry::init(&crate::telemetry::Settings::from_env(std::env::vars()));
+    // Its log goes into the data directory, which dev finds.
+    let telemetry = (!matches!(cli.command, Command::Dev(_)))
+        .then(|| crate::telemetry::init(&crate::telemetry::Settings::from_env(std::env::vars())));
     let exit = runtime.block_on(async {
         match cli.command {
+            Command::Dev(args) => dev::run(app, config, args).await,
+            Command::Demo => demo::run().await,
             Command::Serve(args) => serve::run(app, config, args).await,
             Command::Migrate(args) => migrate::run(config, args).await,
+            Command::Doctor(args) => doctor::run(app, config, args).await,
+            Command::Session(args) => session::run(config, args).await,
+            Command::Queue(args) => queue::run(config, args).await,
         }
     });
     // A blocking task (a file that hangs) must not keep the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
-    telemetry.shutdown();
+    drop(telemetry);
     exit
 }
 
@@ -128,4 +161,15 @@ fn database_url(config: &Config) -> anyhow::Result<String> {
         Usage("no database: set DATABASE_URL, or `[database] url` in wakeful.toml".to_owned())
     })?;
     Ok(url.expose_secret().to_owned())
+}
+
+/// The configured database, for a command that looks at sessions: it answers and has this binary's schema.
+async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store> {
+    let url = database_url(config)?;
+    wakeful_store::diagnosis::reach(&url, CONNECT)
+        .await
+        .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
+    let store = Store::connect(&url, 2, application).await?;
+    store.check_schema().await?;
+    Ok(store)
 }

@@ -27,7 +27,7 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
         config.server.listen = listen;
     }
     let has = |role| args.roles.contains(&role);
-    config.check_serve()?;
+    config.check_serve(has(Role::Api), has(Role::Worker))?;
     let url = super::database_url(&config)?;
     let listener = if has(Role::Api) { Some(serve::bind(config.server.listen).await?) } else { None };
     let ctx = app.context(config, &url).await?;

@@ -296,18 +296,19 @@ impl Config {
         self.models.get(model).is_some_and(|settings| settings.price.is_some())
     }
 
-    /// What production needs beyond a configuration that loads. Call it after the command line's options are in.
+    /// What production needs beyond a configuration that loads: a token where the process `listens`, the models' keys
+    /// where it `works`. Call it after the command line's options are in.
     ///
     /// # Errors
     /// [`ConfigError`] with everything that is missing: a database, a model or a key for an agent, a token on an
     /// address that others can reach.
-    pub fn check_serve(&self) -> Result<(), ConfigError> {
+    pub fn check_serve(&self, listens: bool, works: bool) -> Result<(), ConfigError> {
         let mut problems = Vec::new();
         let mut missing = |text: String| problems.push(Problem::new(Origin::Nowhere, text));
         if self.database.url.is_none() {
             missing("no database: set DATABASE_URL (or database.url)".to_owned());
         }
-        if self.server.token.is_none() && !self.server.listen.ip().is_loopback() {
+        if listens && self.server.token.is_none() && !self.server.listen.ip().is_loopback() {
             missing(format!(
                 "server.listen = \"{}\" is reachable from other machines and needs a token: set WAKEFUL_TOKEN (or \
                  server.token), or listen on 127.0.0.1",
@@ -325,6 +326,7 @@ impl Config {
                     };
                     // A compatible server of one's own may well want no key.
                     if let Some((provider, variable)) = keyless
+                        && works
                         && provider.api_key.is_none()
                         && provider.base_url.is_none()
                     {

@@ -355,17 +355,20 @@ tool_s = 5
 
 #[test]
 fn serve_is_told_everything_that_is_missing() {
-    let error = good("", &[("WAKEFUL_SERVER__LISTEN", "0.0.0.0:80")]).check_serve().unwrap_err().to_string();
+    let error = good("", &[("WAKEFUL_SERVER__LISTEN", "0.0.0.0:80")])
+        .check_serve(true, true)
+        .unwrap_err()
+        .to_string();
     assert_eq!(error.lines().count(), 3, "{error}");
     for part in ["DATABASE_URL", "WAKEFUL_TOKEN", "ANTHROPIC_API_KEY"] {
         assert!(error.contains(part), "{error}");
     }
     let database = ("DATABASE_URL", "postgres://h/d");
     let keyless = good("[agents.a]\nmodel = \"openai/x\"", &[database]);
-    assert!(keyless.check_serve().unwrap_err().to_string().contains("OPENAI_API_KEY is not set"));
+    assert!(keyless.check_serve(true, true).unwrap_err().to_string().contains("OPENAI_API_KEY is not set"));
     let local =
         good("[agents.a]\nmodel = \"openai/x\"", &[database, ("OPENAI_BASE_URL", "http://localhost:1")]);
-    assert_eq!(local.check_serve(), Ok(()));
+    assert_eq!(local.check_serve(true, true), Ok(()));
 }
 
 #[test]

@@ -67,12 +67,18 @@ const SOCKET_PATH_MAX: usize = if cfg!(target_os = "linux") { 107 } else { 103 }
 /// Makes the private directory of the cluster's socket: in the data directory, or in /tmp if that path is too
 /// long for a socket. The same one each time, so that a URL outlives a restart.
 pub(super) fn socket_dir(data_dir: &Path, port: u16, account: &Account) -> Result<PathBuf> {
-    let mut dir = data_dir.join("run");
-    if dir.as_os_str().len() + format!("/.s.PGSQL.{port}").len() > SOCKET_PATH_MAX {
-        dir = PathBuf::from(format!("/tmp/wakeful-{}", hash(data_dir)));
-    }
+    let dir = socket_path(data_dir, port);
     account.private_dir(&dir)?;
     Ok(dir)
+}
+
+/// Where [`socket_dir`] makes it.
+pub(super) fn socket_path(data_dir: &Path, port: u16) -> PathBuf {
+    let dir = data_dir.join("run");
+    if dir.as_os_str().len() + format!("/.s.PGSQL.{port}").len() > SOCKET_PATH_MAX {
+        return PathBuf::from(format!("/tmp/wakeful-{}", hash(data_dir)));
+    }
+    dir
 }
 
 /// FNV-1a: it names directories that must be found again by later versions, which std's hasher does not promise.

@@ -29,7 +29,7 @@ const PREFIX: &str = "wakeful-throwaway-";
 pub struct Throwaway {
     // Fields drop in this order: first the server, then its files, then the claim on them.
     cluster: Cluster,
-    _dir: TempDir,
+    dir: TempDir,
     _claim: File,
 }
 
@@ -57,11 +57,16 @@ impl Throwaway {
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .to_vec();
-        Ok(Throwaway { cluster: Cluster::start(options)?, _dir: dir, _claim: claim })
+        Ok(Throwaway { cluster: Cluster::start(options)?, dir, _claim: claim })
     }
 
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    /// The folder that goes with it, for whatever else shall.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 }
 
@@ -186,7 +191,7 @@ mod tests {
     #[test]
     fn a_throwaway_leaves_no_file_and_sweeps_only_what_nobody_holds() {
         let throwaway = Throwaway::start().unwrap();
-        let dir = throwaway._dir.path().to_owned();
+        let dir = throwaway.dir.path().to_owned();
         let abandoned = dir.with_file_name(format!("{PREFIX}abandoned-{}", std::process::id()));
         std::fs::create_dir(&abandoned).unwrap();
         let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);

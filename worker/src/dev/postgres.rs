@@ -11,13 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use self::server::Server;
 use super::account::Account;
 use super::binaries::Binaries;
+use super::child::{self, Child};
 use super::directory;
 
 mod pidfile;
-mod server;
 
 /// How long a start may take, crash recovery included, and a stop.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -59,7 +58,7 @@ pub struct Cluster {
     data_dir: PathBuf,
     socket_dir: PathBuf,
     port: u16,
-    server: Option<Server>,
+    server: Option<Child>,
     /// Locked as long as this process owns the data directory. The kernel lets it go, however the process ends.
     _owner: Option<File>,
 }
@@ -120,7 +119,7 @@ impl Cluster {
         // The terminal's Ctrl-C is for the worker, which still needs its database to drain.
         command.process_group(0);
 
-        let server = Server::spawn(command)?;
+        let server = Child::spawn(command, libc::SIGINT)?;
         let ready = || pidfile::read(&pgdata).is_some_and(|file| file.pid == server.pid() && file.answers());
         let deadline = Instant::now() + PATIENCE;
         while !ready() {
@@ -171,9 +170,13 @@ impl Cluster {
     /// The URL of a database in this cluster, for sqlx and for libpq. The user is the superuser `postgres`;
     /// the database `postgres` exists from the start.
     pub fn url(&self, database: &str) -> String {
-        let database = percent_encoded(database.as_bytes());
-        let host = percent_encoded(self.socket_dir.as_os_str().as_bytes());
-        format!("postgres://postgres@localhost:{}/{database}?host={host}", self.port)
+        url(&self.socket_dir, self.port, database)
+    }
+
+    /// The URL that a server of Wakeful's own in this data directory has, whether one runs or not.
+    pub fn future_url(data_dir: &Path, database: &str) -> Result<String> {
+        let data_dir = directory::reachable(data_dir)?;
+        Ok(url(&directory::socket_path(&data_dir, PORT), PORT, database))
     }
 
     /// The data directory that is really used: see [`reachable`](super::reachable).
@@ -188,7 +191,7 @@ impl Cluster {
 
     /// The process id of the server if this process started it.
     pub fn pid(&self) -> Option<i32> {
-        self.server.as_ref().map(Server::pid)
+        self.server.as_ref().map(Child::pid)
     }
 
     /// Ends the server, open connections included, and returns when it is gone; what was committed is kept. A
@@ -266,7 +269,7 @@ fn make_cluster(binaries: &Binaries, pgdata: &Path, account: &Account, fsync: bo
     if !fsync {
         command.arg("--no-sync");
     }
-    server::die_with_this_thread(&mut command, libc::SIGKILL);
+    child::die_with_this_thread(&mut command, libc::SIGKILL);
     let output = command.output().context("initdb does not run")?;
     if !output.status.success() {
         bail!("initdb failed ({}):\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim_end());
@@ -336,6 +339,12 @@ fn quoted(path: &Path) -> OsString {
     OsString::from_vec(bytes)
 }
 
+fn url(socket_dir: &Path, port: u16, database: &str) -> String {
+    let database = percent_encoded(database.as_bytes());
+    let host = percent_encoded(socket_dir.as_os_str().as_bytes());
+    format!("postgres://postgres@localhost:{port}/{database}?host={host}")
+}
+
 fn percent_encoded(bytes: &[u8]) -> String {
     let mut encoded = String::new();
     for byte in bytes {
@@ -349,8 +358,8 @@ fn percent_encoded(bytes: &[u8]) -> String {
     encoded
 }
 
-/// The log is private, for it quotes statements that failed. It is appended to, and begins anew when it has grown over 4 MiB.
-fn open_log(path: &Path) -> Result<File> {
+/// A log is private, for it may quote what failed. It is appended to, and begins anew when it has grown over 4 MiB.
+pub(super) fn open_log(path: &Path) -> Result<File> {
     if std::fs::metadata(path).is_ok_and(|meta| meta.len() > 4 << 20) {
         std::fs::remove_file(path).ok();
     }

@@ -17,7 +17,7 @@ pub const DRAIN: Duration = Duration::from_secs(20);
 /// # Errors
 /// When apalis' monitor fails, which no fault of a job or of the database does.
 pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
-    let queue = ctx.config.queue.clone();
+    let queue = ctx.config.queue;
     let holdings = Arc::new(Holdings::default());
     let heart_stop = CancellationToken::new();
     let heart = Heart {

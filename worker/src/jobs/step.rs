@@ -1,7 +1,8 @@
 //! The step job: the eight hops, one after the other, and again for the next step while the lease is kept.
 
+use crate::Ctx;
 use crate::perform::{Interrupted, perform};
-use crate::{Ctx, telemetry};
+use crate::telemetry::{self, names};
 use apalis::prelude::{BoxDynError, Data};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
@@ -10,11 +11,14 @@ use std::time::{Duration, Instant};
 use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
-use wakeful_workflow::advance::{Outcome, Transition, advance};
-use wakeful_workflow::agent::{Agent, OnUncertain};
+use wakeful_workflow::advance::{Next, Outcome, Transition, advance};
+use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
 use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::plan::{Action, Stop, plan};
 use wakeful_workflow::session::Session;
+
+/// Claims after which a session that cannot be read is given up.
+const UNREADABLE_ATTEMPTS: i32 = 5;
 
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
@@ -25,17 +29,19 @@ enum End {
     Stale,
     /// Given back: the slice is over and others wait, or the process drains.
     Released,
-    /// To be tried again.
-    Retry(String, Option<Duration>),
+    /// To be tried again. `kind` is one word, for `error.type`.
+    Retry { kind: &'static str, error: String, at_least: Option<Duration> },
 }
 
 /// Runs one claimed step job. Every end of it is accounted for here: apalis is only told that it is over.
 ///
 /// # Errors
 /// Never; the signature is apalis'.
-pub async fn step(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
+pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let ctx = Arc::clone(&ctx);
     let span = job_span(&job);
+    let lease = &mut job.lease;
+    lease.trace_context = span.in_scope(|| telemetry::passed_on(lease.trace_context.as_deref()));
     async {
         let work = AssertUnwindSafe(work(&ctx, &job)).catch_unwind();
         let end = tokio::select! {
@@ -43,10 +49,14 @@ pub async fn step(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
             () = job.lease.lost().cancelled() => Ok(End::Stale),
             () = ctx.abort.cancelled() => Ok(release(&ctx, &job).await),
         };
-        let end = end.unwrap_or_else(|_| End::Retry("internal error: the step panicked".to_owned(), None));
+        let end = end.unwrap_or_else(|_| End::Retry {
+            kind: "panic",
+            error: "internal error: the step panicked".to_owned(),
+            at_least: None,
+        });
         debug!(?end, "The claim is over");
-        if let End::Retry(error, at_least) = &end {
-            telemetry::failed(&Span::current(), "retry");
+        if let End::Retry { kind, error, at_least } = &end {
+            telemetry::failed(&Span::current(), kind);
             retry(&ctx, &job, error, *at_least).await;
         }
     }
@@ -69,37 +79,79 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
                 warn!(%error, "The database failed the step; looking again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
-            Err(error) => return End::Retry(error.to_string(), None),
+            Err(error) if !error.is_transient() && job.stuck >= UNREADABLE_ATTEMPTS => {
+                return give_up(ctx, job, session_id, &error).await;
+            }
+            Err(error) => return End::Retry { kind: "database", error: error.to_string(), at_least: None },
         }
+    }
+}
+
+/// Ends the run of a session that no worker can read. Its agent, and so its own limit of attempts, is not known here.
+async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> End {
+    let reason = format!(
+        "the session cannot be read: {error}. Remedy: mend the row that the error names, then retry the session"
+    );
+    match ctx.store.give_up(&job.lease, session_id, &reason).await {
+        Ok(true) => {
+            warn!(session.id = session_id, %error, "The run is failed: its session cannot be read");
+            ctx.notifier.session(session_id);
+            ctx.notifier.job();
+            End::Closed
+        }
+        Ok(false) => End::Stale,
+        Err(error) => End::Retry { kind: "database", error: error.to_string(), at_least: None },
     }
 }
 
 /// One claim: hydrate once, then step after step with the warm copy.
 async fn claim(ctx: &Ctx, job: &Job, session_id: &str) -> wakeful_store::Result<End> {
+    let session = ctx.store.hydrate(session_id).await?;
+    let span = run_span(ctx, &session);
+    run(ctx, job, session).instrument(span).await
+}
+
+/// The run, as far as this claim takes it.
+async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Result<End> {
     let (mut stuck, mut attempt) = (job.stuck, job.attempt);
     let mut steps = 0;
-    let mut session = ctx.store.hydrate(session_id).await?;
     loop {
         let began = Instant::now();
         let agent = ctx.config.agent(&session.agent);
         let on_uncertain = agent.as_ref().map_or(OnUncertain::default(), |agent| agent.on_uncertain);
         let outcome = match &agent {
             Ok(agent) => decide(ctx, job, &mut session, agent, stuck).await?,
-            Err(error) => Decided::Outcome(Outcome::Stopped(Stop::Failed(Fault::NotConfigured {
-                message: error.to_string(),
-            }))),
+            // Without its agent a run can only end: by the person who cancelled it, or by this fault.
+            Err(error) => match plan(&session, &Limits::default()) {
+                Action::Rest => {
+                    ctx.store.end_job(&job.lease).await?;
+                    return Ok(End::Closed);
+                }
+                Action::Stop(Stop::Cancelled) => Decided::Outcome(Outcome::Stopped(Stop::Cancelled)),
+                Action::Stop(_)
+                | Action::Begin
+                | Action::CallModel
+                | Action::CallTools { .. }
+                | Action::Pause => {
+                    let fault = Fault::NotConfigured { message: error.to_string() };
+                    Decided::Outcome(Outcome::Stopped(Stop::Failed(fault)))
+                }
+            },
         };
         let outcome = match outcome {
             Decided::Outcome(outcome) => outcome,
             Decided::End(end) => return Ok(end),
             Decided::Again => continue,
         };
+        if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
+            telemetry::failed(&Span::current(), fault.kind());
+        }
         let transition = advance(&session, outcome, on_uncertain);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
         crate::failpoint(commit_failpoint(&transition));
         let commit = commit(ctx, job, &session, &transition, performance).await?;
         crate::failpoint("after_commit");
-        ctx.notifier.session(session_id);
+        ctx.notifier.session(session.session_id.as_str());
         if !transition.deliveries.is_empty() {
             ctx.notifier.job();
         }
@@ -126,7 +178,7 @@ async fn claim(ctx: &Ctx, job: &Job, session_id: &str) -> wakeful_store::Result<
                 ctx.notifier.job();
                 return Ok(End::Closed);
             }
-            Commit::Moved => session = ctx.store.hydrate(session_id).await?,
+            Commit::Moved => session = ctx.store.hydrate(session.session_id.as_str()).await?,
             Commit::Stale => return Ok(End::Stale),
         }
     }
@@ -167,20 +219,32 @@ async fn decide(
     Ok(match performed {
         Ok(outcome) => Decided::Outcome(outcome),
         Err(Interrupted::Moved) => {
+            // The heart may not have heard of it yet: planning on would go round until it does.
+            if !job.lease.is_live() || !ctx.store.holds(&job.lease).await? {
+                return Ok(Decided::End(End::Stale));
+            }
             *session = ctx.store.hydrate(session.session_id.as_str()).await?;
-            if job.lease.is_live() { Decided::Again } else { Decided::End(End::Stale) }
+            Decided::Again
         }
         Err(Interrupted::Store(error)) => return Err(error),
-        Err(Interrupted::Fault(fault)) => match fault.verdict() {
-            Verdict::Fail { .. } => Decided::Outcome(Outcome::Stopped(Stop::Failed(fault))),
-            Verdict::Retry { .. } if i64::from(stuck.max(1)) >= agent.limits.attempts => {
-                let stuck = Fault::Stuck { attempts: i64::from(stuck.max(1)), last_error: fault.to_string() };
-                Decided::Outcome(Outcome::Stopped(Stop::Failed(stuck)))
-            }
-            Verdict::Retry { after_ms } => {
-                Decided::End(End::Retry(fault.to_string(), after_ms.map(Duration::from_millis)))
-            }
-        },
+        Err(Interrupted::Fault(fault)) => {
+            let stop = match fault.verdict() {
+                Verdict::Fail { .. } => fault,
+                Verdict::Retry { .. } if i64::from(stuck.max(1)) >= agent.limits.attempts => {
+                    Fault::Stuck { attempts: i64::from(stuck.max(1)), last_error: fault.to_string() }
+                }
+                Verdict::Retry { after_ms } => {
+                    return Ok(Decided::End(End::Retry {
+                        kind: fault.kind(),
+                        error: fault.to_string(),
+                        at_least: after_ms.map(Duration::from_millis),
+                    }));
+                }
+            };
+            // The call that failed was begun after the session was read, and its end has to be journalled.
+            ctx.store.refresh(session).await?;
+            Decided::Outcome(Outcome::Stopped(Stop::Failed(stop)))
+        }
     })
 }
 
@@ -193,8 +257,13 @@ async fn commit(
     transition: &Transition,
     performance: Performance,
 ) -> wakeful_store::Result<Commit> {
-    let span =
-        info_span!("commit", "otel.name" = telemetry::names::COMMIT_STEP, step = transition.step_number);
+    let span = info_span!(
+        names::COMMIT_STEP,
+        { names::SESSION_ID } = %session.session_id,
+        { names::CONVERSATION_ID } = %session.conversation_id,
+        { names::RUN_ID } = %transition.run_id,
+        { names::STEP_NUMBER } = transition.step_number,
+    );
     let mut faults = 0;
     loop {
         let committing = ctx.store.commit(&job.lease, session, transition.clone(), performance);
@@ -205,10 +274,16 @@ async fn commit(
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             Ok(commit) => {
+                if matches!(commit, Commit::Moved | Commit::Stale) {
+                    telemetry::failed(&span, "fenced");
+                }
                 report(session, transition, commit);
                 return Ok(commit);
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                telemetry::failed(&span, "database");
+                return Err(error);
+            }
         }
     }
 }
@@ -224,7 +299,18 @@ fn report(session: &Session, transition: &Transition, commit: Commit) {
         }
         Commit::Closed => {
             let status = transition.status().map_or("", |status| status.as_str());
-            info!(session.id = %session.session_id, run.id = %transition.run_id, step, "The run is {status}");
+            let error = match &transition.next {
+                Next::Close(closing) => closing.error.as_deref(),
+                Next::SameStep | Next::NextStep => None,
+            };
+            match error {
+                None => {
+                    info!(session.id = %session.session_id, run.id = %transition.run_id, step, "The run is {status}")
+                }
+                Some(error) => {
+                    warn!(session.id = %session.session_id, run.id = %transition.run_id, step, error, "The run is {status}");
+                }
+            }
         }
         Commit::Moved => {
             debug!(session.id = %session.session_id, step, "The session moved; reading it again")
@@ -237,7 +323,7 @@ fn report(session: &Session, transition: &Transition, commit: Commit) {
 
 /// Whether the lease is to be given up after so many steps of this claim.
 async fn gives_way(ctx: &Ctx, steps: u32) -> wakeful_store::Result<bool> {
-    Ok(steps % ctx.config.queue.slice_steps == 0 && ctx.store.others_wait(Kind::Step).await?)
+    Ok(steps.is_multiple_of(ctx.config.queue.slice_steps) && ctx.store.others_wait(Kind::Step).await?)
 }
 
 async fn release(ctx: &Ctx, job: &Job) -> End {
@@ -272,18 +358,42 @@ fn commit_failpoint(transition: &Transition) -> &'static str {
     }
 }
 
-/// A trace of its own for every claim, linked to what enqueued the job.
+/// What a claim contributes to its session's run.
+fn run_span(ctx: &Ctx, session: &Session) -> Span {
+    let agent = ctx.config.agent(&session.agent).ok();
+    let (provider, model) = agent
+        .as_ref()
+        .and_then(|agent| agent.model.split_once('/'))
+        .map_or((None, None), |(p, m)| (Some(p), Some(m)));
+    info_span!(
+        "invoke_agent",
+        "otel.name" = names::invoke_agent(&session.agent),
+        "otel.kind" = names::KIND_INTERNAL,
+        { names::OPERATION_NAME } = names::OPERATION_INVOKE_AGENT,
+        { names::AGENT_NAME } = session.agent,
+        { names::PROVIDER_NAME } = provider,
+        { names::REQUEST_MODEL } = model,
+        { names::SESSION_ID } = %session.session_id,
+        { names::CONVERSATION_ID } = %session.conversation_id,
+        { names::RUN_ID } = session.run.as_ref().map(|run| run.run_id.as_str()),
+    )
+}
+
+/// A trace of its own for every claim, linked to what enqueued the job and to the claim before.
 fn job_span(job: &Job) -> Span {
     let span = info_span!(
         parent: None,
-        "process step",
-        "otel.name" = telemetry::names::PROCESS_STEP,
-        "otel.kind" = "consumer",
-        "session.id" = job.session_id,
-        "gen_ai.conversation.id" = %job.conversation_id,
-        step = job.step_number,
-        attempt = job.attempt,
-        "error.type" = tracing::field::Empty,
+        names::PROCESS_STEP,
+        "otel.kind" = names::KIND_CONSUMER,
+        { names::SESSION_ID } = job.session_id,
+        { names::CONVERSATION_ID } = %job.conversation_id,
+        { names::STEP_NUMBER } = job.step_number,
+        { names::STEP_ATTEMPT } = job.attempt,
+        { names::JOB_ID } = job.lease.job_id,
+        { names::MESSAGING_SYSTEM } = names::MESSAGING_SYSTEM_WAKEFUL,
+        { names::MESSAGING_OPERATION_NAME } = names::MESSAGING_PROCESS,
+        { names::MESSAGING_OPERATION_TYPE } = names::MESSAGING_PROCESS,
+        { names::MESSAGING_DESTINATION_NAME } = job.kind.as_str(),
     );
     if let Some(trace_context) = &job.lease.trace_context {
         telemetry::link(&span, trace_context);

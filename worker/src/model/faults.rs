@@ -43,7 +43,7 @@ impl Deltas for Heard {
     }
 }
 
-pub(super) fn models(endpoint: &Endpoint) -> [Box<dyn Model>; 2] {
+fn models(endpoint: &Endpoint) -> [Box<dyn Model>; 2] {
     [
         Box::new(Anthropic::new(endpoint.clone(), anthropic::Options::new("m", 100))),
         Box::new(OpenAi::new(endpoint.clone(), openai::Options::new("m", 100))),

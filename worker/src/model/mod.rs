@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tracing::warn;
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{FinishReason, Reply, ToolCall};
@@ -17,8 +18,6 @@ pub mod anthropic;
 #[cfg(test)]
 mod faults;
 pub mod openai;
-#[cfg(test)]
-mod peer;
 pub mod scripted;
 pub mod sse;
 
@@ -79,15 +78,25 @@ impl Models {
                 configured.and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(MAX_OUTPUT_TOKENS)
             }
         };
+        let prices = config.clone();
+        // Asked for once a model, so it is said once.
+        let warn_unpriced = Arc::new(move |model: String| {
+            if !prices.has_price(&model) {
+                warn!(model, "No price is configured for this model: its calls count as free");
+            }
+        });
         let at = endpoint(&config.providers.anthropic, "https://api.anthropic.com")?;
         let limit = max_tokens("anthropic");
+        let unpriced = Arc::clone(&warn_unpriced);
         models.add("anthropic", move |name| {
+            unpriced(format!("anthropic/{name}"));
             let options = wakeful_workflow::wire::anthropic::Options::new(name, limit(name));
             Ok(Arc::new(anthropic::Anthropic::new(at.clone(), options)))
         });
         let at = endpoint(&config.providers.openai, "https://api.openai.com/v1")?;
         let limit = max_tokens("openai");
         models.add("openai", move |name| {
+            warn_unpriced(format!("openai/{name}"));
             let options = wakeful_workflow::wire::openai::Options::new(name, limit(name));
             Ok(Arc::new(openai::OpenAi::new(at.clone(), options)))
         });

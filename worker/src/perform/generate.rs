@@ -1,12 +1,15 @@
 //! A model call: its intent is written down, its text is shown as it streams, and its answer is the outcome.
 
 use super::Interrupted;
+use crate::Ctx;
 use crate::model::Deltas;
-use crate::{Ctx, telemetry};
+use crate::telemetry::{self, names};
+use opentelemetry::{Array, StringValue, Value};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tracing::{Instrument, info, info_span, warn};
+use tracing::{Instrument, Span, info, info_span, warn};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Generated, Outcome};
@@ -53,33 +56,40 @@ pub(super) async fn call_model(
     let (provider, name) = agent.model.split_once('/').unwrap_or(("", &agent.model));
     let span = info_span!(
         "chat",
-        "otel.name" = telemetry::names::chat(name),
-        "otel.kind" = "client",
-        "gen_ai.operation.name" = "chat",
-        "gen_ai.provider.name" = provider,
-        "gen_ai.request.model" = name,
-        "gen_ai.conversation.id" = %session.conversation_id,
-        "session.id" = %session.session_id,
-        "gen_ai.usage.input_tokens" = tracing::field::Empty,
-        "gen_ai.usage.output_tokens" = tracing::field::Empty,
-        "gen_ai.usage.cache_read.input_tokens" = tracing::field::Empty,
-        "error.type" = tracing::field::Empty,
+        "otel.name" = names::chat(name),
+        "otel.kind" = names::KIND_CLIENT,
+        { names::OPERATION_NAME } = names::OPERATION_CHAT,
+        { names::PROVIDER_NAME } = provider,
+        { names::REQUEST_MODEL } = name,
+        { names::REQUEST_STREAM } = true,
+        { names::CONVERSATION_ID } = %session.conversation_id,
+        { names::SESSION_ID } = %session.session_id,
     );
-    let (pieces, writer) = chunk_writer(ctx, session.session_id.clone(), generation_id.clone());
-    let mut deltas = ToWriter(pieces);
-    let answered = model.call(&request, &mut deltas).instrument(span.clone()).await;
-    drop(deltas);
-    // The commit deletes the chunks: none may be written after it.
-    if let Err(error) = writer.await {
-        warn!(%error, "The chunk writer ended early");
-    }
-    let mut reply = answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))?;
+    let (pieces, inbox) = mpsc::unbounded_channel();
+    let call = async {
+        let mut deltas = ToWriter { pieces, began: Instant::now(), first: None };
+        let answered = model.call(&request, &mut deltas).await;
+        let span = Span::current();
+        if let Some(after) = deltas.first {
+            span.set_attribute(names::RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());
+        }
+        answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
+    };
+    // Side by side and in this future: whoever drops the call stops its writer too, and the commit, which deletes
+    // the chunks, finds none written after it.
+    let writing = write_chunks(ctx, &session.session_id, &generation_id, inbox);
+    let (answered, ()) = tokio::join!(call.instrument(span.clone()), writing);
+    let mut reply = answered?;
     crate::failpoint("after_model_call");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
-    let Usage { input_tokens, output_tokens, cached_tokens, .. } = reply.usage;
-    span.record("gen_ai.usage.input_tokens", input_tokens);
-    span.record("gen_ai.usage.output_tokens", output_tokens);
-    span.record("gen_ai.usage.cache_read.input_tokens", cached_tokens);
+    let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
+    span.set_attribute(names::USAGE_INPUT_TOKENS, input_tokens);
+    span.set_attribute(names::USAGE_OUTPUT_TOKENS, output_tokens);
+    span.set_attribute(names::USAGE_CACHE_READ_INPUT_TOKENS, cached_tokens);
+    span.set_attribute(names::USAGE_CACHE_WRITE_INPUT_TOKENS, cache_write_tokens);
+    span.set_attribute(names::COST_MICROS, cost_micros);
+    let reasons = vec![StringValue::from(reply.finish_reason.as_str())];
+    span.set_attribute(names::RESPONSE_FINISH_REASONS, Value::Array(Array::String(reasons)));
     Ok(Outcome::Replied(Generated {
         generation_id,
         attempt,
@@ -90,51 +100,50 @@ pub(super) async fn call_model(
     }))
 }
 
-struct ToWriter(mpsc::UnboundedSender<String>);
+/// Unbounded, for a model must not wait for our database; the size of one answer is the bound.
+struct ToWriter {
+    pieces: mpsc::UnboundedSender<String>,
+    began: Instant,
+    /// When the first text came, after the beginning.
+    first: Option<Duration>,
+}
 
 impl Deltas for ToWriter {
     fn text(&mut self, delta: &str) {
+        self.first.get_or_insert_with(|| self.began.elapsed());
         // A writer that is gone only means that nobody is shown the text before it is committed.
-        let _ = self.0.send(delta.to_owned());
+        let _ = self.pieces.send(delta.to_owned());
     }
 }
 
-/// Coalesces deltas into chunks; what is shown has been committed before. Losing a chunk loses nothing but the
-/// sight of it, so a database that is away does not stop the call.
-fn chunk_writer(
+/// Coalesces deltas into chunks until the call ends; what is shown has been committed before. Losing a chunk loses nothing but
+/// the sight of it, so a database that is away does not stop the call.
+async fn write_chunks(
     ctx: &Ctx,
-    session_id: SessionId,
-    generation_id: GenerationId,
-) -> (mpsc::UnboundedSender<String>, tokio::task::JoinHandle<()>) {
-    let (pieces, mut inbox) = mpsc::unbounded_channel::<String>();
-    let (store, notifier) = (ctx.store.clone(), ctx.notifier.clone());
-    let writer = tokio::spawn(async move {
-        let (mut chunk_no, mut text, mut open) = (0, String::new(), true);
-        while open {
-            match inbox.recv().await {
-                Some(piece) => text.push_str(&piece),
-                None => break,
-            }
-            let due = tokio::time::sleep(CHUNK_EVERY);
-            tokio::pin!(due);
-            while text.len() < CHUNK_BYTES {
-                tokio::select! {
-                    () = &mut due => break,
-                    piece = inbox.recv() => match piece {
-                        Some(piece) => text.push_str(&piece),
-                        None => { open = false; break; }
-                    }
-                }
-            }
-            chunk_no += 1;
-            let chunk = wakeful_workflow::record::without_nul(std::mem::take(&mut text));
-            match store.append_chunk(&session_id, &generation_id, chunk_no, &chunk).await {
-                Ok(()) => notifier.session(session_id.as_str()),
-                Err(error) => {
-                    warn!(%error, "A chunk was not written; readers see the text when it is committed")
+    session_id: &SessionId,
+    generation_id: &GenerationId,
+    mut inbox: mpsc::UnboundedReceiver<String>,
+) {
+    let mut chunk_no = 0;
+    let mut open = true;
+    while open {
+        let Some(mut text) = inbox.recv().await else { return };
+        let due = tokio::time::sleep(CHUNK_EVERY);
+        tokio::pin!(due);
+        while text.len() < CHUNK_BYTES {
+            tokio::select! {
+                () = &mut due => break,
+                piece = inbox.recv() => match piece {
+                    Some(piece) => text.push_str(&piece),
+                    None => { open = false; break; }
                 }
             }
         }
-    });
-    (pieces, writer)
+        chunk_no += 1;
+        let chunk = wakeful_workflow::record::without_nul(text);
+        match ctx.store.append_chunk(session_id, generation_id, chunk_no, &chunk).await {
+            Ok(()) => ctx.notifier.session(session_id.as_str()),
+            Err(error) => warn!(%error, "A chunk was not written; readers see the text when it is committed"),
+        }
+    }
 }

@@ -1,8 +1,9 @@
 //! Tool calls of one turn: side by side, each as its ledger row allows.
 
 use super::Interrupted;
+use crate::Ctx;
+use crate::telemetry::{self, names};
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace};
-use crate::{Ctx, telemetry};
 use futures::FutureExt;
 use futures::future::join_all;
 use std::panic::AssertUnwindSafe;
@@ -85,6 +86,10 @@ impl Turn<'_> {
     ) -> Result<Ending, Interrupted> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
+        // Before `started` is written, which a later worker must take for "it may have run".
+        if !self.lease.is_live() {
+            return Err(Interrupted::Moved);
+        }
         crate::failpoint("before_tool_started");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
         let Some(started) = started else {
@@ -150,22 +155,28 @@ impl Turn<'_> {
         };
         let span = info_span!(
             "execute_tool",
-            "otel.name" = telemetry::names::execute_tool(&call.name),
-            "gen_ai.operation.name" = "execute_tool",
-            "gen_ai.tool.name" = %call.name,
-            "gen_ai.tool.call.id" = %call.call_id,
-            "session.id" = %self.session.session_id,
-            "error.type" = tracing::field::Empty,
+            "otel.name" = names::execute_tool(&call.name),
+            "otel.kind" = names::KIND_INTERNAL,
+            { names::OPERATION_NAME } = names::OPERATION_EXECUTE_TOOL,
+            { names::TOOL_NAME } = call.name,
+            { names::TOOL_CALL_ID } = %call.call_id,
+            { names::TOOL_TYPE } = names::TOOL_TYPE_FUNCTION,
+            { names::SESSION_ID } = %self.session.session_id,
+            { names::CONVERSATION_ID } = %self.session.conversation_id,
         );
         let running = AssertUnwindSafe(self.ctx.tools.call(&call.name, &context, call.arguments.clone()));
         let ran = tokio::time::timeout(limit, running.catch_unwind().instrument(span.clone())).await;
-        let ran = match ran {
+        let (kind, ran) = match ran {
             Ok(Ok(Ok(output))) => return Ran::Output(output),
-            Ok(Ok(Err(error))) => Ran::Error(error),
-            Ok(Err(_)) => Ran::Lost("The tool failed inside; this is a defect of the tool.".to_owned()),
-            Err(_) => Ran::Lost(format!("The tool did not finish within {} seconds.", limit.as_secs())),
+            Ok(Ok(Err(error))) => ("tool_error", Ran::Error(error)),
+            Ok(Err(_)) => {
+                ("panic", Ran::Lost("The tool failed inside; this is a defect of the tool.".to_owned()))
+            }
+            Err(_) => {
+                ("timeout", Ran::Lost(format!("The tool did not finish within {} seconds.", limit.as_secs())))
+            }
         };
-        telemetry::failed(&span, "tool");
+        telemetry::failed(&span, kind);
         ran
     }
 

@@ -28,15 +28,28 @@ pub fn set_remote_parent(span: &Span, traceparent: &str) -> bool {
     parse(traceparent).is_some_and(|context| span.set_parent(context).is_ok())
 }
 
-/// Links `span` to the span that `traceparent` names; both keep their traces.
+/// Links `span` to every span that `trace_context` names, a job row's text; all keep their traces.
 ///
-/// A run's first span is a root (`parent: None`) that is linked to its enqueue, to the run before and to the attempt
-/// before: one trace for a whole session would be too large for the tools that show traces. False, and nothing
-/// changed, for a text that is no traceparent.
-pub fn link(span: &Span, traceparent: &str) -> bool {
-    let Some(context) = parse(traceparent) else { return false };
-    span.add_link(context.span().span_context().clone());
-    true
+/// A claim's first span is a root (`parent: None`) that is linked to what enqueued the job and to the claim before:
+/// one trace for a whole session would be too large for the tools that show traces. False, and nothing changed, for
+/// a text without a traceparent.
+pub fn link(span: &Span, trace_context: &str) -> bool {
+    let contexts: Vec<Context> = trace_context.split_whitespace().filter_map(parse).collect();
+    for context in &contexts {
+        span.add_link(context.span().span_context().clone());
+    }
+    !contexts.is_empty()
+}
+
+/// What the current span, working on a job with `trace_context`, leaves in that job and in those that it enqueues:
+/// the traceparent of what began it all, and after a space its own. Unchanged while traces are off.
+pub fn passed_on(trace_context: Option<&str>) -> Option<String> {
+    let began = trace_context.and_then(|text| text.split_whitespace().next());
+    match (began, self::trace_context()) {
+        (Some(began), Some(own)) => Some(format!("{began} {own}")),
+        (None, own @ Some(_)) => own,
+        (_, None) => trace_context.map(str::to_owned),
+    }
 }
 
 /// Marks `span` as failed. `error_type` is a word of a small set, such as `rate_limited`, never a message.

@@ -1,4 +1,4 @@
-//! JSON log lines: one flat object a line, with the ids of the spans around it.
+//! Log lines: JSON, one flat object a line, with the ids of the spans around it; and short ones for a terminal.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
-use tracing_subscriber::fmt::format::{FormatEvent, JsonFields, Writer};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -49,6 +49,49 @@ where
             }
         }
         writeln!(writer, "{}", Value::Object(line))
+    }
+}
+
+/// `time  message` and the fields that say more: for a person who watches.
+pub(super) struct Short {
+    pub(super) color: bool,
+}
+
+impl<S, N> FormatEvent<S, N> for Short
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut fields = Map::new();
+        event.record(&mut Fields(&mut fields));
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let message = fields.remove("message").map(|message| text(&message)).unwrap_or_default();
+        // The message names the step, and the session its run.
+        fields.remove("step");
+        if fields.contains_key("session.id") {
+            fields.remove("run.id");
+        }
+        let (dim, strong, end) = match (self.color, *event.metadata().level() <= Level::WARN) {
+            (true, true) => ("\x1b[2m", "\x1b[33m", "\x1b[0m"),
+            (true, false) => ("\x1b[2m", "", "\x1b[0m"),
+            (false, _) => ("", "", ""),
+        };
+        let level = if *event.metadata().level() <= Level::WARN { "warning: " } else { "" };
+        write!(
+            writer,
+            "{dim}{}{end}  {strong}{level}{message}{end}",
+            chrono::Local::now().format("%H:%M:%S")
+        )?;
+        for (key, value) in &fields {
+            write!(writer, "  {dim}{key}={}{end}", text(value))?;
+        }
+        writeln!(writer)
     }
 }
 

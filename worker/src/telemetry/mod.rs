@@ -3,8 +3,9 @@
 //! Traces are made only when an OTLP endpoint is set. Neither carries what people or models wrote: span fields are
 //! ids, names, counts and kinds of errors, and whoever adds one keeps to that.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
@@ -14,9 +15,10 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider};
 use tokio::runtime::Runtime;
 use tracing::{Dispatch, Level, Metadata};
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{FilterExt, LevelFilter, dynamic_filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{self, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
@@ -27,10 +29,11 @@ pub mod names;
 #[cfg(test)]
 mod tests;
 
-pub use context::{failed, link, set_remote_parent, trace_context};
+pub use context::{failed, link, passed_on, set_remote_parent, trace_context};
 pub use export::dropped_spans;
 
-const DEFAULT_FILTER: &str = "info,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
+const DEFAULT_FILTER: &str =
+    "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
 
 /// The longest time that the end of the process waits for the last spans.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -107,6 +110,26 @@ impl Settings {
     }
 }
 
+/// The terminal of `wakeful dev`: silent until it is opened, so that no line of the log gets into what is shown of
+/// the start.
+#[derive(Clone, Debug)]
+pub struct Screen {
+    pub color: bool,
+    pub open: Arc<AtomicBool>,
+}
+
+impl<'a> MakeWriter<'a> for Screen {
+    type Writer = Box<dyn Write>;
+
+    fn make_writer(&'a self) -> Box<dyn Write> {
+        if self.open.load(Ordering::Relaxed) {
+            Box::new(std::io::stderr())
+        } else {
+            Box::new(std::io::sink())
+        }
+    }
+}
+
 /// Keeps traces going. Its drop sends what waits, for two seconds at most; what is left then counts as dropped.
 #[must_use = "traces end when this is dropped"]
 #[derive(Debug)]
@@ -149,7 +172,15 @@ impl Drop for Traces {
 /// Never fails: a filter or an endpoint that cannot be used is reported in the log, and the default or no traces
 /// take its place. A second call changes nothing.
 pub fn init(settings: &Settings) -> Guard {
-    let (dispatch, guard, warnings) = build(settings, std::io::stderr);
+    install(build(settings, std::io::stderr, None))
+}
+
+/// The same for `wakeful dev`: the log goes into `file`, and a short form of it to stderr.
+pub fn init_dev(settings: &Settings, file: std::fs::File, screen: Screen) -> Guard {
+    install(build(settings, Arc::new(file), Some(screen)))
+}
+
+fn install((dispatch, guard, warnings): (Dispatch, Guard, Vec<String>)) -> Guard {
     // Fails only when a subscriber stands already, which then does our work too.
     let _ = dispatch.try_init();
     for warning in warnings {
@@ -158,7 +189,7 @@ pub fn init(settings: &Settings) -> Guard {
     guard
 }
 
-fn build<W>(settings: &Settings, writer: W) -> (Dispatch, Guard, Vec<String>)
+fn build<W>(settings: &Settings, writer: W, screen: Option<Screen>) -> (Dispatch, Guard, Vec<String>)
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -188,9 +219,18 @@ where
             .with_threads(false)
             .with_target(false)
             .with_tracked_inactivity(false)
-            .with_filter(filter_fn(is_ours))
+            // Dynamic for the reason of `asked_anew`.
+            .with_filter(dynamic_filter_fn(|metadata, _| is_ours(metadata)))
     });
-    let subscriber = tracing_subscriber::registry().with(spans).with(logs.with_filter(filter));
+    let screen = screen.map(|screen| {
+        tracing_subscriber::fmt::layer()
+            .event_format(log::Short { color: screen.color })
+            .with_ansi(screen.color)
+            .with_writer(screen)
+            .with_filter(EnvFilter::new("warn,wakeful=info,wakeful_store=info,opentelemetry=off"))
+    });
+    let subscriber =
+        tracing_subscriber::registry().with(spans).with(logs.with_filter(asked_anew(filter))).with(screen);
     (Dispatch::new(subscriber), Guard { traces }, warnings)
 }
 
@@ -201,6 +241,18 @@ fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::Par
     } else {
         EnvFilter::try_new(format!("{directives},opentelemetry=off"))
     }
+}
+
+/// `filter`, asked about every span and event that it lets through, and not once a callsite.
+///
+/// A record of the crate `log` that no layer wants leaves its verdict behind in the thread, where the next span or event of a
+/// callsite that is not asked about again takes it for its own, and is lost.
+fn asked_anew<S>(filter: EnvFilter) -> impl layer::Filter<S>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+{
+    let most = filter.max_level_hint().unwrap_or(LevelFilter::TRACE);
+    filter.and(dynamic_filter_fn(|_, _| true).with_max_level_hint(most))
 }
 
 /// Spans only: log lines stay in the log, which names the trace.

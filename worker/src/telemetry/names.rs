@@ -90,7 +90,11 @@ pub const TOOL_TYPE_FUNCTION: &str = "function";
 
 pub const ERROR_TYPE: &str = "error.type";
 pub const MESSAGING_SYSTEM: &str = "messaging.system";
+/// The queue is a table of ours.
+pub const MESSAGING_SYSTEM_WAKEFUL: &str = "wakeful";
 pub const MESSAGING_OPERATION_NAME: &str = "messaging.operation.name";
 pub const MESSAGING_OPERATION_TYPE: &str = "messaging.operation.type";
+pub const MESSAGING_SEND: &str = "send";
+pub const MESSAGING_PROCESS: &str = "process";
 pub const MESSAGING_DESTINATION_NAME: &str = "messaging.destination.name";
 pub const MESSAGING_MESSAGE_ID: &str = "messaging.message.id";

@@ -47,7 +47,7 @@ fn settings(env: &[(&str, &str)]) -> Settings {
 fn start(settings: &Settings) -> (Dispatch, Guard, Lines) {
     let lines = Lines::default();
     let writer = lines.clone();
-    let (dispatch, guard, warnings) = build(settings, move || writer.clone());
+    let (dispatch, guard, warnings) = build(settings, move || writer.clone(), None);
     assert_eq!(warnings, Vec::<String>::new());
     (dispatch, guard, lines)
 }
@@ -222,10 +222,10 @@ fn the_filter_quiets_the_exporter_and_a_bad_one_is_reported() {
         tracing::debug!("ours");
     });
     assert_eq!(lines.json().len(), 1);
-    let (_, _, warnings) = build(&settings(&[("WAKEFUL_LOG", "a=b=c")]), io::sink);
+    let (_, _, warnings) = build(&settings(&[("WAKEFUL_LOG", "a=b=c")]), io::sink, None);
     assert!(warnings.len() == 1 && warnings[0].starts_with("WAKEFUL_LOG is not used: "), "{warnings:?}");
     let (_, guard, warnings) =
-        build(&settings(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "not an address")]), io::sink);
+        build(&settings(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "not an address")]), io::sink, None);
     assert!(guard.traces.is_none() && warnings[0].starts_with("No traces: "), "{warnings:?}");
 }
 

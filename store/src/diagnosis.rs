@@ -1,0 +1,160 @@
+//! What `wakeful doctor` asks the database. Every question is bounded: it runs on production, again and again.
+
+use crate::{Error, Result, Store};
+use chrono::{DateTime, Utc};
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// How many of the newest sessions are looked at.
+pub const NEWEST_SESSIONS: i64 = 10_000;
+
+/// The oldest major version of Postgres that every statement here is made for.
+pub const OLDEST_SERVER: i32 = 15;
+
+/// Host, port and name of the database that `url` names: what may be shown of it.
+///
+/// # Errors
+/// [`Error::Database`] when the URL is malformed.
+pub fn address(url: &str) -> Result<String> {
+    let options = PgConnectOptions::from_str(url)?;
+    let place = match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
+    };
+    Ok(format!("{place}/{}", options.get_database().unwrap_or_else(|| options.get_username())))
+}
+
+/// Makes one connection and ends it: says at once why there is none, where a pool would try on.
+///
+/// # Errors
+/// [`Error::Database`], at the latest after `patience`.
+pub async fn reach(url: &str, patience: Duration) -> Result<()> {
+    let options = PgConnectOptions::from_str(url)?;
+    match tokio::time::timeout(patience, options.connect()).await {
+        Ok(connected) => Ok(connected?.close().await?),
+        Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into()),
+    }
+}
+
+/// The server, as it introduces itself.
+#[derive(Clone, Debug)]
+pub struct ServerFacts {
+    /// As in `server_version_num`: 170011 for 17.11.
+    pub version_num: i32,
+    pub version: String,
+    /// The server's clock.
+    pub now: DateTime<Utc>,
+    /// How long the question took: the clock is known that well.
+    pub round_trip: Duration,
+}
+
+/// What needs a person, among the [`NEWEST_SESSIONS`].
+#[derive(Clone, Debug, Default)]
+pub struct Troubles {
+    /// Sessions by status.
+    pub sessions: Vec<(String, i64)>,
+    /// Calls of which nobody knows whether they took effect, and a session that has one.
+    pub uncertain_calls: i64,
+    pub uncertain_call_session: Option<String>,
+    /// Outgoing messages that failed, or of which nobody knows whether they were sent, and a session that has one.
+    pub bad_deliveries: i64,
+    pub bad_delivery_session: Option<String>,
+}
+
+impl Store {
+    /// Version and clock of the server.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn server_facts(&self) -> Result<ServerFacts> {
+        // Opening a connection would count as the clock's uncertainty.
+        let mut connection = self.pool.acquire().await?;
+        let began = Instant::now();
+        let row = sqlx::query!(
+            r#"
+            select current_setting('server_version_num')::integer as "version_num!",
+                current_setting('server_version') as "version!",
+                clock_timestamp() as "now!"
+            "#
+        )
+        .fetch_one(&mut *connection)
+        .await?;
+        Ok(ServerFacts {
+            version_num: row.version_num,
+            version: row.version,
+            now: row.now,
+            round_trip: began.elapsed(),
+        })
+    }
+
+    /// Whether a notification that one connection sends reaches another one that listens. A pooler in transaction
+    /// mode gives the listening connection's server to somebody else, and then it never does, without any error.
+    ///
+    /// # Errors
+    /// [`Error::Database`]. No notification within `patience` is `None`.
+    pub async fn notification_round_trip(&self, patience: Duration) -> Result<Option<Duration>> {
+        let channel = crate::new_id("wakeful_doctor");
+        let pool = PgPoolOptions::new().max_connections(1).connect_with(self.options.clone()).await?;
+        let mut listener = PgListener::connect_with(&pool).await?;
+        listener.listen(&channel).await?;
+        let began = Instant::now();
+        sqlx::query!("select pg_notify($1, '')", channel).fetch_one(&self.pool).await?;
+        match tokio::time::timeout(patience, listener.recv()).await {
+            Ok(Ok(_)) => Ok(Some(began.elapsed())),
+            Ok(Err(error)) => Err(Error::Database(error)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// What needs a person. Counts are of the newest sessions only, so that asking costs the same in every size.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn troubles(&self) -> Result<Troubles> {
+        let sessions = sqlx::query!(
+            r#"
+            select status, count(*) as "count!"
+            from (
+                select status from conversation_sessions order by session_id desc limit $1
+            ) newest
+            group by status
+            order by status
+            "#,
+            NEWEST_SESSIONS
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let effects = sqlx::query!(
+            r#"
+            with newest as materialized (
+                select session_id from conversation_sessions order by session_id desc limit $1
+            ), calls as (
+                select count(*) as found, max(tool_calls.session_id) as session_id
+                from tool_calls
+                join newest on newest.session_id = tool_calls.session_id
+                where tool_calls.status = 'uncertain'
+            ), outgoing as (
+                select count(*) as found, max(deliveries.session_id) as session_id
+                from deliveries
+                join newest on newest.session_id = deliveries.session_id
+                where deliveries.status in ('uncertain', 'failed')
+            )
+            select calls.found as "calls!", calls.session_id as call_session,
+                outgoing.found as "deliveries!", outgoing.session_id as delivery_session
+            from calls, outgoing
+            "#,
+            NEWEST_SESSIONS
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(Troubles {
+            sessions: sessions.into_iter().map(|row| (row.status, row.count)).collect(),
+            uncertain_calls: effects.calls,
+            uncertain_call_session: effects.call_session,
+            bad_deliveries: effects.deliveries,
+            bad_delivery_session: effects.delivery_session,
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! Where a session stands and what it waits for: everything that an operator needs to see at once.
+
+use crate::session::{DeliveryView, SessionSummary};
+use crate::{Result, Store};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+/// A session with what holds it up. Read in a few statements, not in one snapshot: it is for people.
+#[derive(Clone, Debug, Serialize)]
+pub struct Standing {
+    pub session: SessionSummary,
+    /// The newest run.
+    pub run: Option<RunView>,
+    /// The run that has the conversation, while this session's run waits for it.
+    pub behind: Option<Holder>,
+    /// The step job, and the deliver jobs of the conversation.
+    pub jobs: Vec<JobView>,
+    /// Messages that wait for the next step boundary.
+    pub pending_messages: i64,
+    /// Ledger rows that have not settled, and those of which nobody knows whether they took effect.
+    pub open_calls: Vec<OpenCall>,
+    /// Outgoing messages that were not sent for certain.
+    pub unsent: Vec<DeliveryView>,
+    /// Seconds since the newest journal entry.
+    pub quiet_s: Option<f64>,
+}
+
+/// One run as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunView {
+    pub run_id: String,
+    pub status: String,
+    pub steps: i64,
+    pub error: Option<String>,
+    pub created_at: DateTime<Utc>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub completed_at: Option<DateTime<Utc>>,
+}
+
+/// Who has the conversation.
+#[derive(Clone, Debug, Serialize)]
+pub struct Holder {
+    pub run_id: String,
+    pub session_id: String,
+}
+
+/// One job as it is shown. Times are relative to the database's clock.
+#[derive(Clone, Debug, Serialize)]
+pub struct JobView {
+    pub job_id: i64,
+    pub kind: String,
+    pub channel: Option<String>,
+    pub step_number: Option<i64>,
+    /// Claims of this step.
+    pub attempt: i32,
+    /// Claims without progress since.
+    pub stuck: i32,
+    /// A claim was made and not given back: while `due_in_s` is positive its holder has the job.
+    pub leased: bool,
+    pub worker_id: Option<String>,
+    /// Seconds since the holder's last heartbeat. None: it has removed itself, or nobody holds the job.
+    pub worker_beat_age_s: Option<f64>,
+    /// Seconds until the job may be claimed; negative for how long it could have been. For a leased job the lease's
+    /// end.
+    pub due_in_s: f64,
+    pub last_error: Option<String>,
+}
+
+/// A call that has not settled as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct OpenCall {
+    pub call_id: String,
+    pub name: String,
+    pub effect: String,
+    pub status: String,
+    pub attempts: i32,
+    /// The message that asked for it.
+    pub message_number: i64,
+    /// Whether the model has been told how it ended, or that nobody knows.
+    pub told: bool,
+    pub started_at: Option<DateTime<Utc>>,
+}
+
+impl Store {
+    /// Where the session stands.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`], [`crate::Error::Database`].
+    pub async fn standing(&self, space_id: Option<&str>, session_id: &str) -> Result<Standing> {
+        let session = self.session(space_id, session_id).await?;
+        let run = sqlx::query_as!(
+            RunView,
+            "select run_id, status, steps, error, created_at, started_at, completed_at from session_runs
+            where session_id = $1
+            order by created_at desc
+            limit 1",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let behind = sqlx::query_as!(
+            Holder,
+            "select r.run_id, r.session_id
+            from conversation_sessions s
+            join conversation_counters c on c.conversation_id = s.conversation_id
+            join session_runs r on r.run_id = c.open_run_id
+            where s.session_id = $1 and r.session_id <> s.session_id and s.status = 'queued'",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let jobs = sqlx::query_as!(
+            JobView,
+            r#"
+            select j.job_id, j.kind, j.channel, j.step_number, j.attempt, j.stuck, j.lease is not null as "leased!",
+                j.worker_id,
+                extract(epoch from clock_timestamp() - w.beat_at)::float8 as worker_beat_age_s,
+                extract(epoch from j.run_at - clock_timestamp())::float8 as "due_in_s!",
+                j.last_error
+            from conversation_sessions s
+            join jobs j on j.conversation_id = s.conversation_id
+                and (j.session_id = s.session_id or j.kind = 'deliver')
+            left join workers w on w.worker_id = j.worker_id
+            where s.session_id = $1
+            order by j.kind desc, j.channel
+            limit 20
+            "#,
+            session_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let open_calls = sqlx::query_as!(
+            OpenCall,
+            r#"
+            select call_id, name, effect, status, attempts, message_number,
+                result_message_number is not null as "told!", started_at
+            from tool_calls
+            where session_id = $1 and (result_message_number is null or status = 'uncertain')
+            order by message_number, call_id
+            limit 50
+            "#,
+            session_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let unsent = sqlx::query_as!(
+            DeliveryView,
+            "select delivery_id, channel, status, attempt, last_error, receipt from deliveries
+            where session_id = $1 and status not in ('sent', 'expired')
+            order by ordinal
+            limit 50",
+            session_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let (pending_messages, quiet_s) = {
+            let row = sqlx::query!(
+                r#"
+                select
+                    (select count(*) from session_inbox where session_id = $1 and status = 'pending') as "pending!",
+                    (
+                        select extract(epoch from clock_timestamp() - ts)::float8 from session_events
+                        where session_id = $1
+                        order by seq desc
+                        limit 1
+                    ) as quiet_s
+                "#,
+                session_id
+            )
+            .fetch_one(&self.pool)
+            .await?;
+            (row.pending, row.quiet_s)
+        };
+        Ok(Standing { session, run, behind, jobs, pending_messages, open_calls, unsent, quiet_s })
+    }
+}

@@ -1,0 +1,439 @@
+//! The command line beside a running process: what an operator sees and does with a database and no server.
+
+use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a command came to.
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}{}", self.out, self.err))
+    }
+
+    /// Only characters that stand where they are: nothing that acts on a terminal or turns the order.
+    fn is_tame(&self) -> bool {
+        let acts =
+            |c: char| c != '\n' && c != '\t' && (c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c));
+        !self.out.contains(acts)
+    }
+}
+
+/// Another command with the configuration and folder of `options`.
+fn command(options: &Options, args: &[&str]) -> Options {
+    Options {
+        config: options.config.clone(),
+        args: args.iter().map(|&arg| arg.to_owned()).collect(),
+        env: options.env.clone(),
+        dir: Arc::clone(&options.dir),
+    }
+}
+
+async fn run(options: &Options, database_url: &str, args: &[&str]) -> Ran {
+    let (status, process) = command(options, args).spawn(database_url).ended().await;
+    Ran { code: status.code().expect("it was not killed"), out: process.output(), err: process.log() }
+}
+
+fn options(model: &ModelServer) -> Options {
+    Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url)
+}
+
+#[tokio::test]
+async fn a_session_is_listed_shown_and_tailed() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![
+        Answer::call("reserve", json!({"persons": 2})),
+        Answer::text("Your table is reserved."),
+    ])
+    .await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "A table for two, please.").await;
+    let id = answer["session_id"].as_str().unwrap();
+    client.wait_for(id, "completed").await;
+    let cli = async |args: &[&str]| run(&options, &database.url, args).await;
+
+    let list = cli(&["session", "list"]).await;
+    assert_eq!((list.code, list.out.lines().count()), (0, 1), "{}", list.err);
+    assert!(list.out.starts_with(&format!("{id}\tcompleted\t2\t")) && list.is_tame(), "{}", list.out);
+    let list = cli(&["session", "list", "--conversation", "c1", "-o", "json"]).await;
+    assert_eq!(list.json()[0]["session_id"], id);
+    assert_eq!(cli(&["session", "list", "--status", "failed", "-o", "json"]).await.json(), json!([]));
+    assert_eq!(cli(&["session", "list", "--conversation", "other"]).await.out, "");
+    let table = cli(&["session", "list", "-o", "table"]).await;
+    assert!(table.out.starts_with("SESSION") && table.is_tame(), "{}", table.out);
+
+    let show = cli(&["session", "show", id]).await;
+    assert_eq!(show.code, 0, "{}", show.err);
+    for part in [
+        "A table for two, please.",
+        "→ reserve {\"persons\":2}",
+        "Your table is reserved.",
+        "Reserved for 2.",
+    ] {
+        assert!(show.out.contains(part), "{part}: {}", show.out);
+    }
+    for heading in ["Transcript", "Steps", "Tool calls"] {
+        assert!(show.out.lines().any(|line| line == heading), "{heading}: {}", show.out);
+    }
+    assert!(show.is_tame());
+    assert_eq!(cli(&["session", "show", id, "-o", "json"]).await.json(), client.session(id).await);
+
+    let tail = cli(&["session", "tail", id]).await;
+    assert!(
+        tail.out.contains("MESSAGE_RECEIVED") && tail.out.contains("running → completed"),
+        "{}",
+        tail.out
+    );
+    let lines = cli(&["session", "tail", id, "--after", "2", "-o", "jsonl"]).await;
+    let seqs: Vec<i64> = lines
+        .out
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["seq"].as_i64().unwrap())
+        .collect();
+    assert_eq!(seqs, (3..3 + seqs.len() as i64).collect::<Vec<_>>(), "dense, after 2");
+    assert_eq!(
+        cli(&["session", "tail", id, "-o", "json"]).await.json().as_array().unwrap().len(),
+        seqs.len() + 2
+    );
+}
+
+#[tokio::test]
+async fn each_failure_of_a_command_has_its_exit_status() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Done.")]).await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "Hello.").await;
+    let id = answer["session_id"].as_str().unwrap();
+    client.wait_for(id, "completed").await;
+    let cli = async |args: &[&str]| run(&options, &database.url, args).await;
+
+    for verb in ["show", "tail", "why", "retry", "cancel"] {
+        let ran = cli(&["session", verb, "sess_none"]).await;
+        assert_eq!((ran.code, ran.out.as_str()), (3, ""), "{verb}: {}", ran.err);
+        assert!(ran.err.contains("session sess_none does not exist"), "{}", ran.err);
+    }
+    assert_eq!(cli(&["session", "send", "sess_none", "x"]).await.code, 3);
+    for verb in ["retry", "cancel"] {
+        let ran = cli(&["session", verb, id]).await;
+        assert_eq!(ran.code, 4);
+        assert!(
+            ran.err.contains(&format!("is completed: {verb} is not possible now; possible: send")),
+            "{}",
+            ran.err
+        );
+    }
+    assert_eq!(cli(&["session", "list", "--status", "done"]).await.code, 2);
+    assert_eq!(cli(&["session", "list", "--limit", "0"]).await.code, 2);
+    assert_eq!(cli(&["session", "send", id, " "]).await.code, 2);
+    assert_eq!(cli(&["session", "list", "-o", "yaml"]).await.code, 2);
+
+    let sent = cli(&["session", "send", id, "Again.", "--client-key", "k1", "-o", "json"]).await;
+    assert_eq!(sent.json()["outcome"], "new_run");
+    assert_eq!(
+        cli(&["session", "send", id, "Again.", "--client-key", "k1", "-o", "json"]).await.json(),
+        sent.json()
+    );
+    assert_eq!(cli(&["session", "send", id, "Other.", "--client-key", "k1"]).await.code, 4);
+
+    let nowhere = "postgres://someone:secret-word@127.0.0.1:1/nothing";
+    let ran = run(&options, nowhere, &["session", "list"]).await;
+    assert_eq!(ran.code, 6, "{}", ran.err);
+    assert!(ran.err.contains("127.0.0.1:1/nothing") && !ran.err.contains("secret-word"), "{}", ran.err);
+    let empty = Database::without_schema().await;
+    let ran = run(&options, &empty.url, &["queue", "status"]).await;
+    assert_eq!(ran.code, 6);
+    assert!(ran.err.contains("wakeful migrate"), "{}", ran.err);
+}
+
+#[tokio::test]
+async fn a_failed_run_says_why_and_a_retry_wakes_a_worker_at_once() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, number| match number {
+        0 => Answer::Error(400),
+        _ => Answer::text("Now it works."),
+    })
+    .await;
+    // Whoever waits for the poll waits longer than the test does.
+    let options = options(&model).env("WAKEFUL_QUEUE__POLL_MS", "60000");
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "Hello.").await;
+    let id = answer["session_id"].as_str().unwrap();
+    client.wait_for(id, "failed").await;
+    let cli = async |args: &[&str]| run(&options, &database.url, args).await;
+
+    let why = cli(&["session", "why", id]).await;
+    assert_eq!(why.code, 0, "{}", why.err);
+    assert!(why.out.contains("refused the request (status 400)"), "{}", why.out);
+    assert!(why.out.contains(&format!("wakeful session retry {id}")), "{}", why.out);
+    let list = cli(&["session", "list", "--status", "failed"]).await;
+    assert!(list.out.contains("status 400"), "{}", list.out);
+
+    let began = Instant::now();
+    let retry = cli(&["session", "retry", id, "--reason", "the model is back", "-o", "json"]).await;
+    assert_eq!(retry.json()["run_id"], answer["run_id"], "the same run goes on");
+    client.wait_for(id, "completed").await;
+    assert!(began.elapsed() < Duration::from_secs(50), "the worker was told");
+    assert!(cli(&["session", "why", id]).await.out.contains("Nothing holds it up"));
+}
+
+#[tokio::test]
+async fn a_provider_that_fails_is_named_with_the_next_attempt() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|_, _| Answer::Error(500)).await;
+    let options = options(&model).config("[agents.default.limits]\nattempts = 50");
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "Hello.").await;
+    let id = answer["session_id"].as_str().unwrap();
+    // Late enough for the next attempt to be some time away.
+    let why = eventually("a delayed step", || async {
+        let why = run(&options, &database.url, &["session", "why", id]).await;
+        why.out.contains("is tried again in").then_some(why)
+    })
+    .await;
+    assert!(why.out.contains("(status 500)"), "{}", why.out);
+    let json = run(&options, &database.url, &["session", "why", id, "-o", "json"]).await.json();
+    assert!(json["standing"]["jobs"][0]["last_error"].as_str().unwrap().contains("500"), "{json}");
+}
+
+#[tokio::test]
+async fn a_running_session_names_its_worker_takes_messages_and_is_cancelled() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("A long answer.")]).await;
+    model.hold();
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "Hello.").await;
+    let id = answer["session_id"].as_str().unwrap();
+    eventually("a request", || async { (!model.bodies().is_empty()).then_some(()) }).await;
+    let cli = async |args: &[&str]| run(&options, &database.url, args).await;
+
+    let why = eventually("a heartbeat", || async {
+        let why = cli(&["session", "why", id]).await;
+        why.out.contains("and alive").then_some(why)
+    })
+    .await;
+    assert!(why.out.contains("is at step 1"), "{}", why.out);
+    let status = cli(&["queue", "status", "-o", "json"]).await.json();
+    assert_eq!(status["queues"][0]["leased"], 1, "{status}");
+    assert_eq!(status["workers"][0]["leases"], 1, "{status}");
+    let status = cli(&["queue", "status"]).await;
+    assert!(
+        status.out.contains("queue\tstep\t0\t1\t0") && status.out.contains("\talive\t"),
+        "{}",
+        status.out
+    );
+
+    let sent = cli(&["session", "send", id, "And one more thing.", "-o", "json"]).await;
+    assert_eq!(sent.json()["outcome"], "queued");
+    assert!(cli(&["session", "why", id]).await.out.contains("1 message waits for the next step boundary"));
+    assert_eq!(cli(&["session", "retry", id]).await.code, 4);
+    assert_eq!(cli(&["session", "cancel", id, "--reason", "enough"]).await.code, 0);
+    let session = client.wait_for(id, "failed").await;
+    assert_eq!(session["error"], "cancelled");
+    assert!(cli(&["session", "why", id]).await.out.contains("was cancelled"));
+}
+
+#[tokio::test]
+async fn a_tail_goes_on_as_entries_are_written() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Done.")]).await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "First.").await;
+    let id = answer["session_id"].as_str().unwrap();
+    client.wait_for(id, "completed").await;
+
+    let tail = command(&options, &["session", "tail", id, "--follow"]).spawn(&database.url);
+    eventually("what was", || async { tail.output().contains("completed").then_some(()) }).await;
+    client.chat("c1", "Second.").await;
+    eventually("what comes", || async {
+        let seen = tail.output();
+        let after = seen.split_once("Second.").map(|(_, after)| after.to_owned())?;
+        after.contains("→ completed").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn hostile_text_reaches_no_terminal() {
+    const HOSTILE: &str =
+        "x\u{1b}[2J\u{1b}]0;owned\u{7}\n#9 assistant\nsess_0\tcompleted\r\u{9b}1m\u{202e}fdp.exe";
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![
+        Answer::call("ask_user", json!({"question": HOSTILE})),
+        Answer::text(HOSTILE),
+    ])
+    .await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", HOSTILE).await;
+    let id = answer["session_id"].as_str().unwrap();
+    client.wait_for(id, "waiting_input").await;
+    for done in [false, true] {
+        if done {
+            client.chat("c1", HOSTILE).await;
+            client.wait_for(id, "completed").await;
+        }
+        for args in [
+            &["session", "list"][..],
+            &["session", "list", "-o", "table"],
+            &["session", "show", id, "--full"],
+            &["session", "tail", id],
+            &["session", "tail", id, "-o", "jsonl"],
+            &["session", "why", id],
+            &["session", "why", id, "-o", "json"],
+        ] {
+            let ran = run(&options, &database.url, args).await;
+            assert_eq!(ran.code, 0, "{}", ran.err);
+            assert!(ran.is_tame(), "{args:?}: {:?}", ran.out);
+        }
+        let list = run(&options, &database.url, &["session", "list"]).await;
+        assert_eq!(list.out.lines().count(), 1, "a row is a line: {}", list.out);
+        let show = run(&options, &database.url, &["session", "show", id]).await;
+        assert!(show.out.contains("\\u{1b}[2J"), "{}", show.out);
+        assert!(!show.out.lines().any(|line| line.starts_with("  #9")), "no forged heading: {}", show.out);
+    }
+    let json = run(&options, &database.url, &["session", "show", id, "-o", "json"]).await.json();
+    assert_eq!(json["messages"][0]["text"], HOSTILE, "programs get it as it was");
+}
+
+/// The checks of a report, by level.
+fn checks<'a>(report: &'a Value, level: &str) -> Vec<&'a Value> {
+    report.as_array().expect("checks").iter().filter(|check| check["level"] == level).collect()
+}
+
+#[tokio::test]
+async fn the_doctor_finds_a_healthy_system_healthy() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Done.")]).await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let listen = process.url().trim_start_matches("http://").to_owned();
+    eventually("a heartbeat", || async {
+        (database.value::<i64>("select count(*) from workers where $1 = ''", "").await > 0).then_some(())
+    })
+    .await;
+    // As the health check of the process beside it.
+    let beside = command(&options, &[]).env("WAKEFUL_SERVER__LISTEN", &listen);
+
+    let began = Instant::now();
+    let ran = run(&beside, &database.url, &["doctor", "-o", "json"]).await;
+    assert!(began.elapsed() < Duration::from_secs(10));
+    let report = ran.json();
+    assert_eq!((ran.code, checks(&report, "problem").len()), (0, 0), "{report:#}");
+    let ok: Vec<&str> = checks(&report, "ok").iter().map(|check| check["name"].as_str().unwrap()).collect();
+    for name in [
+        "configuration",
+        "agents",
+        "workspace",
+        "maildir",
+        "server",
+        "database",
+        "notifications",
+        "schema",
+        "workers",
+    ] {
+        assert!(ok.contains(&name), "{name}: {report:#}");
+    }
+    let plain = run(&beside, &database.url, &["doctor"]).await;
+    assert!(plain.is_tame() && plain.out.contains(&format!("{listen} is ready")), "{}", plain.out);
+    assert!(!plain.out.contains("PROBLEM"));
+}
+
+#[tokio::test]
+async fn the_doctor_says_what_is_wrong_and_what_to_do() {
+    let database = Database::new().await;
+    let options = Options::new()
+        .model("scripted/none-such")
+        .config("[agents.other]\nmodel = \"anthropic/claude-x\"\ntools = [\"read_fil\"]");
+    let ran = run(&options, &database.url, &["doctor"]).await;
+    assert_eq!(ran.code, 9, "{}", ran.out);
+    assert!(
+        ran.out.contains("did you mean `read_file`?") && ran.out.contains("[agents.other] tools"),
+        "{}",
+        ran.out
+    );
+    assert!(ran.out.contains("scripted/none-such"), "{}", ran.out);
+    assert!(ran.out.contains("warning\tmodel key\tANTHROPIC_API_KEY is not set"), "{}", ran.out);
+    assert!(ran.out.contains("warning\tworkers\tnone is alive"), "{}", ran.out);
+
+    let sound = Options::new().model("openai/test").env("OPENAI_API_KEY", "sk-hidden");
+    let empty = Database::without_schema().await;
+    let ran = run(&sound, &empty.url, &["doctor"]).await;
+    assert_eq!(ran.code, 9);
+    assert!(
+        ran.out.contains("PROBLEM\tschema\t") && ran.out.contains("→ Run `wakeful migrate`"),
+        "{}",
+        ran.out
+    );
+
+    let newer = Database::new().await;
+    sqlx::query(
+        "insert into _sqlx_migrations (version, description, success, checksum, execution_time)
+        values (99990101000000, 'of tomorrow', true, '', 0)",
+    )
+    .execute(&newer.pool)
+    .await
+    .unwrap();
+    let ran = run(&sound, &newer.url, &["doctor"]).await;
+    assert_eq!(ran.code, 9);
+    assert!(ran.out.contains("newer than this binary"), "{}", ran.out);
+
+    let ran = run(&sound, "postgres://someone:secret-word@127.0.0.1:1/nothing", &["doctor"]).await;
+    assert_eq!(ran.code, 9);
+    assert!(
+        ran.out.contains("PROBLEM\tdatabase\t127.0.0.1:1/nothing") && ran.out.contains("DATABASE_URL"),
+        "{}",
+        ran.out
+    );
+    assert!(
+        !ran.out.contains("secret-word")
+            && !ran.err.contains("secret-word")
+            && !ran.out.contains("sk-hidden")
+    );
+
+    let wrong = Options::new().config("[queue]\nconcurency = 3");
+    let ran = run(&wrong, &database.url, &["doctor", "-o", "json"]).await;
+    assert_eq!(ran.code, 9);
+    assert!(ran.json()[0]["text"].as_str().unwrap().contains("concurrency"), "{}", ran.out);
+}
+
+#[tokio::test]
+async fn the_doctor_names_the_session_whose_effect_is_uncertain() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Done.")]).await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "Hello.").await;
+    let id = answer["session_id"].as_str().unwrap();
+    client.wait_for(id, "completed").await;
+    sqlx::query(
+        "insert into tool_calls (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status)
+        values ($1, 'call_1', 'run_1', 1, 2, 'charge', '', 'guarded', 'uncertain')",
+    )
+    .bind(id)
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let ran = run(&options, &database.url, &["doctor"]).await;
+    assert_eq!(ran.code, 0, "a warning is no failure: {}", ran.out);
+    assert!(ran.out.contains(&format!("wakeful session why {id}")), "{}", ran.out);
+    let why = run(&options, &database.url, &["session", "why", id]).await;
+    assert!(why.out.contains("Nobody knows whether charge took effect"), "{}", why.out);
+}

@@ -1,0 +1,217 @@
+//! `wakeful dev`, as a person runs it: on a Postgres of its own, in a data directory of its own.
+
+use crate::support::client::{Client, numbers, texts};
+use crate::support::{Program, eventually};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use wakeful::store::Store;
+use wakeful::store::session::{SessionFilter, SessionSummary};
+
+/// A place for data.
+struct Place {
+    temp: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let temp = TempDir::with_prefix("wakeful-dev-").unwrap();
+        // Root's server runs as another user, who must be able to pass.
+        std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        Place { temp }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.temp.path().join("data")
+    }
+
+    fn mails(&self) -> usize {
+        std::fs::read_dir(self.data().join("mail/new")).into_iter().flatten().count()
+    }
+
+    /// `wakeful dev …` on a free port.
+    fn dev(&self, arguments: &[&str]) -> Program {
+        self.dev_with(&["--listen", "127.0.0.1:0"], arguments, &[])
+    }
+
+    /// `wakeful dev url|stop|reset`.
+    fn verb(&self, verb: &str) -> Program {
+        self.dev_with(&[], &[verb], &[])
+    }
+
+    fn dev_with(&self, options: &[&str], arguments: &[&str], env: &[(&str, &str)]) -> Program {
+        let mut command = Program::command(self.temp.path());
+        command.args(["dev", "--data-dir"]).arg(self.data()).args(options).args(arguments);
+        command.envs(env.iter().copied());
+        Program::start(command)
+    }
+
+    async fn store(&self) -> Store {
+        let mut url = self.verb("url");
+        assert_eq!(url.end().await, 0, "{}", url.errors());
+        Store::connect(url.output().trim(), 2, "wakeful test").await.expect("dev's database")
+    }
+}
+
+/// Waits for the banner, and gives a client for the address in it.
+async fn up(program: &Program) -> Client {
+    let line = program.line("Wakeful is up at ").await;
+    program.line("the next start goes on from there").await;
+    Client::new(line.split_once(" at ").unwrap().1)
+}
+
+async fn sessions(store: &Store) -> Vec<SessionSummary> {
+    let filter = SessionFilter { limit: 100, ..SessionFilter::default() };
+    store.sessions(&filter).await.unwrap()
+}
+
+async fn sample(client: &Client, conversation: &str) -> Value {
+    let (_, found) = client.get(&format!("/v1/conversations/{conversation}/sessions")).await;
+    let items = found["items"].as_array().unwrap_or_else(|| panic!("{found}"));
+    assert_eq!(items.len(), 1);
+    client.session(items[0]["session_id"].as_str().unwrap()).await
+}
+
+#[tokio::test]
+async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
+    let place = Place::new();
+    let mut first = place.dev(&["--once"]);
+    assert_eq!(first.end().await, 0);
+    let banner = first.output();
+    for line in [
+        "sample-clock   completed       By the worker's clock it is",
+        "sample-note    completed       Done. The note is in notes/note.md",
+        "sample-colour  waiting_input   asks: Which colour shall it be?",
+        "/v1/chat/sample-colour/messages -d '{\"text\": \"Green, please.\"}'",
+        "curl -N http://127.0.0.1:",
+    ] {
+        assert!(banner.contains(line), "{line:?} is not in\n{banner}");
+    }
+    assert!(!banner.contains('\x1b'), "colours are for terminals");
+    assert_eq!(place.verb("url").end().await, 6, "it has ended, and its Postgres too");
+
+    let mut second = place.dev(&[]);
+    let client = up(&second).await;
+    let clock = sample(&client, "sample-clock").await;
+    assert_eq!(clock["status"], "completed");
+    assert_eq!(clock["steps"].as_array().unwrap().len(), 2);
+    let note = sample(&client, "sample-note").await;
+    assert_eq!(note["status"], "completed");
+    assert_eq!(texts(&note, "user").len(), 1);
+    assert_eq!(note["deliveries"][0]["status"], "sent");
+    assert_eq!(place.mails(), 1);
+    let colour = sample(&client, "sample-colour").await;
+    assert_eq!(colour["status"], "waiting_input");
+    assert_eq!(sessions(&place.store().await).await.len(), 3);
+
+    // The line that the banner offers.
+    client.chat("sample-colour", "Green, please.").await;
+    client.wait_for(colour["session_id"].as_str().unwrap(), "completed").await;
+
+    let mut third = place.dev(&[]);
+    assert_eq!(third.end().await, 4, "one at a time");
+    assert!(third.errors().contains(&format!("(process {})", second.pid())), "{}", third.errors());
+    assert_eq!(place.verb("reset").end().await, 4);
+    assert_eq!(place.verb("stop").end().await, 0);
+    assert_eq!(second.end().await, 0);
+    assert_eq!(place.verb("stop").end().await, 0, "stopped is stopped");
+}
+
+#[tokio::test]
+async fn a_killed_dev_goes_on_where_it_stood() {
+    let place = Place::new();
+    let mut first = place.dev(&[]);
+    first.error_line("sample chats sent to").await;
+    let store = place.store().await;
+    let (note, step) = eventually("the note's first step", || async {
+        let note = sessions(&store).await.into_iter().find(|one| one.conversation_id == "sample-note")?;
+        let steps = store.steps(&note.session_id, None, 10).await.unwrap();
+        let step = steps.into_iter().next()?;
+        Some((note, step))
+    })
+    .await;
+    first.signal(libc::SIGKILL);
+    assert_eq!(first.end().await, 128 + libc::SIGKILL);
+    drop(store);
+
+    let mut second = place.dev(&[]);
+    let client = up(&second).await;
+    assert!(!second.errors().contains("sample chats sent to"), "{}", second.errors());
+    let resumed = sample(&client, "sample-note").await;
+    assert_eq!(resumed["session_id"], note.session_id.as_str());
+    assert_eq!(resumed["status"], "completed");
+    assert_eq!(numbers(&resumed), (2..=9).collect::<Vec<i64>>());
+    assert_eq!(resumed["steps"][0]["worker_id"], step.worker_id.as_str(), "what was committed stays");
+    assert_ne!(resumed["steps"][3]["worker_id"], step.worker_id.as_str());
+    assert_eq!(place.mails(), 1);
+    second.signal(libc::SIGTERM);
+    assert_eq!(second.end().await, 0);
+    assert!(!second.errors().contains("warning"), "{}", second.errors());
+}
+
+#[tokio::test]
+async fn fresh_and_reset_empty_the_data_and_nothing_else() {
+    let place = Place::new();
+    assert_eq!(place.dev(&["--once", "--no-samples"]).end().await, 0);
+    let (kept, old) = (place.data().join("mine.txt"), place.data().join("mail/new/old"));
+    for file in [&kept, &old] {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "x").unwrap();
+    }
+
+    let fresh = place.dev(&["--fresh", "--no-samples"]);
+    let client = up(&fresh).await;
+    assert!(kept.exists() && !old.exists());
+    client.chat("hello", "What time is it?").await;
+    assert_eq!(sessions(&place.store().await).await.len(), 1);
+    drop(fresh);
+
+    assert_eq!(place.verb("reset").end().await, 0);
+    let folders = std::fs::read_dir(place.data()).unwrap().flatten().filter(|entry| entry.path().is_dir());
+    let folders: Vec<String> = folders.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    assert!(!folders.iter().any(|name| name.starts_with("postgres-") || name == "mail"), "{folders:?}");
+    assert!(kept.exists());
+}
+
+#[tokio::test]
+async fn a_database_that_is_given_is_used_and_never_emptied() {
+    let (host, guest) = (Place::new(), Place::new());
+    let mut running = host.dev(&["--no-samples"]);
+    let client = up(&running).await;
+    client.chat("hello", "What time is it?").await;
+    let mut url = host.verb("url");
+    assert_eq!(url.end().await, 0);
+    let url = url.output().trim().to_owned();
+    let env = [("DATABASE_URL", url.as_str())];
+
+    for arguments in [["--fresh"], ["reset"]] {
+        let mut refused = guest.dev_with(&[], &arguments, &env);
+        assert_eq!(refused.end().await, 2);
+        assert!(refused.errors().contains("DATABASE_URL is set"), "{}", refused.errors());
+    }
+    let mut other = guest.dev_with(&["--listen", "127.0.0.1:0"], &["--once"], &env);
+    assert_eq!(other.end().await, 0);
+    assert!(other.output().contains("the one of DATABASE_URL"), "{}", other.output());
+    assert_eq!(sessions(&host.store().await).await.len(), 1, "somebody talks there: no samples");
+
+    running.signal(libc::SIGINT);
+    assert_eq!(running.end().await, 0);
+    // Who has put `dev url` there means dev's own database, which dev starts.
+    let mut again = host.dev_with(&["--listen", "127.0.0.1:0"], &["--once"], &env);
+    assert_eq!(again.end().await, 0);
+    assert!(again.output().contains("export DATABASE_URL"), "{}", again.output());
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_said_before_anything_is_started() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let mut program = place.dev_with(&["--listen", &address], &[], &[]);
+    assert_eq!(program.end().await, 6);
+    assert!(program.errors().contains("--listen"), "{}", program.errors());
+    assert!(program.errors().contains(&address), "{}", program.errors());
+    assert_eq!(place.verb("url").end().await, 6);
+}

@@ -1,0 +1,855 @@
+//! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
+
+use crate::support::wire::Proxy;
+use crate::support::{Database, PATIENCE};
+use apalis_core::backend::Backend;
+use apalis_core::worker::context::WorkerContext;
+use futures::future::{join_all, poll_fn};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Row};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wakeful::store::delivery::Settled;
+use wakeful::store::generation::NewGeneration;
+use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
+use wakeful::store::step::{Commit, Performance};
+use wakeful::store::wake::{Delivered, NewMessage, NewSession};
+use wakeful::store::{Error, Store, new_id};
+use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
+use wakeful::workflow::agent::{Limits, OnUncertain};
+use wakeful::workflow::effect::Effect;
+use wakeful::workflow::plan::{Action, How, Stop, plan};
+use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
+use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session, SessionStatus};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+// ---- the warm copy ----
+
+#[tokio::test]
+async fn the_warm_copy_equals_hydration_after_every_commit() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Reserve a table and write to Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+
+    // A follow-up comes while the model is called; two calls are asked for, in no order of their ids.
+    world.send(&session_id, "For four persons.").await;
+    let (reserve, email) = (call("call_b", "reserve"), call("call_a", "compose_email"));
+    driver.continues(replied(vec![text("One moment."), asks(&reserve), asks(&email)])).await;
+    assert_eq!(driver.session.inbox.len(), 1, "the follow-up was read in by the refresh");
+    assert_eq!(driver.session.calls.len(), 2);
+
+    let run = done("Reserved.", None);
+    driver.settle(&reserve, &run).await;
+    let mail =
+        json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": "Table", "body": "For four."});
+    driver
+        .continues(Outcome::Called(vec![
+            performed(&reserve, run),
+            performed(&email, done("Queued.", Some(mail))),
+        ]))
+        .await;
+    assert_eq!(driver.session.state["email/call_a"]["subject"], "Table");
+    assert_eq!(driver.session.last_step_number, 1);
+
+    // The follow-up enters the transcript with the reply to it; the reply asks the user.
+    let question = call("call_c", "ask_user");
+    driver.continues(replied(vec![asks(&question)])).await;
+    assert!(driver.session.inbox.is_empty());
+    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed);
+    assert_eq!(world.status(&session_id).await, "waiting_input");
+
+    let woken = world.send(&session_id, "At eight.").await;
+    assert_eq!(woken.outcome, Delivered::Delivered);
+    let mut driver = world.drive(&session_id).await;
+    assert_eq!(
+        driver.session.records.last().unwrap().role,
+        Role::Tool,
+        "the answer is the question's result"
+    );
+    driver.continues(Outcome::Begun).await;
+
+    // An answer that races the pausing commit: the pause does not happen, and the answer is taken by the next plan.
+    let question = call("call_d", "ask_user");
+    driver.continues(replied(vec![asks(&question)])).await;
+    world.send(&session_id, "By the window.").await;
+    driver.continues(asked(&question)).await;
+    assert_eq!(driver.session.status, SessionStatus::Running);
+    let Action::CallTools { calls } = plan(&driver.session, &Limits::default()) else {
+        panic!("the answer is owed")
+    };
+    let How::Answer { inbox_id, text: answer } = calls[0].how.clone() else { panic!("{calls:?}") };
+    assert_eq!(answer, "By the window.");
+    let answered = Performed { call: question, ending: Ending::Answered { inbox_id, text: answer } };
+    driver.continues(Outcome::Called(vec![answered])).await;
+
+    // The last reply meets a follow-up: it is kept, and the run goes on.
+    world.send(&session_id, "Thanks!").await;
+    driver.continues(replied(vec![text("Done.")])).await;
+    assert_eq!(driver.session.inbox.len(), 1);
+    assert_eq!(driver.commit(replied(vec![text("You are welcome.")])).await, Commit::Closed);
+    assert_eq!(world.status(&session_id).await, "completed");
+}
+
+#[tokio::test]
+async fn an_interrupted_model_call_is_hydrated_and_gone_with_the_answer() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    driver.begin_generation("gen_1", 1).await;
+    world.store.append_chunk(&driver.session.session_id, &"gen_1".into(), 1, "Hel").await.unwrap();
+
+    driver.session = world.store.hydrate(&session_id).await.unwrap();
+    assert_eq!(driver.session.interrupted.len(), 1);
+    assert_eq!(driver.session.interrupted[0].chunks, 1);
+    world.send(&session_id, "Still there?").await;
+    driver.continues(replied(vec![text("Hello.")])).await;
+    assert!(driver.session.interrupted.is_empty());
+    let kinds = world.journal(&session_id).await;
+    let resumed: Vec<&str> =
+        kinds.iter().map(String::as_str).filter(|kind| kind.starts_with("GEN_")).collect();
+    assert_eq!(resumed, ["GEN_START", "GEN_RESUMED", "GEN_START", "GEN_COMPLETE"]);
+}
+
+#[tokio::test]
+async fn hydration_takes_two_statements_however_long_the_session_is() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    for turn in 0..5 {
+        let reserve = call(&format!("call_{turn}"), "reserve");
+        driver.continues(replied(vec![asks(&reserve)])).await;
+        driver.continues(Outcome::Called(vec![performed(&reserve, done("Reserved.", None))])).await;
+    }
+    let proxy = Proxy::start(&world.database.url);
+    let store = Store::connect(&proxy.url, 2, "wakeful test").await.unwrap();
+    let before = proxy.statements();
+    let session = store.hydrate(&session_id).await.unwrap();
+    assert_eq!(proxy.statements() - before, 2);
+    assert_eq!(session.records.len(), 11);
+    assert_eq!(session, driver.session);
+}
+
+// ---- the logs ----
+
+#[tokio::test]
+async fn both_logs_refuse_to_be_rewritten() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let before = world.dump().await;
+    for statement in [
+        "update conversation_records set internal = true",
+        "update conversation_records set created_at = created_at",
+        "delete from conversation_records",
+        "truncate conversation_records",
+        "update session_events set type = 'other'",
+        "update session_events set ts = ts where seq = 1",
+        "delete from session_events where seq = 1",
+        "truncate session_events",
+    ] {
+        let refused = sqlx::query(statement).execute(&world.database.pool).await;
+        let error = refused.expect_err(statement).to_string();
+        assert!(error.contains("append-only"), "{statement}: {error}");
+    }
+    assert_eq!(world.dump().await, before);
+    assert_eq!(
+        world.store.hydrate(&session_id).await.unwrap().records.len(),
+        1,
+        "there was something to refuse"
+    );
+}
+
+// ---- the fence ----
+
+#[tokio::test]
+async fn a_lost_lease_writes_nothing_in_any_table() {
+    let world = World::new().await;
+    // Each kind of write, at the point of a session's life at which it is made.
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    world.refuses(&driver, Outcome::Begun).await;
+    driver.continues(Outcome::Begun).await;
+
+    let (reserve, other) = (call("call_1", "reserve"), call("call_2", "charge"));
+    let turn = replied(vec![asks(&reserve), asks(&other)]);
+    world.refuses(&driver, turn.clone()).await;
+    world.refuses(&driver, replied(vec![text("Bye.")])).await;
+    world.refuses(&driver, Outcome::Stopped(Stop::Cancelled)).await;
+    driver.continues(turn).await;
+
+    let mail = json!({"type": "sentEmail", "to": ["b@example.com"], "subject": "x", "body": "y"});
+    let results = || {
+        Outcome::Called(vec![
+            performed(&reserve, done("Reserved.", Some(mail.clone()))),
+            performed(&other, done("Charged.", None)),
+        ])
+    };
+    world.refuses(&driver, results()).await;
+
+    let started = driver.start(&reserve).await.expect("the lease is held");
+    let outcome = CallOutcome { content: "Reserved.".into(), is_error: false, details: None };
+    let token = world.steal(driver.job.lease.job_id).await;
+    let before = world.dump().await;
+    let (lease, id) = (&driver.job.lease, &driver.session.session_id);
+    let settled = world.store.settle_call(lease, id, &reserve.call_id, &started, CallStatus::Done, &outcome);
+    assert!(!settled.await.unwrap(), "settled without the lease");
+    assert!(driver.start(&other).await.is_none(), "started without the lease");
+    assert!(!driver.try_generation("gen_1", 1).await, "a model call began without the lease");
+    world.store.retry_later(lease, Duration::ZERO, "late").await.unwrap();
+    world.store.release(lease).await.unwrap();
+    world.store.end_job(lease).await.unwrap();
+    assert_eq!(world.dump().await, before);
+    world.give_back(driver.job.lease.job_id, token).await;
+    let settled = world.store.settle_call(lease, id, &reserve.call_id, &started, CallStatus::Done, &outcome);
+    assert!(settled.await.unwrap(), "the lease was what it lacked");
+    driver.continues(results()).await;
+}
+
+#[tokio::test]
+async fn the_token_of_an_earlier_claim_moves_nothing() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut earlier = Claims::start(&world.store, Kind::Step, 1, Duration::from_millis(1));
+    let first = earlier.next().await;
+    earlier.stop();
+    let zombie =
+        Driver { world: &world, session: world.store.hydrate(&session_id).await.unwrap(), job: first };
+    let mut driver = world.drive(&session_id).await;
+    assert_eq!(driver.job.lease.job_id, zombie.job.lease.job_id);
+    assert!(driver.job.lease.token > zombie.job.lease.token);
+
+    let before = world.dump().await;
+    let transition = zombie.transition(Outcome::Begun);
+    assert_eq!(zombie.write(&transition).await, Commit::Stale);
+    world.store.release(&zombie.job.lease).await.unwrap();
+    assert_eq!(world.dump().await, before);
+    driver.continues(Outcome::Begun).await;
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_was_lost_applies_once() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    let reserve = call("call_1", "reserve");
+    let mail = json!({"type": "sentEmail", "to": ["b@example.com"], "subject": "x", "body": "y"});
+    let script = vec![
+        Outcome::Begun,
+        replied(vec![asks(&reserve)]),
+        Outcome::Called(vec![performed(&reserve, done("Reserved.", Some(mail)))]),
+        replied(vec![text("Done.")]),
+    ];
+    for (at, outcome) in script.into_iter().enumerate() {
+        let transition = driver.transition(outcome);
+        let first = driver.write(&transition).await;
+        let after = world.dump().await;
+        let second = driver.write(&transition).await;
+        assert!(matches!(second, Commit::Moved | Commit::Stale), "{at}: {first:?} and then {second:?}");
+        assert_eq!(world.dump().await, after, "{at}");
+        if let Commit::Continued { .. } = first {
+            driver.session = world.store.hydrate(&session_id).await.unwrap();
+        }
+    }
+    assert_eq!(world.status(&session_id).await, "completed");
+}
+
+// ---- waking ----
+
+#[tokio::test]
+async fn one_trigger_at_once_many_times_makes_one_session() {
+    let world = World::new().await;
+    let wakes = (0..8).map(|n| {
+        let (store, new) = (world.store.clone(), new_session("c1", "c1"));
+        tokio::spawn(async move { store.wake(&new, &message(&format!("message {n}"))).await })
+    });
+    let mut woken = Vec::new();
+    for wake in join_all(wakes).await {
+        woken.push(wake.unwrap().unwrap());
+    }
+    let sessions: HashSet<&str> = woken.iter().map(|one| one.session_id.as_str()).collect();
+    let runs: HashSet<&str> = woken.iter().map(|one| one.run_id.as_str()).collect();
+    assert_eq!((sessions.len(), runs.len()), (1, 1));
+    assert_eq!(woken.iter().filter(|one| one.outcome == Delivered::NewRun).count(), 1);
+    assert_eq!(world.count("conversation_sessions").await, 1);
+    assert_eq!(world.count("jobs").await, 1);
+    assert_eq!(world.count("session_inbox").await, 8);
+}
+
+#[tokio::test]
+async fn one_client_key_at_once_many_times_is_one_message() {
+    let world = World::new().await;
+    let wakes = (0..8).map(|_| {
+        let (store, new) = (world.store.clone(), new_session("c1", "c1"));
+        let message = NewMessage { client_key: Some("k".into()), ..message("once") };
+        tokio::spawn(async move { store.wake(&new, &message).await })
+    });
+    let mut first = 0;
+    for wake in join_all(wakes).await {
+        first += i64::from(!wake.unwrap().unwrap().duplicate);
+    }
+    assert_eq!(first, 1);
+    assert_eq!(world.count("session_inbox").await, 1);
+}
+
+#[tokio::test]
+async fn a_closing_commit_that_meets_a_wake_keeps_its_reply_and_goes_on() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    let planned = driver.session.wake_seq;
+    world.send(&session_id, "And another thing.").await;
+
+    let Commit::Continued { wake_seq } = driver.commit(replied(vec![text("Hello to you.")])).await else {
+        panic!("it closed over a message");
+    };
+    assert!(wake_seq > planned);
+    let session = world.store.hydrate(&session_id).await.unwrap();
+    assert_eq!(session.status, SessionStatus::Running);
+    assert_eq!(session.records.last().unwrap().text(), "Hello to you.");
+    assert_eq!(session.inbox[0].text, "And another thing.");
+    assert_eq!(session.last_step_number, 1, "what was billed is a step");
+    assert_eq!(plan(&session, &Limits::default()), Action::CallModel);
+}
+
+#[tokio::test]
+async fn a_follow_up_from_before_the_question_answers_it_and_no_run_waits_on_a_message() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    world.send(&session_id, "For four, by the way.").await;
+    let question = call("call_1", "ask_user");
+    driver.continues(replied(vec![asks(&question)])).await;
+    assert_eq!(driver.session.inbox.len(), 1);
+    driver.continues(asked(&question)).await;
+    assert!(matches!(plan(&driver.session, &Limits::default()), Action::CallTools { .. }));
+}
+
+#[tokio::test]
+async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
+    let world = World::new().await;
+    // Two conversations of two sessions each, so that runs queue behind one another as well.
+    let ids = [("c1", "t1"), ("c1", "t2"), ("c2", "t3"), ("c2", "t4")];
+    let mut sessions = Vec::new();
+    for (conversation, trigger) in ids {
+        let woken = world.store.wake(&new_session(conversation, trigger), &message("start")).await.unwrap();
+        sessions.push(woken.session_id);
+    }
+    let sent = Arc::new(AtomicU64::new(sessions.len() as u64));
+    let over = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> =
+        (0..3).map(|seed| tokio::spawn(work(world.store.clone(), Arc::clone(&over), seed))).collect();
+    let hammers = (0..6_u64).map(|hammer| {
+        let (store, sessions, sent) = (world.store.clone(), sessions.clone(), Arc::clone(&sent));
+        tokio::spawn(async move {
+            for turn in 0..40_u64 {
+                let id = &sessions[((hammer * 7 + turn * 3) % 4) as usize];
+                let done = match (hammer + turn) % 4 {
+                    0 => store.cancel(id).await.map(|_| ()),
+                    1 => store.retry(id).await.map(|_| ()),
+                    _ => store.send(id, &message("more")).await.map(|_| {
+                        sent.fetch_add(1, Ordering::Relaxed);
+                    }),
+                };
+                match done {
+                    Ok(()) | Err(Error::Conflict { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        })
+    });
+    for hammer in join_all(hammers).await {
+        hammer.unwrap();
+    }
+    // What a cancelled run left in the inbox is read by the session's next run.
+    for id in &sessions {
+        world.store.send(id, &message("last")).await.unwrap();
+        sent.fetch_add(1, Ordering::Relaxed);
+    }
+    world.until("select count(*) = 0 from jobs").await;
+    over.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    let sent = sent.load(Ordering::Relaxed) as i64;
+    assert_eq!(world.count("session_inbox").await, sent);
+    assert_eq!(world.one("select count(*) from session_inbox where status = 'pending'").await, 0);
+    let said = "select count(distinct details ->> 'inbox_id') from conversation_records where role = 'user'";
+    assert_eq!(world.one(said).await, sent, "each message is in the transcript");
+    assert_eq!(
+        world.one("select count(*) from conversation_records where role = 'user'").await,
+        sent,
+        "… once"
+    );
+    let gaps = "select count(*) from (select message_number - lag(message_number, 1, 1::bigint)
+        over (partition by conversation_id order by message_number) as step from conversation_records) n where step <> 1";
+    assert_eq!(world.one(gaps).await, 0, "message numbers are dense");
+    let gaps = "select count(*) from conversation_sessions s where last_event_seq <>
+        (select count(*) from session_events e where e.session_id = s.session_id)";
+    assert_eq!(world.one(gaps).await, 0, "journal numbers are dense");
+    assert_eq!(
+        world
+            .one(
+                "select count(*) from conversation_counters where open_run_id is not null or queued_runs <> 0"
+            )
+            .await,
+        0
+    );
+    assert_eq!(world.one("select count(*) from session_runs where status in ('queued', 'running')").await, 0);
+}
+
+/// A worker in miniature: it answers, by turns with a tool call and with a reply.
+async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
+    let mut claims = Claims::start(&store, Kind::Step, 1, LEASE);
+    let mut turn = seed;
+    while !over.load(Ordering::Relaxed) {
+        let Ok(job) = tokio::time::timeout(Duration::from_millis(50), claims.next()).await else { continue };
+        let id = job.session_id.clone().unwrap();
+        let mut session = store.hydrate(&id).await.unwrap();
+        loop {
+            turn += 1;
+            let outcome = match plan(&session, &Limits { steps: i64::MAX, ..Limits::default() }) {
+                Action::Rest => {
+                    store.end_job(&job.lease).await.unwrap();
+                    break;
+                }
+                Action::Begin => Outcome::Begun,
+                Action::CallModel if turn.is_multiple_of(3) => {
+                    replied(vec![asks(&call(&new_id("call"), "reserve"))])
+                }
+                Action::CallModel => replied(vec![text("Answer.")]),
+                Action::CallTools { calls } => Outcome::Called(
+                    calls
+                        .into_iter()
+                        .map(|planned| match planned.how {
+                            How::Abandon => Performed { call: planned.call, ending: Ending::Abandoned },
+                            _ => performed(&planned.call, done("Reserved.", None)),
+                        })
+                        .collect(),
+                ),
+                Action::Stop(stop) => Outcome::Stopped(stop),
+                Action::Pause => Outcome::Paused,
+            };
+            let transition = advance(&session, outcome, OnUncertain::default());
+            match store.commit(&job.lease, &session, transition.clone(), performance()).await.unwrap() {
+                Commit::Continued { wake_seq } => {
+                    session.apply(&transition.continuing());
+                    if wake_seq != session.wake_seq {
+                        store.refresh(&mut session).await.unwrap();
+                    }
+                }
+                Commit::Closed => break,
+                Commit::Moved => session = store.hydrate(&id).await.unwrap(),
+                Commit::Stale => panic!("a lease of a minute was lost"),
+            }
+        }
+    }
+    claims.stop();
+}
+
+// ---- deliveries ----
+
+#[tokio::test]
+async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Write to Bob, twice.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    driver.sends_mail("call_1").await;
+
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
+    let job = claims.next().await;
+    let seen = world.store.pending_deliveries(&job.lease).await.unwrap().unwrap();
+    world.deliver(&job).await;
+    let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+    assert!(none.is_none(), "the look finds nothing more");
+
+    // Enqueued after the look and before the end: the job does not end, and its lease is still its holder's.
+    driver.sends_mail("call_2").await;
+    assert!(!world.store.end_deliver_job(&job.lease, seen).await.unwrap());
+    let seen = world.store.pending_deliveries(&job.lease).await.unwrap().expect("the lease is untouched");
+    world.deliver(&job).await;
+
+    // Enqueued after the end: another job.
+    assert!(world.store.end_deliver_job(&job.lease, seen).await.unwrap());
+    driver.sends_mail("call_3").await;
+    drop(job);
+    let job = claims.next().await;
+    world.deliver(&job).await;
+    assert_eq!(world.one("select count(*) from deliveries where status = 'sent'").await, 3);
+    claims.stop();
+}
+
+#[tokio::test]
+async fn a_deliverer_without_its_lease_claims_and_settles_nothing() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Write to Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    driver.sends_mail("call_1").await;
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
+    let job = claims.next().await;
+    let token = world.steal(job.lease.job_id).await;
+    let before = world.dump().await;
+    assert!(world.store.pending_deliveries(&job.lease).await.unwrap().is_none());
+    let claimed = world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+    assert!(claimed.is_none());
+    assert!(!world.store.end_deliver_job(&job.lease, 1).await.unwrap());
+    assert_eq!(world.dump().await, before);
+
+    world.give_back(job.lease.job_id, token).await;
+    let claimed =
+        world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap().unwrap();
+    world.steal(job.lease.job_id).await;
+    let before = world.dump().await;
+    let sent = Settled::Sent { receipt: json!({}) };
+    assert!(!world.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());
+    assert_eq!(world.dump().await, before);
+    claims.stop();
+}
+
+// ---- the queue ----
+
+#[tokio::test]
+async fn eight_claimers_at_once_never_get_one_job_twice() {
+    const JOBS: i64 = 400;
+    let world = World::new().await;
+    world
+        .execute(
+            "insert into jobs (kind, space_id, conversation_id, session_id, step_number)
+            select 'step', 'default', 'default/c' || n, 'sess_' || n, 1 from generate_series(1, 400) as n",
+        )
+        .await;
+    let taken = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let claimers = (0..8).map(|_| {
+        let (store, taken) = (world.store.clone(), Arc::clone(&taken));
+        tokio::spawn(async move {
+            let mut claims = Claims::start(&store, Kind::Step, 4, LEASE);
+            while taken.lock().unwrap().len() < JOBS as usize {
+                let Ok(job) = tokio::time::timeout(Duration::from_millis(100), claims.next()).await else {
+                    continue;
+                };
+                taken.lock().unwrap().push((job.lease.job_id, job.lease.token));
+                // Half of the jobs stay, leased: nobody else may have them.
+                if job.lease.job_id % 2 == 0 {
+                    store.end_job(&job.lease).await.unwrap();
+                }
+            }
+            claims.stop();
+        })
+    });
+    for claimer in join_all(claimers).await {
+        claimer.unwrap();
+    }
+    let taken = taken.lock().unwrap();
+    let jobs: HashSet<i64> = taken.iter().map(|(job, _)| *job).collect();
+    let tokens: HashSet<i64> = taken.iter().map(|(_, token)| *token).collect();
+    assert_eq!((taken.len(), jobs.len(), tokens.len()), (JOBS as usize, JOBS as usize, JOBS as usize));
+}
+
+// ---- what the tests stand on ----
+
+struct World {
+    database: Database,
+    store: Store,
+}
+
+impl World {
+    async fn new() -> World {
+        let database = Database::new().await;
+        let store = database.store().await;
+        World { database, store }
+    }
+
+    async fn wake(&self, conversation: &str, text: &str) -> String {
+        self.store.wake(&new_session(conversation, conversation), &message(text)).await.unwrap().session_id
+    }
+
+    async fn send(&self, session_id: &str, text: &str) -> wakeful::store::wake::Woken {
+        self.store.send(session_id, &message(text)).await.unwrap()
+    }
+
+    /// Claims the one job that is ready, and hydrates its session.
+    async fn drive(&self, session_id: &str) -> Driver<'_> {
+        let mut claims = Claims::start(&self.store, Kind::Step, 1, LEASE);
+        let job = claims.next().await;
+        claims.stop();
+        assert_eq!(job.session_id.as_deref(), Some(session_id));
+        Driver { world: self, session: self.store.hydrate(session_id).await.unwrap(), job }
+    }
+
+    /// Commits `outcome` while another claim has the job: nothing is written, and the store says so.
+    async fn refuses(&self, driver: &Driver<'_>, outcome: Outcome) {
+        let job_id = driver.job.lease.job_id;
+        let token = self.steal(job_id).await;
+        let before = self.dump().await;
+        let transition = driver.transition(outcome);
+        assert_eq!(driver.write(&transition).await, Commit::Stale, "{transition:?}");
+        assert_eq!(self.dump().await, before, "{transition:?}");
+        self.give_back(job_id, token).await;
+    }
+
+    /// Sends the one open delivery.
+    async fn deliver(&self, job: &Job) {
+        let claimed = self.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+        let claimed = claimed.expect("a delivery is open");
+        let sent = Settled::Sent { receipt: json!({}) };
+        assert!(self.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());
+    }
+
+    /// As a later claim does. Gives the token that was there.
+    async fn steal(&self, job_id: i64) -> i64 {
+        let token = sqlx::query_scalar("select lease from jobs where job_id = $1").bind(job_id);
+        let token = token.fetch_one(&self.database.pool).await.unwrap();
+        let steal = sqlx::query("update jobs set lease = nextval('leases') where job_id = $1").bind(job_id);
+        steal.execute(&self.database.pool).await.unwrap();
+        token
+    }
+
+    async fn give_back(&self, job_id: i64, token: i64) {
+        let back = sqlx::query("update jobs set lease = $2 where job_id = $1").bind(job_id).bind(token);
+        back.execute(&self.database.pool).await.unwrap();
+    }
+
+    /// Every row of every table.
+    async fn dump(&self) -> BTreeMap<String, Value> {
+        let tables: Vec<String> = sqlx::query_scalar(
+            "select tablename::text from pg_tables where schemaname = 'public' and tablename <> '_sqlx_migrations'",
+        )
+        .fetch_all(&self.database.pool)
+        .await
+        .unwrap();
+        assert!(tables.len() > 10, "{tables:?}");
+        let mut dump = BTreeMap::new();
+        for table in tables {
+            let sql = format!("select coalesce(json_agg(to_json(t) order by t::text), '[]') from {table} t");
+            let rows = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.database.pool).await.unwrap();
+            dump.insert(table, rows);
+        }
+        dump
+    }
+
+    async fn status(&self, session_id: &str) -> String {
+        self.database
+            .value("select status from conversation_sessions where session_id = $1", session_id)
+            .await
+    }
+
+    async fn journal(&self, session_id: &str) -> Vec<String> {
+        let kinds = sqlx::query("select type from session_events where session_id = $1 order by seq")
+            .bind(session_id);
+        kinds.fetch_all(&self.database.pool).await.unwrap().iter().map(|row| row.get(0)).collect()
+    }
+
+    async fn execute(&self, sql: &'static str) {
+        sqlx::query(sql).execute(&self.database.pool).await.unwrap();
+    }
+
+    async fn one(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&self.database.pool).await.unwrap()
+    }
+
+    async fn count(&self, table: &str) -> i64 {
+        let sql = AssertSqlSafe(format!("select count(*) from {table}"));
+        sqlx::query_scalar(sql).fetch_one(&self.database.pool).await.unwrap()
+    }
+
+    async fn until(&self, sql: &'static str) {
+        crate::support::eventually(sql, || async {
+            sqlx::query_scalar::<_, bool>(sql).fetch_one(&self.database.pool).await.unwrap().then_some(())
+        })
+        .await;
+    }
+}
+
+/// A claimed session and its warm copy, driven by made-up outcomes.
+struct Driver<'a> {
+    world: &'a World,
+    session: Session,
+    job: Job,
+}
+
+impl Driver<'_> {
+    fn transition(&self, outcome: Outcome) -> Transition {
+        advance(&self.session, outcome, OnUncertain::default())
+    }
+
+    async fn write(&self, transition: &Transition) -> Commit {
+        let store = &self.world.store;
+        store.commit(&self.job.lease, &self.session, transition.clone(), performance()).await.unwrap()
+    }
+
+    /// Commits, and brings the warm copy along as the step job does.
+    async fn commit(&mut self, outcome: Outcome) -> Commit {
+        let transition = self.transition(outcome);
+        let commit = self.write(&transition).await;
+        if let Commit::Continued { wake_seq } = commit {
+            self.session.apply(&transition.continuing());
+            if wake_seq != self.session.wake_seq {
+                self.world.store.refresh(&mut self.session).await.unwrap();
+            }
+            let cold = self.world.store.hydrate(self.session.session_id.as_str()).await.unwrap();
+            if self.world.one("select count(*) from session_events where type = 'GEN_SENT'").await > 0 {
+                // The deliverer's entries wake nobody, and nothing is planned on the journal's length.
+                self.session.last_event_seq = cold.last_event_seq;
+            }
+            assert_eq!(self.session, cold);
+        }
+        commit
+    }
+
+    async fn continues(&mut self, outcome: Outcome) {
+        let commit = self.commit(outcome).await;
+        assert!(matches!(commit, Commit::Continued { .. }), "{commit:?}");
+    }
+
+    async fn start(&self, call: &ToolCall) -> Option<wakeful::store::ledger::Started> {
+        let (lease, id) = (&self.job.lease, &self.session.session_id);
+        self.world.store.start_call(lease, id, &call.call_id, CallStatus::Invoked, 60).await.unwrap()
+    }
+
+    async fn settle(&self, call: &ToolCall, ending: &Ending) {
+        let Ending::Settled(status, outcome) = ending else { panic!("{ending:?}") };
+        let started = self.start(call).await.expect("the lease is held");
+        let (lease, id) = (&self.job.lease, &self.session.session_id);
+        let settled =
+            self.world.store.settle_call(lease, id, &call.call_id, &started, *status, outcome).await;
+        assert!(settled.unwrap());
+    }
+
+    async fn try_generation(&self, id: &str, attempt: i64) -> bool {
+        let new = NewGeneration {
+            session_id: &self.session.session_id,
+            generation_id: &id.into(),
+            step_number: self.session.last_step_number + 1,
+            attempt,
+            model: "test/test",
+            request_sha256: "0",
+        };
+        self.world.store.begin_generation(&self.job.lease, &new).await.unwrap()
+    }
+
+    async fn begin_generation(&self, id: &str, attempt: i64) {
+        assert!(self.try_generation(id, attempt).await, "the lease is held");
+    }
+
+    /// One step that enqueues one email.
+    async fn sends_mail(&mut self, call_id: &str) {
+        let email = call(call_id, "compose_email");
+        self.continues(replied(vec![asks(&email)])).await;
+        let mail = json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": "Hi", "body": "Bob."});
+        self.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail)))])).await;
+    }
+}
+
+/// The queue, read as apalis reads it.
+struct Claims {
+    queue: Queue,
+    context: WorkerContext,
+    stop: CancellationToken,
+}
+
+impl Claims {
+    fn start(store: &Store, kind: Kind, concurrency: usize, lease: Duration) -> Claims {
+        let stop = CancellationToken::new();
+        let news = News::listen(store, stop.clone());
+        let settings = Settings { kind, concurrency, lease, poll: Duration::from_millis(10) };
+        let worker_id = Arc::from(&new_id("w")[..20]);
+        let holdings = Arc::new(Holdings::default());
+        let queue = Queue::start(store.clone(), settings, worker_id, holdings, &news, stop.clone());
+        Claims { queue, context: WorkerContext::new("test"), stop }
+    }
+
+    async fn next(&mut self) -> Job {
+        let next = poll_fn(|cx| self.queue.poll_next(cx, &self.context));
+        let task = tokio::time::timeout(PATIENCE, next).await.expect("a job is ready");
+        task.expect("the queue is open").expect("claiming works").args
+    }
+
+    fn stop(&self) {
+        self.stop.cancel();
+    }
+}
+
+fn new_session(conversation: &str, trigger: &str) -> NewSession {
+    NewSession {
+        space_id: "default".into(),
+        mailbox_id: "default".into(),
+        conversation_id: format!("default/{conversation}"),
+        trigger_type: "chat".into(),
+        trigger_id: trigger.into(),
+        agent: "default".into(),
+        model_id: "test/test".into(),
+        model_context_window: 1000,
+        tool_names: vec!["reserve".into()],
+        policy: None,
+        seeds: vec![Seed { role: Role::System, content: "You are a test.".into(), is_new: true }],
+    }
+}
+
+fn message(text: &str) -> NewMessage {
+    NewMessage { client_key: None, text: text.into(), trace_context: None }
+}
+
+fn performance() -> Performance {
+    Performance { elapsed_s: 0.1, attempt: 1 }
+}
+
+fn text(text: &str) -> Block {
+    Block::Text { text: text.into() }
+}
+
+fn call(id: &str, name: &str) -> ToolCall {
+    ToolCall { call_id: id.into(), name: name.into(), arguments: json!({}), malformed: None }
+}
+
+fn asks(call: &ToolCall) -> Block {
+    Block::ToolCall(call.clone())
+}
+
+fn replied(content: Vec<Block>) -> Outcome {
+    let effects = [
+        ("reserve", Effect::Idempotent),
+        ("charge", Effect::Guarded),
+        ("compose_email", Effect::Pure),
+        ("ask_user", Effect::Pure),
+    ];
+    let calls = content.iter().any(|block| matches!(block, Block::ToolCall(_)));
+    Outcome::Replied(Generated {
+        generation_id: new_id("gen").into(),
+        attempt: 1,
+        model: "test/test".into(),
+        request_sha256: "0".into(),
+        reply: Reply {
+            content,
+            finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },
+            usage: Usage {
+                input_tokens: 100,
+                output_tokens: 10,
+                cached_tokens: 40,
+                cache_write_tokens: 2,
+                cost_micros: 7,
+            },
+        },
+        effects: effects.map(|(name, effect)| (name.to_owned(), effect)).into(),
+    })
+}
+
+fn done(content: &str, details: Option<Value>) -> Ending {
+    Ending::Settled(CallStatus::Done, CallOutcome { content: content.into(), is_error: false, details })
+}
+
+fn performed(call: &ToolCall, ending: Ending) -> Performed {
+    Performed { call: call.clone(), ending }
+}
+
+fn asked(call: &ToolCall) -> Outcome {
+    Outcome::Called(vec![performed(call, Ending::Asked("When?".into()))])
+}

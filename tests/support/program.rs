@@ -1,0 +1,130 @@
+//! The program itself, `wakeful` with whatever arguments: for the commands that bring their own Postgres.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A running program. Dropping it kills it.
+pub struct Program {
+    child: Child,
+    output: Arc<Mutex<String>>,
+    errors: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+    ended: Option<ExitStatus>,
+}
+
+impl Program {
+    /// `wakeful`, in an environment that names no database, no model and no configuration.
+    pub fn command(dir: &Path) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_wakeful"));
+        for (name, _) in std::env::vars() {
+            let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
+            if ours.iter().any(|prefix| name.starts_with(prefix)) {
+                command.env_remove(name);
+            }
+        }
+        command.current_dir(dir);
+        command
+    }
+
+    pub fn start(mut command: Command) -> Program {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the program was built");
+        let (output, errors) = (Arc::default(), Arc::default());
+        let readers = vec![
+            collect(child.stdout.take().expect("piped"), Arc::clone(&output)),
+            collect(child.stderr.take().expect("piped"), Arc::clone(&errors)),
+        ];
+        Program { child, output, errors, readers, ended: None }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// What it wrote to stdout so far.
+    pub fn output(&self) -> String {
+        self.output.lock().expect("no reader panics").clone()
+    }
+
+    /// What it wrote to stderr so far.
+    pub fn errors(&self) -> String {
+        self.errors.lock().expect("no reader panics").clone()
+    }
+
+    /// Waits until a line of stdout contains `text`, and gives that line.
+    pub async fn line(&self, text: &str) -> String {
+        self.line_of(&self.output, text).await
+    }
+
+    /// The same on stderr.
+    pub async fn error_line(&self, text: &str) -> String {
+        self.line_of(&self.errors, text).await
+    }
+
+    async fn line_of(&self, stream: &Mutex<String>, text: &str) -> String {
+        let began = Instant::now();
+        loop {
+            let found = {
+                let written = stream.lock().expect("no reader panics");
+                written.lines().find(|line| line.contains(text)).map(str::to_owned)
+            };
+            if let Some(line) = found {
+                return line;
+            }
+            let over = self.readers.iter().all(JoinHandle::is_finished) || began.elapsed() > super::PATIENCE;
+            assert!(!over, "no line with {text:?}:\n{}\n{}", self.output(), self.errors());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill takes no pointers; the pid is of a child that has not been waited for.
+        let sent = unsafe { libc::kill(self.pid(), signal) };
+        assert_eq!(sent, 0, "the process takes signals");
+    }
+
+    /// Waits for its end, and gives its exit status: 128 and the signal's number for a signal.
+    pub async fn end(&mut self) -> i32 {
+        use std::os::unix::process::ExitStatusExt;
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+                break status;
+            }
+            let late = began.elapsed() > super::PATIENCE;
+            assert!(!late, "it does not end:\n{}\n{}", self.output(), self.errors());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        self.ended = Some(status);
+        for reader in self.readers.drain(..) {
+            reader.join().expect("no reader panics");
+        }
+        status.code().or_else(|| status.signal().map(|signal| 128 + signal)).expect("it ended")
+    }
+}
+
+fn collect(pipe: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            let mut text = into.lock().expect("no reader panics");
+            text.push_str(&line);
+            text.push('\n');
+        }
+    })
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- its output ---\n{}\n--- its errors ---\n{}", self.output(), self.errors());
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! One conversation of two messages, each of which the model answers after a turn of tool calls.
+
+use super::{Answer, Client, Database, ModelServer, Options, Process, checker, checker::Traces, eventually};
+use serde_json::json;
+use wakeful::store::Store;
+use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::workflow::record::Role;
+use wakeful::workflow::session::Seed;
+
+/// A database, a model and the options of the processes that meet there.
+pub struct World {
+    pub database: Database,
+    pub model: ModelServer,
+    pub options: Options,
+    /// Once a message was posted.
+    pub session_id: String,
+    conversation: &'static str,
+}
+
+impl World {
+    /// A world whose model calls `tools` (`charge`, `reserve`, `compose_email`) side by side, then says its reply.
+    pub async fn new(conversation: &'static str, tools: &[&str]) -> World {
+        let model = model(tools).await;
+        let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+        World { database: Database::new().await, model, options, session_id: String::new(), conversation }
+    }
+
+    /// Starts a process that a failpoint kills.
+    pub async fn serve_until(&self, failpoints: &str) -> Process {
+        self.options.clone().env("FAILPOINTS", failpoints).serve(&self.database).await
+    }
+
+    pub async fn serve(&self) -> Process {
+        self.options.serve(&self.database).await
+    }
+
+    /// Posts the first message.
+    pub async fn begin(&mut self, client: &Client) {
+        let answer = client.chat(self.conversation, "A table for two, please.").await;
+        self.session_id = answer["session_id"].as_str().expect("an id").to_owned();
+    }
+
+    /// Waits for the first reply, posts the second message, waits for that reply, and checks what is there.
+    pub async fn finish(&self, client: &Client) -> Traces {
+        client.wait_for(&self.session_id, "completed").await;
+        client.chat(self.conversation, "And one for tomorrow.").await;
+        client.wait_for(&self.session_id, "completed").await;
+        // What the run enqueued is sent by jobs of its own, which write to the journal as well.
+        eventually("every job to end", || async {
+            let jobs: i64 = self.database.value("select count(*) from jobs where $1 <> ''", "all").await;
+            (jobs == 0).then_some(())
+        })
+        .await;
+        self.check().await
+    }
+
+    pub async fn check(&self) -> Traces {
+        checker::check(&self.database, &self.session_id, &self.options.effects()).await
+    }
+
+    /// What the model server is asked when nothing goes wrong.
+    pub async fn undisturbed(tools: &[&str]) -> Vec<String> {
+        let mut world = World::new("undisturbed", tools).await;
+        let process = world.serve().await;
+        let client = process.client();
+        world.begin(&client).await;
+        let traces = world.finish(&client).await;
+        assert_eq!(traces.steps.len(), 4);
+        assert_eq!(world.options.effects().len(), 2 * tools.iter().filter(|tool| has_effect(tool)).count());
+        assert!(process.terminate().success());
+        let bodies = world.model.bodies();
+        assert_eq!(checker::distinct(&bodies).len(), 4, "an undisturbed run asks nothing twice");
+        assert_eq!(bodies.len(), 4);
+        bodies
+    }
+
+    /// How often a tool's effect happened.
+    pub fn effects(&self, tool: &str) -> usize {
+        self.options.effects().iter().filter(|line| line.starts_with(&format!("{tool} "))).count()
+    }
+
+    pub fn mails(&self) -> usize {
+        std::fs::read_dir(self.options.path("mail").join("new")).map_or(0, Iterator::count)
+    }
+}
+
+/// A model that calls `tools` side by side and then says its reply.
+pub async fn model(tools: &[&str]) -> ModelServer {
+    let calls = tools.iter().map(|tool| {
+        let arguments = match *tool {
+            "charge" => json!({"cents": 1250}),
+            "reserve" => json!({"persons": 2}),
+            "compose_email" => {
+                json!({"to": ["ann@example.org"], "subject": "Your table", "body": "It is yours."})
+            }
+            other => panic!("no arguments for {other}"),
+        };
+        ((*tool).to_owned(), arguments.to_string())
+    });
+    ModelServer::turns(vec![Answer::Calls(calls.collect()), Answer::text("That is done, as you see above.")])
+        .await
+}
+
+/// Posts a message to a chat's session of the default agent, as the API does, without a process. Gives the session's id.
+pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) -> String {
+    let new = NewSession {
+        space_id: "default".to_owned(),
+        mailbox_id: "default".to_owned(),
+        conversation_id: format!("default/{conversation}"),
+        trigger_type: "chat".to_owned(),
+        trigger_id: conversation.to_owned(),
+        agent: "default".to_owned(),
+        model_id: model.to_owned(),
+        model_context_window: 128_000,
+        tool_names: vec!["current_time".to_owned()],
+        policy: None,
+        seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
+    };
+    let message = NewMessage { client_key: None, text: text.to_owned(), trace_context: None };
+    store.wake(&new, &message).await.expect("a message is taken").session_id
+}
+
+fn has_effect(tool: &str) -> bool {
+    matches!(tool, "charge" | "reserve")
+}

@@ -1,0 +1,184 @@
+//! A worker that was stopped past its lease and wakes up when another one has finished its work: it writes no row and
+//! sends nothing.
+
+use crate::support::checker::dump;
+use crate::support::world::model;
+use crate::support::{ModelServer, Options, Process, World, eventually};
+
+const GUARDED: &[&str] = &["charge"];
+const MAIL: &[&str] = &["compose_email"];
+
+/// A process with a run in hand, and all that it talks to.
+struct Zombie {
+    /// The database, and what the other process talks to.
+    world: World,
+    /// Of the zombie alone.
+    model: ModelServer,
+    process: Process,
+}
+
+impl Zombie {
+    /// Starts it with `change` to its options, its model held from answer `number` on, and posts a message.
+    async fn begin(tools: &[&str], number: usize, change: impl FnOnce(Options) -> Options) -> Zombie {
+        let mut world = World::new("zombie", tools).await;
+        let model = model(tools).await;
+        model.hold_from(number);
+        let options = world.options.clone().env("OPENAI_BASE_URL", &model.url);
+        let held = world.options.path("held").display().to_string();
+        let process = change(options.env("OWN_TOOLS_HOLD", held)).serve(&world.database).await;
+        world.begin(&process.client()).await;
+        Zombie { world, model, process }
+    }
+
+    async fn asks_the_model(&self, times: usize) {
+        eventually("the model to be asked", || async { (self.model.bodies().len() == times).then_some(()) })
+            .await;
+    }
+
+    async fn has(&self, what: &'static str) {
+        eventually(what, || async {
+            let rows: i64 = self.world.database.value(what, &self.world.session_id).await;
+            (rows == 1).then_some(())
+        })
+        .await;
+    }
+
+    /// Lets another process finish what this one began, to the last delivery.
+    async fn is_replaced(&self) -> Process {
+        let other = self.world.serve().await;
+        other.client().wait_for(&self.world.session_id, "completed").await;
+        self.has("select 1 - least(count(*), 1) from jobs where $1 <> ''").await;
+        other
+    }
+
+    /// Wakes it up, waits until it has noticed, and compares every row of the database, every mail, every effect and
+    /// every model call with what was there before. Gives its log.
+    async fn changes_nothing(self, other: Process, wake_up: impl FnOnce(&Zombie)) -> String {
+        self.world.check().await;
+        let before = dump(&self.world.database).await;
+        let outside = self.outside();
+        assert!(!self.process.log().contains("The claim is over"));
+        wake_up(&self);
+        self.process.wait_for_log("The claim is over").await;
+        assert_eq!(dump(&self.world.database).await, before);
+        assert_eq!(self.outside(), outside);
+
+        let log = self.process.log();
+        assert!(other.terminate().success());
+        assert!(self.process.terminate().success(), "it is well otherwise");
+        assert_eq!(dump(&self.world.database).await, before);
+        log
+    }
+
+    /// Model calls, effects and mails.
+    fn outside(&self) -> (usize, usize, Vec<String>, usize) {
+        let world = &self.world;
+        (self.model.bodies().len(), world.model.bodies().len(), world.options.effects(), world.mails())
+    }
+}
+
+#[tokio::test]
+async fn stopped_during_a_model_call_it_neither_writes_nor_sends() {
+    for number in [0, 1] {
+        let zombie = Zombie::begin(MAIL, number, |options| options).await;
+        zombie.asks_the_model(number + 1).await;
+        zombie.process.signal(libc::SIGSTOP);
+        let other = zombie.is_replaced().await;
+        assert_eq!(zombie.world.mails(), 1);
+        zombie
+            .changes_nothing(other, |zombie| {
+                zombie.model.release();
+                zombie.process.signal(libc::SIGCONT);
+            })
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn stopped_before_a_guarded_effect_it_never_has_it() {
+    // The call is committed as started and nothing has happened yet: here it stops.
+    let change = |options: Options| options.env("FAILPOINTS", "after_tool_started=sleep(8000)");
+    let zombie = Zombie::begin(GUARDED, 9, change).await;
+    zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'started'").await;
+    zombie.process.signal(libc::SIGSTOP);
+    let other = zombie.is_replaced().await;
+    zombie.changes_nothing(other, |zombie| zombie.process.signal(libc::SIGCONT)).await;
+}
+
+#[tokio::test]
+async fn stopped_after_a_guarded_effect_it_does_not_report_it() {
+    let zombie = Zombie::begin(GUARDED, 9, |options| {
+        std::fs::write(options.path("held"), "").unwrap();
+        options
+    })
+    .await;
+    eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
+    zombie.process.signal(libc::SIGSTOP);
+    let other = zombie.is_replaced().await;
+    zombie
+        .changes_nothing(other, |zombie| {
+            std::fs::remove_file(zombie.world.options.path("held")).unwrap();
+            zombie.process.signal(libc::SIGCONT);
+        })
+        .await;
+}
+
+/// A process whose heart beats so seldom that it does not hear of its loss before it commits.
+fn deaf(options: Options) -> Options {
+    options
+        .env("WAKEFUL_QUEUE__LEASE_S", "3600")
+        .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1800")
+        // Or it would take its own job a second time.
+        .arg("--concurrency")
+        .arg("1")
+}
+
+/// Ends the lease as time would.
+async fn end_lease(zombie: &Zombie) {
+    let ended = sqlx::query("update jobs set run_at = clock_timestamp() where session_id = $1")
+        .bind(&zombie.world.session_id)
+        .execute(&zombie.world.database.pool)
+        .await
+        .expect("jobs");
+    assert_eq!(ended.rows_affected(), 1);
+}
+
+#[tokio::test]
+async fn a_commit_under_a_lost_lease_writes_nothing() {
+    // A turn with calls is a continuing commit, the reply a closing one.
+    for number in [0, 1] {
+        let zombie = Zombie::begin(MAIL, number, deaf).await;
+        zombie.asks_the_model(number + 1).await;
+        end_lease(&zombie).await;
+        let other = zombie.is_replaced().await;
+        let log = zombie.changes_nothing(other, |zombie| zombie.model.release()).await;
+        assert!(log.contains("Another worker has the session: nothing was written"), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
+    let zombie = Zombie::begin(GUARDED, 9, |options| {
+        std::fs::write(options.path("held"), "").unwrap();
+        deaf(options)
+    })
+    .await;
+    eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
+    end_lease(&zombie).await;
+    let other = zombie.is_replaced().await;
+    let held = zombie.world.options.path("held");
+    zombie.changes_nothing(other, |_| std::fs::remove_file(held).unwrap()).await;
+
+    // Asleep between the commit that asks for the call and the one that starts it.
+    let change = |options: Options| deaf(options).env("FAILPOINTS", "before_tool_started=sleep(5000)");
+    let zombie = Zombie::begin(GUARDED, 9, change).await;
+    zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'invoked'").await;
+    end_lease(&zombie).await;
+    let other = zombie.is_replaced().await;
+    assert_eq!(
+        zombie.world.effects("charge"),
+        1,
+        "the other one ran it, with the proof that this one had not"
+    );
+    zombie.changes_nothing(other, |_| {}).await;
+}

@@ -1,0 +1,274 @@
+//! `wakeful dev`.
+
+use super::{Exit, Usage};
+use crate::config::{AgentSettings, Config, DEFAULT_AGENT, Queue};
+use crate::dev::{Banner, Cluster, Home, Options, Style, samples};
+use crate::serve::{self, Role};
+use crate::telemetry::{self, Format};
+use crate::{App, Ctx};
+use anyhow::Context as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::task::spawn_blocking;
+use wakeful_store::Store;
+use wakeful_workflow::session::SessionStatus;
+
+/// The database that everything lives in.
+const DATABASE: &str = "wakeful";
+
+/// The longest that the banner waits for the sample chats. A real model may take its time.
+const SAMPLES_REST: Duration = Duration::from_secs(90);
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    /// Where the data is kept [default: ~/.local/share/wakeful/dev].
+    #[arg(long, value_name = "DIR", global = true)]
+    data_dir: Option<PathBuf>,
+    /// The address of the HTTP interface [default: 127.0.0.1:7070].
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Send no sample chats.
+    #[arg(long)]
+    no_samples: bool,
+    /// Empty the data first.
+    #[arg(long)]
+    fresh: bool,
+    /// End when the sample chats are done, with status 1 if one failed.
+    #[arg(long)]
+    once: bool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Print the DATABASE_URL of the one that runs.
+    Url,
+    /// End the one that runs.
+    Stop,
+    /// Empty its data.
+    Reset,
+}
+
+pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
+    let home = Home::at(args.data_dir.as_deref())?;
+    let Some(verb) = &args.verb else { return start(app, config, args, home).await };
+    if args.listen.is_some() || args.no_samples || args.fresh || args.once {
+        return Err(Usage("`wakeful dev url`, `stop` and `reset` take --data-dir only".to_owned()).into());
+    }
+    match verb {
+        Verb::Url => url(home).await,
+        Verb::Stop => stop(home).await,
+        Verb::Reset => reset(home).await,
+    }
+}
+
+async fn url(home: Home) -> anyhow::Result<Exit> {
+    let dir = home.dir().to_owned();
+    let Some(cluster) = spawn_blocking(move || Cluster::running(&dir)).await?? else {
+        eprintln!("wakeful: nothing runs in {}: start `wakeful dev` first", home.dir().display());
+        return Ok(Exit::Unavailable);
+    };
+    println!("{}", cluster.url(DATABASE));
+    Ok(Exit::Ok)
+}
+
+async fn stop(home: Home) -> anyhow::Result<Exit> {
+    let shown = home.dir().display().to_string();
+    match spawn_blocking(move || home.stop()).await?? {
+        Some(pid) => eprintln!("stopped process {pid}; the data in {shown} stays"),
+        None => eprintln!("nothing runs in {shown}"),
+    }
+    Ok(Exit::Ok)
+}
+
+async fn reset(home: Home) -> anyhow::Result<Exit> {
+    if given_url(&home)?.is_some() {
+        return Err(Usage(not_ours("reset")).into());
+    }
+    let Some(lock) = home.lock()? else { return occupied(&home) };
+    let shown = home.dir().display().to_string();
+    spawn_blocking(move || home.empty(&lock)).await??;
+    eprintln!("emptied {shown}");
+    Ok(Exit::Ok)
+}
+
+async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::Result<Exit> {
+    let given = given_url(&home)?;
+    if args.fresh && given.is_some() {
+        return Err(Usage(not_ours("--fresh")).into());
+    }
+    let Some(mut lock) = home.lock()? else { return occupied(&home) };
+    config.server.listen = args.listen.unwrap_or(config.server.listen);
+    let listener = serve::bind(config.server.listen).await?;
+    let listen = listener.local_addr()?;
+    if args.fresh {
+        let home = home.clone();
+        lock = spawn_blocking(move || home.empty(&lock).map(|()| lock)).await??;
+    }
+    let screen = telemetry::Screen {
+        color: Style::of(&std::io::stderr()).color,
+        open: Arc::new(AtomicBool::new(false)),
+    };
+    let telemetry = telemetry::init_dev(&log_settings(), home.open_log()?, screen.clone());
+
+    let (cluster, url) = database(&home, given.as_deref()).await?;
+    configure(&mut config, &app, &home, &url)?;
+    config.check_serve(true, true)?;
+    let ctx = app.context(config, &url).await?;
+    let serving = async {
+        let served = serve::run(&app, Arc::clone(&ctx), &Role::ALL, Some(listener)).await;
+        // However it ended, there is nothing more to show.
+        ctx.draining.cancel();
+        served
+    };
+    let showing = async {
+        let shown = tokio::select! {
+            shown = show(&ctx, listen, &args, &home, given.is_some()) => shown.map(Some),
+            () = ctx.draining.cancelled() => Ok(None),
+        };
+        screen.open.store(!args.once, Ordering::Relaxed);
+        if args.once || shown.is_err() {
+            ctx.draining.cancel();
+        }
+        shown
+    };
+    let (served, shown) = tokio::join!(serving, showing);
+    if let Some(cluster) = cluster {
+        spawn_blocking(move || cluster.stop()).await??;
+    }
+    drop((telemetry, lock));
+    served?;
+    if !args.once {
+        eprintln!("stopped; the data in {} stays", home.dir().display());
+    }
+    Ok(shown?.unwrap_or(Exit::Ok))
+}
+
+/// The database, ready: our own cluster unless another one is given.
+async fn database(home: &Home, given: Option<&str>) -> anyhow::Result<(Option<Cluster>, String)> {
+    let began = Instant::now();
+    let (cluster, url) = match given {
+        Some(url) => (None, url.to_owned()),
+        None => {
+            let options = Options::new(home.dir());
+            eprint!("Postgres in {} ", home.dir().display());
+            let cluster =
+                spawn_blocking(move || Cluster::start(options)).await?.inspect_err(|_| eprintln!())?;
+            wakeful_store::create_database(&cluster.url("postgres"), DATABASE).await?;
+            eprintln!("is up ({:.1} s)", began.elapsed().as_secs_f64());
+            let url = cluster.url(DATABASE);
+            (Some(cluster), url)
+        }
+    };
+    let store = Store::connect(&url, 2, "wakeful dev").await;
+    let store = if given.is_some() { store.context("the server of DATABASE_URL") } else { Ok(store?) }?;
+    let applied = store.migrate(|_| {}).await?;
+    store.close().await;
+    if applied > 0 {
+        eprintln!("{applied} migrations applied");
+    }
+    Ok((cluster, url))
+}
+
+/// What dev has that production must choose: a model, every tool, places for mail and files, and a short lease, so
+/// that after `kill -9` the next start soon has what the killed process held.
+fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::Result<()> {
+    config.database.url = Some(url.into());
+    config.fallback_model = Some("scripted/demo".to_owned());
+    if config.agents.is_empty() {
+        config.agents.insert(DEFAULT_AGENT.to_owned(), AgentSettings::default());
+    }
+    if let Some(agent) = config.agents.get_mut(DEFAULT_AGENT)
+        && agent.tools.is_none()
+    {
+        agent.tools = Some(app.registry()?.names().map(str::to_owned).collect());
+    }
+    config.email.maildir.get_or_insert_with(|| home.mail());
+    config.workspace.dir.get_or_insert_with(|| home.workspaces());
+    let Queue { lease_s, heartbeat_s, .. } = config.queue;
+    if (lease_s, heartbeat_s) == (30, 10) {
+        config.queue = Queue { lease_s: 5, heartbeat_s: 1, ..config.queue };
+    }
+    Ok(())
+}
+
+/// Sends the sample chats if this is the first start, waits for them, and prints the banner.
+async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bool) -> anyhow::Result<Exit> {
+    let agent = ctx.config.agent(DEFAULT_AGENT);
+    if !args.no_samples
+        && let Ok(agent) = &agent
+    {
+        let sent = samples::send(ctx).await?;
+        if sent > 0 {
+            eprintln!("{sent} sample chats sent to {}; waiting until they are done", agent.model);
+        }
+    }
+    let began = Instant::now();
+    let states = samples::wait(&ctx.store, SAMPLES_REST, |state| {
+        // What rests already when we look did so in an earlier start.
+        if began.elapsed() > Duration::from_millis(300) {
+            let (conversation, status) = (state.conversation, state.status.as_str());
+            eprintln!("  {conversation:<14} {status:<15} after {:.1} s", began.elapsed().as_secs_f64());
+        }
+    })
+    .await?;
+    let shown_path =
+        |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let banner = Banner {
+        listen,
+        home,
+        model: agent.as_ref().ok().map(|agent| agent.model.as_str()),
+        given_database: given,
+        maildir: &shown_path(&ctx.config.email.maildir),
+        workspaces: &shown_path(&ctx.config.workspace.dir),
+        guarded: ctx.config.server.token.is_some(),
+        command: &command(args),
+        samples: &states,
+        once: args.once,
+        style: Style::of(&std::io::stdout()),
+    };
+    println!("{banner}");
+    let well = |status| matches!(status, SessionStatus::Completed | SessionStatus::WaitingInput);
+    let failed = states.iter().any(|state| !state.rests || !well(state.status));
+    Ok(if args.once && failed { Exit::Failed } else { Exit::Ok })
+}
+
+/// How to call this again for the same data.
+fn command(args: &Args) -> String {
+    let program = std::env::args().next().unwrap_or_else(|| "wakeful".to_owned());
+    match &args.data_dir {
+        Some(dir) => format!("{program} dev --data-dir {}", dir.display()),
+        None => format!("{program} dev"),
+    }
+}
+
+/// The log is read by people, unless it is asked to be JSON.
+fn log_settings() -> telemetry::Settings {
+    let mut settings = telemetry::Settings::from_env(std::env::vars());
+    let json = std::env::var("WAKEFUL_LOG_FORMAT").is_ok_and(|format| format.eq_ignore_ascii_case("json"));
+    settings.format = if json { Format::Json } else { Format::Text { color: false } };
+    settings
+}
+
+/// `DATABASE_URL`, if it is another database than our own: who has put `dev url` there still means ours.
+fn given_url(home: &Home) -> anyhow::Result<Option<String>> {
+    let own = Cluster::future_url(home.dir(), DATABASE)?;
+    Ok(std::env::var("DATABASE_URL").ok().filter(|url| !url.trim().is_empty() && *url != own))
+}
+
+fn not_ours(what: &str) -> String {
+    format!("DATABASE_URL is set, and {what} never empties a database that is not dev's own: unset it")
+}
+
+fn occupied(home: &Home) -> anyhow::Result<Exit> {
+    let pid = home.holder()?.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+    eprintln!(
+        "wakeful: `wakeful dev` runs in {} already{pid}: `wakeful dev stop` ends it, --data-dir chooses another place",
+        home.dir().display()
+    );
+    Ok(Exit::Conflict)
+}

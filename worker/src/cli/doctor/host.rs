@@ -1,0 +1,227 @@
+//! What this host brings: agents with their models and tools, keys, prices, folders.
+
+use super::super::output::printable;
+use super::Report;
+use crate::App;
+use crate::config::Config;
+use std::path::{Path, PathBuf};
+
+/// Less than this in the workspace's file system is worth a word.
+const LOW_DISK_BYTES: u64 = 1 << 30;
+
+pub(super) fn check(app: &App, config: &Config, report: &mut Report) {
+    let models = agents(app, config, report);
+    keys(config, &models, report);
+    prices(config, &models, report);
+    token(config, report);
+    workspace(config, report);
+    maildir(config, report);
+}
+
+/// Each agent's model and tools. Gives the models in use.
+fn agents(app: &App, config: &Config, report: &mut Report) -> Vec<String> {
+    let tools = match app.registry() {
+        Ok(tools) => tools,
+        Err(error) => {
+            report.problem(
+                "agents",
+                format!("the tools do not register: {error:#}"),
+                "correct the program's tools",
+            );
+            return Vec::new();
+        }
+    };
+    let providers = match app.models(config) {
+        Ok(models) => models,
+        Err(error) => {
+            report.problem(
+                "agents",
+                format!("the model providers cannot be made: {error:#}"),
+                "correct [providers]",
+            );
+            return Vec::new();
+        }
+    };
+    let (mut models, mut sound) = (Vec::new(), Vec::new());
+    for name in config.agent_names() {
+        let agent = match config.agent(&name) {
+            Ok(agent) => agent,
+            Err(error) => {
+                let remedy = format!("set [agents.{name}] model = \"provider/model\", or a provider's key");
+                report.problem("agents", error.to_string(), remedy);
+                continue;
+            }
+        };
+        let mut whole = true;
+        if let Err(error) = tools.definitions(&agent.tools) {
+            whole = false;
+            let remedy = format!("correct [agents.{name}] tools, or run the program that has this tool");
+            report.problem("agents", format!("agent {name:?}: {error}"), remedy);
+        }
+        if let Err(fault) = providers.get(&agent.model) {
+            whole = false;
+            let remedy = format!("correct [agents.{name}] model");
+            report.problem("agents", format!("agent {name:?}, model {}: {fault}", agent.model), remedy);
+        }
+        if whole {
+            sound.push(format!("{name} ({}, {} tools)", agent.model, agent.tools.len()));
+        }
+        models.push(agent.model);
+    }
+    if !sound.is_empty() {
+        report.ok("agents", sound.join(", "));
+    }
+    models.sort();
+    models.dedup();
+    models
+}
+
+/// A key is the workers' business: a host that runs the API alone has none, and that is right.
+fn keys(config: &Config, models: &[String], report: &mut Report) {
+    let providers = [
+        ("anthropic", &config.providers.anthropic, "ANTHROPIC_API_KEY"),
+        ("openai", &config.providers.openai, "OPENAI_API_KEY"),
+    ];
+    for (name, provider, variable) in providers {
+        let users: Vec<&str> =
+            models.iter().map(String::as_str).filter(|model| model.split('/').next() == Some(name)).collect();
+        if users.is_empty() {
+            continue;
+        }
+        match (&provider.api_key, &provider.base_url) {
+            (Some(_), _) => report.ok("model key", format!("{variable} is set")),
+            (None, Some(url)) => report.ok("model key", format!("none for {name}; its server is {url}")),
+            (None, None) => report.warning(
+                "model key",
+                format!("{variable} is not set, and {} needs it", users.join(", ")),
+                format!("set {variable} or {variable}_FILE where workers run; a host with the API alone needs none"),
+            ),
+        }
+    }
+}
+
+fn prices(config: &Config, models: &[String], report: &mut Report) {
+    let unpriced: Vec<&str> = models
+        .iter()
+        .map(String::as_str)
+        .filter(|model| !model.starts_with("scripted/") && !config.has_price(model))
+        .collect();
+    if let Some(first) = unpriced.first() {
+        report.warning(
+            "prices",
+            format!("no price for {}: what it costs counts as nothing", unpriced.join(", ")),
+            format!("add [models.\"{first}\"] input_usd and output_usd, in dollars per million tokens"),
+        );
+    }
+}
+
+fn token(config: &Config, report: &mut Report) {
+    if config.server.token.is_none() && !config.server.listen.ip().is_loopback() {
+        report.problem(
+            "token",
+            format!(
+                "[server] listen = {} is open to other machines and there is no token",
+                config.server.listen
+            ),
+            "set WAKEFUL_TOKEN, or listen on 127.0.0.1",
+        );
+    }
+}
+
+fn workspace(config: &Config, report: &mut Report) {
+    let configured = config.workspace.dir.is_some();
+    let dir = config.workspace.dir.clone().unwrap_or_else(|| "workspaces".into());
+    match writable(&dir) {
+        Ok(at) => {
+            report.ok("workspace", folder(&dir, &at));
+            disk(&at, report);
+        }
+        // Only workers need it, and a host that was given none may run none.
+        Err(error) if !configured => report.warning(
+            "workspace",
+            format!("{}: {error}", shown(&dir)),
+            "set [workspace] dir to a folder that can be written, where workers run",
+        ),
+        Err(error) => report.problem(
+            "workspace",
+            format!("{}: {error}", shown(&dir)),
+            "make it and let this user write there, or correct [workspace] dir",
+        ),
+    }
+}
+
+fn maildir(config: &Config, report: &mut Report) {
+    let Some(dir) = &config.email.maildir else { return };
+    match writable(dir) {
+        Ok(at) => report.ok("maildir", folder(dir, &at)),
+        Err(error) => report.problem(
+            "maildir",
+            format!("{}: {error}", shown(dir)),
+            "make it and let this user write there, or correct [email] maildir",
+        ),
+    }
+}
+
+fn folder(dir: &Path, at: &Path) -> String {
+    if std::path::absolute(dir).is_ok_and(|dir| dir == at) {
+        shown(dir)
+    } else {
+        format!("{}, which will be made", shown(dir))
+    }
+}
+
+fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy()).into_owned()
+}
+
+/// Where `dir` is, or the nearest folder above in which it would be made, proved by writing a file there.
+fn writable(dir: &Path) -> std::io::Result<PathBuf> {
+    let dir = std::path::absolute(dir)?;
+    let mut at = dir.as_path();
+    loop {
+        match std::fs::metadata(at) {
+            Ok(meta) if meta.is_dir() => break,
+            Ok(_) => return Err(std::io::ErrorKind::NotADirectory.into()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => match at.parent() {
+                Some(parent) => at = parent,
+                None => return Err(error),
+            },
+            Err(error) => return Err(error),
+        }
+    }
+    // The file has no name where the system can do that, and is gone in either case.
+    tempfile::tempfile_in(at)?;
+    Ok(at.to_owned())
+}
+
+fn disk(at: &Path, report: &mut Report) {
+    let Ok(stat) = rustix::fs::statvfs(at) else { return };
+    let (free, size) = (stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize);
+    let text = format!("{} of {} free", gigabytes(free), gigabytes(size));
+    if free < LOW_DISK_BYTES {
+        report.warning("disk", text, "make room: a tool that cannot write its file fails");
+    } else {
+        report.ok("disk", text);
+    }
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_is_not_there_yet_is_tried_where_it_would_be_made() {
+        let dir = tempfile::TempDir::new().unwrap();
+        assert_eq!(writable(&dir.path().join("a/b")).unwrap(), dir.path());
+        assert_eq!(writable(dir.path()).unwrap(), dir.path());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(writable(&file).is_err());
+        assert!(writable(&file.join("below")).is_err());
+    }
+}

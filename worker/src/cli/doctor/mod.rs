@@ -1,0 +1,130 @@
+//! `wakeful doctor`: is everything here, and does it fit together. Changes nothing, ends within ten seconds.
+
+mod host;
+mod system;
+
+use super::Exit;
+use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, until_reader_goes};
+use crate::App;
+use crate::config::{Config, ConfigError};
+use serde::Serialize;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Level {
+    Ok,
+    /// Works, and somebody should look.
+    Warning,
+    /// Does not work.
+    Problem,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Check {
+    name: &'static str,
+    level: Level,
+    text: String,
+    remedy: Option<String>,
+}
+
+/// Every check, in the order in which it was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+struct Report {
+    checks: Vec<Check>,
+}
+
+impl Report {
+    fn ok(&mut self, name: &'static str, text: impl Into<String>) {
+        self.checks.push(Check { name, level: Level::Ok, text: text.into(), remedy: None });
+    }
+
+    fn warning(&mut self, name: &'static str, text: impl Into<String>, remedy: impl Into<String>) {
+        let remedy = Some(remedy.into());
+        self.checks.push(Check { name, level: Level::Warning, text: text.into(), remedy });
+    }
+
+    fn problem(&mut self, name: &'static str, text: impl Into<String>, remedy: impl Into<String>) {
+        let remedy = Some(remedy.into());
+        self.checks.push(Check { name, level: Level::Problem, text: text.into(), remedy });
+    }
+
+    fn exit(&self) -> Exit {
+        match self.checks.iter().map(|check| check.level).max() {
+            Some(Level::Problem) => Exit::Doctor,
+            Some(Level::Ok | Level::Warning) | None => Exit::Ok,
+        }
+    }
+}
+
+/// Checks everything that a configuration which loads leads to.
+pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
+    let mut report = Report::default();
+    match &config.file {
+        Some(file) => report.ok("configuration", file.display().to_string()),
+        None => report.ok("configuration", "no file; environment and defaults"),
+    }
+    for warning in &config.warnings {
+        report.warning("configuration", warning.clone(), "correct or remove it");
+    }
+    host::check(&app, &config, &mut report);
+    let (server, database) = tokio::join!(system::server(&config), system::database(&config));
+    report.checks.extend(server.checks);
+    report.checks.extend(database.checks);
+    finish(&args, &report)
+}
+
+/// The report where the configuration does not load: nothing else can be checked.
+pub(super) fn without_configuration(args: &Args, error: &ConfigError) -> anyhow::Result<Exit> {
+    let mut report = Report::default();
+    for line in error.lines() {
+        report.problem("configuration", line, "correct it; wakeful.example.toml shows every key");
+    }
+    finish(args, &report)
+}
+
+fn finish(args: &Args, report: &Report) -> anyhow::Result<Exit> {
+    let output = Output::new(&args.output);
+    let printed = output.items(&report.checks, || table(report)).map(|()| report.exit());
+    until_reader_goes(printed)
+}
+
+fn table(report: &Report) -> Table {
+    let mut table = Table::new(&[Column::fixed(""), Column::fixed(""), Column::flexible("")]).wrapped();
+    for check in &report.checks {
+        let level = match check.level {
+            Level::Ok => Cell::new("ok", Tone::Good),
+            Level::Warning => Cell::new("warning", Tone::Busy),
+            Level::Problem => Cell::new("PROBLEM", Tone::Bad),
+        };
+        table.row([level, check.name.into(), check.text.as_str().into()]);
+        if let Some(remedy) = &check.remedy {
+            table.row(["".into(), "".into(), format!("→ {remedy}").into()]);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_problem_is_a_failure() {
+        let mut report = Report::default();
+        assert_eq!(report.exit(), Exit::Ok);
+        report.ok("a", "fine");
+        report.warning("b", "odd", "look");
+        assert_eq!(report.exit(), Exit::Ok);
+        report.problem("c", "broken", "mend");
+        report.ok("d", "fine");
+        assert_eq!(report.exit(), Exit::Doctor);
+    }
+}

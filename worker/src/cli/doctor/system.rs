@@ -1,0 +1,230 @@
+//! What this host meets: the server that listens here, the database, the workers and the work.
+
+use super::super::output::span;
+use super::Report;
+use crate::config::Config;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};
+use wakeful_store::{Error, Store};
+
+/// For everything that is asked of the database. The whole command must end within ten seconds, as a health check.
+const PATIENCE: Duration = Duration::from_secs(8);
+const CONNECT: Duration = Duration::from_secs(3);
+const NOTIFICATION: Duration = Duration::from_secs(2);
+const SERVER: Duration = Duration::from_secs(3);
+/// Jobs that are ready for so long are not being taken.
+const WAITING_S: f64 = 60.0;
+const SKEW_S: f64 = 2.0;
+
+/// The server on `[server] listen`, if one listens there. None is no fault: this host may run workers alone.
+pub(super) async fn server(config: &Config) -> Report {
+    let mut report = Report::default();
+    let listen = config.server.listen;
+    if listen.port() == 0 {
+        return report;
+    }
+    let address = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), listen.port()),
+        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), listen.port()),
+        IpAddr::V4(_) | IpAddr::V6(_) => listen,
+    };
+    match tokio::time::timeout(SERVER, ready(address)).await {
+        Ok(Ok(Some((200, _)))) => report.ok("server", format!("{address} is ready")),
+        Ok(Ok(Some((_, body)))) if body["checks"]["draining"] == "draining" => report.warning(
+            "server",
+            format!("{address} is draining"),
+            "it ends by itself; start it again if that was not meant",
+        ),
+        Ok(Ok(Some((status, body)))) if body["checks"].is_object() => report.problem(
+            "server",
+            format!("{address} is not ready ({status}): database {}", body["checks"]["database"]),
+            "see what the database's checks say",
+        ),
+        Ok(Ok(Some((status, _)))) => report.warning(
+            "server",
+            format!("{address} answers {status} to /readyz: it is not Wakeful that listens there"),
+            "give one of the two another port: [server] listen",
+        ),
+        Ok(Ok(None)) => report.ok("server", format!("nothing listens on {address}")),
+        Ok(Err(error)) => report.problem(
+            "server",
+            format!("{address} takes connections and does not answer: {error}"),
+            "look at its log, and restart it",
+        ),
+        Err(_) => report.problem(
+            "server",
+            format!("{address} takes connections and does not answer within {}", span(SERVER.as_secs_f64())),
+            "look at its log, and restart it",
+        ),
+    }
+    report
+}
+
+/// Status and body of `/readyz`; `None` where nobody listens.
+async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, reqwest::Error> {
+    // A proxy of the environment has no business here.
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    match client.get(format!("http://{address}/readyz")).send().await {
+        Ok(response) => {
+            let status = response.status().as_u16();
+            Ok(Some((status, response.json().await.unwrap_or_default())))
+        }
+        Err(error) if error.is_connect() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The database, and what it knows of the rest.
+pub(super) async fn database(config: &Config) -> Report {
+    let mut report = Report::default();
+    let Ok(url) = super::super::database_url(config) else {
+        report.problem("database", "no database is configured", "set DATABASE_URL, or [database] url");
+        return report;
+    };
+    match tokio::time::timeout(PATIENCE, ask(config, &url, &mut report)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => report.problem(
+            "database",
+            error.to_string(),
+            "if it says `permission denied`, grant this user what is missing; else look at the server's log",
+        ),
+        Err(_) => report.problem(
+            "database",
+            format!("its answers take more than {}", span(PATIENCE.as_secs_f64())),
+            "look at the server's load, its locks (pg_stat_activity) and the network between",
+        ),
+    }
+    report
+}
+
+async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Error> {
+    let address = diagnosis::address(url)?;
+    if let Err(error) = diagnosis::reach(url, CONNECT).await {
+        report.problem(
+            "database",
+            format!("{address}: {error}"),
+            "is Postgres up, and can this host reach it? Check host, port, user, password and name in DATABASE_URL",
+        );
+        return Ok(());
+    }
+    let store = Store::connect(url, 2, "wakeful doctor").await?;
+    let facts = store.server_facts().await?;
+    let took = span(facts.round_trip.as_secs_f64());
+    if facts.version_num / 10_000 < diagnosis::OLDEST_SERVER {
+        report.problem(
+            "database",
+            format!("{address} is Postgres {}, which is too old", facts.version),
+            format!("upgrade it to {} or newer", diagnosis::OLDEST_SERVER),
+        );
+    } else {
+        report.ok("database", format!("{address}, Postgres {}, answers in {took}", facts.version));
+    }
+    let skew_s = (chrono::Utc::now() - facts.now).num_milliseconds() as f64 / 1000.0;
+    if skew_s.abs() > SKEW_S + facts.round_trip.as_secs_f64() {
+        let which = if skew_s > 0.0 { "ahead of" } else { "behind" };
+        report.warning(
+            "clock",
+            format!("this host's clock is {} {which} the database's", span(skew_s)),
+            "run a time service on both; leases go by the database's clock, logs and ages by this one",
+        );
+    } else {
+        report.ok("clock", "agrees with the database's");
+    }
+    match store.notification_round_trip(NOTIFICATION).await? {
+        Some(took) => report.ok("notifications", format!("arrive in {}", span(took.as_secs_f64()))),
+        None => report.warning(
+            "notifications",
+            "LISTEN hears nothing: is there a pooler in transaction mode between?",
+            "connect directly, or by a pooler in session mode; until then work waits for the next poll",
+        ),
+    }
+    match store.check_schema().await {
+        Ok(()) => report.ok("schema", "is this binary's"),
+        Err(Error::Schema(text)) => {
+            let (text, remedy) = text.split_once(". ").unwrap_or((&text, "Run `wakeful migrate status`."));
+            report.problem("schema", text, remedy);
+            // The questions that follow are put to this binary's tables.
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    }
+    work(config, &store, report).await?;
+    troubles(&store.troubles().await?, report);
+    store.close().await;
+    Ok(())
+}
+
+async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
+    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let workers = store.workers().await?;
+    let (alive, silent): (Vec<_>, Vec<_>) =
+        workers.iter().partition(|worker| worker.beat_age_s < silent_after_s);
+    if alive.is_empty() {
+        let last =
+            silent.first().map(|worker| format!("; the last beat was {} ago", span(worker.beat_age_s)));
+        report.warning(
+            "workers",
+            format!("none is alive{}", last.unwrap_or_default()),
+            "start one: wakeful serve --roles worker. Until then messages are taken and not answered",
+        );
+    } else {
+        let mut versions: Vec<&str> = alive.iter().map(|worker| worker.version.as_str()).collect();
+        versions.sort_unstable();
+        versions.dedup();
+        let gone = if silent.is_empty() {
+            String::new()
+        } else {
+            format!(", {} gone silent within a day", silent.len())
+        };
+        report.ok("workers", format!("{} alive (version {}){gone}", alive.len(), versions.join(", ")));
+    }
+    let depth = store.queue_depth().await?;
+    let waiting: Vec<_> = depth.iter().filter(|one| one.oldest_ready_s > WAITING_S).collect();
+    for one in &waiting {
+        report.warning(
+            "queue",
+            format!("{} {} jobs are ready and the oldest waits for {}", one.ready, one.kind, span(one.oldest_ready_s)),
+            if alive.is_empty() {
+                "start a worker: wakeful serve --roles worker"
+            } else {
+                "workers have no free slot: add workers, or raise [queue] concurrency; look with `wakeful queue status`"
+            },
+        );
+    }
+    if waiting.is_empty() {
+        let sum = |count: fn(&wakeful_store::queue::Depth) -> i64| depth.iter().map(count).sum::<i64>();
+        let (ready, leased, delayed) = (sum(|one| one.ready), sum(|one| one.leased), sum(|one| one.delayed));
+        report.ok("queue", format!("{ready} ready, {leased} leased, {delayed} delayed"));
+    }
+    Ok(())
+}
+
+fn troubles(troubles: &Troubles, report: &mut Report) {
+    let count = |status: &str| {
+        troubles.sessions.iter().find(|(found, _)| found == status).map_or(0, |(_, count)| *count)
+    };
+    let all: i64 = troubles.sessions.iter().map(|(_, count)| count).sum();
+    let scope = if all >= NEWEST_SESSIONS { format!("the newest {all}") } else { all.to_string() };
+    let (failed, attention) = (count("failed"), count("needs_attention"));
+    let look = match (failed, attention) {
+        (0, 0) => "",
+        (_, 0) => ": wakeful session list --status failed",
+        (_, _) => ": wakeful session list --status needs_attention",
+    };
+    report.ok("sessions", format!("{scope}, of them {failed} failed and {attention} need attention{look}"));
+    if let Some(session) = &troubles.uncertain_call_session {
+        report.warning(
+            "tool calls",
+            format!("of {} nobody knows whether they took effect", troubles.uncertain_calls),
+            format!("look at the newest: wakeful session why {session}"),
+        );
+    }
+    if let Some(session) = &troubles.bad_delivery_session {
+        report.warning(
+            "deliveries",
+            format!("{} were not sent for certain", troubles.bad_deliveries),
+            format!("look at the newest: wakeful session why {session}"),
+        );
+    }
+}

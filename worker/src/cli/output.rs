@@ -1,0 +1,365 @@
+//! What commands print: tables for people, lines for pipes, JSON for programs.
+//!
+//! Texts come from users, models and mail servers, so all of them are hostile: whatever reaches a terminal goes
+//! through [`printable`], and what is printed as JSON through [`json`].
+
+pub(super) use super::printable::printable;
+use super::printable::{json, printable_lines};
+use comfy_table::{Attribute, CellAlignment, Color, ColumnConstraint, ContentArrangement, Row, TableStyle};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::{ErrorKind, IsTerminal, Write as _};
+
+/// `-o`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Format {
+    /// Aligned columns under a head.
+    Table,
+    /// One JSON document.
+    Json,
+    /// One line of JSON an item.
+    Jsonl,
+}
+
+/// The option `-o`, the same for every noun.
+#[derive(Debug, clap::Args)]
+pub(super) struct OutputArgs {
+    /// How to print; without it, a table on a terminal and plain lines in a pipe.
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", value_enum, global = true)]
+    output: Option<Format>,
+}
+
+/// Whoever read stdout has gone, as `head` does: no failure.
+#[derive(Debug, thiserror::Error)]
+#[error("nobody reads stdout any more")]
+pub(super) struct ReaderGone;
+
+/// How this process prints.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output {
+    format: Option<Format>,
+    terminal: bool,
+    colour: bool,
+    /// Of the terminal; a pipe has none.
+    width: Option<u16>,
+}
+
+impl Output {
+    /// As asked for, on the stdout there is. Colour needs a terminal and no `NO_COLOR`.
+    pub fn new(args: &OutputArgs) -> Output {
+        let terminal = std::io::stdout().is_terminal();
+        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let width = if terminal { comfy_table::Table::new().width() } else { None };
+        Output { format: args.output, terminal, colour: terminal && !dumb && !set("NO_COLOR"), width }
+    }
+
+    /// Prints a list: JSON as an array or line by line, else what `table` makes of it.
+    pub fn items<T: Serialize>(&self, items: &[T], table: impl FnOnce() -> Table) -> anyhow::Result<()> {
+        match self.format {
+            Some(Format::Json) => print(&format!("{}\n", json(&items, true)?)),
+            Some(Format::Jsonl) => {
+                let lines: Result<Vec<String>, _> = items.iter().map(|item| json(item, false)).collect();
+                print(&lines?.iter().map(|line| format!("{line}\n")).collect::<String>())
+            }
+            Some(Format::Table) => print(&self.aligned(&table(), 0)),
+            None if self.terminal => print(&self.aligned(&table(), 0)),
+            None => print(&table().lines()),
+        }
+    }
+
+    /// Prints one thing: as JSON, else what `text` makes of it.
+    pub fn one<T: Serialize>(&self, item: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+        match self.format {
+            Some(Format::Json) => print(&format!("{}\n", json(item, true)?)),
+            Some(Format::Jsonl) => print(&format!("{}\n", json(item, false)?)),
+            Some(Format::Table) | None => print(&text()),
+        }
+    }
+
+    /// Prints one item of an endless list.
+    pub fn line<T: Serialize>(&self, item: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+        match self.format {
+            Some(Format::Json | Format::Jsonl) => print(&format!("{}\n", json(item, false)?)),
+            Some(Format::Table) | None => print(&text()),
+        }
+    }
+
+    /// The format that was asked for.
+    pub fn format(&self) -> Option<Format> {
+        self.format
+    }
+
+    /// Whether people read it: headings and hints are for them.
+    pub fn for_people(&self) -> bool {
+        match self.format {
+            Some(Format::Table) => true,
+            Some(Format::Json | Format::Jsonl) => false,
+            None => self.terminal,
+        }
+    }
+
+    /// The table with its columns aligned, within the terminal's width, `indent` columns from the left.
+    pub fn aligned(&self, table: &Table, indent: u16) -> String {
+        table.aligned(self.width, self.colour, indent)
+    }
+
+    /// `text` wrapped to the terminal's width (at most 100 columns: longer lines are hard to read), `indent` columns
+    /// from the left. Only its newlines act; anything else that could is escaped.
+    pub fn block(&self, text: &str, indent: u16) -> String {
+        let mut block = Table::new(&[Column::flexible("")]);
+        block.row([Cell { text: printable_lines(text), tone: Tone::Plain }]);
+        block.wrapped().aligned(self.width.map(|width| width.min(100 + indent)), false, indent)
+    }
+
+    /// How many columns are left beside `taken` ones: at least a few, and in a pipe as many as one likes.
+    pub fn room(&self, taken: usize) -> usize {
+        self.width.map_or(usize::MAX, |width| usize::from(width).saturating_sub(taken).max(20))
+    }
+
+    /// `text`, escaped and coloured.
+    pub fn paint(&self, tone: Tone, text: &str) -> String {
+        let code = match tone {
+            Tone::Plain => None,
+            Tone::Head => Some("1"),
+            Tone::Good => Some("32"),
+            Tone::Busy => Some("33"),
+            Tone::Bad => Some("31"),
+            Tone::Faint => Some("2"),
+        };
+        match code {
+            Some(code) if self.colour => format!("\u{1b}[{code}m{}\u{1b}[0m", printable(text)),
+            Some(_) | None => printable(text).into_owned(),
+        }
+    }
+}
+
+/// What a text means, for its colour. The words alone say it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tone {
+    Plain,
+    Head,
+    Good,
+    Busy,
+    Bad,
+    Faint,
+}
+
+impl Tone {
+    /// Of a session's, a run's, a call's or a delivery's status.
+    pub fn of_status(status: &str) -> Tone {
+        match status {
+            "completed" | "done" | "sent" => Tone::Good,
+            "created" | "queued" | "running" | "invoked" | "started" | "sending" => Tone::Plain,
+            "waiting_input" | "waiting" => Tone::Busy,
+            "needs_attention" | "failed" | "uncertain" => Tone::Bad,
+            "archived" | "terminated" | "abandoned" | "expired" => Tone::Faint,
+            _ => Tone::Plain,
+        }
+    }
+}
+
+/// One cell: its text is escaped when the cell is made.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    text: String,
+    tone: Tone,
+}
+
+impl Cell {
+    pub fn new(text: impl AsRef<str>, tone: Tone) -> Cell {
+        Cell { text: printable(text.as_ref()).into_owned(), tone }
+    }
+
+    pub fn status(status: &str) -> Cell {
+        Cell::new(status, Tone::of_status(status))
+    }
+}
+
+impl<T: ToString> From<T> for Cell {
+    fn from(text: T) -> Cell {
+        Cell::new(text.to_string(), Tone::Plain)
+    }
+}
+
+/// A column: its head and how it gives way when the terminal is narrow.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Column {
+    head: &'static str,
+    right: bool,
+    flexible: bool,
+    /// Left out on a narrow terminal.
+    extra: bool,
+}
+
+impl Column {
+    /// As wide as its content: ids and words that are copied.
+    pub const fn fixed(head: &'static str) -> Column {
+        Column { head, right: false, flexible: false, extra: false }
+    }
+
+    /// The same, to the right.
+    pub const fn number(head: &'static str) -> Column {
+        Column { head, right: true, flexible: false, extra: false }
+    }
+
+    /// Cut to what is left.
+    pub const fn flexible(head: &'static str) -> Column {
+        Column { head, right: false, flexible: true, extra: false }
+    }
+
+    /// Not shown on a terminal of fewer than [`NARROW`] columns.
+    pub const fn extra(self) -> Column {
+        Column { extra: true, ..self }
+    }
+}
+
+/// On a terminal of fewer columns, what is extra makes room for the rest.
+const NARROW: u16 = 100;
+
+/// Rows under a head.
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<Cell>>,
+    wraps: bool,
+}
+
+impl Table {
+    pub fn new(columns: &[Column]) -> Table {
+        Table { columns: columns.to_vec(), rows: Vec::new(), wraps: false }
+    }
+
+    /// The same with its flexible columns wrapped instead of cut.
+    pub fn wrapped(mut self) -> Table {
+        self.wraps = true;
+        self
+    }
+
+    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// For pipes: a line a row, tabs between the cells, no head, nothing cut.
+    fn lines(&self) -> String {
+        let mut text = String::new();
+        for row in &self.rows {
+            let cells: Vec<&str> = row.iter().map(|cell| cell.text.as_str()).collect();
+            let _ = writeln!(text, "{}", cells.join("\t"));
+        }
+        text
+    }
+
+    fn aligned(&self, width: Option<u16>, colour: bool, indent: u16) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_style(TableStyle::new()).set_truncation_indicator("…").force_no_tty();
+        if colour {
+            table.enforce_styling();
+        }
+        if let Some(width) = width {
+            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+        }
+        let narrow = width.is_some_and(|width| width < NARROW);
+        let shown = |column: &Column| !(narrow && column.extra);
+        let columns: Vec<&Column> = self.columns.iter().filter(|column| shown(column)).collect();
+        if columns.iter().any(|column| !column.head.is_empty()) {
+            let mut head = Row::from(columns.iter().map(|column| {
+                let head = comfy_table::Cell::new(column.head).add_attribute(Attribute::Dim);
+                if column.right { head.set_alignment(CellAlignment::Right) } else { head }
+            }));
+            head.max_height(1);
+            table.set_header(head);
+        }
+        for row in &self.rows {
+            let mut cells = Row::new();
+            for (cell, column) in row.iter().zip(&self.columns).filter(|(_, column)| shown(column)) {
+                let styled = comfy_table::Cell::new(&cell.text);
+                let styled = match cell.tone {
+                    Tone::Plain => styled,
+                    Tone::Head => styled.add_attribute(Attribute::Bold),
+                    Tone::Good => styled.fg(Color::DarkGreen),
+                    Tone::Busy => styled.fg(Color::DarkYellow),
+                    Tone::Bad => styled.fg(Color::DarkRed),
+                    Tone::Faint => styled.add_attribute(Attribute::Dim),
+                };
+                cells.add_cell(if column.right {
+                    styled.set_alignment(CellAlignment::Right)
+                } else {
+                    styled
+                });
+            }
+            if !self.wraps {
+                cells.max_height(1);
+            }
+            table.add_row(cells);
+        }
+        for (index, column) in columns.into_iter().enumerate() {
+            if let Some(laid) = table.column_mut(index) {
+                laid.set_padding((if index == 0 { indent } else { 0 }, 2));
+                if !column.flexible {
+                    laid.set_constraint(ColumnConstraint::ContentWidth);
+                }
+            }
+        }
+        let mut text = String::new();
+        for line in table.lines() {
+            let _ = writeln!(text, "{}", line.trim_end());
+        }
+        text
+    }
+}
+
+/// Writes to stdout at once.
+///
+/// # Errors
+/// [`ReaderGone`] when nobody reads it.
+pub(super) fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(ReaderGone.into()),
+        written => Ok(written?),
+    }
+}
+
+/// A command whose reader went away did what it was asked to.
+pub(super) fn until_reader_goes(ran: anyhow::Result<super::Exit>) -> anyhow::Result<super::Exit> {
+    match ran {
+        Err(error) if error.is::<ReaderGone>() => Ok(super::Exit::Ok),
+        ran => ran,
+    }
+}
+
+/// `1 turn`, `2 turns`.
+pub(super) fn count(number: i64, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
+/// A span of time in one unit: `12s`, `5m`, `3h`, `9d`.
+pub(super) fn span(seconds: f64) -> String {
+    let seconds = seconds.abs();
+    match seconds {
+        s if s < 1.0 => format!("{}ms", (s * 1000.0) as u64),
+        s if s < 120.0 => format!("{}s", s as u64),
+        s if s < 7200.0 => format!("{}m", (s / 60.0) as u64),
+        s if s < 172_800.0 => format!("{}h", (s / 3600.0) as u64),
+        s => format!("{}d", (s / 86_400.0) as u64),
+    }
+}
+
+/// How long ago `then` was, by this host's clock.
+pub(super) fn age(then: chrono::DateTime<chrono::Utc>) -> String {
+    span((chrono::Utc::now() - then).num_milliseconds().max(0) as f64 / 1000.0)
+}
+
+/// Micro-dollars as dollars.
+pub(super) fn dollars(micros: i64) -> String {
+    format!("${}.{:04}", micros / 1_000_000, micros.abs() % 1_000_000 / 100)
+}
+
+#[cfg(test)]
+#[path = "output_tests.rs"]
+mod tests;

@@ -1,0 +1,60 @@
+//! Text that does nothing: what is hostile in it is shown and not obeyed.
+
+use serde::Serialize;
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Whether a character does something to a terminal or to the order of what stands around it, instead of standing
+/// there itself. Joiners stay: scripts and emoji need them.
+pub(super) fn acts(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}'
+            | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}')
+}
+
+/// `text` on one line, with every character that acts shown as an escape: `\n`, `\u{1b}`, `\u{202e}`.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if acts(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// The same, but newlines stay and tabs are spaces.
+pub(super) fn printable_lines(text: &str) -> String {
+    let lines = text.split('\n').map(|line| {
+        let line = line.strip_suffix('\r').unwrap_or(line).replace('\t', "    ");
+        printable(&line).into_owned()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// JSON whose strings hold no character that acts: what the format itself does not escape is written as `\u…`.
+pub(super) fn json<T: Serialize>(item: &T, pretty: bool) -> Result<String, serde_json::Error> {
+    let text = if pretty { serde_json::to_string_pretty(item)? } else { serde_json::to_string(item)? };
+    if !text.contains(|c| c != '\n' && acts(c)) {
+        return Ok(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    let mut units = [0; 2];
+    for c in text.chars() {
+        if c == '\n' || !acts(c) {
+            safe.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut units) {
+                let _ = write!(safe, "\\u{unit:04x}");
+            }
+        }
+    }
+    Ok(safe)
+}

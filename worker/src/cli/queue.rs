@@ -1,0 +1,125 @@
+//! `wakeful queue`.
+
+use super::Exit;
+use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, printable, span, until_reader_goes};
+use crate::config::Config;
+use serde_json::json;
+use std::fmt::Write as _;
+use wakeful_store::queue::{Depth, WorkerView};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// How much work waits, is in hand or is put off, and who works.
+    Status,
+}
+
+pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    let store = super::open_store(&config, "wakeful queue").await?;
+    let output = Output::new(&args.output);
+    let Verb::Status = args.verb;
+    let (depth, workers) = (store.queue_depth().await?, store.workers().await?);
+    store.close().await;
+    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let printed = output.one(&json!({"queues": depth, "workers": workers}), || {
+        if output.for_people() {
+            pretty(&output, &depth, &workers, silent_after_s)
+        } else {
+            plain(&depth, &workers, silent_after_s)
+        }
+    });
+    until_reader_goes(printed.map(|()| Exit::Ok))
+}
+
+fn state(worker: &WorkerView, silent_after_s: f64) -> &'static str {
+    if worker.beat_age_s < silent_after_s { "alive" } else { "silent" }
+}
+
+fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String {
+    let mut queues = Table::new(&[
+        Column::fixed("QUEUE"),
+        Column::number("READY"),
+        Column::number("LEASED"),
+        Column::number("DELAYED"),
+        Column::number("OLDEST READY"),
+    ]);
+    for one in depth {
+        let oldest = if one.ready > 0 { span(one.oldest_ready_s) } else { "-".to_owned() };
+        let tone = if one.oldest_ready_s > 60.0 { Tone::Bad } else { Tone::Plain };
+        queues.row([
+            one.kind.as_str().into(),
+            one.ready.into(),
+            one.leased.into(),
+            one.delayed.into(),
+            Cell::new(oldest, tone),
+        ]);
+    }
+    let mut text = String::new();
+    if queues.is_empty() {
+        text.push_str("No job: every session rests.\n");
+    } else {
+        text.push_str(&output.aligned(&queues, 0));
+    }
+    text.push('\n');
+    if workers.is_empty() {
+        let _ = writeln!(text, "{}", output.paint(Tone::Bad, "No worker beat within the last day."));
+        return text;
+    }
+    let mut table = Table::new(&[
+        Column::fixed("WORKER"),
+        Column::fixed("STATE"),
+        Column::number("BEAT"),
+        Column::number("HOLDS"),
+        Column::number("SLOTS"),
+        Column::number("UP"),
+        Column::flexible("VERSION"),
+        Column::flexible("HOST"),
+    ]);
+    for worker in workers {
+        let state = state(worker, silent_after_s);
+        table.row([
+            worker.worker_id.as_str().into(),
+            Cell::new(state, if state == "alive" { Tone::Good } else { Tone::Bad }),
+            span(worker.beat_age_s).into(),
+            worker.leases.into(),
+            worker.concurrency.into(),
+            age(worker.started_at).into(),
+            worker.version.as_str().into(),
+            worker.host.as_str().into(),
+        ]);
+    }
+    text.push_str(&output.aligned(&table, 0));
+    text
+}
+
+/// A line a queue and a worker, told apart by their first word.
+fn plain(depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String {
+    let mut text = String::new();
+    for one in depth {
+        let _ = writeln!(
+            text,
+            "queue\t{}\t{}\t{}\t{}\t{:.0}",
+            one.kind, one.ready, one.leased, one.delayed, one.oldest_ready_s
+        );
+    }
+    for worker in workers {
+        let _ = writeln!(
+            text,
+            "worker\t{}\t{}\t{:.0}\t{}\t{}\t{}",
+            printable(&worker.worker_id),
+            state(worker, silent_after_s),
+            worker.beat_age_s,
+            worker.leases,
+            worker.concurrency,
+            printable(&worker.host)
+        );
+    }
+    text
+}

@@ -1,0 +1,257 @@
+//! `wakeful session`: what an operator does with one session, through the database and without a server.
+
+mod show;
+mod tail;
+mod why;
+
+use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, dollars, print, printable};
+use super::{Exit, Usage};
+use crate::api::{DEFAULT_SPACE, valid_verbs};
+use crate::config::Config;
+use serde_json::json;
+use wakeful_store::session::{SessionFilter, SessionSummary};
+use wakeful_store::wake::NewMessage;
+use wakeful_store::{Error, Store};
+use wakeful_workflow::session::SessionStatus;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// List sessions, newest first.
+    List {
+        /// Only those that are: created, queued, running, waiting_input, needs_attention, completed, failed, archived,
+        /// terminated.
+        #[arg(long, value_name = "STATUS")]
+        status: Option<String>,
+        /// Only those of one conversation.
+        #[arg(long, value_name = "ID")]
+        conversation: Option<String>,
+        /// At most so many.
+        #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+        limit: i64,
+    },
+    /// Show a session: what was said, its steps, its tool calls and its deliveries.
+    Show {
+        id: String,
+        /// Show long messages whole.
+        #[arg(long)]
+        full: bool,
+    },
+    /// Print a session's journal.
+    Tail {
+        id: String,
+        /// Go on as entries are written.
+        #[arg(long, short)]
+        follow: bool,
+        /// Begin after this entry; without it with the last 50.
+        #[arg(long, value_name = "SEQ")]
+        after: Option<i64>,
+    },
+    /// Send a session a message: it answers an open question, joins the run, or begins a new one.
+    Send {
+        id: String,
+        text: String,
+        /// An idempotency key: the same message again under it is not taken twice.
+        #[arg(long, value_name = "KEY")]
+        client_key: Option<String>,
+    },
+    /// Continue a failed run, or one that needs attention, from its last commit.
+    Retry {
+        id: String,
+        /// Why, for the log.
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// End the open run.
+    Cancel {
+        id: String,
+        /// Why, for the log.
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// Say why a session is where it is, and what to do about it.
+    Why { id: String },
+}
+
+pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    let store = super::open_store(&config, "wakeful session").await?;
+    let output = Output::new(&args.output);
+    let ran = match args.verb {
+        Verb::List { status, conversation, limit } => {
+            list(&store, &output, status, conversation, limit).await
+        }
+        Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
+        Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
+        Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
+        Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
+        Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
+        Verb::Why { id } => why::why(&store, &config, &output, &id).await,
+    };
+    store.close().await;
+    super::output::until_reader_goes(ran)
+}
+
+async fn list(
+    store: &Store,
+    output: &Output,
+    status: Option<String>,
+    conversation: Option<String>,
+    limit: i64,
+) -> anyhow::Result<Exit> {
+    if let Some(status) = &status
+        && SessionStatus::parse(status).is_none()
+    {
+        let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
+        return Err(Usage(format!("no status {status:?}; there are: {}", known.join(", "))).into());
+    }
+    let filter = SessionFilter {
+        status,
+        conversation_id: conversation.map(|id| format!("{DEFAULT_SPACE}/{id}")),
+        limit,
+        ..SessionFilter::default()
+    };
+    let sessions = store.sessions(&filter).await?;
+    output.items(&sessions, || list_table(&sessions))?;
+    if output.for_people() && sessions.is_empty() {
+        print("no such session\n")?;
+    }
+    if output.for_people() && sessions.len() as i64 == limit {
+        eprintln!("There may be more: --limit {}", limit.saturating_mul(10).min(10_000));
+    }
+    Ok(Exit::Ok)
+}
+
+fn list_table(sessions: &[SessionSummary]) -> Table {
+    let mut table = Table::new(&[
+        Column::fixed("SESSION"),
+        Column::fixed("STATUS"),
+        Column::number("TURNS").extra(),
+        Column::number("AGE"),
+        Column::flexible("CONVERSATION"),
+        Column::flexible("NOTE").extra(),
+    ]);
+    for session in sessions {
+        let note = session.error.as_deref().or(session.question.as_deref()).unwrap_or_default();
+        table.row([
+            session.session_id.as_str().into(),
+            Cell::status(&session.status),
+            session.total_turns.into(),
+            age(session.started_at).into(),
+            session.conversation_id.as_str().into(),
+            Cell::new(note, Tone::Faint),
+        ]);
+    }
+    table
+}
+
+async fn send(
+    store: &Store,
+    output: &Output,
+    id: &str,
+    text: String,
+    client_key: Option<String>,
+) -> anyhow::Result<Exit> {
+    if text.trim().is_empty() {
+        return Err(Usage("the message is empty".to_owned()).into());
+    }
+    if text.len() > crate::api::BODY_LIMIT_BYTES {
+        return Err(
+            Usage(format!("the message is larger than {} bytes", crate::api::BODY_LIMIT_BYTES)).into()
+        );
+    }
+    if client_key
+        .as_ref()
+        .is_some_and(|key| key.is_empty() || key.len() > 256 || key.chars().any(char::is_control))
+    {
+        return Err(Usage("--client-key has 1 to 256 bytes and no control characters".to_owned()).into());
+    }
+    let message = NewMessage { client_key, text, trace_context: crate::telemetry::trace_context() };
+    let woken = match store.send(id, &message).await {
+        Err(Error::Conflict { session_id, status, wanted }) => {
+            return Ok(not_now(&session_id, status, wanted));
+        }
+        sent => sent?,
+    };
+    store.announce(id).await?;
+    let did = match (woken.duplicate, woken.outcome) {
+        (true, _) => "taken before",
+        (false, wakeful_store::wake::Delivered::Queued) => "queued for the next step boundary",
+        (false, wakeful_store::wake::Delivered::Delivered) => "delivered as the answer",
+        (false, wakeful_store::wake::Delivered::NewRun) => "a new run begins",
+    };
+    output.one(&woken, || {
+        format!("{}: {did} ({})\n", printable(&woken.session_id), printable(&woken.run_id))
+    })?;
+    Ok(Exit::Ok)
+}
+
+#[derive(Clone, Copy)]
+enum Steer {
+    Retry,
+    Cancel,
+}
+
+async fn steer(
+    store: &Store,
+    output: &Output,
+    id: &str,
+    what: Steer,
+    reason: Option<String>,
+) -> anyhow::Result<Exit> {
+    let steered = match what {
+        Steer::Retry => store.retry(id).await,
+        Steer::Cancel => store.cancel(id).await,
+    };
+    let run_id = match steered {
+        Err(Error::Conflict { session_id, status, wanted }) => {
+            return Ok(not_now(&session_id, status, wanted));
+        }
+        steered => steered?,
+    };
+    store.announce(id).await?;
+    if let Some(reason) = reason {
+        tracing::info!(session.id = id, reason, "Steered by an operator");
+    }
+    let did = match what {
+        Steer::Retry => "goes on where it stood",
+        Steer::Cancel => "is asked to end",
+    };
+    output.one(&json!({"session_id": id, "run_id": run_id}), || {
+        format!("{}: {} {did}\n", printable(id), printable(&run_id))
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// Says what is possible instead.
+fn not_now(session_id: &str, status: SessionStatus, wanted: &str) -> Exit {
+    let possible: Vec<&str> = valid_verbs(status)
+        .iter()
+        // The API's word for `session send`.
+        .map(|verb| if *verb == "messages" { "send" } else { verb })
+        .collect();
+    let possible = if possible.is_empty() { "nothing".to_owned() } else { possible.join(", ") };
+    eprintln!(
+        "wakeful: session {} is {}: {wanted} is not possible now; possible: {possible}",
+        printable(session_id),
+        status.as_str()
+    );
+    Exit::Conflict
+}
+
+/// `12 in, 3 out` and the like, for headers.
+fn tokens(session: &SessionSummary) -> String {
+    format!(
+        "{} in ({} cached), {} out, {}",
+        session.total_input_tokens,
+        session.total_cached_tokens,
+        session.total_output_tokens,
+        dollars(session.total_cost_micros)
+    )
+}

@@ -1,0 +1,270 @@
+//! `wakeful session show`.
+
+use super::super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, printable, span};
+use super::{Exit, tokens};
+use serde_json::Value;
+use std::fmt::Write as _;
+use wakeful_store::Store;
+use wakeful_store::session::{CallView, DeliveryView, MessageView, SessionSummary, StepView};
+
+/// How many of the newest messages and steps are shown.
+const NEWEST: i64 = 50;
+/// How much of a message is shown, unless all of it is asked for.
+const MESSAGE_LINES: usize = 12;
+const MESSAGE_CHARS: usize = 1200;
+
+pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -> anyhow::Result<Exit> {
+    let detail = crate::api::detail(store, None, id).await?;
+    let session = store.session(None, id).await?;
+    let shown = Shown {
+        messages: store.messages(id, None, NEWEST).await?,
+        steps: store.steps(id, None, NEWEST).await?,
+        calls: store.calls(id).await?,
+        deliveries: store.deliveries(id).await?,
+        session,
+    };
+    output.one(&detail, || shown.text(output, full))?;
+    Ok(Exit::Ok)
+}
+
+struct Shown {
+    session: SessionSummary,
+    messages: Vec<MessageView>,
+    steps: Vec<StepView>,
+    calls: Vec<CallView>,
+    deliveries: Vec<DeliveryView>,
+}
+
+impl Shown {
+    fn text(&self, output: &Output, full: bool) -> String {
+        let mut text = header(&self.session, output);
+        text.push_str(&trouble(&self.session, output));
+        heading(&mut text, output, "Transcript");
+        if let Some(first) = self.messages.first().filter(|_| self.messages.len() as i64 == NEWEST) {
+            let _ = writeln!(
+                text,
+                "  … messages before #{} are not shown; `-o json` has their cursor",
+                first.message_number
+            );
+        }
+        for message in &self.messages {
+            say(&mut text, output, message, full);
+        }
+        section(&mut text, output, "Steps", &steps(&self.steps));
+        section(&mut text, output, "Tool calls", &calls(&self.calls));
+        section(&mut text, output, "Deliveries", &deliveries(&self.deliveries));
+        section(&mut text, output, "State", &state(&self.session.state));
+        text
+    }
+}
+
+/// Name, status and sums of a session.
+pub(super) fn header(session: &SessionSummary, output: &Output) -> String {
+    let mut text = format!(
+        "{}  {}\n",
+        output.paint(Tone::Head, &session.session_id),
+        output.paint(Tone::of_status(&session.status), &session.status)
+    );
+    let ended = session.completed_at.map(|at| format!(", ended {} ago", age(at))).unwrap_or_default();
+    let mut facts = Table::new(&[Column::fixed(""), Column::flexible("")]);
+    let mut fact = |name: &str, value: String| facts.row([Cell::new(name, Tone::Faint), value.into()]);
+    fact("conversation", format!("{} ({})", session.conversation_id, session.trigger_type));
+    fact("agent", format!("{}, {}", session.agent, session.model_id));
+    fact(
+        "started",
+        format!(
+            "{} ({} ago{ended})",
+            session.started_at.format("%Y-%m-%d %H:%M:%S UTC"),
+            age(session.started_at)
+        ),
+    );
+    fact("used", format!("{}, {}", count(session.total_turns.into(), "turn"), tokens(session)));
+    text.push_str(&output.aligned(&facts, 2));
+    text
+}
+
+/// The session's question and its error.
+fn trouble(session: &SessionSummary, output: &Output) -> String {
+    let mut text = String::new();
+    if let Some(question) = &session.question {
+        let _ = writeln!(text, "  {}", output.paint(Tone::Busy, "It asks:"));
+        text.push_str(&output.block(question, 4));
+    }
+    if let Some(error) = &session.error {
+        let _ = writeln!(text, "  {}", output.paint(Tone::Bad, "Error:"));
+        text.push_str(&output.block(error, 4));
+        let _ = writeln!(
+            text,
+            "    {}",
+            output.paint(Tone::Faint, &format!("wakeful session why {}", session.session_id))
+        );
+    }
+    text
+}
+
+fn heading(text: &mut String, output: &Output, name: &str) {
+    let _ = writeln!(text, "\n{}", output.paint(Tone::Head, name));
+}
+
+fn section(text: &mut String, output: &Output, name: &str, table: &Table) {
+    if !table.is_empty() {
+        heading(text, output, name);
+        text.push_str(&output.aligned(table, 2));
+    }
+}
+
+fn say(text: &mut String, output: &Output, message: &MessageView, full: bool) {
+    let internal = if message.internal { ", internal" } else { "" };
+    let about =
+        format!("  step {}{internal}, {}", message.step_number, message.created_at.format("%H:%M:%S"));
+    let _ = writeln!(
+        text,
+        "  {}{}",
+        output.paint(Tone::Head, &format!("#{} {}", message.message_number, message.role)),
+        output.paint(Tone::Faint, &about)
+    );
+    if !message.text.trim().is_empty() {
+        let (shown, hidden) = if full { (message.text.as_str(), 0) } else { beginning(&message.text) };
+        text.push_str(&output.block(shown, 4));
+        if hidden > 0 {
+            let hint = format!("… {hidden} more characters: --full");
+            let _ = writeln!(text, "    {}", output.paint(Tone::Faint, &hint));
+        }
+    }
+    for call in tool_calls(&message.content) {
+        text.push_str(&output.block(&call, 4));
+    }
+}
+
+/// The beginning of a long text, and how many characters follow it.
+fn beginning(text: &str) -> (&str, usize) {
+    let by_lines = text.match_indices('\n').nth(MESSAGE_LINES - 1).map_or(text.len(), |(at, _)| at);
+    let by_chars = text.char_indices().nth(MESSAGE_CHARS).map_or(text.len(), |(at, _)| at);
+    let end = by_lines.min(by_chars);
+    (&text[..end], text[end..].chars().count())
+}
+
+/// What an assistant's message asks for: `→ charge {"cents":5}`.
+fn tool_calls(content: &Value) -> Vec<String> {
+    let blocks = content.as_array().map(Vec::as_slice).unwrap_or_default();
+    let calls = blocks.iter().filter(|block| block["type"] == "tool_call");
+    calls
+        .map(|call| {
+            let arguments = match &call["malformed"] {
+                Value::String(raw) => raw.clone(),
+                _ => call["arguments"].to_string(),
+            };
+            let (shown, hidden) = beginning(&arguments);
+            let more = if hidden > 0 { "…" } else { "" };
+            // A call is one line, whatever its arguments hold.
+            format!("→ {} {}{more}", call["name"].as_str().unwrap_or_default(), printable(shown))
+        })
+        .collect()
+}
+
+fn steps(steps: &[StepView]) -> Table {
+    let mut table = Table::new(&[
+        Column::number("STEP"),
+        Column::number("TRY"),
+        Column::fixed("MESSAGES"),
+        Column::fixed("FINISH"),
+        Column::number("TOOLS"),
+        Column::number("TOKENS"),
+        Column::number("COST"),
+        Column::number("TOOK"),
+        Column::flexible("WORKER"),
+    ]);
+    for step in steps {
+        let took = (step.committed_at - step.started_at).num_milliseconds().max(0) as f64 / 1000.0;
+        let usage = |key: &str| step.usage[key].as_i64().unwrap_or(0);
+        table.row([
+            step.step_number.into(),
+            Cell::new(step.attempt.to_string(), if step.attempt > 1 { Tone::Busy } else { Tone::Plain }),
+            format!("{}→{}", step.from_message_number, step.to_message_number).into(),
+            step.finish_reason.as_str().into(),
+            step.executed_local_tool_count.into(),
+            format!("{}+{}", usage("input_tokens"), usage("output_tokens")).into(),
+            dollars(usage("cost_micros")).into(),
+            span(took).into(),
+            step.worker_id.as_str().into(),
+        ]);
+    }
+    table
+}
+
+fn calls(calls: &[CallView]) -> Table {
+    let mut table = Table::new(&[
+        Column::fixed("CALL"),
+        Column::fixed("EFFECT"),
+        Column::fixed("STATUS"),
+        Column::number("STARTED"),
+        Column::flexible("ID"),
+    ]);
+    for call in calls {
+        table.row([
+            call.name.as_str().into(),
+            call.effect.as_str().into(),
+            Cell::status(&call.status),
+            // Pure calls are run without a mark that they were.
+            if call.attempts == 0 { "-".into() } else { format!("{}×", call.attempts).into() },
+            call.call_id.as_str().into(),
+        ]);
+    }
+    table
+}
+
+fn deliveries(deliveries: &[DeliveryView]) -> Table {
+    let mut table = Table::new(&[
+        Column::fixed("CHANNEL"),
+        Column::fixed("STATUS"),
+        Column::number("TRIES"),
+        Column::flexible("ID"),
+        Column::flexible("NOTE"),
+    ]);
+    for delivery in deliveries {
+        let receipt = delivery.receipt.as_ref().map(Value::to_string);
+        let note = delivery.last_error.as_deref().or(receipt.as_deref()).unwrap_or_default();
+        table.row([
+            delivery.channel.as_str().into(),
+            Cell::status(&delivery.status),
+            delivery.attempt.into(),
+            delivery.delivery_id.as_str().into(),
+            Cell::new(note, Tone::Faint),
+        ]);
+    }
+    table
+}
+
+fn state(state: &Value) -> Table {
+    let mut table = Table::new(&[Column::flexible("KEY"), Column::flexible("VALUE")]);
+    for (key, value) in state.as_object().into_iter().flatten() {
+        table.row([key.as_str().into(), value.to_string().into()]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_long_text_is_cut_by_lines_and_by_characters() {
+        assert_eq!(beginning("short"), ("short", 0));
+        let lines = "line\n".repeat(20);
+        let (shown, hidden) = beginning(&lines);
+        assert_eq!((shown.lines().count(), shown.len() + hidden), (MESSAGE_LINES, lines.len()));
+        let wide = "é".repeat(MESSAGE_CHARS + 7);
+        assert_eq!(beginning(&wide).1, 7);
+    }
+
+    #[test]
+    fn a_call_is_one_line_of_characters_that_do_nothing() {
+        let content = json!([
+            {"type": "text", "text": "hm"},
+            {"type": "tool_call", "call_id": "c", "name": "charge", "arguments": {"note": "\u{202e}x"}},
+            {"type": "tool_call", "call_id": "d", "name": "charge", "arguments": {}, "malformed": "{\n\u{1b}"},
+        ]);
+        assert_eq!(tool_calls(&content), ["→ charge {\"note\":\"\\u{202e}x\"}", "→ charge {\\n\\u{1b}"]);
+    }
+}

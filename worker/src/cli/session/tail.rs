@@ -1,0 +1,128 @@
+//! `wakeful session tail`.
+
+use super::super::output::{Format, Output, Tone, printable};
+use super::Exit;
+use serde_json::Value;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wakeful_store::Store;
+use wakeful_store::event::JournalEntry;
+use wakeful_store::queue::News;
+
+/// How many entries are read at a time, and how many are shown unless asked.
+const PAGE: i64 = 500;
+const LAST: i64 = 50;
+/// Columns before an entry's summary.
+const PREFIX: usize = 54;
+/// Looks by itself as often: a notification may be lost.
+const POLL: Duration = Duration::from_secs(1);
+
+pub(super) async fn tail(
+    store: &Store,
+    output: &Output,
+    id: &str,
+    follow: bool,
+    after: Option<i64>,
+) -> anyhow::Result<Exit> {
+    let last = store.last_event_seq(id).await?;
+    let mut after = after.unwrap_or((last - LAST).max(0));
+    if !follow && output.format() == Some(Format::Json) {
+        // One document: everything first.
+        let mut entries = Vec::new();
+        loop {
+            let page = store.journal(id, after, PAGE).await?;
+            let Some(newest) = page.last() else { break };
+            after = newest.seq;
+            entries.extend(page);
+        }
+        output.one(&entries, String::new)?;
+        return Ok(Exit::Ok);
+    }
+    // Listening begins before the first look, so that nothing falls between.
+    let stop = CancellationToken::new();
+    let mut news = follow.then(|| News::listen(store, stop.clone()).sessions());
+    loop {
+        let page = store.journal(id, after, PAGE).await?;
+        for entry in &page {
+            output.line(entry, || line(entry, output))?;
+            after = entry.seq;
+        }
+        if page.len() as i64 == PAGE {
+            continue;
+        }
+        let Some(news) = &mut news else { return Ok(Exit::Ok) };
+        let heard = async {
+            loop {
+                match news.recv().await {
+                    Ok(session) if &*session == id || &*session == "*" => break,
+                    Ok(_) => {}
+                    Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => break,
+                    Err(tokio::sync::broadcast::error::RecvError::Closed) => std::future::pending().await,
+                }
+            }
+        };
+        tokio::select! {
+            () = heard => {}
+            () = tokio::time::sleep(POLL) => {}
+        }
+    }
+}
+
+/// One entry for people: time, number, step, type, and what matters of its payload.
+fn line(entry: &JournalEntry, output: &Output) -> String {
+    let step = entry.step_number.map_or_else(|| "-".to_owned(), |step| format!("step {step}"));
+    let tone = match entry.kind.as_str() {
+        "TOOL_FAILED_UNCERTAIN" => Tone::Bad,
+        "state_transition" | "checkpoint" => Tone::Faint,
+        _ => Tone::Plain,
+    };
+    format!(
+        "{}  {:>5}  {step:<8}  {}{}  {}\n",
+        output.paint(Tone::Faint, &entry.ts.format("%H:%M:%S%.3f").to_string()),
+        entry.seq,
+        output.paint(tone, &entry.kind),
+        " ".repeat(21_usize.saturating_sub(entry.kind.len())),
+        output.paint(Tone::Plain, &shorten(&summary(entry), output.room(PREFIX))),
+    )
+}
+
+/// What matters of the payload, on one line.
+fn summary(entry: &JournalEntry) -> String {
+    let payload = &entry.payload;
+    let text = |key: &str| payload[key].as_str().unwrap_or_default();
+    let number = |key: &str| payload[key].as_i64().unwrap_or_default();
+    match entry.kind.as_str() {
+        "MESSAGE_RECEIVED" => text("text").to_owned(),
+        "LLM_CALLED" => format!("{}, attempt {}", text("model"), number("attempt")),
+        "GEN_START" => text("generation_id").to_owned(),
+        "GEN_RESUMED" => format!("{} in place of {}", text("generation_id"), text("replaces")),
+        "GEN_COMPLETE" => {
+            format!("#{} {}: {}", number("message_number"), text("reason"), text("text"))
+        }
+        "GEN_SENT" => format!("{} by {}", text("delivery_id"), text("channel")),
+        "TOOL_INVOKED" => format!("{} ({})", text("name"), text("call_id")),
+        "TOOL_RESULT" => {
+            let ok = if payload["ok"] == Value::Bool(true) { "ok" } else { "error" };
+            format!("#{} {} {ok}: {}", number("message_number"), text("name"), text("text"))
+        }
+        "TOOL_FAILED_UNCERTAIN" => {
+            format!("{} ({}): nobody knows whether it took effect", text("name"), text("call_id"))
+        }
+        "state_transition" => {
+            let reason = payload["reason"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
+            format!("{} → {}{reason}", text("from_state"), text("to_state"))
+        }
+        "checkpoint" => format!("step {} up to #{}", number("step_number"), number("to_message_number")),
+        "context_update" => format!("{} = {}", text("key"), payload["value"]),
+        _ => payload.to_string(),
+    }
+}
+
+/// At most `room` columns once it is escaped, as far as every character takes one.
+fn shorten(text: &str, room: usize) -> String {
+    let shown = printable(text);
+    match shown.char_indices().nth(room.saturating_sub(1)) {
+        Some((end, last)) if end + last.len_utf8() < shown.len() => format!("{}…", &shown[..end]),
+        Some(_) | None => shown.into_owned(),
+    }
+}

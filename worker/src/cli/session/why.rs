@@ -1,0 +1,387 @@
+//! `wakeful session why`: the one command for a session that does not move.
+
+use super::super::output::{Cell, Column, Output, Table, Tone, count, printable, span};
+use super::Exit;
+use super::show::header;
+use crate::config::Config;
+use serde::Serialize;
+use serde_json::json;
+use std::fmt::Write as _;
+use wakeful_store::Store;
+use wakeful_store::standing::{JobView, Standing};
+use wakeful_workflow::session::SessionStatus;
+
+/// How long a ready job may wait before that is worth a word.
+const WAIT_S: f64 = 5.0;
+/// How long nothing may be written before a running step looks odd.
+const QUIET_S: f64 = 600.0;
+
+/// What is known beside the session's own rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Surroundings {
+    /// Workers whose heartbeat is fresh.
+    pub workers_alive: usize,
+    /// A worker that is silent for longer counts as dead.
+    pub silent_after_s: f64,
+    /// Attempts at one step after which the run fails, where this configuration knows the agent.
+    pub attempts: Option<i64>,
+}
+
+/// One reason, and what to do about it. Without a remedy nothing needs to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub why: String,
+    pub remedy: Option<String>,
+}
+
+pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &str) -> anyhow::Result<Exit> {
+    let standing = store.standing(None, id).await?;
+    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let workers = store.workers().await?;
+    let around = Surroundings {
+        workers_alive: workers.iter().filter(|worker| worker.beat_age_s < silent_after_s).count(),
+        silent_after_s,
+        attempts: config.agent(&standing.session.agent).ok().map(|agent| agent.limits.attempts),
+    };
+    let findings = explain(&standing, around);
+    output
+        .one(&json!({"findings": findings, "standing": standing}), || text(&standing, &findings, output))?;
+    Ok(Exit::Ok)
+}
+
+fn text(standing: &Standing, findings: &[Finding], output: &Output) -> String {
+    let mut text = header(&standing.session, output);
+    let _ = writeln!(text, "\n{}", output.paint(Tone::Head, "Why"));
+    for finding in findings {
+        text.push_str(&output.block(&finding.why, 2));
+        if let Some(remedy) = &finding.remedy {
+            let _ = writeln!(text, "    {}", output.paint(Tone::Busy, "Remedy:"));
+            text.push_str(&output.block(remedy, 6));
+        }
+    }
+    let facts = facts(standing);
+    if !facts.is_empty() {
+        let _ = writeln!(text, "\n{}", output.paint(Tone::Head, "Rows"));
+        text.push_str(&output.aligned(&facts, 2));
+    }
+    text
+}
+
+/// Why the session is where it is: the reason first, then what else is open.
+pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding> {
+    let session = &standing.session;
+    let id = &session.session_id;
+    let mut findings = Vec::new();
+    let mut find = |why: String, remedy: Option<String>| findings.push(Finding { why, remedy });
+    match SessionStatus::parse(&session.status) {
+        Some(SessionStatus::Queued | SessionStatus::Running) => {
+            if let Some(behind) = &standing.behind {
+                let holder = &behind.session_id;
+                find(
+                    format!(
+                        "It waits for session {holder}: a conversation has one open run at a time, and {} is not over.",
+                        behind.run_id
+                    ),
+                    Some(format!("Look at that one:\nwakeful session why {holder}")),
+                );
+            } else {
+                let job = standing.jobs.iter().find(|job| job.kind == "step");
+                let finding = job.map_or_else(no_job, |job| of_job(job, standing, around));
+                find(finding.why, finding.remedy);
+            }
+        }
+        Some(SessionStatus::WaitingInput) => {
+            let question = session.question.as_deref().unwrap_or("(its text could not be read)");
+            find(
+                format!("It has asked its user a question and waits for the answer: {question}"),
+                Some(format!(
+                    "Answer it:\nwakeful session send {id} 'TEXT'\nOr end the run:\nwakeful session cancel {id}"
+                )),
+            );
+        }
+        Some(SessionStatus::NeedsAttention) => find(
+            format!("It waits for an operator: {}.", error_of(standing).0),
+            Some(format!(
+                "Find out what took effect (below), then let the model decide:\nwakeful session retry {id}\nOr end the \
+                 run:\nwakeful session cancel {id}"
+            )),
+        ),
+        Some(SessionStatus::Failed) if session.error.as_deref() == Some("cancelled") => {
+            find(
+                "Its run was cancelled.".to_owned(),
+                Some(format!("To go on after all:\nwakeful session retry {id}")),
+            );
+        }
+        Some(SessionStatus::Failed) => {
+            let (error, remedy) = error_of(standing);
+            let retry = format!("wakeful session retry {id}");
+            let remedy =
+                remedy.map_or_else(|| "Mend the cause, then".to_owned(), |remedy| format!("{remedy}:"));
+            find(format!("Its run failed: {error}."), Some(format!("{remedy}\n{retry}")));
+        }
+        Some(SessionStatus::Completed) => find("Nothing holds it up: its run is complete.".to_owned(), None),
+        Some(SessionStatus::Created) => find(
+            "It has never run: nobody has sent it a message.".to_owned(),
+            Some(format!("wakeful session send {id} 'TEXT'")),
+        ),
+        Some(SessionStatus::Archived | SessionStatus::Terminated) => {
+            find(format!("It is {}: it takes no messages and never runs again.", session.status), None);
+        }
+        None => find(
+            format!("Its status {:?} is not one that this binary knows.", session.status),
+            Some("Use the newer binary.".to_owned()),
+        ),
+    }
+    if session.cancel_requested {
+        find(
+            "A cancel is asked for: whoever takes its step next ends the run, without another model call."
+                .to_owned(),
+            None,
+        );
+    }
+    let open = SessionStatus::parse(&session.status).is_some_and(SessionStatus::is_open);
+    let pending = standing.pending_messages;
+    if pending > 0 {
+        let wait = if pending == 1 { "waits" } else { "wait" };
+        let until = if open { "for the next step boundary" } else { "in its inbox until the run goes on" };
+        find(format!("{} {wait} {until}.", count(pending, "message")), None);
+    }
+    findings.extend(of_calls(standing));
+    findings.extend(of_deliveries(standing, around));
+    findings
+}
+
+/// The error without its full stop, and the remedy that it carries.
+fn error_of(standing: &Standing) -> (String, Option<String>) {
+    let error = standing.session.error.as_deref().unwrap_or("without a reason that was kept");
+    match error.split_once(". Remedy: ") {
+        Some((error, remedy)) => (error.to_owned(), Some(capital(remedy.trim_end_matches('.')))),
+        None => (error.trim_end_matches('.').to_owned(), None),
+    }
+}
+
+fn capital(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+}
+
+fn no_job() -> Finding {
+    Finding {
+        why: "Its run is open and has no job, so nothing will continue it.".to_owned(),
+        remedy: Some(
+            "Ask again: between two steps this can be seen for an instant. If it stays so, a row was deleted by hand or \
+             this is a defect of Wakeful; please report it with `wakeful session show`."
+                .to_owned(),
+        ),
+    }
+}
+
+fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
+    let step = job.step_number.unwrap_or(0);
+    let tried = match around.attempts {
+        Some(limit) if job.stuck > 1 => {
+            format!(" Attempts without progress: {} of {limit}, after which the run fails.", job.stuck)
+        }
+        Some(_) | None if job.stuck > 1 => format!(" Attempts without progress: {}.", job.stuck),
+        Some(_) | None => String::new(),
+    };
+    let last = job
+        .last_error
+        .as_deref()
+        .map(|error| format!(" The last attempt failed: {}.", error.trim_end_matches('.')));
+    let last = last.unwrap_or_default();
+    let none_alive = || {
+        "No worker is alive. Start one:\nwakeful serve --roles worker\nThen look:\nwakeful queue status"
+            .to_owned()
+    };
+    let worker = job.worker_id.as_deref().unwrap_or("an unknown worker");
+    let (why, remedy) = match (job.leased, job.due_in_s > 0.0) {
+        (true, true) => match job.worker_beat_age_s {
+            Some(beat) if beat < around.silent_after_s => {
+                let running: Vec<String> = standing
+                    .open_calls
+                    .iter()
+                    .filter(|call| call.status == "started")
+                    .map(|call| format!("{} ({})", call.name, call.call_id))
+                    .collect();
+                let doing = if running.is_empty() {
+                    "most likely it waits for the model".to_owned()
+                } else {
+                    format!("it runs {}", running.join(", "))
+                };
+                let quiet = standing.quiet_s.unwrap_or(0.0);
+                let odd = (quiet > QUIET_S).then(|| {
+                    format!(
+                        "Nothing was written for {}. If that is too long:\nwakeful session cancel {}",
+                        span(quiet),
+                        standing.session.session_id
+                    )
+                });
+                (
+                    format!(
+                        "Worker {worker} is at step {step} and alive (heartbeat {} ago); {doing}.{last}{tried}",
+                        span(beat)
+                    ),
+                    odd,
+                )
+            }
+            beat => {
+                let silent = beat.map_or_else(
+                    || "has no heartbeat".to_owned(),
+                    |beat| format!("is silent for {}", span(beat)),
+                );
+                let remedy = (around.workers_alive == 0).then(none_alive);
+                (
+                    format!(
+                        "Worker {worker} took step {step} and {silent}: it is dead or stopped. Its lease ends in {}; then \
+                         another worker goes on from the last commit.{last}{tried}",
+                        span(job.due_in_s)
+                    ),
+                    remedy,
+                )
+            }
+        },
+        (false, true) => (
+            format!("Step {step} failed and is tried again in {}.{last}{tried}", span(job.due_in_s)),
+            Some("Nothing, if the cause is passing; else mend it.".to_owned()),
+        ),
+        (_, false) => {
+            let waited = -job.due_in_s;
+            let dropped = if job.leased {
+                format!(" Worker {worker} had it and never gave it back: it died, or lost its connection.")
+            } else {
+                String::new()
+            };
+            // A job that was dropped twice in a row is taken by itself, so that it harms no other.
+            let suspect = if job.leased && job.stuck >= 2 {
+                " Having been dropped before, it waits for a worker that handles no other such job."
+            } else {
+                ""
+            };
+            let remedy = match around.workers_alive {
+                0 => Some(none_alive()),
+                _ if waited > WAIT_S => Some(
+                    "The workers that are alive have no free slot, or cannot reach the database: wakeful queue status. More \
+                     workers, or a higher [queue] concurrency, help."
+                        .to_owned(),
+                ),
+                _ => None,
+            };
+            (
+                format!(
+                    "Step {step} is ready for {} and no worker has taken it.{dropped}{suspect}{last}{tried}",
+                    span(waited)
+                ),
+                remedy,
+            )
+        }
+    };
+    Finding { why, remedy }
+}
+
+fn of_calls(standing: &Standing) -> Vec<Finding> {
+    let uncertain = standing.open_calls.iter().filter(|call| call.status == "uncertain");
+    uncertain
+        .map(|call| {
+            let told = if call.told { "the model was told so" } else { "the model has not been told yet" };
+            Finding {
+                why: format!(
+                    "Nobody knows whether {} took effect (call {}, asked for in message #{}): its worker died in the \
+                     middle of it; {told}, and it is never run again by itself.",
+                    call.name, call.call_id, call.message_number
+                ),
+                remedy: Some(format!(
+                    "Look at the service behind {} and put right by hand what is missing.",
+                    call.name
+                )),
+            }
+        })
+        .collect()
+}
+
+fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for delivery in &standing.unsent {
+        let id = &delivery.delivery_id;
+        let error = delivery.last_error.as_deref().map(|error| format!(": {}", error.trim_end_matches('.')));
+        let error = error.unwrap_or_default();
+        let job = standing.jobs.iter().find(|job| job.channel.as_deref() == Some(delivery.channel.as_str()));
+        let (why, remedy) = match delivery.status.as_str() {
+            "failed" => (
+                format!("A message by {} was not sent and will not be ({id}){error}.", delivery.channel),
+                Some("Send it by hand, or ask the agent for a corrected one.".to_owned()),
+            ),
+            "uncertain" => (
+                format!("Nobody knows whether a message by {} was sent ({id}){error}.", delivery.channel),
+                Some(
+                    "Look at the channel before anything is sent again; it is never sent again by itself."
+                        .to_owned(),
+                ),
+            ),
+            _ => {
+                let when = match job {
+                    None => "and there is no job to send it".to_owned(),
+                    Some(job) if job.leased && job.due_in_s > 0.0 => {
+                        format!("a worker has it ({})", job.worker_id.as_deref().unwrap_or("unknown"))
+                    }
+                    Some(job) if job.due_in_s > 0.0 => format!("it is tried again in {}", span(job.due_in_s)),
+                    Some(job) => format!("it is ready for {}", span(job.due_in_s)),
+                };
+                let remedy = (around.workers_alive == 0)
+                    .then(|| "No worker is alive. Start one:\nwakeful serve --roles worker".to_owned());
+                (format!("A message by {} is not sent yet ({id}): {when}{error}.", delivery.channel), remedy)
+            }
+        };
+        findings.push(Finding { why, remedy });
+    }
+    findings
+}
+
+/// The rows behind the sentences.
+fn facts(standing: &Standing) -> Table {
+    let mut table = Table::new(&[Column::fixed(""), Column::fixed(""), Column::flexible("")]).wrapped();
+    let mut fact = |kind: &str, status: Cell, about: String| {
+        table.row([Cell::new(kind, Tone::Faint), status, about.into()]);
+    };
+    if let Some(run) = &standing.run {
+        let steps = format!("{}, {}", run.run_id, count(run.steps, "step"));
+        fact("run", Cell::status(&run.status), steps);
+    }
+    for job in &standing.jobs {
+        let status = match (job.leased, job.due_in_s > 0.0) {
+            (true, true) => "leased",
+            (false, true) => "delayed",
+            (_, false) => "ready",
+        };
+        let what = match (&job.channel, job.step_number) {
+            (Some(channel), _) => format!("by {channel}"),
+            (None, Some(step)) => format!("step {step}"),
+            (None, None) => String::new(),
+        };
+        let due = match status {
+            "leased" => {
+                format!("by {} for another {}", job.worker_id.as_deref().unwrap_or("?"), span(job.due_in_s))
+            }
+            "delayed" => format!("for another {}", span(job.due_in_s)),
+            _ => format!("for {}", span(job.due_in_s)),
+        };
+        let about = format!("{what}, {due}, attempt {}, stuck {}", job.attempt, job.stuck);
+        fact(&format!("{} job", printable(&job.kind)), status.into(), about);
+    }
+    for call in &standing.open_calls {
+        let about = format!("{} ({}), {}", call.name, call.call_id, call.effect);
+        fact("call", Cell::status(&call.status), about);
+    }
+    for delivery in &standing.unsent {
+        let about = format!("{} by {}, tried {}×", delivery.delivery_id, delivery.channel, delivery.attempt);
+        fact("delivery", Cell::status(&delivery.status), about);
+    }
+    if let Some(quiet) = standing.quiet_s {
+        fact("journal", "".into(), format!("last entry {} ago", span(quiet)));
+    }
+    table
+}
+
+#[cfg(test)]
+#[path = "why_tests.rs"]
+mod tests;

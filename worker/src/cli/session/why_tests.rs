@@ -1,0 +1,196 @@
+use super::*;
+use chrono::Utc;
+use wakeful_store::session::{DeliveryView, SessionSummary};
+use wakeful_store::standing::{Holder, OpenCall};
+
+const AROUND: Surroundings = Surroundings { workers_alive: 2, silent_after_s: 30.0, attempts: Some(5) };
+
+fn standing(status: &str) -> Standing {
+    let session = SessionSummary {
+        session_id: "sess_1".into(),
+        conversation_id: "c1".into(),
+        space_id: "default".into(),
+        mailbox_id: "default".into(),
+        trigger_type: "chat".into(),
+        agent: "default".into(),
+        model_id: "openai/test".into(),
+        status: status.into(),
+        cancel_requested: false,
+        to_message_number: 1,
+        total_turns: 0,
+        total_input_tokens: 0,
+        total_output_tokens: 0,
+        total_cached_tokens: 0,
+        total_cost_cents: 0,
+        total_cost_micros: 0,
+        state: serde_json::Value::Null,
+        started_at: Utc::now(),
+        completed_at: None,
+        error: None,
+        question: None,
+        job: None,
+    };
+    Standing {
+        session,
+        run: None,
+        behind: None,
+        jobs: vec![],
+        pending_messages: 0,
+        open_calls: vec![],
+        unsent: vec![],
+        quiet_s: Some(1.0),
+    }
+}
+
+fn job(leased: bool, due_in_s: f64) -> JobView {
+    JobView {
+        job_id: 1,
+        kind: "step".into(),
+        channel: None,
+        step_number: Some(3),
+        attempt: 2,
+        stuck: 2,
+        leased,
+        worker_id: leased.then(|| "host-1-abc".to_owned()),
+        worker_beat_age_s: leased.then_some(2.0),
+        due_in_s,
+        last_error: None,
+    }
+}
+
+fn running(job: JobView) -> Standing {
+    Standing { jobs: vec![job], ..standing("running") }
+}
+
+/// The first finding as one text.
+fn first(standing: &Standing, around: Surroundings) -> String {
+    let findings = explain(standing, around);
+    format!("{} | {}", findings[0].why, findings[0].remedy.as_deref().unwrap_or("-"))
+}
+
+#[test]
+fn a_session_at_work_names_its_worker_and_its_tool() {
+    let mut at_work = running(job(true, 20.0));
+    assert!(first(&at_work, AROUND).contains("host-1-abc is at step 3 and alive (heartbeat 2s ago)"));
+    assert!(first(&at_work, AROUND).contains("2 of 5"));
+    at_work.open_calls.push(call("started", false));
+    assert!(first(&at_work, AROUND).contains("it runs charge (call_1)"));
+    assert!(first(&at_work, AROUND).ends_with("| -"));
+    at_work.quiet_s = Some(4000.0);
+    assert!(first(&at_work, AROUND).contains("wakeful session cancel sess_1"));
+}
+
+#[test]
+fn a_dead_holder_is_told_from_a_living_one() {
+    let mut dead = running(job(true, 12.0));
+    dead.jobs[0].worker_beat_age_s = Some(90.0);
+    assert!(first(&dead, AROUND).contains("is silent for 90s: it is dead or stopped. Its lease ends in 12s"));
+    dead.jobs[0].worker_beat_age_s = None;
+    let alone = Surroundings { workers_alive: 0, ..AROUND };
+    assert!(first(&dead, alone).contains("has no heartbeat") && first(&dead, alone).contains("Start one"));
+}
+
+#[test]
+fn a_delayed_step_names_its_error_and_its_next_attempt() {
+    let mut delayed = running(job(false, 8.0));
+    delayed.jobs[0].last_error = Some("the model's provider is failing.".into());
+    let text = first(&delayed, AROUND);
+    assert!(
+        text.contains("tried again in 8s. The last attempt failed: the model's provider is failing. "),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_ready_step_that_nobody_takes_says_what_is_missing() {
+    let ready = running(job(false, -40.0));
+    assert!(first(&ready, Surroundings { workers_alive: 0, ..AROUND }).contains("No worker is alive"));
+    assert!(first(&ready, AROUND).contains("no free slot"));
+    assert!(first(&running(job(false, -0.2)), AROUND).ends_with("| -"));
+    assert!(first(&running(job(true, -40.0)), AROUND).contains("never gave it back"));
+}
+
+#[test]
+fn every_resting_status_has_its_reason_and_its_command() {
+    for (status, why, remedy) in [
+        ("waiting_input", "Which day?", "wakeful session send sess_1 'TEXT'"),
+        ("needs_attention", "waits for an operator", "wakeful session retry sess_1"),
+        ("created", "never run", "wakeful session send sess_1"),
+        ("completed", "complete", "-"),
+        ("archived", "archived", "-"),
+        ("terminated", "terminated", "-"),
+        ("running", "no job", "please report"),
+        ("dreaming", "not one that this binary knows", "newer binary"),
+    ] {
+        let mut standing = standing(status);
+        standing.session.question = Some("Which day?".into());
+        let text = first(&standing, AROUND);
+        assert!(text.contains(why) && text.contains(remedy), "{status}: {text}");
+    }
+}
+
+#[test]
+fn a_failed_run_gives_the_remedy_of_its_fault_and_the_retry() {
+    let mut failed = standing("failed");
+    failed.session.error = Some("the run reached its limit of 5 steps. Remedy: raise `limits.steps`".into());
+    assert_eq!(
+        first(&failed, AROUND),
+        "Its run failed: the run reached its limit of 5 steps. | Raise `limits.steps`:\nwakeful session retry sess_1"
+    );
+    failed.session.error = Some("cancelled".into());
+    assert!(first(&failed, AROUND).contains("cancelled"));
+}
+
+#[test]
+fn a_run_behind_another_session_points_there() {
+    let mut queued = standing("queued");
+    queued.behind = Some(Holder { run_id: "run_9".into(), session_id: "sess_9".into() });
+    assert!(first(&queued, AROUND).contains("wakeful session why sess_9"));
+}
+
+#[test]
+fn what_else_is_open_follows_the_reason() {
+    let mut standing = standing("completed");
+    standing.session.cancel_requested = true;
+    standing.pending_messages = 2;
+    standing.open_calls = vec![call("uncertain", true), call("invoked", false)];
+    standing.unsent = ["failed", "uncertain", "queued"].map(delivery).into();
+    let whys: Vec<String> = explain(&standing, AROUND).into_iter().map(|finding| finding.why).collect();
+    let expected = [
+        "Nothing holds it up",
+        "A cancel is asked for",
+        "2 messages wait in its inbox",
+        "Nobody knows whether charge took effect",
+        "was not sent and will not be",
+        "Nobody knows whether a message by email was sent",
+        "and there is no job to send it",
+    ];
+    assert_eq!(whys.len(), expected.len(), "{whys:#?}");
+    for (why, expected) in whys.iter().zip(expected) {
+        assert!(why.contains(expected), "{why}");
+    }
+}
+
+fn call(status: &str, told: bool) -> OpenCall {
+    OpenCall {
+        call_id: "call_1".into(),
+        name: "charge".into(),
+        effect: "guarded".into(),
+        status: status.into(),
+        attempts: 1,
+        message_number: 3,
+        told,
+        started_at: None,
+    }
+}
+
+fn delivery(status: &str) -> DeliveryView {
+    DeliveryView {
+        delivery_id: "dlv_1".into(),
+        channel: "email".into(),
+        status: status.into(),
+        attempt: 1,
+        last_error: Some("mailbox full".into()),
+        receipt: None,
+    }
+}

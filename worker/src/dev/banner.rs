@@ -1,0 +1,120 @@
+//! What `wakeful dev` shows when it is up.
+use std::fmt;
+use std::net::SocketAddr;
+
+use wakeful_workflow::session::SessionStatus;
+
+use super::Home;
+use super::samples::{self, State};
+use super::style::{Style, one_line};
+
+/// Everything that is worth knowing of a running `wakeful dev`.
+#[derive(Debug)]
+pub struct Banner<'a> {
+    pub listen: SocketAddr,
+    pub home: &'a Home,
+    /// The model of the default agent, if there is one.
+    pub model: Option<&'a str>,
+    /// The database is that of `DATABASE_URL`, and not our own.
+    pub given_database: bool,
+    pub maildir: &'a str,
+    pub workspaces: &'a str,
+    /// Requests need a bearer token.
+    pub guarded: bool,
+    /// How this program was called, with the options that say where its data is.
+    pub command: &'a str,
+    pub samples: &'a [State],
+    /// It ends by itself.
+    pub once: bool,
+    pub style: Style,
+}
+
+impl fmt::Display for Banner<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let style = self.style;
+        let url = format!("http://{}", self.listen);
+        let row = |f: &mut fmt::Formatter<'_>, name: &str, text: &str| writeln!(f, "  {name:<12} {text}");
+        writeln!(f, "\n{}\n", style.bold(&format!("Wakeful is up at {url}")))?;
+        match self.model {
+            Some(model) if model.starts_with("scripted/") => row(
+                f,
+                "Model",
+                &format!("{model}, offline (a real one with ANTHROPIC_API_KEY or OPENAI_API_KEY)"),
+            )?,
+            Some(model) => row(f, "Model", model)?,
+            None => row(f, "Model", "as the agents of the configuration say")?,
+        }
+        if self.given_database {
+            row(f, "Database", "the one of DATABASE_URL, migrated; never emptied from here")?;
+        } else {
+            row(f, "Database", &format!("export DATABASE_URL=\"$({} url)\"", self.command))?;
+            row(f, "Data", &self.home.dir().display().to_string())?;
+        }
+        row(f, "Mail", self.maildir)?;
+        row(f, "Workspaces", self.workspaces)?;
+        row(f, "Log", &self.home.log().display().to_string())?;
+        self.samples(f)?;
+        self.to_try(f, &url)?;
+        if self.once {
+            return writeln!(f, "\nThis was --once: stopping. The data stays.");
+        }
+        writeln!(f, "\nCtrl-C ends it, or from elsewhere: {} stop", self.command)?;
+        writeln!(f, "The data stays; the next start goes on from there.")
+    }
+}
+
+impl Banner<'_> {
+    fn samples(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.samples.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\n{}", self.style.bold("Sample chats"))?;
+        let width = Style::columns().clamp(80, 120) - 33;
+        for state in self.samples {
+            let status = format!("{:<15}", state.status.as_str());
+            let status = match state.status {
+                SessionStatus::Completed => self.style.green(&status),
+                SessionStatus::WaitingInput
+                | SessionStatus::Created
+                | SessionStatus::Queued
+                | SessionStatus::Running => self.style.yellow(&status),
+                SessionStatus::NeedsAttention
+                | SessionStatus::Failed
+                | SessionStatus::Archived
+                | SessionStatus::Terminated => self.style.red(&status),
+            };
+            writeln!(f, "  {:<14} {status} {}", state.conversation, one_line(&state.last, width))?;
+        }
+        Ok(())
+    }
+
+    fn to_try(&self, f: &mut fmt::Formatter<'_>, url: &str) -> fmt::Result {
+        let token = if self.guarded { " -H \"Authorization: Bearer $WAKEFUL_TOKEN\"" } else { "" };
+        let colour = self.samples.iter().find(|state| state.conversation == samples::COLOUR.conversation);
+        let (conversation, session, text, title) = match colour {
+            Some(state) if state.status == SessionStatus::WaitingInput => (
+                state.conversation,
+                state.session_id.as_str(),
+                samples::ANSWER,
+                "Answer the question, and watch it go on",
+            ),
+            Some(state) => (
+                state.conversation,
+                state.session_id.as_str(),
+                samples::CLOCK.text,
+                "Say something, and watch the answer come",
+            ),
+            None => (
+                "hello",
+                "SESSION_ID",
+                samples::NOTE.text,
+                "Say something, and watch the session that the answer names",
+            ),
+        };
+        // A text within single quotes of a shell.
+        let text = text.replace('\'', "’");
+        writeln!(f, "\n{}", self.style.bold(title))?;
+        writeln!(f, "  curl{token} {url}/v1/chat/{conversation}/messages -d '{{\"text\": \"{text}\"}}'")?;
+        writeln!(f, "  curl{token} -N {url}/v1/sessions/{session}/stream")
+    }
+}

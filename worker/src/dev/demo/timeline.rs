@@ -1,0 +1,305 @@
+//! What happens in the sessions, a line each, as it is committed.
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use wakeful_store::Store;
+use wakeful_store::event::JournalEntry;
+
+use super::super::samples::Sample;
+use super::super::style::{Style, one_line, wrapped};
+
+/// What stands before a line's text.
+const MARGIN: usize = 38;
+
+/// One chat of the demo, and how much of it has been shown.
+pub struct Chat {
+    pub sample: Sample,
+    pub session_id: String,
+    /// Everything that its journal says, from the first entry on.
+    pub journal: Vec<JournalEntry>,
+    steps_shown: i64,
+    generation_shown: Option<String>,
+    /// The attempt at the model call that the journal speaks of.
+    attempt: i64,
+    /// Who has it, or had it last: the id of a worker.
+    holder: Option<String>,
+}
+
+/// Prints, and remembers what it has printed.
+pub struct Timeline {
+    began: DateTime<Utc>,
+    style: Style,
+    /// Columns of a line's text.
+    width: usize,
+    /// Workers by their ids.
+    names: BTreeMap<String, &'static str>,
+    pub chats: Vec<Chat>,
+}
+
+struct Line {
+    at: DateTime<Utc>,
+    who: String,
+    chat: &'static str,
+    step: Option<i64>,
+    attempt: Option<i64>,
+    tone: Tone,
+    text: String,
+}
+
+#[derive(Clone, Copy)]
+enum Tone {
+    /// Said by somebody else: cut to one line.
+    Quoted,
+    /// What the demo says.
+    Plain,
+    Committed,
+    Killed,
+    Resumed,
+}
+
+impl Timeline {
+    /// Prints the head.
+    pub fn begin(style: Style) -> Timeline {
+        let head = format!(
+            "{:>7}  {:<8}  {:<6}  {:>4}  {:>3}  what happened",
+            "time", "process", "chat", "step", "try"
+        );
+        println!("{}", style.bold(&head));
+        let width = Style::columns().clamp(80, 140) - MARGIN;
+        Timeline { began: Utc::now(), style, width, names: BTreeMap::new(), chats: Vec::new() }
+    }
+
+    /// A line of the demo's own.
+    pub fn say(&self, who: &str, text: &str) {
+        self.print(&Line {
+            at: Utc::now(),
+            who: who.to_owned(),
+            chat: "",
+            step: None,
+            attempt: None,
+            tone: Tone::Plain,
+            text: text.to_owned(),
+        });
+    }
+
+    /// How a worker is called here.
+    pub fn name(&mut self, worker_id: String, name: &'static str) {
+        self.names.insert(worker_id, name);
+    }
+
+    pub fn name_of(&self, worker_id: &str) -> String {
+        self.names.get(worker_id).map_or_else(|| worker_id.to_owned(), |name| (*name).to_owned())
+    }
+
+    /// A session to follow. Known ones are known.
+    pub fn chat(&mut self, sample: Sample, session_id: &str) {
+        if self.chat_of(sample).is_none() {
+            self.chats.push(Chat {
+                sample,
+                session_id: session_id.to_owned(),
+                journal: Vec::new(),
+                steps_shown: 0,
+                generation_shown: None,
+                attempt: 1,
+                holder: None,
+            });
+        }
+    }
+
+    pub fn chat_of(&self, sample: Sample) -> Option<&Chat> {
+        self.chats.iter().find(|chat| chat.sample.conversation == sample.conversation)
+    }
+
+    /// The moment of the kill.
+    pub fn killed(&self, sample: Sample, step: i64, pid: i32, lease_left_s: f64) {
+        let line = Line {
+            at: Utc::now(),
+            who: "worker A".to_owned(),
+            chat: short(sample),
+            step: Some(step),
+            attempt: Some(1),
+            tone: Tone::Killed,
+            text: format!("KILLED: kill -9 {pid}, while the model speaks"),
+        };
+        self.print(&line);
+        let text = format!("its lease on the chat ends in {lease_left_s:.1} s: no heartbeat renews it now");
+        self.print(&Line { who: String::new(), step: None, attempt: None, tone: Tone::Plain, text, ..line });
+    }
+
+    /// Prints what is new in every session, in the order in which it happened.
+    pub async fn follow(&mut self, store: &Store) -> Result<()> {
+        let mut lines = Vec::new();
+        for at in 0..self.chats.len() {
+            self.look(store, at, &mut lines).await?;
+        }
+        lines.sort_by_key(|line| line.at);
+        lines.iter().for_each(|line| self.print(line));
+        Ok(())
+    }
+
+    async fn look(&mut self, store: &Store, at: usize, lines: &mut Vec<Line>) -> Result<()> {
+        let names = &self.names;
+        let name = |id: &str| names.get(id).map_or_else(|| id.to_owned(), |name| (*name).to_owned());
+        let chat = &mut self.chats[at];
+        let label = short(chat.sample);
+        // Looked at earlier than the journal, so that what a step has written is there.
+        let steps = store.steps(&chat.session_id, None, 100).await?;
+        let seen = chat.journal.last().map_or(0, |entry| entry.seq);
+        let news = store.journal(&chat.session_id, seen, 500).await?;
+        // Looked at later than the journal, this is who wrote what is new there.
+        let job = store.session(None, &chat.session_id).await?.job.unwrap_or(Value::Null);
+        let live = store.live_generation(&chat.session_id, None, i64::MAX).await?;
+
+        if let Some(worker_id) = job["worker_id"].as_str()
+            && chat.holder.as_deref() != Some(worker_id)
+            && let Some(former) = chat.holder.replace(worker_id.to_owned())
+        {
+            let former = name(&former);
+            let found = plural(steps.len(), "step");
+            let (tone, text) = if job["attempt"].as_i64() > Some(1) {
+                let tools = chat.journal.iter().filter(|entry| entry.kind == "TOOL_RESULT").count();
+                let tools = plural(tools, "tool result");
+                let text = format!(
+                    "RESUMES: {former}'s lease is over. Finds committed, and keeps: {found}, {tools}"
+                );
+                (Tone::Resumed, text)
+            } else {
+                (Tone::Plain, format!("takes up what {former} left waiting after {found}"))
+            };
+            let written = news.iter().filter(|entry| entry.kind != "MESSAGE_RECEIVED");
+            lines.push(Line {
+                at: written.map(|entry| entry.ts).min().unwrap_or_else(Utc::now),
+                who: name(worker_id),
+                chat: label,
+                step: job["step_number"].as_i64(),
+                attempt: job["attempt"].as_i64(),
+                tone,
+                text,
+            });
+        }
+        let holder = chat.holder.as_deref().map(name).unwrap_or_default();
+        if let Some(live) = live
+            && chat.generation_shown.as_ref() != Some(&live.generation_id)
+        {
+            chat.generation_shown = Some(live.generation_id);
+            let text = if live.attempt > 1 {
+                "calls the model again: nothing of the call that was cut off was committed"
+            } else {
+                "calls the model"
+            };
+            lines.push(Line {
+                at: Utc::now(),
+                who: holder.clone(),
+                chat: label,
+                step: Some(live.step_number),
+                attempt: Some(live.attempt),
+                tone: Tone::Plain,
+                text: text.to_owned(),
+            });
+        }
+        for entry in news {
+            match entry.kind.as_str() {
+                "LLM_CALLED" => chat.attempt = entry.payload["attempt"].as_i64().unwrap_or(1),
+                // The call before this entry was the one that is replaced.
+                "GEN_RESUMED" => chat.attempt += 1,
+                _ => {}
+            }
+            if let Some((tone, text)) = told(&entry) {
+                let from_outside = entry.kind == "MESSAGE_RECEIVED";
+                lines.push(Line {
+                    at: entry.ts,
+                    who: if from_outside { "api".to_owned() } else { holder.clone() },
+                    chat: label,
+                    step: entry.step_number,
+                    attempt: entry.step_number.map(|_| chat.attempt),
+                    tone,
+                    text,
+                });
+            }
+            chat.journal.push(entry);
+        }
+        let shown = chat.steps_shown;
+        for step in steps.into_iter().filter(|step| step.step_number > shown) {
+            chat.steps_shown = step.step_number;
+            // One statement writes all of it; the step is the sum of what it writes, and stands below that.
+            let written = chat.journal.iter().filter(|entry| {
+                entry.step_number == Some(step.step_number)
+                    && !matches!(entry.kind.as_str(), "state_transition" | "checkpoint")
+            });
+            let at = written.map(|entry| entry.ts).max().unwrap_or(step.committed_at);
+            lines.push(Line {
+                at,
+                who: name(&step.worker_id),
+                chat: label,
+                step: Some(step.step_number),
+                attempt: Some(i64::from(step.attempt)),
+                tone: Tone::Committed,
+                text: format!("step {} committed", step.step_number),
+            });
+        }
+        Ok(())
+    }
+
+    fn print(&self, line: &Line) {
+        let number = |number: Option<i64>| number.map(|number| number.to_string()).unwrap_or_default();
+        let offset = (line.at - self.began).as_seconds_f64().max(0.0);
+        print!(
+            "{}  {:<8}  {:<6}  {:>4}  {:>3}  ",
+            self.style.dim(&format!("{offset:>6.2}s")),
+            line.who,
+            line.chat,
+            number(line.step),
+            number(line.attempt),
+        );
+        let (style, text) = (self.style, &line.text);
+        let lines = match line.tone {
+            Tone::Quoted => vec![one_line(text, self.width)],
+            Tone::Plain | Tone::Committed | Tone::Killed | Tone::Resumed => wrapped(text, self.width),
+        };
+        for (at, text) in lines.iter().enumerate() {
+            let text = match line.tone {
+                Tone::Quoted | Tone::Plain => text.clone(),
+                Tone::Committed => style.bold(text),
+                Tone::Killed => style.red(text),
+                Tone::Resumed => style.green(text),
+            };
+            println!("{:margin$}{text}", "", margin = if at == 0 { 0 } else { MARGIN });
+        }
+    }
+}
+
+fn plural(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+/// The chat's name without what all of them begin with.
+fn short(sample: Sample) -> &'static str {
+    sample.conversation.strip_prefix("sample-").unwrap_or(sample.conversation)
+}
+
+/// What a journal entry says to a person, if anything.
+fn told(entry: &JournalEntry) -> Option<(Tone, String)> {
+    let payload = &entry.payload;
+    let text = |key: &str| payload[key].as_str().unwrap_or_default();
+    let quoted = |text: String| Some((Tone::Quoted, text));
+    let plain = |text: &str| Some((Tone::Plain, text.to_owned()));
+    match entry.kind.as_str() {
+        "MESSAGE_RECEIVED" => quoted(format!("message: {}", text("text"))),
+        "GEN_RESUMED" => plain("notes: this call replaces the one that was cut off"),
+        "GEN_COMPLETE" if !text("text").trim().is_empty() => quoted(format!("model says: {}", text("text"))),
+        "TOOL_INVOKED" => quoted(format!("model asks for {}", text("name"))),
+        "TOOL_RESULT" => quoted(format!("{} gives: {}", text("name"), text("text"))),
+        "TOOL_FAILED_UNCERTAIN" => quoted(format!("nobody knows whether {} took effect", text("name"))),
+        "GEN_SENT" => quoted(format!("{} sent", text("channel"))),
+        "state_transition" => match text("to_state") {
+            "waiting_input" => plain("waits for the user; no process is busy with it"),
+            "completed" => plain("the chat is answered"),
+            "failed" => quoted(format!("the run failed: {}", text("reason"))),
+            "needs_attention" => plain("the run needs attention"),
+            _ => None,
+        },
+        _ => None,
+    }
+}

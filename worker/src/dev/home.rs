@@ -1,0 +1,150 @@
+//! The data directory of `wakeful dev`: what is in it, and which process runs there.
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::account::Account;
+use super::{Cluster, directory, postgres};
+
+/// How long a process may take to end: the drain of its steps, and the server's shutdown.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The directory and the names in it.
+#[derive(Clone, Debug)]
+pub struct Home {
+    dir: PathBuf,
+}
+
+/// The right to run in a data directory. The kernel takes it back, however the process ends.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Home {
+    /// The directory that was asked for, or the default one. It may not exist yet.
+    pub fn at(data_dir: Option<&Path>) -> Result<Home> {
+        let dir = match data_dir {
+            Some(dir) => directory::reachable(dir)?,
+            None => directory::default_data_dir()?,
+        };
+        Ok(Home { dir })
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The Maildir.
+    pub fn mail(&self) -> PathBuf {
+        self.dir.join("mail")
+    }
+
+    /// One folder a session.
+    pub fn workspaces(&self) -> PathBuf {
+        self.dir.join("workspaces")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("wakeful.log")
+    }
+
+    /// The log, opened to be appended to.
+    pub fn open_log(&self) -> Result<File> {
+        postgres::open_log(&self.log())
+    }
+
+    /// Makes the directory and takes the right to run in it. `None`: another process has it.
+    pub fn lock(&self) -> Result<Option<Lock>> {
+        directory::make(&self.dir, &Account::of_server()?)?;
+        let file = self.open_lock()?;
+        // A lock of fcntl and not of flock: of this one the kernel tells who holds it, so no file can name a
+        // process that is gone. Its price: closing any handle of the file in this process gives it up, so
+        // `holder` is for other processes.
+        let mut lock = whole_file();
+        // SAFETY: the descriptor is open, and the call reads only `lock`.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw mut lock) } == 0 {
+            return Ok(Some(Lock { _file: file }));
+        }
+        let error = std::io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EACCES | libc::EAGAIN) => Ok(None),
+            Some(_) | None => Err(error).context("The data directory cannot be locked"),
+        }
+    }
+
+    /// The process that runs here, if one does.
+    pub fn holder(&self) -> Result<Option<i32>> {
+        if !self.dir.exists() {
+            return Ok(None);
+        }
+        let file = self.open_lock()?;
+        let mut lock = whole_file();
+        // SAFETY: the descriptor is open, and the call writes only into `lock`.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) } != 0 {
+            return Err(std::io::Error::last_os_error()).context("The data directory's lock cannot be read");
+        }
+        Ok((i32::from(lock.l_type) != libc::F_UNLCK).then_some(lock.l_pid))
+    }
+
+    /// Ends the process that runs here as Ctrl-C does, and returns its id when it is gone. Blocks.
+    pub fn stop(&self) -> Result<Option<i32>> {
+        let Some(pid) = self.holder()? else { return Ok(None) };
+        if pid <= 0 {
+            bail!("the process that runs in {} is of another container: stop it there", self.dir.display());
+        }
+        // SAFETY: no memory is involved.
+        if unsafe { libc::kill(pid, libc::SIGTERM) } != 0 {
+            let error = std::io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::ESRCH) {
+                return Err(error).with_context(|| format!("process {pid} cannot be stopped"));
+            }
+        }
+        let began = Instant::now();
+        while self.holder()? == Some(pid) {
+            if began.elapsed() > PATIENCE {
+                bail!("process {pid} does not end");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Some(pid))
+    }
+
+    /// Deletes the data: the cluster, mail, workspaces and the log. Anything else in the directory stays. Blocks.
+    pub fn empty(&self, _: &Lock) -> Result<()> {
+        Cluster::remove(&self.dir)?;
+        for path in [self.mail(), self.workspaces(), self.log()] {
+            let removed =
+                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            match removed {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("{} cannot be removed", path.display()));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn open_lock(&self) -> Result<File> {
+        let path = self.dir.join("dev.lock");
+        File::options()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(false)
+            .open(&path)
+            .with_context(|| format!("{} cannot be opened", path.display()))
+    }
+}
+
+fn whole_file() -> libc::flock {
+    // SAFETY: a flock of zeros is valid: from the beginning to the end, of whatever length.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock
+}

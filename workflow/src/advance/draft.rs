@@ -1,0 +1,432 @@
+//! How a transition comes about: a draft that each kind of outcome adds to.
+
+use super::transition::{ClosedCall, Closing, Next, OpenedCall, Snapshot, StepResult, Transition};
+use super::{Ending, Generated, Performed};
+use crate::agent::OnUncertain;
+use crate::derive;
+use crate::effect::Effect;
+use crate::event::Event;
+use crate::fault::{Fault, Verdict};
+use crate::id::{CallId, GenerationId, RunId};
+use crate::record::{
+    Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
+};
+use crate::session::{Call, CallOutcome, CallStatus, Session, SessionStatus, State};
+use sha2::Digest;
+use std::collections::{BTreeMap, HashSet};
+
+/// A checkpoint entry is written at least every so many steps, so that a fold of the journal stays short.
+pub const STEPS_PER_CHECKPOINT: i64 = 20;
+
+/// A longer call id is replaced: it is part of the ledger's key, which has room for 2,704 bytes.
+const CALL_ID_BYTES: usize = 256;
+
+pub(super) struct Draft<'a> {
+    session: &'a Session,
+    state: State,
+    transition: Transition,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(session: &'a Session) -> Self {
+        let run_id = session.run.as_ref().map_or_else(|| RunId::from(""), |run| run.run_id.clone());
+        Draft {
+            session,
+            state: session.state.clone(),
+            transition: Transition {
+                run_id,
+                step_number: session.last_step_number + 1,
+                records: Vec::new(),
+                events: Vec::new(),
+                calls_opened: Vec::new(),
+                calls_closed: Vec::new(),
+                state_updates: Vec::new(),
+                deliveries: Vec::new(),
+                inbox_drained: Vec::new(),
+                generation_over: false,
+                step: None,
+                snapshot: None,
+                next: Next::SameStep,
+            },
+        }
+    }
+
+    pub(super) fn begin(mut self) -> Transition {
+        let event = self.moved_to(SessionStatus::Running, None);
+        self.transition.events.push(event);
+        self.transition
+    }
+
+    pub(super) fn reply(mut self, generated: Generated) -> Transition {
+        self.drain_inbox();
+        self.journal_interrupted(&generated.generation_id);
+        let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
+        let content = self.with_unique_call_ids(generated.reply.content);
+        let details = Details { usage: Some(usage), finish_reason: Some(finish_reason), inbox_id: None };
+        let message_number = self.push(Role::Assistant, content, details);
+        self.transition.events.extend([
+            Event::LlmCalled {
+                generation_id: generated.generation_id.clone(),
+                model: generated.model,
+                attempt: generated.attempt,
+                request_sha256: generated.request_sha256,
+                context_strategy: "full".to_owned(),
+            },
+            Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },
+            Event::GenComplete {
+                generation_id: generated.generation_id,
+                message_number,
+                reason: finish_reason.as_str().to_owned(),
+            },
+        ]);
+        self.transition.generation_over = true;
+        let opened: Vec<OpenedCall> =
+            self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
+        if opened.is_empty() {
+            self.complete_step(usage, finish_reason, 0);
+            return self.close(SessionStatus::Completed, None);
+        }
+        let invoked = opened.iter().map(|call| Event::ToolInvoked {
+            call_id: call.call_id.clone(),
+            name: call.name.clone(),
+            message_number,
+        });
+        self.transition.events.extend(invoked);
+        self.transition.calls_opened = opened;
+        self.transition
+    }
+
+    pub(super) fn results(mut self, performed: Vec<Performed>, on_uncertain: OnUncertain) -> Transition {
+        let only_answers = performed.iter().all(|one| matches!(one.ending, Ending::Answered { .. }));
+        let executed = performed.iter().filter(|one| one.ending.executed()).count();
+        let needs_person = on_uncertain == OnUncertain::NeedsAttention
+            && performed.iter().any(|one| one.ending == Ending::Uncertain { known: false });
+        let mut asked = false;
+        for Performed { call, ending } in performed {
+            match ending {
+                Ending::Settled(status, outcome) => self.answer(&call, status, outcome),
+                Ending::Uncertain { known } => {
+                    if !known {
+                        self.journal_uncertain(&call);
+                    }
+                    if needs_person {
+                        // No result yet: the person's decision becomes it, or `session retry` tells the model.
+                        self.leave_open(&call, CallStatus::Uncertain);
+                    } else {
+                        self.answer(&call, CallStatus::Uncertain, uncertain());
+                    }
+                }
+                Ending::Asked(_) if asked => {
+                    self.answer(&call, CallStatus::Failed, error("Not asked: one question at a time."));
+                }
+                Ending::Asked(_) => {
+                    asked = true;
+                    self.leave_open(&call, CallStatus::Waiting);
+                }
+                Ending::Answered { inbox_id, text } => {
+                    self.transition.inbox_drained.push(inbox_id);
+                    self.answer(
+                        &call,
+                        CallStatus::Done,
+                        CallOutcome { content: text, is_error: false, details: None },
+                    );
+                    let answer = self.transition.records.last_mut().expect("the answer was just pushed");
+                    answer.details.inbox_id = Some(inbox_id);
+                }
+                Ending::Abandoned => self.answer(&call, CallStatus::Abandoned, abandoned()),
+            }
+        }
+        if only_answers {
+            // The step of this turn was committed when it paused: the answer belongs to the next one.
+            return self.transition;
+        }
+        if needs_person {
+            let reason = "a call may or may not have taken effect: look, then `wakeful session retry` lets \
+                          the model decide";
+            return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
+        }
+        let (usage, finish_reason) = self.turn_cost();
+        self.complete_step(usage, finish_reason, executed as i64);
+        // A message that waits already answers the question in the next step: no run waits for what is there.
+        if asked && self.session.inbox.is_empty() {
+            return self.close(SessionStatus::WaitingInput, None);
+        }
+        self.transition.next = Next::NextStep;
+        if self.transition.step_number % STEPS_PER_CHECKPOINT == 0 {
+            let (event, snapshot) = self.checkpoint(SessionStatus::Running);
+            self.transition.events.push(event);
+            self.transition.snapshot = Some(snapshot);
+        }
+        self.transition
+    }
+
+    pub(super) fn cancel(mut self) -> Transition {
+        let turn = self.session.open_turn();
+        // A turn that pauses for an answer has been counted; any other one would never be.
+        let uncounted =
+            turn.as_ref().is_some_and(|turn| turn.record.step_number == self.transition.step_number);
+        let open: Vec<ToolCall> =
+            turn.map(|turn| turn.unanswered.into_iter().cloned().collect()).unwrap_or_default();
+        for call in open {
+            let row = self.session.call(&call.call_id).cloned();
+            match row {
+                Some(Call { status, outcome: None, .. }) if status.may_have_run() => {
+                    if status != CallStatus::Uncertain {
+                        self.journal_uncertain(&call);
+                    }
+                    self.answer(&call, CallStatus::Uncertain, uncertain());
+                }
+                Some(Call { status, outcome: Some(outcome), .. }) => self.answer(&call, status, outcome),
+                Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
+            }
+        }
+        self.journal_interrupted(&GenerationId::from("none"));
+        self.drain_inbox();
+        self.transition.generation_over = true;
+        if uncounted {
+            let (usage, finish_reason) = self.turn_cost();
+            self.complete_step(usage, finish_reason, 0);
+        }
+        self.close(SessionStatus::Failed, Some("cancelled".to_owned()))
+    }
+
+    pub(super) fn fail(mut self, fault: &Fault) -> Transition {
+        // Nobody goes on with the calls that were cut off: readers are shown none that is not in flight.
+        self.journal_interrupted(&GenerationId::from("none"));
+        self.transition.generation_over = true;
+        self.drain_inbox();
+        let error = match fault.verdict() {
+            Verdict::Fail { remedy } => format!("{fault}. Remedy: {remedy}"),
+            Verdict::Retry { .. } => fault.to_string(),
+        };
+        self.close(SessionStatus::Failed, Some(without_nul(error)))
+    }
+
+    /// Follow-ups become messages of this step, in the order in which they came.
+    fn drain_inbox(&mut self) {
+        for message in &self.session.inbox {
+            let details = Details { inbox_id: Some(message.inbox_id), ..Details::default() };
+            self.push(Role::User, vec![Block::Text { text: message.text.clone() }], details);
+            self.transition.inbox_drained.push(message.inbox_id);
+        }
+    }
+
+    /// Attempts that died are journalled by the one that follows: their rows were asynchronous, and journal
+    /// numbers must never be used twice.
+    fn journal_interrupted(&mut self, successor: &GenerationId) {
+        for attempt in &self.session.interrupted {
+            self.transition.events.extend([
+                Event::LlmCalled {
+                    generation_id: attempt.generation_id.clone(),
+                    model: attempt.model.clone(),
+                    attempt: attempt.attempt,
+                    request_sha256: attempt.request_sha256.clone(),
+                    context_strategy: "full".to_owned(),
+                },
+                Event::GenStart { generation_id: attempt.generation_id.clone(), stream: true },
+                Event::GenResumed {
+                    generation_id: successor.clone(),
+                    strategy: "replace".to_owned(),
+                    replaces: attempt.generation_id.clone(),
+                    prior_chunks: attempt.chunks,
+                },
+            ]);
+        }
+    }
+
+    /// Appends a message and returns its number.
+    fn push(&mut self, role: Role, content: Vec<Block>, details: Details) -> i64 {
+        let message_number = self.session.last_message_number + self.transition.records.len() as i64 + 1;
+        self.transition.records.push(Record {
+            message_number,
+            run_id: self.transition.run_id.clone(),
+            step_number: self.transition.step_number,
+            role,
+            content: content.into_iter().map(clean).collect(),
+            internal: false,
+            details,
+        });
+        message_number
+    }
+
+    fn answer(&mut self, call: &ToolCall, status: CallStatus, outcome: CallOutcome) {
+        let result = ToolResult {
+            call_id: call.call_id.clone(),
+            name: call.name.clone(),
+            content: outcome.content,
+            is_error: outcome.is_error,
+            details: outcome.details.map(value_without_nul),
+        };
+        for update in derive::updates(&result) {
+            derive::apply(&mut self.state, &update);
+            let event = Event::ContextUpdate { key: update.key.clone(), value: update.value.clone() };
+            self.transition.events.push(event);
+            self.transition.state_updates.push(update);
+        }
+        self.transition.deliveries.extend(derive::outgoing(&result));
+        let (ok, bytes) = (!result.is_error, result.content.len());
+        let message_number = self.push(Role::Tool, vec![Block::ToolResult(result)], Details::default());
+        self.transition.events.push(Event::ToolResult {
+            call_id: call.call_id.clone(),
+            ok,
+            message_number,
+            bytes,
+        });
+        self.transition.calls_closed.push(ClosedCall {
+            call_id: call.call_id.clone(),
+            status,
+            message_number: Some(message_number),
+        });
+    }
+
+    fn journal_uncertain(&mut self, call: &ToolCall) {
+        let (call_id, name) = (call.call_id.clone(), call.name.clone());
+        self.transition.events.push(Event::ToolFailedUncertain { call_id, name });
+    }
+
+    fn leave_open(&mut self, call: &ToolCall, status: CallStatus) {
+        let closed = ClosedCall { call_id: call.call_id.clone(), status, message_number: None };
+        self.transition.calls_closed.push(closed);
+    }
+
+    /// The step's cached result. Its messages begin where the last committed step ended.
+    fn complete_step(&mut self, usage: Usage, finish_reason: FinishReason, executed: i64) {
+        self.transition.step = Some(StepResult {
+            from_message_number: self.session.to_message_number,
+            to_message_number: self.session.last_message_number + self.transition.records.len() as i64,
+            finish_reason,
+            usage,
+            executed_local_tool_count: executed,
+        });
+        self.transition.next = Next::NextStep;
+    }
+
+    /// What the open turn's model call cost: it was committed with the message, before its tools ran.
+    fn turn_cost(&self) -> (Usage, FinishReason) {
+        let details = self.session.open_turn().map(|turn| turn.record.details.clone()).unwrap_or_default();
+        (details.usage.unwrap_or_default(), details.finish_reason.unwrap_or(FinishReason::ToolCalls))
+    }
+
+    pub(super) fn close(mut self, status: SessionStatus, error: Option<String>) -> Transition {
+        let moved = self.moved_to(status, error.clone());
+        let (checkpoint, snapshot) = self.checkpoint(status);
+        self.transition.next =
+            Next::Close(Closing { status, error, events: vec![moved, checkpoint], snapshot });
+        self.transition
+    }
+
+    fn moved_to(&self, status: SessionStatus, reason: Option<String>) -> Event {
+        Event::StateTransition {
+            from_state: self.session.status.as_str().to_owned(),
+            to_state: status.as_str().to_owned(),
+            reason,
+        }
+    }
+
+    fn checkpoint(&self, status: SessionStatus) -> (Event, Snapshot) {
+        let snapshot = Snapshot::of(&self.state);
+        let committed = match &self.transition.step {
+            Some(step) => (self.transition.step_number, step.to_message_number),
+            None => (self.session.last_step_number, self.session.to_message_number),
+        };
+        let event = Event::Checkpoint {
+            step_number: committed.0,
+            to_message_number: committed.1,
+            lifecycle_state: status.as_str().to_owned(),
+            state_sha256: snapshot.sha256.clone(),
+        };
+        (event, snapshot)
+    }
+
+    fn last_record(&self) -> &Record {
+        self.transition.records.last().expect("the assistant message was just pushed")
+    }
+
+    /// Providers promise ids that are unique in one answer, not in a session; some servers count from zero each
+    /// time. The ledger needs more, so a repeated id is extended by its place, which is the same in every attempt.
+    fn with_unique_call_ids(&self, content: Vec<Block>) -> Vec<Block> {
+        let mut taken: HashSet<CallId> = self
+            .session
+            .records
+            .iter()
+            .flat_map(Record::tool_calls)
+            .map(|call| call.call_id.clone())
+            .collect();
+        let message_number = self.session.last_message_number + self.transition.records.len() as i64 + 1;
+        let mut index = 0;
+        content
+            .into_iter()
+            .map(|block| match block {
+                Block::ToolCall(mut call) => {
+                    let given = without_nul(call.call_id.into_string());
+                    let usable = !given.is_empty() && given.len() <= CALL_ID_BYTES;
+                    let mut id = if usable { given } else { format!("call_{message_number}_{index}") };
+                    while taken.contains(&CallId::from(id.as_str())) {
+                        id = format!("{id}_{message_number}_{index}");
+                    }
+                    call.call_id = CallId::from(id);
+                    taken.insert(call.call_id.clone());
+                    index += 1;
+                    Block::ToolCall(call)
+                }
+                other @ (Block::Text { .. } | Block::ToolResult(_) | Block::Provider { .. }) => other,
+            })
+            .collect()
+    }
+}
+
+impl Ending {
+    /// Whether a tool of ours ran for it.
+    fn executed(&self) -> bool {
+        match self {
+            Ending::Settled(..) | Ending::Uncertain { .. } | Ending::Asked(_) => true,
+            Ending::Answered { .. } | Ending::Abandoned => false,
+        }
+    }
+}
+
+impl OpenedCall {
+    fn new(call: &ToolCall, effects: &BTreeMap<String, Effect>) -> Self {
+        let arguments = call.malformed.clone().unwrap_or_else(|| call.arguments.to_string());
+        OpenedCall {
+            call_id: call.call_id.clone(),
+            name: call.name.clone(),
+            // Refused where it is unknown; a worker that was deployed meanwhile may know it, and must not run it twice.
+            effect: effects.get(&call.name).copied().unwrap_or(Effect::Guarded),
+            args_sha256: hex::encode(sha2::Sha256::digest(arguments.as_bytes())),
+        }
+    }
+}
+
+fn clean(block: Block) -> Block {
+    match block {
+        Block::Text { text } => Block::Text { text: without_nul(text) },
+        Block::ToolCall(call) => Block::ToolCall(ToolCall {
+            call_id: call.call_id,
+            name: without_nul(call.name),
+            arguments: value_without_nul(call.arguments),
+            malformed: call.malformed.map(without_nul),
+        }),
+        Block::ToolResult(result) => {
+            Block::ToolResult(ToolResult { content: without_nul(result.content), ..result })
+        }
+        // Signed bytes: any change makes the provider refuse them.
+        Block::Provider { .. } => block,
+    }
+}
+
+fn error(text: &str) -> CallOutcome {
+    CallOutcome { content: text.to_owned(), is_error: true, details: None }
+}
+
+fn abandoned() -> CallOutcome {
+    error("This call was not carried out: its run was stopped before the call was started.")
+}
+
+fn uncertain() -> CallOutcome {
+    error(
+        "OUTCOME UNKNOWN. The call was started and the worker stopped before it reported back. It may have taken \
+         effect and it may not have; nobody can tell from here. Do not treat it as done, do not treat it as failed, \
+         and do not simply repeat it. Check by other means, or tell the user that the outcome is unknown.",
+    )
+}

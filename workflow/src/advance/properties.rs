@@ -1,0 +1,379 @@
+//! What holds for every life of a session: planned, performed, cut off, woken and cancelled in any order.
+
+use super::*;
+use crate::agent::Limits;
+use crate::context::Message;
+use crate::derive;
+use crate::example::{self, EARLIER_RUN};
+use crate::id::CallId;
+use crate::plan::{Action, How, PlannedCall, plan};
+use crate::record::{Block, FinishReason, Record, ToolCall};
+use crate::session::{CallStatus, State};
+use crate::session::{InboxMessage, Run};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use std::collections::{HashMap, HashSet};
+
+const LIMITS: Limits = Limits { steps: 4, tokens: 150, attempts: 5, tool_s: 1 };
+
+/// The tools of these lives: their names say what they are.
+const TOOLS: [(&str, Effect); 4] = [
+    ("pure", Effect::Pure),
+    ("idempotent", Effect::Idempotent),
+    ("guarded", Effect::Guarded),
+    ("ask", Effect::Pure),
+];
+
+#[derive(Clone, Debug)]
+enum Happening {
+    Message,
+    Cancel,
+    Retry,
+    Work(Work),
+}
+
+/// One plan, what came of it, and what came between.
+#[derive(Clone, Debug)]
+struct Work {
+    /// The calls that a model asks for, if it is called: id and tool.
+    asks: Vec<(&'static str, usize)>,
+    /// How each tool ends, if tools are called.
+    ends: Vec<End>,
+    /// The worker dies before it commits.
+    dies: bool,
+    /// What arrives between the plan and the commit.
+    meanwhile: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Settles,
+    /// It does not come back.
+    IsLost,
+    /// It settles, and its worker dies.
+    DiesAfter,
+    /// Its worker dies.
+    DiesBefore,
+}
+
+fn work() -> impl Strategy<Value = Work> {
+    let call = (select(vec!["a", "b", "", "a_3_0"]), 0..TOOLS.len());
+    let end = select(vec![End::Settles, End::Settles, End::IsLost, End::DiesAfter, End::DiesBefore]);
+    (vec(call, 0..4), vec(end, 4), prop::bool::weighted(0.2), prop::option::weighted(0.3, any::<bool>()))
+        .prop_map(|(asks, ends, dies, meanwhile)| Work { asks, ends, dies, meanwhile })
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        3 => Just(Happening::Message),
+        1 => Just(Happening::Cancel),
+        1 => Just(Happening::Retry),
+        16 => work().prop_map(Happening::Work),
+    ]
+}
+
+/// What the database would hold, with what was seen on the way.
+struct World {
+    session: Session,
+    policy: OnUncertain,
+    /// The newest run, closed or not.
+    newest: Run,
+    accepted: i64,
+    steps: Vec<StepResult>,
+    /// How often each guarded call ran.
+    ran: HashMap<CallId, usize>,
+    /// What the model was last shown.
+    shown: Vec<Message>,
+}
+
+impl World {
+    fn new(policy: OnUncertain) -> World {
+        let session = Session {
+            status: SessionStatus::Created,
+            run: None,
+            records: Vec::new(),
+            last_message_number: 1,
+            ..example::session()
+        };
+        let newest = Run { run_id: EARLIER_RUN.into(), steps: 0, tokens: 0 };
+        World {
+            session,
+            policy,
+            newest,
+            accepted: 0,
+            steps: Vec::new(),
+            ran: HashMap::new(),
+            shown: Vec::new(),
+        }
+    }
+
+    fn happens(&mut self, happening: &Happening) {
+        match happening {
+            Happening::Message => self.message(),
+            Happening::Cancel => self.cancel(),
+            Happening::Retry => {
+                if matches!(self.session.status, SessionStatus::Failed | SessionStatus::NeedsAttention) {
+                    self.open(false);
+                }
+            }
+            Happening::Work(work) => {
+                self.work(work);
+            }
+        }
+    }
+
+    /// As the store's `wake`.
+    fn message(&mut self) {
+        self.accepted += 1;
+        self.session.wake_seq += 1;
+        self.session
+            .inbox
+            .push(InboxMessage { inbox_id: self.accepted, text: format!("m{}", self.accepted) });
+        match self.session.status {
+            SessionStatus::Queued | SessionStatus::Running | SessionStatus::NeedsAttention => {}
+            SessionStatus::WaitingInput => self.open(false),
+            _ => self.open(true),
+        }
+    }
+
+    fn cancel(&mut self) {
+        let status = self.session.status;
+        let pauses = matches!(status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
+        if !pauses && !status.is_open() {
+            return;
+        }
+        if pauses {
+            self.open(false);
+        }
+        self.session.cancel_requested = true;
+        self.session.wake_seq += 1;
+    }
+
+    /// As the store's `run::open`: a new run or the newest one, with the messages that wait.
+    fn open(&mut self, new: bool) {
+        if new {
+            self.newest = Run { run_id: format!("run_{}", self.accepted).into(), steps: 0, tokens: 0 };
+        }
+        self.becomes(SessionStatus::Queued);
+        let session = &mut self.session;
+        session.run = Some(self.newest.clone());
+        session.cancel_requested = false;
+        session.wake_seq += 1;
+        for message in std::mem::take(&mut session.inbox) {
+            session.last_message_number += 1;
+            let mut record = example::user(session.last_message_number, &message.text);
+            let question = session.calls.iter().position(|call| call.status == CallStatus::Waiting);
+            if let Some(at) = question {
+                let call = session.calls.remove(at);
+                record = example::result(session.last_message_number, call.call_id.as_str());
+            }
+            record.run_id = self.newest.run_id.clone();
+            record.step_number = session.last_step_number + 1;
+            record.details.inbox_id = Some(message.inbox_id);
+            session.records.push(record);
+        }
+    }
+
+    fn becomes(&mut self, status: SessionStatus) {
+        let from = self.session.status;
+        assert!(from == status || from.may_become(status), "{from:?} became {status:?}");
+        self.session.status = status;
+    }
+
+    /// One turn of the worker's loop. `false`: nothing is owed.
+    fn work(&mut self, work: &Work) -> bool {
+        let mut warm = self.session.clone();
+        let outcome = match plan(&warm, &LIMITS) {
+            Action::Rest => return false,
+            Action::Begin => Outcome::Begun,
+            Action::Pause => Outcome::Paused,
+            Action::Stop(stop) => Outcome::Stopped(stop),
+            Action::CallModel => self.call_model(work),
+            Action::CallTools { calls } => match self.call_tools(calls, work) {
+                Some(outcome) => outcome,
+                None => return true,
+            },
+        };
+        if work.dies {
+            return true;
+        }
+        match work.meanwhile {
+            Some(true) => self.message(),
+            Some(false) => self.cancel(),
+            None => {}
+        }
+        let transition = advance(&warm, outcome, self.policy);
+        let woken = self.session.wake_seq != warm.wake_seq;
+        let transition = if woken { transition.continuing() } else { transition };
+        self.commit(&transition);
+        if !matches!(transition.next, Next::Close(_)) {
+            warm.apply(&transition);
+            if woken {
+                warm.wake_seq = self.session.wake_seq;
+                warm.inbox = self.session.inbox.clone();
+                warm.calls = self.session.calls.clone();
+                warm.cancel_requested = self.session.cancel_requested;
+            }
+            assert_eq!(warm, self.session, "the warm copy is what hydrate reads");
+        }
+        true
+    }
+
+    fn call_model(&mut self, work: &Work) -> Outcome {
+        let asked: Vec<_> = self.session.records.iter().flat_map(Record::tool_calls).collect();
+        for call in &asked {
+            let results = self.session.records.iter().flat_map(Record::tool_results);
+            let answers = results.filter(|result| result.call_id == call.call_id).count();
+            assert_eq!(answers, 1, "{} has one result before the next model call", call.call_id);
+        }
+        let shown = self.session.context(Vec::new()).messages;
+        assert!(shown.starts_with(&self.shown), "what the model saw is never changed");
+        self.shown = shown;
+        let call = |(id, tool): &(&str, usize)| {
+            Block::ToolCall(ToolCall { name: TOOLS[*tool].0.into(), ..example::tool_call(id) })
+        };
+        let mut content: Vec<Block> = work.asks.iter().map(call).collect();
+        content.insert(0, Block::Text { text: "I say.".into() });
+        let reply = Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE };
+        Outcome::Replied(Generated {
+            generation_id: "gen".into(),
+            attempt: 1,
+            model: "m".into(),
+            request_sha256: String::new(),
+            reply,
+            effects: TOOLS.iter().map(|(name, effect)| ((*name).to_owned(), *effect)).collect(),
+        })
+    }
+
+    /// Runs what is to be run, with its ledger. `None`: the worker died.
+    fn call_tools(&mut self, calls: Vec<PlannedCall>, work: &Work) -> Option<Outcome> {
+        let mut performed = Vec::new();
+        for (PlannedCall { call, how }, end) in calls.into_iter().zip(&work.ends) {
+            let ending = match how {
+                How::Reuse(status, outcome) => Ending::Settled(status, outcome),
+                How::Uncertain { known } => Ending::Uncertain { known },
+                How::Answer { inbox_id, text } => Ending::Answered { inbox_id, text },
+                How::Abandon => Ending::Abandoned,
+                How::Run => self.run(&call, *end)?,
+            };
+            performed.push(Performed { call, ending });
+        }
+        Some(Outcome::Called(performed))
+    }
+
+    fn run(&mut self, call: &ToolCall, end: End) -> Option<Ending> {
+        let rows = &mut self.session.calls;
+        let row = rows.iter_mut().find(|row| row.call_id == call.call_id).expect("its row came with it");
+        if call.name == "ask" {
+            return Some(Ending::Asked("?".into()));
+        }
+        if row.effect != Effect::Pure {
+            row.status = CallStatus::Started;
+        }
+        if row.effect == Effect::Guarded {
+            *self.ran.entry(call.call_id.clone()).or_default() += 1;
+        }
+        let details = serde_json::json!({"type": "fileWritten", "path": call.call_id, "bytes": 1});
+        let outcome = CallOutcome { details: Some(details), ..example::outcome("done") };
+        if end == End::DiesBefore {
+            return None;
+        }
+        if end == End::IsLost && row.effect == Effect::Guarded {
+            return Some(Ending::Uncertain { known: false });
+        }
+        if row.effect != Effect::Pure {
+            row.status = CallStatus::Done;
+            row.outcome = Some(outcome.clone());
+        }
+        (end != End::DiesAfter).then_some(Ending::Settled(CallStatus::Done, outcome))
+    }
+
+    fn commit(&mut self, transition: &Transition) {
+        assert_eq!(transition.step_number, self.steps.len() as i64 + 1);
+        if let Some(status) = transition.status() {
+            let from = self.session.status;
+            assert!(from == status || from.may_become(status), "{from:?} became {status:?}");
+        }
+        for opened in &transition.calls_opened {
+            assert!(self.session.call(&opened.call_id).is_none());
+        }
+        self.session.apply(transition);
+        self.steps.extend(transition.step.clone());
+        if let Some(run) = &self.session.run {
+            self.newest = run.clone();
+        }
+        if let Next::Close(_) = transition.next {
+            self.session.run = None;
+            self.session.cancel_requested = false;
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        let session = &self.session;
+        let numbers: Vec<i64> = session.records.iter().map(|record| record.message_number).collect();
+        assert_eq!(numbers, (2..=session.last_message_number).collect::<Vec<_>>(), "numbers are dense");
+
+        let drained = session.records.iter().filter_map(|record| record.details.inbox_id);
+        let mut messages: Vec<i64> = drained.chain(session.inbox.iter().map(|one| one.inbox_id)).collect();
+        messages.sort_unstable();
+        assert_eq!(messages, (1..=self.accepted).collect::<Vec<_>>(), "each message is kept, and once");
+
+        let mut to = 1;
+        let mut totals = crate::session::Totals::default();
+        for step in &self.steps {
+            assert_eq!(step.from_message_number, to, "a step begins where the last one ended");
+            assert!(step.to_message_number > to);
+            to = step.to_message_number;
+            totals.add(&step.usage);
+        }
+        assert_eq!((session.to_message_number, session.last_step_number), (to, self.steps.len() as i64));
+        assert_eq!(session.totals, totals, "totals are the sum of the steps");
+
+        assert_eq!(session.state, derive::fold(State::new(), &session.records));
+        let asked: Vec<_> = session.records.iter().flat_map(Record::tool_calls).map(|c| &c.call_id).collect();
+        assert_eq!(asked.iter().collect::<HashSet<_>>().len(), asked.len(), "call ids are unique");
+        assert!(self.ran.values().all(|times| *times <= 1), "a guarded effect happens at most once");
+    }
+
+    /// Works on undisturbed until nothing is owed, and gives the number of turns that it took.
+    fn rests(&mut self) -> usize {
+        let work = Work {
+            asks: vec![("a", 0), ("b", 2)],
+            ends: vec![End::Settles; 4],
+            dies: false,
+            meanwhile: None,
+        };
+        (0..100).find(|_| !self.work(&work)).expect("a run ends under its limits")
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_life_loses_a_message_or_a_result_or_a_count(happenings in vec(happening(), 1..40), ask in any::<bool>()) {
+        let policy = if ask { OnUncertain::NeedsAttention } else { OnUncertain::TellModel };
+        let mut world = World::new(policy);
+        for happening in &happenings {
+            world.happens(happening);
+        }
+        world.rests();
+        prop_assert!(!world.session.status.is_open());
+
+        // Whatever it rests in, the next message or an operator leads on, and every call is answered and paid for.
+        if world.session.status == SessionStatus::NeedsAttention {
+            world.open(false);
+        } else {
+            world.message();
+        }
+        world.rests();
+        if world.session.open_turn().is_none() {
+            let said = world.session.records.iter().filter_map(|record| record.details.usage);
+            let cost: i64 = said.map(|usage| usage.cost_micros).sum();
+            prop_assert_eq!(world.session.totals.usage.cost_micros, cost, "every answer is counted");
+        }
+        prop_assert!(world.session.inbox.is_empty() || world.session.status == SessionStatus::NeedsAttention);
+    }
+}

@@ -1,0 +1,473 @@
+//! What each outcome writes.
+
+use super::*;
+use crate::derive;
+use crate::derive::Outgoing;
+use crate::event::Event;
+use crate::example::{
+    EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
+};
+use crate::fault::Fault;
+use crate::record::{Block, FinishReason, Role, ToolCall};
+use crate::session::{CallStatus, State};
+use crate::session::{InboxMessage, Interrupted, Run};
+use serde_json::{Value, json};
+
+const TELL: OnUncertain = OnUncertain::TellModel;
+const ASK: OnUncertain = OnUncertain::NeedsAttention;
+
+fn text(text: &str) -> Block {
+    Block::Text { text: text.to_owned() }
+}
+
+fn reply_of(content: Vec<Block>) -> Outcome {
+    let finish_reason = FinishReason::Stop;
+    Outcome::Replied(Generated {
+        generation_id: "gen_2".into(),
+        attempt: 2,
+        model: "scripted/m".into(),
+        request_sha256: "00".into(),
+        reply: Reply { content, finish_reason, usage: USAGE },
+        effects: BTreeMap::from([("tool".to_owned(), Effect::Idempotent)]),
+    })
+}
+
+fn asks(ids: &[&str]) -> Outcome {
+    reply_of(ids.iter().map(|id| Block::ToolCall(tool_call(id))).collect())
+}
+
+fn called(endings: Vec<(&str, Ending)>) -> Outcome {
+    let one = |(id, ending)| Performed { call: tool_call(id), ending };
+    Outcome::Called(endings.into_iter().map(one).collect())
+}
+
+fn done() -> Ending {
+    Ending::Settled(CallStatus::Done, outcome("done"))
+}
+
+fn names(events: &[Event]) -> Vec<String> {
+    events.iter().map(|event| event.to_row().0).collect()
+}
+
+fn closing(transition: &Transition) -> &Closing {
+    match &transition.next {
+        Next::Close(closing) => closing,
+        other => panic!("it goes on: {other:?}"),
+    }
+}
+
+fn numbers(transition: &Transition) -> Vec<i64> {
+    transition.records.iter().map(|record| record.message_number).collect()
+}
+
+fn roles(transition: &Transition) -> Vec<Role> {
+    transition.records.iter().map(|record| record.role).collect()
+}
+
+/// The id, status and result's number of each ledger row that changes.
+fn closed(transition: &Transition) -> Vec<(&str, CallStatus, Option<i64>)> {
+    let row = |call: &'_ ClosedCall| (call.status, call.message_number);
+    transition.calls_closed.iter().map(|call| (call.call_id.as_str(), row(call).0, row(call).1)).collect()
+}
+
+fn with_inbox(session: Session, inbox: &[InboxMessage]) -> Session {
+    Session { inbox: inbox.to_vec(), ..session }
+}
+
+#[test]
+fn a_run_begins_with_a_journal_entry_and_nothing_else() {
+    let session = Session { status: SessionStatus::Queued, ..session() };
+    let begun = advance(&session, Outcome::Begun, TELL);
+    assert_eq!(names(&begun.events), ["state_transition"]);
+    assert_eq!((begun.status(), &begun.next), (Some(SessionStatus::Running), &Next::SameStep));
+    assert!(begun.records.is_empty() && begun.step.is_none() && begun.snapshot.is_none());
+    let mut running = session;
+    running.apply(&begun);
+    assert_eq!(running.status, SessionStatus::Running);
+}
+
+#[test]
+fn a_reply_without_calls_is_the_step_and_closes_the_run() {
+    let session = session();
+    let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
+    assert_eq!((numbers(&replied), roles(&replied)), (vec![3], vec![Role::Assistant]));
+    assert_eq!(names(&replied.events), ["LLM_CALLED", "GEN_START", "GEN_COMPLETE"]);
+    assert!(replied.generation_over);
+    let step = StepResult {
+        from_message_number: 1,
+        to_message_number: 3,
+        finish_reason: FinishReason::Stop,
+        usage: USAGE,
+        executed_local_tool_count: 0,
+    };
+    assert_eq!((replied.step.as_ref(), replied.step_number), (Some(&step), 1));
+    let closing = closing(&replied);
+    assert_eq!((closing.status, &closing.error), (SessionStatus::Completed, &None));
+    assert_eq!(names(&closing.events), ["state_transition", "checkpoint"]);
+    assert_eq!(closing.snapshot.bytes, b"{}");
+}
+
+#[test]
+fn a_turn_with_calls_is_kept_before_a_tool_runs_and_is_no_step_yet() {
+    let asked = advance(&session(), asks(&["a", "b"]), TELL);
+    assert_eq!((&asked.next, &asked.step), (&Next::SameStep, &None));
+    assert_eq!(
+        names(&asked.events),
+        ["LLM_CALLED", "GEN_START", "GEN_COMPLETE", "TOOL_INVOKED", "TOOL_INVOKED"]
+    );
+    let opened: Vec<_> = asked.calls_opened.iter().map(|call| (call.call_id.as_str(), call.effect)).collect();
+    assert_eq!(opened, [("a", Effect::Idempotent), ("b", Effect::Idempotent)]);
+    assert_eq!(asked.records[0].details.usage, Some(USAGE));
+}
+
+#[test]
+fn a_call_of_a_tool_that_was_not_offered_is_guarded() {
+    let unknown = ToolCall { name: "other".into(), ..tool_call("a") };
+    let asked = advance(&session(), reply_of(vec![Block::ToolCall(unknown)]), TELL);
+    assert_eq!(asked.calls_opened[0].effect, Effect::Guarded);
+}
+
+#[test]
+fn messages_that_waited_stand_before_the_reply_in_their_order() {
+    let session = with_inbox(session(), &[message(7, "one"), message(9, "two")]);
+    let replied = advance(&session, reply_of(vec![text("Both.")]), TELL);
+    assert_eq!(roles(&replied), [Role::User, Role::User, Role::Assistant]);
+    assert_eq!(numbers(&replied), [3, 4, 5]);
+    assert_eq!(replied.inbox_drained, [7, 9]);
+    assert_eq!(replied.records[1].details.inbox_id, Some(9));
+    assert_eq!(replied.step.unwrap().to_message_number, 5);
+}
+
+#[test]
+fn attempts_that_died_are_journalled_by_the_one_that_answered() {
+    let died = Interrupted {
+        generation_id: "gen_1".into(),
+        attempt: 1,
+        model: "scripted/m".into(),
+        request_sha256: "00".into(),
+        chunks: 3,
+    };
+    let mut session = Session { interrupted: vec![died], ..session() };
+    let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
+    assert_eq!(
+        names(&replied.events),
+        ["LLM_CALLED", "GEN_START", "GEN_RESUMED", "LLM_CALLED", "GEN_START", "GEN_COMPLETE"]
+    );
+    let resumed = Event::GenResumed {
+        generation_id: "gen_2".into(),
+        strategy: "replace".into(),
+        replaces: "gen_1".into(),
+        prior_chunks: 3,
+    };
+    assert_eq!(replied.events[2], resumed);
+    session.apply(&replied);
+    assert!(session.interrupted.is_empty());
+}
+
+#[test]
+fn call_ids_are_unique_in_a_session_whatever_the_provider_sends() {
+    let long = "x".repeat(300);
+    // ids of the reply, ids in the transcript
+    let table: [(&[&str], &[&str]); 7] = [
+        (&["b", "c"], &["b", "c"]),
+        (&["a", "b"], &["a_5_0", "b"]),
+        (&["b", "b", "b"], &["b", "b_5_1", "b_5_2"]),
+        (&["", ""], &["call_5_0", "call_5_1"]),
+        (&["a_5_1", "a"], &["a_5_1", "a_5_1_5_1"]),
+        (&["b\0", "b\0"], &["b\u{fffd}", "b\u{fffd}_5_1"]),
+        (&[&long, "call_5_0"], &["call_5_0", "call_5_0_5_1"]),
+    ];
+    let mut session = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
+    session.records.push(crate::example::result(4, "a"));
+    session.last_message_number = 4;
+    for (given, wanted) in table {
+        let asked = advance(&session, asks(given), TELL);
+        let ids: Vec<_> = asked.calls_opened.iter().map(|call| call.call_id.as_str()).collect();
+        assert_eq!(ids, wanted);
+        let said: Vec<_> = asked.records[0].tool_calls().map(|call| call.call_id.as_str()).collect();
+        assert_eq!(said, wanted);
+        assert_eq!(asked, advance(&session, asks(given), TELL), "the same in every attempt");
+    }
+}
+
+#[test]
+fn nothing_that_the_database_cannot_hold_is_written() {
+    let arguments = json!({"a\0": ["b\0"]});
+    let call =
+        ToolCall { call_id: "c\0".into(), name: "t\0".into(), arguments, malformed: Some("{\0".into()) };
+    let session = with_inbox(session(), &[message(1, "m\0")]);
+    let asked = advance(&session, reply_of(vec![text("x\0"), Block::ToolCall(call)]), TELL);
+    let ended = Ending::Settled(
+        CallStatus::Done,
+        CallOutcome {
+            content: "r\0".into(),
+            is_error: false,
+            details: Some(json!({"type": "fileWritten", "path": "p\0", "bytes": 1, "sha256": "00"})),
+        },
+    );
+    let results =
+        advance(&turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]), called(vec![("a", ended)]), TELL);
+    let fault = Fault::Refused { status: 400, message: "e\0".into() };
+    let failed = advance(&session, Outcome::Stopped(Stop::Failed(fault)), TELL);
+    for transition in [&asked, &results, &failed] {
+        let written = format!("{transition:?}");
+        assert!(!written.contains("\\0"), "{written}");
+    }
+}
+
+#[test]
+fn signed_blocks_of_a_provider_are_kept_to_the_byte() {
+    let raw: Value = json!({"type": "thinking", "signature": "s\0"});
+    let block = Block::Provider { provider: "anthropic".into(), raw };
+    let replied = advance(&session(), reply_of(vec![block.clone(), text("Hi.")]), TELL);
+    assert_eq!(replied.records[0].content[0], block);
+}
+
+#[test]
+fn results_complete_the_step_that_their_turn_began() {
+    let calls = vec![
+        row("a", Effect::Pure, CallStatus::Invoked),
+        row("b", Effect::Guarded, CallStatus::Invoked),
+        row("c", Effect::Pure, CallStatus::Invoked),
+    ];
+    let results =
+        advance(&turn(calls), called(vec![("a", done()), ("b", done()), ("c", Ending::Abandoned)]), TELL);
+    assert_eq!((numbers(&results), results.next.clone()), (vec![4, 5, 6], Next::NextStep));
+    assert_eq!(names(&results.events), ["TOOL_RESULT", "TOOL_RESULT", "TOOL_RESULT"]);
+    assert_eq!(
+        closed(&results),
+        [
+            ("a", CallStatus::Done, Some(4)),
+            ("b", CallStatus::Done, Some(5)),
+            ("c", CallStatus::Abandoned, Some(6))
+        ]
+    );
+    let step = results.step.unwrap();
+    assert_eq!((step.from_message_number, step.to_message_number), (1, 6));
+    assert_eq!((step.usage, step.finish_reason), (USAGE, FinishReason::ToolCalls));
+    assert_eq!(step.executed_local_tool_count, 2);
+}
+
+#[test]
+fn a_tool_result_becomes_state_and_a_delivery_in_its_own_commit() {
+    let details = json!({"type": "sentEmail", "to": ["a@b.c"], "subject": "Hi", "body": "long"});
+    let sent = CallOutcome { details: Some(details.clone()), ..outcome("queued") };
+    let mut session = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
+    let results = advance(&session, called(vec![("a", Ending::Settled(CallStatus::Done, sent))]), TELL);
+    assert_eq!(names(&results.events), ["context_update", "TOOL_RESULT"]);
+    assert_eq!(results.state_updates[0].key, "email/a");
+    assert_eq!(results.deliveries, [Outgoing { source_key: "a".into(), channel: "email", content: details }]);
+    session.apply(&results);
+    assert_eq!(session.state["email/a"]["subject"], "Hi");
+    assert_eq!(session.state, derive::fold(State::new(), &session.records));
+}
+
+#[test]
+fn a_checkpoint_is_written_every_so_many_steps() {
+    for (last_step_number, wanted) in [(STEPS_PER_CHECKPOINT - 1, true), (STEPS_PER_CHECKPOINT, false)] {
+        let mut session = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
+        session.last_step_number = last_step_number;
+        let results = advance(&session, called(vec![("a", done())]), TELL);
+        assert_eq!(results.snapshot.is_some(), wanted);
+        assert_eq!(names(&results.events).contains(&"checkpoint".to_owned()), wanted);
+    }
+}
+
+#[test]
+fn one_question_is_asked_at_a_time() {
+    let question = || Ending::Asked("Which?".to_owned());
+    let calls = ["a", "q", "r"].map(|id| row(id, Effect::Pure, CallStatus::Invoked)).to_vec();
+    let mut session = turn(calls);
+    let asked = advance(&session, called(vec![("a", done()), ("q", question()), ("r", question())]), TELL);
+    assert_eq!(
+        closed(&asked),
+        [
+            ("a", CallStatus::Done, Some(4)),
+            ("q", CallStatus::Waiting, None),
+            ("r", CallStatus::Failed, Some(5))
+        ]
+    );
+    assert_eq!(closing(&asked).status, SessionStatus::WaitingInput);
+    assert_eq!(asked.step.as_ref().map(|step| step.to_message_number), Some(5));
+
+    // The answer is already there: the pause becomes the next step.
+    let asked = asked.continuing();
+    assert_eq!(asked.next, Next::NextStep);
+    session.apply(&asked);
+    assert_eq!(session.status, SessionStatus::Running);
+    let answer = called(vec![("q", Ending::Answered { inbox_id: 4, text: "blue".into() })]);
+    let answered = advance(&session, answer, TELL);
+    assert_eq!((&answered.next, &answered.step), (&Next::SameStep, &None), "its step was committed");
+    assert_eq!((answered.step_number, answered.inbox_drained), (2, vec![4]));
+    assert_eq!(answered.records[0].text(), "blue");
+}
+
+#[test]
+fn a_question_that_nobody_answered_pauses_the_run() {
+    let paused = advance(&turn(vec![row("q", Effect::Pure, CallStatus::Waiting)]), Outcome::Paused, TELL);
+    assert_eq!((closing(&paused).status, paused.step.clone()), (SessionStatus::WaitingInput, None));
+    assert!(paused.records.is_empty());
+}
+
+#[test]
+fn the_model_is_told_of_an_unknown_outcome_and_goes_on() {
+    for known in [false, true] {
+        let session = turn(vec![row("a", Effect::Guarded, CallStatus::Started)]);
+        let told = advance(&session, called(vec![("a", Ending::Uncertain { known })]), TELL);
+        assert!(told.records[0].text().starts_with("OUTCOME UNKNOWN"));
+        assert_eq!(closed(&told), [("a", CallStatus::Uncertain, Some(4))]);
+        assert_eq!(told.next, Next::NextStep);
+        let journalled = names(&told.events).contains(&"TOOL_FAILED_UNCERTAIN".to_owned());
+        assert_eq!(journalled, !known, "it is journalled once");
+    }
+}
+
+#[test]
+fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model() {
+    let mut session = turn(vec![
+        row("a", Effect::Guarded, CallStatus::Started),
+        row("b", Effect::Pure, CallStatus::Invoked),
+    ]);
+    let unknown = Ending::Uncertain { known: false };
+    let stopped = advance(&session, called(vec![("a", unknown), ("b", done())]), ASK);
+    assert_eq!(closed(&stopped), [("a", CallStatus::Uncertain, None), ("b", CallStatus::Done, Some(4))]);
+    let closing = closing(&stopped);
+    assert_eq!((closing.status, &stopped.step), (SessionStatus::NeedsAttention, &None));
+    assert!(closing.error.as_deref().unwrap().contains("wakeful session retry"));
+
+    session.apply(&stopped);
+    assert_eq!(session.calls, [row("a", Effect::Guarded, CallStatus::Uncertain)]);
+    session.status = SessionStatus::Running;
+    let told = advance(&session, called(vec![("a", Ending::Uncertain { known: true })]), ASK);
+    assert_eq!((closed(&told)[0].2, &told.next), (Some(5), &Next::NextStep));
+    assert_eq!(told.step.unwrap().usage, USAGE, "the turn is counted when it is complete");
+}
+
+#[test]
+fn a_person_who_could_not_be_asked_yet_is_asked_by_the_next_plan() {
+    let session = turn(vec![
+        row("a", Effect::Guarded, CallStatus::Started),
+        row("b", Effect::Pure, CallStatus::Invoked),
+    ]);
+    let unknown = Ending::Uncertain { known: false };
+    let woken = advance(&session, called(vec![("a", unknown), ("b", done())]), ASK).continuing();
+    assert_eq!(closed(&woken), [("b", CallStatus::Done, Some(4))]);
+    assert_eq!((names(&woken.events), woken.next), (vec!["TOOL_RESULT".to_owned()], Next::SameStep));
+}
+
+#[test]
+fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
+    let mut session = turn(vec![
+        row("invoked", Effect::Guarded, CallStatus::Invoked),
+        row("started", Effect::Idempotent, CallStatus::Started),
+        row("uncertain", Effect::Guarded, CallStatus::Uncertain),
+        row("waiting", Effect::Pure, CallStatus::Waiting),
+        settled("done", CallStatus::Done),
+    ]);
+    session.inbox = vec![message(6, "stop")];
+    let cancelled = advance(&session, Outcome::Stopped(Stop::Cancelled), TELL);
+    assert_eq!(
+        closed(&cancelled),
+        [
+            ("invoked", CallStatus::Abandoned, Some(4)),
+            ("started", CallStatus::Uncertain, Some(5)),
+            ("uncertain", CallStatus::Uncertain, Some(6)),
+            ("waiting", CallStatus::Abandoned, Some(7)),
+            ("done", CallStatus::Done, Some(8)),
+        ]
+    );
+    assert_eq!((roles(&cancelled)[5], &cancelled.inbox_drained), (Role::User, &vec![6]));
+    let unknown = Event::ToolFailedUncertain { call_id: "started".into(), name: "tool".into() };
+    assert_eq!(cancelled.events.iter().filter(|event| **event == unknown).count(), 1);
+    assert!(cancelled.generation_over);
+    let closing = closing(&cancelled);
+    assert_eq!((closing.status, closing.error.as_deref()), (SessionStatus::Failed, Some("cancelled")));
+    session.apply(&cancelled);
+    assert!(session.open_turn().is_none() && session.calls.is_empty());
+}
+
+#[test]
+fn what_a_cancelled_turn_cost_is_counted_once() {
+    let mut session = turn(vec![row("q", Effect::Pure, CallStatus::Waiting)]);
+    let cancelled = advance(&session, Outcome::Stopped(Stop::Cancelled), TELL);
+    let step = cancelled.step.clone().unwrap();
+    assert_eq!((step.usage, step.executed_local_tool_count), (USAGE, 0));
+    assert_eq!(cancelled.continuing().next, Next::NextStep);
+    // The step of a paused turn is committed with the pause.
+    session.last_step_number = 1;
+    session.to_message_number = 3;
+    assert_eq!(advance(&session, Outcome::Stopped(Stop::Cancelled), TELL).step, None);
+}
+
+#[test]
+fn a_failed_run_keeps_its_open_calls_and_takes_the_messages_that_wait() {
+    let calls = vec![row("a", Effect::Guarded, CallStatus::Started)];
+    let mut session = with_inbox(turn(calls.clone()), &[message(1, "hi")]);
+    let fault = Fault::StepLimit { limit: 3 };
+    let failed = advance(&session, Outcome::Stopped(Stop::Failed(fault)), TELL);
+    assert!(failed.calls_closed.is_empty() && failed.step.is_none());
+    assert!(failed.generation_over, "no call is in flight in a run that is over");
+    assert_eq!((roles(&failed), &failed.inbox_drained), (vec![Role::User], &vec![1]));
+    let error = closing(&failed).error.clone().unwrap();
+    assert!(error.contains("limit of 3 steps") && error.contains("Remedy: "), "{error}");
+    session.apply(&failed);
+    assert_eq!((session.calls, session.status), (calls, SessionStatus::Failed));
+}
+
+#[test]
+fn every_fault_that_ends_a_run_names_its_remedy() {
+    let message = || "m".to_owned();
+    let faults = [
+        Fault::ContextOverflow { message: message() },
+        Fault::Unauthorized { message: message() },
+        Fault::UnknownModel { message: message() },
+        Fault::Refused { status: 400, message: message() },
+        Fault::NotConfigured { message: message() },
+        Fault::StepLimit { limit: 1 },
+        Fault::TokenLimit { limit: 1 },
+        Fault::Stuck { attempts: 5, last_error: message() },
+    ];
+    for fault in faults {
+        let failed = advance(&session(), Outcome::Stopped(Stop::Failed(fault.clone())), TELL);
+        assert!(closing(&failed).error.as_deref().unwrap().contains("Remedy: "), "{}", fault.kind());
+    }
+}
+
+#[test]
+fn a_run_that_owes_nothing_is_completed_without_a_step() {
+    let finished = advance(&turn(vec![]), Outcome::Stopped(Stop::Finished), TELL);
+    assert_eq!((closing(&finished).status, &finished.step), (SessionStatus::Completed, &None));
+    let checkpoint = closing(&finished).events.last().unwrap().to_row().1;
+    assert_eq!((&checkpoint["step_number"], &checkpoint["to_message_number"]), (&json!(0), &json!(1)));
+}
+
+#[test]
+fn a_closing_outcome_that_goes_on_keeps_everything_but_the_close() {
+    let session = session();
+    let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
+    let going_on = replied.clone().continuing();
+    assert_eq!(going_on.next, Next::NextStep);
+    assert_eq!(Transition { next: replied.next.clone(), ..going_on.clone() }, replied);
+    assert_eq!(going_on.status(), None);
+    assert_eq!(going_on.clone().continuing(), going_on);
+}
+
+#[test]
+fn a_step_of_a_later_run_begins_where_the_earlier_one_ended() {
+    let mut session = session();
+    session.records = vec![user(2, "hello"), assistant(3, EARLIER_RUN, vec![text("Hi.")]), user(9, "again")];
+    (session.last_message_number, session.to_message_number, session.last_step_number) = (9, 3, 1);
+    session.run = Some(Run { run_id: RUN.into(), steps: 0, tokens: 0 });
+    let replied = advance(&session, reply_of(vec![text("Yes.")]), TELL);
+    let step = replied.step.unwrap();
+    assert_eq!((step.from_message_number, step.to_message_number), (3, 10));
+    assert_eq!((replied.step_number, replied.run_id.as_str()), (2, RUN));
+}
+
+#[test]
+fn the_state_has_one_hash_whatever_order_it_was_made_in() {
+    let state = |keys: [&str; 3]| keys.iter().map(|key| ((*key).to_owned(), json!(1))).collect::<State>();
+    let (one, other) = (state(["a", "b", "c"]), state(["c", "a", "b"]));
+    assert_eq!(Snapshot::of(&one), Snapshot::of(&other));
+    assert_eq!(Snapshot::of(&one).bytes, br#"{"a":1,"b":1,"c":1}"#);
+}

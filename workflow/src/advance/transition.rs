@@ -1,0 +1,175 @@
+//! A [`Transition`]: everything that one commit writes, and what it makes of the warm copy.
+
+use crate::derive::{self, Outgoing, StateUpdate};
+use crate::effect::Effect;
+use crate::event::Event;
+use crate::id::{CallId, RunId};
+use crate::record::{FinishReason, Record, Usage};
+use crate::session::{Call, CallStatus, Session, SessionStatus, State};
+use sha2::Digest;
+
+/// Everything that one commit writes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transition {
+    pub run_id: RunId,
+    /// The step in hand.
+    pub step_number: i64,
+    pub records: Vec<Record>,
+    pub events: Vec<Event>,
+    /// New ledger rows.
+    pub calls_opened: Vec<OpenedCall>,
+    /// Ledger rows that change: a row with a `message_number` has its result in the transcript from now on.
+    pub calls_closed: Vec<ClosedCall>,
+    pub state_updates: Vec<StateUpdate>,
+    pub deliveries: Vec<Outgoing>,
+    /// Inbox rows that are now in the transcript.
+    pub inbox_drained: Vec<i64>,
+    /// The model call in flight is over: its rows go.
+    pub generation_over: bool,
+    /// Set when the step is complete: what it leaves as its cached result.
+    pub step: Option<StepResult>,
+    pub snapshot: Option<Snapshot>,
+    pub next: Next,
+}
+
+/// What happens to the job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// The same step goes on.
+    SameStep,
+    NextStep,
+    /// The run closes or pauses and the job ends, if nothing arrived meanwhile.
+    Close(Closing),
+}
+
+/// The end or pause of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Closing {
+    pub status: SessionStatus,
+    /// Why, on failure: one line with its remedy.
+    pub error: Option<String>,
+    pub events: Vec<Event>,
+    pub snapshot: Snapshot,
+}
+
+/// The state as a content-addressed blob.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    pub sha256: String,
+    pub bytes: Vec<u8>,
+}
+
+/// A call that the model asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenedCall {
+    pub call_id: CallId,
+    pub name: String,
+    pub effect: Effect,
+    pub args_sha256: String,
+}
+
+/// A ledger row's change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClosedCall {
+    pub call_id: CallId,
+    pub status: CallStatus,
+    /// The record that holds the result; `None` while the question waits.
+    pub message_number: Option<i64>,
+}
+
+/// The cached result of a step: a pointer, never the messages.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepResult {
+    pub from_message_number: i64,
+    pub to_message_number: i64,
+    pub finish_reason: FinishReason,
+    pub usage: Usage,
+    pub executed_local_tool_count: i64,
+}
+
+impl Snapshot {
+    /// Keys are sorted, so equal states give equal bytes.
+    pub(super) fn of(state: &State) -> Self {
+        let bytes = serde_json::to_vec(state).expect("a map of JSON values serialises");
+        Snapshot { sha256: hex::encode(sha2::Sha256::digest(&bytes)), bytes }
+    }
+}
+
+impl Transition {
+    /// The same outcome as one that goes on: something arrived while the run was closing, and what was billed for
+    /// is kept. The next step plans what arrived.
+    pub fn continuing(mut self) -> Transition {
+        if let Next::Close(closing) = self.next {
+            if closing.status == SessionStatus::NeedsAttention {
+                // No person has been asked yet. The rows stay `started`, so that the next plan finds them and asks.
+                self.calls_closed
+                    .retain(|call| call.status != CallStatus::Uncertain || call.message_number.is_some());
+                self.events.retain(|event| !matches!(event, Event::ToolFailedUncertain { .. }));
+            }
+            self.next = if self.step.is_some() { Next::NextStep } else { Next::SameStep };
+        }
+        self
+    }
+
+    /// The status that the session has after it, where it changes.
+    pub fn status(&self) -> Option<SessionStatus> {
+        match &self.next {
+            Next::Close(closing) => Some(closing.status),
+            Next::SameStep | Next::NextStep => self.events.iter().rev().find_map(|event| match event {
+                Event::StateTransition { to_state, .. } => SessionStatus::parse(to_state),
+                _ => None,
+            }),
+        }
+    }
+}
+
+impl Session {
+    /// The warm copy after `transition` was committed as a continuing one. Equal to what `hydrate` would read.
+    pub fn apply(&mut self, transition: &Transition) {
+        self.last_message_number += transition.records.len() as i64;
+        self.last_event_seq += transition.events.len() as i64;
+        self.records.extend(transition.records.iter().cloned());
+        for update in &transition.state_updates {
+            derive::apply(&mut self.state, update);
+        }
+        let mut opened: Vec<Call> = transition
+            .calls_opened
+            .iter()
+            .map(|opened| Call {
+                call_id: opened.call_id.clone(),
+                effect: opened.effect,
+                status: CallStatus::Invoked,
+                outcome: None,
+            })
+            .collect();
+        // The ledger has no order but its key.
+        opened.sort_by(|a, b| a.call_id.cmp(&b.call_id));
+        self.calls.extend(opened);
+        for closed in &transition.calls_closed {
+            match closed.message_number {
+                Some(_) => self.calls.retain(|call| call.call_id != closed.call_id),
+                None => {
+                    if let Some(call) = self.calls.iter_mut().find(|call| call.call_id == closed.call_id) {
+                        call.status = closed.status;
+                    }
+                }
+            }
+        }
+        self.inbox.retain(|message| !transition.inbox_drained.contains(&message.inbox_id));
+        if transition.generation_over {
+            self.interrupted.clear();
+        }
+        if let Some(status) = transition.status() {
+            self.status = status;
+        }
+        if let Some(step) = &transition.step {
+            self.last_step_number = transition.step_number;
+            self.to_message_number = step.to_message_number;
+            self.totals.add(&step.usage);
+            if let Some(run) = &mut self.run {
+                run.steps += 1;
+                run.tokens += step.usage.input_tokens + step.usage.output_tokens;
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Sessions to try the rules on.
+
+use crate::effect::Effect;
+use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
+use crate::session::{
+    Call, CallOutcome, CallStatus, InboxMessage, Run, Seed, Session, SessionStatus, State, Totals,
+};
+use serde_json::json;
+
+/// The run that every example is in.
+pub const RUN: &str = "run_2";
+/// One that is over.
+pub const EARLIER_RUN: &str = "run_1";
+/// What one model call of the examples costs.
+pub const USAGE: Usage =
+    Usage { input_tokens: 10, output_tokens: 5, cached_tokens: 4, cache_write_tokens: 3, cost_micros: 2 };
+
+/// Running, with the user's message as its record 2 (a seed has number 1) and no step committed.
+pub fn session() -> Session {
+    Session {
+        session_id: "sess_1".into(),
+        conversation_id: "default/c".into(),
+        space_id: "default".into(),
+        mailbox_id: "default".into(),
+        trigger_type: "chat".into(),
+        agent: "assistant".into(),
+        status: SessionStatus::Running,
+        cancel_requested: false,
+        wake_seq: 1,
+        last_message_number: 2,
+        to_message_number: 1,
+        last_event_seq: 3,
+        last_step_number: 0,
+        totals: Totals::default(),
+        state: State::new(),
+        run: Some(Run { run_id: RUN.into(), steps: 0, tokens: 0 }),
+        seeds: vec![Seed { role: Role::System, content: "Be brief.".into(), is_new: true }],
+        records: vec![user(2, "hello")],
+        calls: Vec::new(),
+        inbox: Vec::new(),
+        interrupted: Vec::new(),
+    }
+}
+
+/// The same with a turn that asks for the calls `rows`, as the ledger has them.
+pub fn turn(rows: Vec<Call>) -> Session {
+    let mut session = session();
+    let content = rows.iter().map(|row| Block::ToolCall(tool_call(row.call_id.as_str()))).collect();
+    session.records.push(assistant(3, RUN, content));
+    session.last_message_number = 3;
+    session.calls = rows;
+    session
+}
+
+/// The same turn, asked for by a run that is over.
+pub fn turn_of_earlier_run(rows: Vec<Call>) -> Session {
+    let mut session = turn(rows);
+    for record in &mut session.records {
+        record.run_id = EARLIER_RUN.into();
+    }
+    session
+}
+
+pub fn user(message_number: i64, text: &str) -> Record {
+    record(message_number, RUN, Role::User, vec![Block::Text { text: text.into() }], Details::default())
+}
+
+pub fn assistant(message_number: i64, run_id: &str, content: Vec<Block>) -> Record {
+    let details =
+        Details { usage: Some(USAGE), finish_reason: Some(FinishReason::ToolCalls), inbox_id: None };
+    record(message_number, run_id, Role::Assistant, content, details)
+}
+
+pub fn result(message_number: i64, call_id: &str) -> Record {
+    let result = ToolResult {
+        call_id: call_id.into(),
+        name: "tool".into(),
+        content: "done".into(),
+        is_error: false,
+        details: None,
+    };
+    record(message_number, RUN, Role::Tool, vec![Block::ToolResult(result)], Details::default())
+}
+
+fn record(message_number: i64, run_id: &str, role: Role, content: Vec<Block>, details: Details) -> Record {
+    Record { message_number, run_id: run_id.into(), step_number: 1, role, content, internal: false, details }
+}
+
+pub fn tool_call(call_id: &str) -> ToolCall {
+    ToolCall { call_id: call_id.into(), name: "tool".into(), arguments: json!({}), malformed: None }
+}
+
+/// A ledger row without an outcome.
+pub fn row(call_id: &str, effect: Effect, status: CallStatus) -> Call {
+    Call { call_id: call_id.into(), effect, status, outcome: None }
+}
+
+/// A ledger row that has settled.
+pub fn settled(call_id: &str, status: CallStatus) -> Call {
+    Call { outcome: Some(outcome("settled before")), ..row(call_id, Effect::Guarded, status) }
+}
+
+pub fn outcome(content: &str) -> CallOutcome {
+    CallOutcome { content: content.into(), is_error: false, details: None }
+}
+
+pub fn message(inbox_id: i64, text: &str) -> InboxMessage {
+    InboxMessage { inbox_id, text: text.into() }
+}
