@@ -139,7 +139,7 @@ pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Pr
     }
     // serde would take an array for the fields in their order.
     if !text.trim_start().starts_with('{') {
-        return Err(Problem::bad_request("the body is not a JSON object"));
+        return Err(Problem::bad_request("the body is not the JSON that is expected: an object, at line 1"));
     }
     serde_json::from_str(text)
         .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
