@@ -308,6 +308,8 @@ async fn write(
                 from s, j, unnest($32::text[], $33::text[], $34::bigint[]) as c (call_id, status, message_number)
                 where tool_calls.session_id = s.session_id
                     and tool_calls.call_id = c.call_id
+                    -- Says again what the join says, so that no plan walks through every call of a long session.
+                    and tool_calls.call_id = any ($32::text[])
             ), over as (
                 delete from generations
                 using s, j
