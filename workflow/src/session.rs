@@ -63,7 +63,7 @@ impl SessionStatus {
         SessionStatus::ALL.into_iter().find(|status| status.as_str() == word)
     }
 
-    /// Whether `next` may follow. The database has no say in this; every status that is written asks here.
+    /// Whether `next` may follow. Nothing asks at run time: the properties of `advance` hold every transition against it.
     pub fn may_become(self, next: SessionStatus) -> bool {
         use SessionStatus::{
             Archived, Completed, Created, Failed, NeedsAttention, Queued, Running, Terminated, WaitingInput,

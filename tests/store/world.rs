@@ -1,0 +1,322 @@
+//! A store with claims in hand, and outcomes made up for it: what the tests of the store are made of.
+
+use super::LEASE;
+use crate::support::{Database, PATIENCE};
+use apalis_core::backend::Backend;
+use apalis_core::worker::context::WorkerContext;
+use futures::future::poll_fn;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Row};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wakeful::store::delivery::Settled;
+use wakeful::store::generation::NewGeneration;
+use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
+use wakeful::store::step::{Commit, Performance};
+use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::store::{Store, new_id};
+use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
+use wakeful::workflow::agent::OnUncertain;
+use wakeful::workflow::effect::Effect;
+use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
+use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
+
+pub(super) struct World {
+    pub(super) database: Database,
+    pub(super) store: Store,
+}
+
+impl World {
+    pub(super) async fn new() -> World {
+        let database = Database::new().await;
+        let store = database.store().await;
+        World { database, store }
+    }
+
+    pub(super) async fn wake(&self, conversation: &str, text: &str) -> String {
+        self.store.wake(&new_session(conversation, conversation), &message(text)).await.unwrap().session_id
+    }
+
+    pub(super) async fn send(&self, session_id: &str, text: &str) -> wakeful::store::wake::Woken {
+        self.store.send(session_id, &message(text)).await.unwrap()
+    }
+
+    /// Claims the one job that is ready, and hydrates its session.
+    pub(super) async fn drive(&self, session_id: &str) -> Driver<'_> {
+        let mut claims = Claims::start(&self.store, Kind::Step, 1, LEASE);
+        let job = claims.next().await;
+        claims.stop();
+        assert_eq!(job.session_id.as_deref(), Some(session_id));
+        Driver { world: self, session: self.store.hydrate(session_id).await.unwrap(), job }
+    }
+
+    /// Commits `outcome` while another claim has the job: nothing is written, and the store says so.
+    pub(super) async fn refuses(&self, driver: &Driver<'_>, outcome: Outcome) {
+        let job_id = driver.job.lease.job_id;
+        let token = self.steal(job_id).await;
+        let before = self.dump().await;
+        let transition = driver.transition(outcome);
+        assert_eq!(driver.write(&transition).await, Commit::Stale, "{transition:?}");
+        assert_eq!(self.dump().await, before, "{transition:?}");
+        self.give_back(job_id, token).await;
+    }
+
+    /// Sends the one open delivery.
+    pub(super) async fn deliver(&self, job: &Job) {
+        let claimed = self.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+        let claimed = claimed.expect("a delivery is open");
+        let sent = Settled::Sent { receipt: json!({}) };
+        assert!(self.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());
+    }
+
+    /// As a later claim does. Gives the token that was there.
+    pub(super) async fn steal(&self, job_id: i64) -> i64 {
+        let token = sqlx::query_scalar("select lease from jobs where job_id = $1").bind(job_id);
+        let token = token.fetch_one(&self.database.pool).await.unwrap();
+        let steal = sqlx::query("update jobs set lease = nextval('leases') where job_id = $1").bind(job_id);
+        steal.execute(&self.database.pool).await.unwrap();
+        token
+    }
+
+    pub(super) async fn give_back(&self, job_id: i64, token: i64) {
+        let back = sqlx::query("update jobs set lease = $2 where job_id = $1").bind(job_id).bind(token);
+        back.execute(&self.database.pool).await.unwrap();
+    }
+
+    /// Every row of every table.
+    pub(super) async fn dump(&self) -> BTreeMap<String, Value> {
+        let tables: Vec<String> = sqlx::query_scalar(
+            "select tablename::text from pg_tables where schemaname = 'public' and tablename <> '_sqlx_migrations'",
+        )
+        .fetch_all(&self.database.pool)
+        .await
+        .unwrap();
+        assert!(tables.len() > 10, "{tables:?}");
+        let mut dump = BTreeMap::new();
+        for table in tables {
+            let sql = format!("select coalesce(json_agg(to_json(t) order by t::text), '[]') from {table} t");
+            let rows = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.database.pool).await.unwrap();
+            dump.insert(table, rows);
+        }
+        dump
+    }
+
+    pub(super) async fn status(&self, session_id: &str) -> String {
+        self.database
+            .value("select status from conversation_sessions where session_id = $1", session_id)
+            .await
+    }
+
+    pub(super) async fn journal(&self, session_id: &str) -> Vec<String> {
+        let kinds = sqlx::query("select type from session_events where session_id = $1 order by seq")
+            .bind(session_id);
+        kinds.fetch_all(&self.database.pool).await.unwrap().iter().map(|row| row.get(0)).collect()
+    }
+
+    pub(super) async fn execute(&self, sql: &'static str) {
+        sqlx::query(sql).execute(&self.database.pool).await.unwrap();
+    }
+
+    pub(super) async fn one(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&self.database.pool).await.unwrap()
+    }
+
+    pub(super) async fn count(&self, table: &str) -> i64 {
+        let sql = AssertSqlSafe(format!("select count(*) from {table}"));
+        sqlx::query_scalar(sql).fetch_one(&self.database.pool).await.unwrap()
+    }
+
+    pub(super) async fn until(&self, sql: &'static str) {
+        crate::support::eventually(sql, || async {
+            sqlx::query_scalar::<_, bool>(sql).fetch_one(&self.database.pool).await.unwrap().then_some(())
+        })
+        .await;
+    }
+}
+
+/// A claimed session and its warm copy, driven by made-up outcomes.
+pub(super) struct Driver<'a> {
+    pub(super) world: &'a World,
+    pub(super) session: Session,
+    pub(super) job: Job,
+}
+
+impl Driver<'_> {
+    pub(super) fn transition(&self, outcome: Outcome) -> Transition {
+        advance(&self.session, outcome, OnUncertain::default())
+    }
+
+    pub(super) async fn write(&self, transition: &Transition) -> Commit {
+        let store = &self.world.store;
+        store.commit(&self.job.lease, &self.session, transition.clone(), performance()).await.unwrap()
+    }
+
+    /// Commits, and brings the warm copy along as the step job does.
+    pub(super) async fn commit(&mut self, outcome: Outcome) -> Commit {
+        let transition = self.transition(outcome);
+        let commit = self.write(&transition).await;
+        if let Commit::Continued { wake_seq } = commit {
+            self.session.apply(&transition.continuing());
+            if wake_seq != self.session.wake_seq {
+                self.world.store.refresh(&mut self.session).await.unwrap();
+            }
+            let cold = self.world.store.hydrate(self.session.session_id.as_str()).await.unwrap();
+            if self.world.one("select count(*) from session_events where type = 'GEN_SENT'").await > 0 {
+                // The deliverer's entries wake nobody, and nothing is planned on the journal's length.
+                self.session.last_event_seq = cold.last_event_seq;
+            }
+            assert_eq!(self.session, cold);
+        }
+        commit
+    }
+
+    pub(super) async fn continues(&mut self, outcome: Outcome) {
+        let commit = self.commit(outcome).await;
+        assert!(matches!(commit, Commit::Continued { .. }), "{commit:?}");
+    }
+
+    pub(super) async fn start(&self, call: &ToolCall) -> Option<wakeful::store::ledger::Started> {
+        let (lease, id) = (&self.job.lease, &self.session.session_id);
+        self.world.store.start_call(lease, id, &call.call_id, CallStatus::Invoked, 60).await.unwrap()
+    }
+
+    pub(super) async fn settle(&self, call: &ToolCall, ending: &Ending) {
+        let Ending::Settled(status, outcome) = ending else { panic!("{ending:?}") };
+        let started = self.start(call).await.expect("the lease is held");
+        let (lease, id) = (&self.job.lease, &self.session.session_id);
+        let settled =
+            self.world.store.settle_call(lease, id, &call.call_id, &started, *status, outcome).await;
+        assert!(settled.unwrap());
+    }
+
+    pub(super) async fn try_generation(&self, id: &str, attempt: i64) -> bool {
+        let new = NewGeneration {
+            session_id: &self.session.session_id,
+            generation_id: &id.into(),
+            step_number: self.session.last_step_number + 1,
+            attempt,
+            model: "test/test",
+            request_sha256: "0",
+        };
+        self.world.store.begin_generation(&self.job.lease, &new).await.unwrap()
+    }
+
+    pub(super) async fn begin_generation(&self, id: &str, attempt: i64) {
+        assert!(self.try_generation(id, attempt).await, "the lease is held");
+    }
+
+    /// One step that enqueues one email.
+    pub(super) async fn sends_mail(&mut self, call_id: &str) {
+        let email = call(call_id, "compose_email");
+        self.continues(replied(vec![asks(&email)])).await;
+        let mail = json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": "Hi", "body": "Bob."});
+        self.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail)))])).await;
+    }
+}
+
+/// The queue, read as apalis reads it.
+pub(super) struct Claims {
+    pub(super) queue: Queue,
+    pub(super) context: WorkerContext,
+    pub(super) stop: CancellationToken,
+}
+
+impl Claims {
+    pub(super) fn start(store: &Store, kind: Kind, concurrency: usize, lease: Duration) -> Claims {
+        let stop = CancellationToken::new();
+        let news = News::listen(store, stop.clone());
+        let settings = Settings { kind, concurrency, lease, poll: Duration::from_millis(10) };
+        let worker_id = Arc::from(&new_id("w")[..20]);
+        let holdings = Arc::new(Holdings::default());
+        let queue = Queue::start(store.clone(), settings, worker_id, holdings, &news, stop.clone());
+        Claims { queue, context: WorkerContext::new("test"), stop }
+    }
+
+    pub(super) async fn next(&mut self) -> Job {
+        let next = poll_fn(|cx| self.queue.poll_next(cx, &self.context));
+        let task = tokio::time::timeout(PATIENCE, next).await.expect("a job is ready");
+        task.expect("the queue is open").expect("claiming works").args
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.cancel();
+    }
+}
+
+pub(super) fn new_session(conversation: &str, trigger: &str) -> NewSession {
+    NewSession {
+        space_id: "default".into(),
+        mailbox_id: "default".into(),
+        conversation_id: format!("default/{conversation}"),
+        trigger_type: "chat".into(),
+        trigger_id: trigger.into(),
+        agent: "default".into(),
+        model_id: "test/test".into(),
+        model_context_window: 1000,
+        tool_names: vec!["reserve".into()],
+        policy: None,
+        seeds: vec![Seed { role: Role::System, content: "You are a test.".into(), is_new: true }],
+    }
+}
+
+pub(super) fn message(text: &str) -> NewMessage {
+    NewMessage { client_key: None, text: text.into(), sender: None, trace_context: None }
+}
+
+pub(super) fn performance() -> Performance {
+    Performance { elapsed_s: 0.1, attempt: 1 }
+}
+
+pub(super) fn text(text: &str) -> Block {
+    Block::Text { text: text.into() }
+}
+
+pub(super) fn call(id: &str, name: &str) -> ToolCall {
+    ToolCall { call_id: id.into(), name: name.into(), arguments: json!({}), malformed: None }
+}
+
+pub(super) fn asks(call: &ToolCall) -> Block {
+    Block::ToolCall(call.clone())
+}
+
+pub(super) fn replied(content: Vec<Block>) -> Outcome {
+    let effects = [
+        ("reserve", Effect::Idempotent),
+        ("charge", Effect::Guarded),
+        ("compose_email", Effect::Pure),
+        ("ask_user", Effect::Pure),
+    ];
+    let calls = content.iter().any(|block| matches!(block, Block::ToolCall(_)));
+    Outcome::Replied(Generated {
+        generation_id: new_id("gen").into(),
+        attempt: 1,
+        model: "test/test".into(),
+        request_sha256: "0".into(),
+        reply: Reply {
+            content,
+            finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },
+            usage: Usage {
+                input_tokens: 100,
+                output_tokens: 10,
+                cached_tokens: 40,
+                cache_write_tokens: 2,
+                cost_micros: 7,
+            },
+        },
+        effects: effects.map(|(name, effect)| (name.to_owned(), effect)).into(),
+    })
+}
+
+pub(super) fn done(content: &str, details: Option<Value>) -> Ending {
+    Ending::Settled(CallStatus::Done, CallOutcome { content: content.into(), is_error: false, details })
+}
+
+pub(super) fn performed(call: &ToolCall, ending: Ending) -> Performed {
+    Performed { call: call.clone(), ending }
+}
+
+pub(super) fn asked(call: &ToolCall) -> Outcome {
+    Outcome::Called(vec![performed(call, Ending::Asked("When?".into()))])
+}
