@@ -138,9 +138,9 @@ async fn a_kill_during_the_model_call_costs_that_call_and_nothing_else() {
 #[tokio::test]
 async fn an_answer_that_was_not_committed_is_asked_for_again() {
     let kills = [
-        (GUARDED, Kill::At("after_model_call=1*return")),
-        (GUARDED, Kill::At("before_turn_commit=1*return")),
-        (IDEMPOTENT, Kill::At("before_step_commit=1*off->1*return")),
+        (GUARDED, Kill::At("K10=1*return")),
+        (GUARDED, Kill::At("K10_commit=1*return")),
+        (IDEMPOTENT, Kill::At("K21=1*off->1*return")),
     ];
     for survived in survive_all(&kills).await {
         assert_eq!(survived.repeated(), 1);
@@ -151,7 +151,7 @@ async fn an_answer_that_was_not_committed_is_asked_for_again() {
 
 #[tokio::test]
 async fn a_kill_before_a_tool_starts_runs_it_once_and_asks_the_model_nothing_again() {
-    let kill = Kill::At("before_tool_started=1*return");
+    let kill = Kill::At("K17=1*return");
     for survived in survive_all(&[(GUARDED, kill), (IDEMPOTENT, kill), (BOTH, kill)]).await {
         assert_eq!(survived.repeated(), 0);
         assert_eq!(survived.uncertain(), 0);
@@ -166,9 +166,9 @@ async fn a_kill_before_a_tool_starts_runs_it_once_and_asks_the_model_nothing_aga
 async fn a_kill_during_a_guarded_call_tells_the_model_that_its_outcome_is_unknown() {
     let kills = [
         // Nobody can tell these three apart from the outside: the effect did not happen, happened, happened and ended.
-        (Kill::At("after_tool_started=1*return"), 0),
+        (Kill::At("K18=1*return"), 0),
         (Kill::DuringTool("charge"), 1),
-        (Kill::At("after_tool_effect=1*return"), 1),
+        (Kill::At("K19=1*return"), 1),
     ];
     let undisturbed = World::undisturbed(GUARDED).await;
     let survived =
@@ -191,11 +191,8 @@ async fn a_kill_during_a_guarded_call_tells_the_model_that_its_outcome_is_unknow
 
 #[tokio::test]
 async fn a_kill_during_an_idempotent_call_repeats_it_under_the_same_id() {
-    let kills = [
-        (Kill::At("after_tool_started=1*return"), 1),
-        (Kill::DuringTool("reserve"), 2),
-        (Kill::At("after_tool_effect=1*return"), 2),
-    ];
+    let kills =
+        [(Kill::At("K18=1*return"), 1), (Kill::DuringTool("reserve"), 2), (Kill::At("K19=1*return"), 2)];
     let table: Vec<_> = kills.iter().map(|(kill, _)| (IDEMPOTENT, *kill)).collect();
     for (survived, (_, times)) in survive_all(&table).await.into_iter().zip(kills) {
         assert_eq!(survived.repeated(), 0);
@@ -209,7 +206,7 @@ async fn a_kill_during_an_idempotent_call_repeats_it_under_the_same_id() {
 
 #[tokio::test]
 async fn a_kill_before_the_steps_commit_repeats_neither_tool_nor_model() {
-    let kill = Kill::At("before_step_commit=1*return");
+    let kill = Kill::At("K21=1*return");
     for survived in survive_all(&[(GUARDED, kill), (IDEMPOTENT, kill), (BOTH, kill)]).await {
         assert_eq!(survived.repeated(), 0);
         assert_eq!(survived.uncertain(), 0);
@@ -221,7 +218,7 @@ async fn a_kill_before_the_steps_commit_repeats_neither_tool_nor_model() {
 #[tokio::test]
 async fn a_kill_right_after_a_steps_commit_repeats_nothing() {
     // The commits of a run: it begins, the turn with its calls, the step, the reply.
-    let kill = Kill::At("after_commit=2*off->1*return");
+    let kill = Kill::At("K22=2*off->1*return");
     for survived in survive_all(&[(GUARDED, kill), (IDEMPOTENT, kill), (BOTH, kill)]).await {
         assert_eq!(survived.repeated(), 0);
         assert_eq!(survived.uncertain(), 0);
@@ -233,10 +230,10 @@ async fn a_kill_right_after_a_steps_commit_repeats_nothing() {
 #[tokio::test]
 async fn a_kill_right_after_any_other_commit_repeats_nothing() {
     let kills = [
-        (BOTH, Kill::At("before_commit=1*return")),
-        (BOTH, Kill::At("after_commit=1*return")),
-        (BOTH, Kill::At("after_commit=1*off->1*return")),
-        (BOTH, Kill::At("after_commit=3*off->1*return")),
+        (BOTH, Kill::At("K5=1*return")),
+        (BOTH, Kill::At("K22=1*return")),
+        (BOTH, Kill::At("K22=1*off->1*return")),
+        (BOTH, Kill::At("K22=3*off->1*return")),
     ];
     for survived in survive_all(&kills).await {
         assert_eq!(survived.repeated(), 0);
@@ -270,10 +267,10 @@ async fn of_two_calls_in_one_turn_only_the_open_one_is_recovered() {
 async fn a_kill_around_a_send_leaves_one_mail() {
     const MAIL: &[&str] = &["compose_email"];
     let kills = [
-        (MAIL, Kill::At("before_send=1*return")),
-        (MAIL, Kill::At("after_send=1*return")),
-        (MAIL, Kill::At("before_step_commit=1*return")),
-        (MAIL, Kill::At("after_commit=2*off->1*return")),
+        (MAIL, Kill::At("K12=1*return")),
+        (MAIL, Kill::At("K13=1*return")),
+        (MAIL, Kill::At("K21=1*return")),
+        (MAIL, Kill::At("K22=2*off->1*return")),
     ];
     for survived in survive_all(&kills).await {
         let sent = async || {
@@ -301,7 +298,7 @@ async fn a_step_that_kills_its_worker_each_time_fails_its_run_and_not_its_neighb
         .model("openai/test")
         .config("[agents.default.limits]\nattempts = 4")
         .env("OPENAI_BASE_URL", &model.url)
-        .env("FAILPOINTS", "before_tool_started=return");
+        .env("FAILPOINTS", "K17=return");
     let store = database.store().await;
     let poisoned = wake(&store, "poisoned", "openai/test", "This is poison.").await;
     let mut neighbours = Vec::new();

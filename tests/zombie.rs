@@ -97,7 +97,7 @@ async fn stopped_during_a_model_call_it_neither_writes_nor_sends() {
 #[tokio::test]
 async fn stopped_before_a_guarded_effect_it_never_has_it() {
     // The call is committed as started and nothing has happened yet: here it stops.
-    let change = |options: Options| options.env("FAILPOINTS", "after_tool_started=sleep(8000)");
+    let change = |options: Options| options.env("FAILPOINTS", "K18=sleep(8000)");
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'started'").await;
     zombie.process.signal(libc::SIGSTOP);
@@ -170,7 +170,7 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
     zombie.changes_nothing(other, |_| std::fs::remove_file(held).unwrap()).await;
 
     // Asleep between the commit that asks for the call and the one that starts it.
-    let change = |options: Options| deaf(options).env("FAILPOINTS", "before_tool_started=sleep(5000)");
+    let change = |options: Options| deaf(options).env("FAILPOINTS", "K17=sleep(5000)");
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'invoked'").await;
     end_lease(&zombie).await;

@@ -20,6 +20,7 @@ pub mod delivery;
 pub mod diagnosis;
 pub mod error;
 pub mod event;
+pub mod failpoint;
 pub mod generation;
 pub mod hydrate;
 pub mod ledger;

@@ -3,6 +3,7 @@
 //! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
 //! agent. Looked up first, a duplicate gets the first answer and changes nothing.
 
+use crate::failpoint::failpoint;
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,7 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let session = find_or_create(&mut tx, new).await?;
         let woken = deliver(&mut tx, session, message).await?;
+        failpoint("K1");
         tx.commit().await?;
         Ok(woken)
     }
@@ -265,6 +267,7 @@ async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locke
     )
     .execute(&mut *tx)
     .await?;
+    failpoint("K4");
     let (mut roles, mut contents, mut news) = (vec![], vec![], vec![]);
     for seed in &new.seeds {
         roles.push(seed.role.as_str());

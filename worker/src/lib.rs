@@ -43,7 +43,6 @@ pub mod channel;
 pub mod cli;
 pub mod config;
 pub mod dev;
-mod failpoint;
 pub mod jobs;
 pub mod model;
 pub mod perform;
@@ -52,8 +51,8 @@ pub mod telemetry;
 pub mod tool;
 
 pub use app::App;
-pub use failpoint::failpoint;
 pub use wakeful_store as store;
+pub use wakeful_store::failpoint::{failpoint, mutant};
 pub use wakeful_workflow as workflow;
 
 use std::collections::BTreeMap;

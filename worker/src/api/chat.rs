@@ -61,6 +61,7 @@ pub(crate) async fn wake(
         let new = new_session(ctx, conversation_id, agent)?;
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let woken = ctx.store.wake(&new, &message).await?;
+        crate::failpoint("K2");
         announce(ctx, &woken);
         Ok(woken)
     }

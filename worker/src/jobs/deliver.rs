@@ -97,7 +97,7 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Res
             return Err(error.to_owned());
         }
         Some(channel) => {
-            crate::failpoint("before_send");
+            crate::failpoint("K12");
             let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
             match channel.send(&outbound).await {
                 Ok(receipt) => Settled::Sent { receipt },
@@ -112,8 +112,9 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Res
             }
         }
     };
-    crate::failpoint("after_send");
+    crate::failpoint("K13");
     let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(text)?;
+    crate::failpoint("K14");
     ctx.notifier.session(&claimed.session_id);
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),

@@ -107,6 +107,7 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
 
 /// One claim: hydrate once, then step after step with the warm copy.
 async fn claim(ctx: &Ctx, job: &Job, session_id: &str) -> wakeful_store::Result<End> {
+    crate::failpoint("K3");
     let session = ctx.store.hydrate(session_id).await?;
     let span = run_span(ctx, &session);
     run(ctx, job, session).instrument(span).await
@@ -151,7 +152,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
         crate::failpoint(commit_failpoint(&transition));
         let commit = commit(ctx, job, &session, &transition, performance).await?;
-        crate::failpoint("after_commit");
+        crate::failpoint("K22");
         ctx.notifier.session(session.session_id.as_str());
         if !transition.deliveries.is_empty() {
             ctx.notifier.job();
@@ -351,11 +352,11 @@ async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
 /// Which failpoint stands before this commit: a turn that asks for tools, or the end of a step.
 fn commit_failpoint(transition: &Transition) -> &'static str {
     if transition.step.is_some() {
-        "before_step_commit"
+        "K21"
     } else if transition.calls_opened.is_empty() {
-        "before_commit"
+        "K5"
     } else {
-        "before_turn_commit"
+        "K10_commit"
     }
 }
 

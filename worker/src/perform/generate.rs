@@ -51,7 +51,7 @@ pub(super) async fn call_model(
         return Err(Interrupted::Moved);
     }
     ctx.notifier.session(session.session_id.as_str());
-    crate::failpoint("before_model_call");
+    crate::failpoint("K6");
 
     let (provider, name) = agent.model.split_once('/').unwrap_or(("", &agent.model));
     let span = info_span!(
@@ -80,7 +80,7 @@ pub(super) async fn call_model(
     let writing = write_chunks(ctx, &session.session_id, &generation_id, inbox);
     let (answered, ()) = tokio::join!(call.instrument(span.clone()), writing);
     let mut reply = answered?;
-    crate::failpoint("after_model_call");
+    crate::failpoint("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
     span.set_attribute(names::USAGE_INPUT_TOKENS, input_tokens);
@@ -110,7 +110,10 @@ struct ToWriter {
 
 impl Deltas for ToWriter {
     fn text(&mut self, delta: &str) {
-        self.first.get_or_insert_with(|| self.began.elapsed());
+        if self.first.is_none() {
+            self.first = Some(self.began.elapsed());
+            crate::failpoint("K7");
+        }
         // A writer that is gone only means that nobody is shown the text before it is committed.
         let _ = self.pieces.send(delta.to_owned());
     }
@@ -142,7 +145,11 @@ async fn write_chunks(
         chunk_no += 1;
         let chunk = wakeful_workflow::record::without_nul(text);
         match ctx.store.append_chunk(session_id, generation_id, chunk_no, &chunk).await {
-            Ok(()) => ctx.notifier.session(session_id.as_str()),
+            Ok(()) => {
+                crate::failpoint("K9");
+                ctx.notifier.session(session_id.as_str());
+                crate::failpoint("K8");
+            }
             Err(error) => warn!(%error, "A chunk was not written; readers see the text when it is committed"),
         }
     }

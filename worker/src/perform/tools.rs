@@ -90,12 +90,12 @@ impl Turn<'_> {
         if !self.lease.is_live() {
             return Err(Interrupted::Moved);
         }
-        crate::failpoint("before_tool_started");
+        crate::failpoint("K17");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
         let Some(started) = started else {
             return Err(Interrupted::Moved);
         };
-        crate::failpoint("after_tool_started");
+        crate::failpoint("K18");
         // The commit may have taken long: an effect starts only while the lease that it recorded certainly lasts.
         if !self.lease.is_live() {
             return Err(Interrupted::Moved);
@@ -109,7 +109,7 @@ impl Turn<'_> {
                 return Ok(Ending::Uncertain { known: false });
             }
         };
-        crate::failpoint("after_tool_effect");
+        crate::failpoint("K19");
         if let Ending::Settled(status, outcome) = &ending
             && !self.settle(call, &started, *status, outcome).await?
         {
