@@ -75,6 +75,8 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         attempt: 1,
         model: "scripted/bench".to_owned(),
         request_sha256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".to_owned(),
+        repairs: 0,
+        resumes: None,
         reply: Reply {
             content: fixture::assistant_content(&call_id),
             finish_reason: FinishReason::ToolCalls,

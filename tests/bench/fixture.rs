@@ -243,6 +243,7 @@ pub fn step(session: &Session) -> Transition {
                 attempt: 1,
                 request_sha256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".into(),
                 context_strategy: "full".into(),
+                repairs: 0,
             },
             Event::GenStart { generation_id: generation.as_str().into(), stream: true },
             Event::GenComplete {

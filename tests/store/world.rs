@@ -199,6 +199,9 @@ impl Driver<'_> {
             attempt,
             model: "test/test",
             request_sha256: "0",
+            base_sha256: "0",
+            repairs: 0,
+            resumes: None,
         };
         self.world.store.begin_generation(&self.job.lease, &new).await.unwrap()
     }
@@ -294,6 +297,8 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         attempt: 1,
         model: "test/test".into(),
         request_sha256: "0".into(),
+        repairs: 0,
+        resumes: None,
         reply: Reply {
             content,
             finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },

@@ -33,6 +33,10 @@ pub struct Generated {
     pub attempt: i64,
     pub model: String,
     pub request_sha256: String,
+    /// What the projection had to change on the request's copy of the transcript.
+    pub repairs: i64,
+    /// The attempt whose text the request's prefill was: the reply begins with it.
+    pub resumes: Option<GenerationId>,
     pub reply: Reply,
     /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
     pub effects: BTreeMap<String, Effect>,

@@ -23,12 +23,23 @@ pub enum Event {
         attempt: i64,
         request_sha256: String,
         context_strategy: String,
+        /// What the projection had to change on the request's copy of the transcript.
+        #[serde(default)]
+        repairs: i64,
     },
     #[serde(rename = "GEN_START")]
     GenStart { generation_id: GenerationId, stream: bool },
     /// An earlier attempt was cut off; readers forget its chunks.
     #[serde(rename = "GEN_RESUMED")]
-    GenResumed { generation_id: GenerationId, strategy: String, replaces: GenerationId, prior_chunks: i64 },
+    GenResumed {
+        generation_id: GenerationId,
+        /// `replace`: it is void. `resume`: the new attempt begins with what it had said.
+        strategy: String,
+        replaces: GenerationId,
+        /// Number of its last chunk, -1 when it has none.
+        #[serde(alias = "prior_chunks")]
+        prior_seq: i64,
+    },
     /// The answer is in the transcript: the only truth about what the model said.
     #[serde(rename = "GEN_COMPLETE")]
     GenComplete { generation_id: GenerationId, message_number: i64, reason: String },
@@ -73,7 +84,12 @@ impl Event {
     ///
     /// # Errors
     /// When the type is unknown or the payload does not fit it.
-    pub fn from_row(name: &str, payload: Value) -> Result<Event, serde_json::Error> {
+    pub fn from_row(name: &str, mut payload: Value) -> Result<Event, serde_json::Error> {
+        // Entries of old say how many chunks there were. The first had the number 1, so the count was the last one's
+        // number too, except for none.
+        if let Some(prior_chunks) = payload.get_mut("prior_chunks").filter(|count| **count == 0) {
+            *prior_chunks = Value::from(-1);
+        }
         serde_json::from_value(serde_json::json!({ "type": name, "payload": payload }))
     }
 }
@@ -89,6 +105,24 @@ mod tests {
         let (name, payload) = event.to_row();
         assert_eq!(name, "GEN_COMPLETE");
         assert_eq!(Event::from_row(&name, payload).unwrap(), event);
+    }
+
+    #[test]
+    fn entries_of_old_are_still_read() {
+        for (prior_chunks, last) in [(0, -1), (3, 3)] {
+            let payload = serde_json::json!({
+                "generation_id": "gen_2", "strategy": "replace", "replaces": "gen_1", "prior_chunks": prior_chunks,
+            });
+            let Event::GenResumed { prior_seq, .. } = Event::from_row("GEN_RESUMED", payload).unwrap() else {
+                panic!("another type");
+            };
+            assert_eq!(prior_seq, last);
+        }
+        let payload = serde_json::json!({
+            "generation_id": "gen_1", "model": "m", "attempt": 1, "request_sha256": "00", "context_strategy": "full",
+        });
+        let called = Event::from_row("LLM_CALLED", payload).unwrap();
+        assert!(matches!(called, Event::LlmCalled { repairs: 0, .. }));
     }
 
     #[test]

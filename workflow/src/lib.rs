@@ -15,6 +15,7 @@
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | what an effect may be found as after a crash | [`effect`] |
 //! | what a failure means | [`fault`] |
+//! | how a model call that was cut off goes on | [`resume`] |
 //! | what the model sees | [`context`], [`wire`] |
 
 pub mod advance;
@@ -27,6 +28,7 @@ pub mod fault;
 pub mod id;
 pub mod plan;
 pub mod record;
+pub mod resume;
 pub mod session;
 pub mod wire;
 

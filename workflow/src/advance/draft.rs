@@ -59,7 +59,7 @@ impl<'a> Draft<'a> {
 
     pub(super) fn reply(mut self, generated: Generated) -> Transition {
         self.drain_inbox();
-        self.journal_interrupted(&generated.generation_id);
+        self.journal_interrupted(&generated.generation_id, generated.resumes.as_ref());
         let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
         let content = self.with_unique_call_ids(generated.reply.content);
         let details = Details { usage: Some(usage), finish_reason: Some(finish_reason), inbox_id: None };
@@ -71,6 +71,7 @@ impl<'a> Draft<'a> {
                 attempt: generated.attempt,
                 request_sha256: generated.request_sha256,
                 context_strategy: "full".to_owned(),
+                repairs: generated.repairs,
             },
             Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },
             Event::GenComplete {
@@ -180,7 +181,7 @@ impl<'a> Draft<'a> {
                 Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
         }
-        self.journal_interrupted(&GenerationId::from("none"));
+        self.journal_interrupted(&GenerationId::from("none"), None);
         self.drain_inbox();
         self.transition.generation_over = true;
         if uncounted {
@@ -192,7 +193,7 @@ impl<'a> Draft<'a> {
 
     pub(super) fn fail(mut self, fault: &Fault) -> Transition {
         // Nobody goes on with the calls that were cut off: readers are shown none that is not in flight.
-        self.journal_interrupted(&GenerationId::from("none"));
+        self.journal_interrupted(&GenerationId::from("none"), None);
         self.transition.generation_over = true;
         self.drain_inbox();
         let error = match fault.verdict() {
@@ -211,10 +212,14 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Attempts that died are journalled by the one that follows: their rows were asynchronous, and journal
-    /// numbers must never be used twice.
-    fn journal_interrupted(&mut self, successor: &GenerationId) {
-        for attempt in &self.session.interrupted {
+    /// Attempts that died are journalled when the step goes on: their rows were asynchronous, and journal numbers
+    /// must never be used twice. Each was followed by the next one, the last by `successor`, which went on from the
+    /// text of `resumed`.
+    fn journal_interrupted(&mut self, successor: &GenerationId, resumed: Option<&GenerationId>) {
+        let attempts = &self.session.interrupted;
+        let later = attempts.iter().skip(1).map(|next| (&next.generation_id, next.resumes.as_ref()));
+        for (attempt, (next, resumes)) in attempts.iter().zip(later.chain([(successor, resumed)])) {
+            let strategy = if resumes == Some(&attempt.generation_id) { "resume" } else { "replace" };
             self.transition.events.extend([
                 Event::LlmCalled {
                     generation_id: attempt.generation_id.clone(),
@@ -222,13 +227,14 @@ impl<'a> Draft<'a> {
                     attempt: attempt.attempt,
                     request_sha256: attempt.request_sha256.clone(),
                     context_strategy: "full".to_owned(),
+                    repairs: attempt.repairs,
                 },
                 Event::GenStart { generation_id: attempt.generation_id.clone(), stream: true },
                 Event::GenResumed {
-                    generation_id: successor.clone(),
-                    strategy: "replace".to_owned(),
+                    generation_id: next.clone(),
+                    strategy: strategy.to_owned(),
                     replaces: attempt.generation_id.clone(),
-                    prior_chunks: attempt.chunks,
+                    prior_seq: attempt.last_chunk,
                 },
             ]);
         }

@@ -241,6 +241,8 @@ impl World {
             attempt: 1,
             model: "m".into(),
             request_sha256: String::new(),
+            repairs: 0,
+            resumes: None,
             reply,
             effects: TOOLS.iter().map(|(name, effect)| ((*name).to_owned(), *effect)).collect(),
         })

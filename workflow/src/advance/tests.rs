@@ -5,7 +5,7 @@ use crate::derive;
 use crate::derive::Outgoing;
 use crate::event::Event;
 use crate::example::{
-    EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
+    self, EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
 };
 use crate::fault::Fault;
 use crate::record::{Block, FinishReason, Role, ToolCall};
@@ -27,6 +27,8 @@ fn reply_of(content: Vec<Block>) -> Outcome {
         attempt: 2,
         model: "scripted/m".into(),
         request_sha256: "00".into(),
+        repairs: 0,
+        resumes: None,
         reply: Reply { content, finish_reason, usage: USAGE },
         effects: BTreeMap::from([("tool".to_owned(), Effect::Idempotent)]),
     })
@@ -140,14 +142,7 @@ fn messages_that_waited_stand_before_the_reply_in_their_order() {
 
 #[test]
 fn attempts_that_died_are_journalled_by_the_one_that_answered() {
-    let died = Interrupted {
-        generation_id: "gen_1".into(),
-        attempt: 1,
-        model: "scripted/m".into(),
-        request_sha256: "00".into(),
-        chunks: 3,
-    };
-    let mut session = Session { interrupted: vec![died], ..session() };
+    let mut session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
     let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
     assert_eq!(
         names(&replied.events),
@@ -157,11 +152,48 @@ fn attempts_that_died_are_journalled_by_the_one_that_answered() {
         generation_id: "gen_2".into(),
         strategy: "replace".into(),
         replaces: "gen_1".into(),
-        prior_chunks: 3,
+        prior_seq: 3,
     };
     assert_eq!(replied.events[2], resumed);
     session.apply(&replied);
     assert!(session.interrupted.is_empty());
+}
+
+#[test]
+fn each_attempt_names_the_one_that_followed_it_and_how() {
+    // The second was cut off before any chunk, the third went on from nothing, the fourth from the third's text.
+    let interrupted = vec![
+        example::interrupted("gen_1", 1, 2),
+        Interrupted { resumes: Some("gen_1".into()), ..example::interrupted("gen_2", 2, -1) },
+        example::interrupted("gen_3", 3, 0),
+    ];
+    let session = Session { interrupted, ..session() };
+    let Outcome::Replied(generated) = reply_of(vec![text("Hi.")]) else { panic!("a reply") };
+    let generated =
+        Generated { generation_id: "gen_4".into(), resumes: Some("gen_3".into()), repairs: 2, ..generated };
+    let replied = advance(&session, Outcome::Replied(generated), TELL);
+    let resumed: Vec<(&str, &str, &str, i64)> = replied
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::GenResumed { generation_id, strategy, replaces, prior_seq } => {
+                Some((replaces.as_str(), generation_id.as_str(), strategy.as_str(), *prior_seq))
+            }
+            _ => None,
+        })
+        .collect();
+    let expected =
+        [("gen_1", "gen_2", "resume", 2), ("gen_2", "gen_3", "replace", -1), ("gen_3", "gen_4", "resume", 0)];
+    assert_eq!(resumed, expected);
+    let repairs: Vec<i64> = replied
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::LlmCalled { repairs, .. } => Some(*repairs),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(repairs, [0, 0, 0, 2]);
 }
 
 #[test]
