@@ -11,6 +11,7 @@ use crate::fault::Fault;
 use crate::record::{Block, FinishReason, Role, ToolCall};
 use crate::session::{CallStatus, State};
 use crate::session::{InboxMessage, Interrupted, Run};
+use crate::wire;
 use serde_json::{Value, json};
 
 const TELL: OnUncertain = OnUncertain::TellModel;
@@ -138,6 +139,26 @@ fn messages_that_waited_stand_before_the_reply_in_their_order() {
     assert_eq!(replied.inbox_drained, [7, 9]);
     assert_eq!(replied.records[1].details.inbox_id, Some(9));
     assert_eq!(replied.step.unwrap().to_message_number, 5);
+}
+
+#[test]
+fn a_projection_leaves_the_transcript_alone_and_a_reply_to_a_violated_one_is_its_next_message() {
+    // Two user turns in a row, which one protocol merges and the other does not.
+    let mut session = session();
+    session.records.push(user(3, "hello?"));
+    session.last_message_number = 3;
+    let stored = serde_json::to_string(&session.records).unwrap();
+    let context = session.context(Vec::new());
+    let anthropic = wire::anthropic::project(&context, &wire::anthropic::Options::new("m", 7));
+    let openai = wire::openai::project(&context, &wire::openai::Options::new("m", 7));
+    assert_eq!((anthropic.repairs.total(), openai.repairs.total()), (1, 0));
+    assert_eq!(serde_json::to_string(&session.records).unwrap(), stored);
+
+    let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
+    assert_eq!((numbers(&replied), roles(&replied)), (vec![4], vec![Role::Assistant]));
+    session.apply(&replied.continuing());
+    let stored: Vec<i64> = session.records.iter().map(|record| record.message_number).collect();
+    assert_eq!(stored, [2, 3, 4]);
 }
 
 #[test]
