@@ -5,6 +5,7 @@
 //! one is the same statement in a short transaction that holds the conversation first.
 
 use crate::error::missed_fence;
+use crate::failpoint::mutant;
 use crate::queue::Lease;
 use crate::{Error, Result, Store, new_id, run};
 use sqlx::PgConnection;
@@ -92,7 +93,8 @@ impl Store {
         )
         .fetch_one(&mut *tx)
         .await?;
-        let transition = if wake_seq == session.wake_seq { transition } else { transition.continuing() };
+        let unseen = wake_seq != session.wake_seq && !mutant("no_wake_seq");
+        let transition = if unseen { transition.continuing() } else { transition };
         let wake_seq = write(&mut tx, lease, session, &transition, performance).await?;
         let Next::Close(closing) = &transition.next else {
             tx.commit().await?;

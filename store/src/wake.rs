@@ -3,7 +3,7 @@
 //! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
 //! agent. Looked up first, a duplicate gets the first answer and changes nothing.
 
-use crate::failpoint::failpoint;
+use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
@@ -290,7 +290,10 @@ async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locke
 
 /// Puts the message into the inbox and does what the session's status asks for.
 async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
-    let client_key = message.client_key.clone().unwrap_or_else(|| new_id("key"));
+    let client_key = match &message.client_key {
+        Some(key) if !mutant("no_dedupe") => key.clone(),
+        Some(_) | None => new_id("key"),
+    };
     let sha256 = {
         use sha2::Digest;
         let body = (&message.text, &message.sender);

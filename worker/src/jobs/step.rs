@@ -15,7 +15,7 @@ use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Next, Outcome, Transition, advance};
 use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
 use wakeful_workflow::fault::{Fault, Verdict};
-use wakeful_workflow::plan::{Action, Stop, plan};
+use wakeful_workflow::plan::{Action, How, Stop, plan};
 use wakeful_workflow::session::Session;
 
 /// Claims after which a session that cannot be read is given up.
@@ -201,7 +201,16 @@ async fn decide(
     agent: &Agent,
     stuck: i32,
 ) -> wakeful_store::Result<Decided> {
-    let action = plan(session, &agent.limits);
+    let action = match plan(session, &agent.limits) {
+        // The defect of looking at the newest entry alone: it is a result, so the model is next.
+        Action::CallTools { calls }
+            if crate::mutant("last_event_only")
+                && calls.iter().any(|planned| matches!(planned.how, How::Reuse(..))) =>
+        {
+            Action::CallModel
+        }
+        action => action,
+    };
     if action == Action::Rest {
         ctx.store.end_job(&job.lease).await?;
         return Ok(Decided::End(End::Closed));
