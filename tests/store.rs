@@ -15,7 +15,7 @@ use wakeful::store::step::Commit;
 use wakeful::store::wake::{Delivered, NewMessage};
 use wakeful::store::{Error, Store, new_id};
 use wakeful::workflow::advance::{Ending, Outcome, Performed, advance};
-use wakeful::workflow::agent::{Limits, OnUncertain};
+use wakeful::workflow::agent::{Limits, Policy};
 use wakeful::workflow::plan::{Action, How, Stop, plan};
 use wakeful::workflow::record::Role;
 use wakeful::workflow::session::{CallOutcome, CallStatus, SessionStatus};
@@ -433,7 +433,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                 Action::Stop(stop) => Outcome::Stopped(stop),
                 Action::Pause => Outcome::Paused,
             };
-            let transition = advance(&session, outcome, OnUncertain::default());
+            let transition = advance(&session, outcome, Policy::default());
             match store.commit(&job.lease, &session, transition.clone(), performance()).await.unwrap() {
                 Commit::Continued { wake_seq } => {
                     session.apply(&transition.continuing());

@@ -29,16 +29,19 @@ pub struct LiveGeneration {
 }
 
 impl Store {
-    /// Writes down that a model is about to be called. `false`: the lease is lost, so the call must not be made.
+    /// Writes down that a model is about to be called, and gives the database's time of it. `None`: the lease is lost,
+    /// so the call must not be made.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<bool> {
-        let inserted = sqlx::query!(
-            "insert into generations (session_id, generation_id, step_number, attempt, model, request_sha256)
+    pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<Option<String>> {
+        // As JSON writes it, which is how hydration reads it.
+        let started_at = sqlx::query_scalar!(
+            r#"insert into generations (session_id, generation_id, step_number, attempt, model, request_sha256)
             select $1, $2, $3, $4, $5, $6
             from jobs
-            where job_id = $7 and lease = $8",
+            where job_id = $7 and lease = $8
+            returning to_json(started_at) #>> '{}' as "started_at!""#,
             new.session_id.as_str(),
             new.generation_id.as_str(),
             new.step_number,
@@ -48,9 +51,9 @@ impl Store {
             lease.job_id,
             lease.token
         )
-        .execute(&self.streams)
+        .fetch_optional(&self.streams)
         .await?;
-        Ok(inserted.rows_affected() == 1)
+        Ok(started_at)
     }
 
     /// Appends streamed text. Nothing is written once the generation is over.

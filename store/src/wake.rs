@@ -385,7 +385,8 @@ async fn close_queued(tx: &mut PgConnection, session: &Locked, run_id: &str) -> 
         to_state: SessionStatus::Failed.as_str().to_owned(),
         reason: Some("cancelled".to_owned()),
     };
-    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
+    let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
+    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     sqlx::query!(
         "update conversation_sessions
         set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false

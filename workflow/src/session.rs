@@ -262,6 +262,8 @@ pub struct Interrupted {
     pub request_sha256: String,
     /// Chunks that readers may have seen.
     pub chunks: i64,
+    /// When it began, by the database's clock.
+    pub started_at: String,
 }
 
 /// The turn that a session is in: an assistant message whose calls are not all answered in the transcript.

@@ -13,7 +13,7 @@ use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Next, Outcome, Transition, advance};
-use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
+use wakeful_workflow::agent::{Agent, Limits, Policy};
 use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::plan::{Action, How, Stop, plan};
 use wakeful_workflow::session::Session;
@@ -120,7 +120,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
     let mut began = Instant::now();
     loop {
         let agent = ctx.config.agent(&session.agent);
-        let on_uncertain = agent.as_ref().map_or(OnUncertain::default(), |agent| agent.on_uncertain);
+        let policy = agent.as_ref().map_or_else(|_| Policy::default(), Agent::policy);
         let outcome = match &agent {
             Ok(agent) => decide(ctx, job, &mut session, agent, stuck).await?,
             // Without its agent a run can only end: by the person who cancelled it, or by this fault.
@@ -148,7 +148,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
         if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let transition = advance(&session, outcome, on_uncertain);
+        let transition = advance(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
         crate::failpoint(commit_failpoint(&transition));
         let commit = commit(ctx, job, &session, &transition, performance).await?;

@@ -47,9 +47,9 @@ pub(super) async fn call_model(
         model: &agent.model,
         request_sha256: &request_sha256,
     };
-    if !ctx.store.begin_generation(lease, &new).await? {
+    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
         return Err(Interrupted::Moved);
-    }
+    };
     ctx.notifier.session(session.session_id.as_str());
     crate::failpoint("K6");
 
@@ -95,6 +95,8 @@ pub(super) async fn call_model(
         attempt,
         model: agent.model.clone(),
         request_sha256,
+        started_at,
+        repairs: request.repairs.total(),
         reply,
         effects,
     }))
