@@ -48,6 +48,10 @@ test-peers: postgres peers with-postgres ## Run the tests against servers that o
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(PEER_TESTS)
 	scripts/check-deploy
 
+.PHONY: mutants
+mutants: postgres with-postgres ## Put one defect after the other into the product: the tests must notice each
+	@scripts/mutants $(ARGS)
+
 .PHONY: check
 check: ## Everything that CI runs, and how long each part took
 	@scripts/check fmt-check clippy doc test test-peers demo

@@ -20,6 +20,7 @@ mod dev;
 mod drain;
 mod inbox;
 mod peers;
+mod reproduce;
 mod spiral;
 mod startup;
 mod steer;

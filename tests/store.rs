@@ -15,7 +15,7 @@ use wakeful::store::step::Commit;
 use wakeful::store::wake::{Delivered, NewMessage};
 use wakeful::store::{Error, Store, new_id};
 use wakeful::workflow::advance::{Ending, Outcome, Performed, advance};
-use wakeful::workflow::agent::{Limits, OnUncertain};
+use wakeful::workflow::agent::{Limits, Policy};
 use wakeful::workflow::plan::{Action, How, Stop, plan};
 use wakeful::workflow::record::Role;
 use wakeful::workflow::session::{CallOutcome, CallStatus, SessionStatus};
@@ -225,11 +225,11 @@ async fn the_token_of_an_earlier_claim_moves_nothing() {
         Driver { world: &world, session: world.store.hydrate(&session_id).await.unwrap(), job: first };
     let mut driver = world.drive(&session_id).await;
     assert_eq!(driver.job.lease.job_id, zombie.job.lease.job_id);
-    assert!(driver.job.lease.token > zombie.job.lease.token);
 
     let before = world.dump().await;
     let transition = zombie.transition(Outcome::Begun);
     assert_eq!(zombie.write(&transition).await, Commit::Stale);
+    assert!(driver.job.lease.token > zombie.job.lease.token);
     world.store.release(&zombie.job.lease).await.unwrap();
     assert_eq!(world.dump().await, before);
     driver.continues(Outcome::Begun).await;
@@ -440,7 +440,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                 Action::Stop(stop) => Outcome::Stopped(stop),
                 Action::Pause => Outcome::Paused,
             };
-            let transition = advance(&session, outcome, OnUncertain::default());
+            let transition = advance(&session, outcome, Policy::default());
             match store.commit(&job.lease, &session, transition.clone(), performance()).await.unwrap() {
                 Commit::Continued { wake_seq } => {
                     session.apply(&transition.continuing());

@@ -21,7 +21,7 @@ pub struct NewGeneration<'a> {
     /// Hash of the same request without its prefill.
     pub base_sha256: &'a str,
     /// What the projection changed in the request.
-    pub repairs: i64,
+    pub repairs: usize,
     /// The attempt whose text the request ends with.
     pub resumes: Option<&'a GenerationId>,
 }
@@ -39,17 +39,20 @@ pub struct LiveGeneration {
 }
 
 impl Store {
-    /// Writes down that a model is about to be called. `false`: the lease is lost, so the call must not be made.
+    /// Writes down that a model is about to be called, and gives the database's time of it. `None`: the lease is lost,
+    /// so the call must not be made.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<bool> {
-        let inserted = sqlx::query!(
-            "insert into generations
+    pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<Option<String>> {
+        // As JSON writes it, which is how hydration reads it.
+        let started_at = sqlx::query_scalar!(
+            r#"insert into generations
                 (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes)
             select $1, $2, $3, $4, $5, $6, $7, $8, $9
             from jobs
-            where job_id = $10 and lease = $11",
+            where job_id = $10 and lease = $11
+            returning to_json(started_at) #>> '{}' as "started_at!""#,
             new.session_id.as_str(),
             new.generation_id.as_str(),
             new.step_number,
@@ -57,14 +60,14 @@ impl Store {
             new.model,
             new.request_sha256,
             new.base_sha256,
-            new.repairs,
+            new.repairs as i64,
             new.resumes.map(GenerationId::as_str),
             lease.job_id,
             lease.token
         )
-        .execute(&self.streams)
+        .fetch_optional(&self.streams)
         .await?;
-        Ok(inserted.rows_affected() == 1)
+        Ok(started_at)
     }
 
     /// Appends streamed text as chunk `chunk_no`, once, however often it is asked to. `false`: the chunk before it is not

@@ -42,8 +42,9 @@ impl Store {
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
-                        'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
+                        'model', g.model, 'request_sha256', g.request_sha256, 'started_at', g.started_at,
+                        'base_sha256', g.base_sha256, 'repairs', g.repairs, 'resumes', g.resumes,
+                        'resumable', g.resumable,
                         'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
@@ -127,14 +128,14 @@ impl Store {
     }
 
     /// Brings a warm copy up to date after `wake_seq` moved or a call was cut off: inbox, ledger, model calls in
-    /// flight and the cancel flag are read again.
+    /// flight, the cancel flag and the state (which an operator may have rebuilt) are read again.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn refresh(&self, session: &mut Session) -> Result<()> {
         let row = sqlx::query!(
             r#"
-            select s.wake_seq, s.last_event_seq, s.cancel_requested,
+            select s.wake_seq, s.last_event_seq, s.cancel_requested, s.state,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
                     from session_inbox i
                     where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
@@ -143,8 +144,9 @@ impl Store {
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
-                        'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
+                        'model', g.model, 'request_sha256', g.request_sha256, 'started_at', g.started_at,
+                        'base_sha256', g.base_sha256, 'repairs', g.repairs, 'resumes', g.resumes,
+                        'resumable', g.resumable,
                         'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
@@ -160,6 +162,10 @@ impl Store {
         session.wake_seq = row.wake_seq;
         session.last_event_seq = row.last_event_seq;
         session.cancel_requested = row.cancel_requested;
+        let Value::Object(state) = row.state else {
+            return Err(Error::corrupt("state", "not an object"));
+        };
+        session.state = state;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
         session.interrupted = interrupted(row.generations)?;
@@ -173,8 +179,9 @@ struct InterruptedRow {
     attempt: i64,
     model: String,
     request_sha256: String,
+    started_at: String,
     base_sha256: Option<String>,
-    repairs: i64,
+    repairs: usize,
     resumes: Option<String>,
     resumable: bool,
     last_chunk: i64,
@@ -223,6 +230,7 @@ fn interrupted(rows: Option<Value>) -> Result<Vec<Interrupted>> {
             attempt: row.attempt,
             model: row.model,
             request_sha256: row.request_sha256,
+            started_at: row.started_at,
             base_sha256: row.base_sha256,
             repairs: row.repairs,
             last_chunk: row.last_chunk,
@@ -241,4 +249,8 @@ fn list<T: DeserializeOwned>(what: &'static str, rows: Option<Value>) -> Result<
 
 pub(crate) fn from_text<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| Error::corrupt(what, error))
+}
+
+pub(crate) fn from_bytes<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|error| Error::corrupt(what, error))
 }

@@ -5,6 +5,8 @@
 //! | start or wake a session | [`wake`], [`run`] |
 //! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
+//! | recover a session from a journal, wherever it is kept | [`journal`] |
+//! | hold the caches against the logs | [`verify`] |
 //! | run a tool at most once | [`ledger`] |
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued | [`delivery`] |
@@ -23,6 +25,7 @@ pub mod event;
 pub mod failpoint;
 pub mod generation;
 pub mod hydrate;
+pub mod journal;
 pub mod ledger;
 pub mod queue;
 pub mod run;
@@ -30,6 +33,7 @@ pub mod schema;
 pub mod session;
 pub mod standing;
 pub mod step;
+pub mod verify;
 pub mod wake;
 
 pub use error::{Error, Result};

@@ -25,6 +25,8 @@ pub(crate) struct Locked {
     pub session_id: String,
     pub conversation_id: String,
     pub space_id: String,
+    pub trigger_type: String,
+    pub trigger_id: String,
     pub status: SessionStatus,
     pub last_step_number: i64,
     /// Its open run was asked to end.
@@ -58,7 +60,8 @@ pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &s
 /// Locks the session, after its conversation.
 pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let row = sqlx::query!(
-        "select session_id, conversation_id, space_id, status, last_step_number, cancel_requested,
+        "select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
+            cancel_requested,
             exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
                 and session_runs.started_at is not null) as started
         from conversation_sessions
@@ -73,6 +76,8 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
         session_id: row.session_id,
         conversation_id: row.conversation_id,
         space_id: row.space_id,
+        trigger_type: row.trigger_type,
+        trigger_id: row.trigger_id,
         status: SessionStatus::parse(&row.status)
             .ok_or_else(|| Error::corrupt("session status", &row.status))?,
         last_step_number: row.last_step_number,
@@ -139,25 +144,35 @@ pub(crate) async fn open(
     trace_context: Option<&str>,
 ) -> Result<Opened> {
     let free = conversation.open_run_id.is_none();
-    sqlx::query!(
-        "insert into session_runs (run_id, session_id, conversation_id, status, trace_context)
+    let new = sqlx::query_scalar!(
+        r#"insert into session_runs (run_id, session_id, conversation_id, status, trace_context)
         values ($1, $2, $3, 'queued', $4)
         on conflict (run_id) do update set status = 'queued', error = null, completed_at = null,
-            trace_context = coalesce(excluded.trace_context, session_runs.trace_context)",
+            trace_context = coalesce(excluded.trace_context, session_runs.trace_context)
+        returning (xmax = 0) as "inserted!""#,
         run_id,
         session.session_id,
         session.conversation_id,
         trace_context
     )
-    .execute(&mut *tx)
+    .fetch_one(&mut *tx)
     .await?;
+    let mut events = Vec::new();
+    if new {
+        events.push(Event::TriggerEvent {
+            trigger_type: session.trigger_type.clone(),
+            trigger_id: Some(session.trigger_id.clone()),
+        });
+    }
     if session.status != SessionStatus::Queued {
-        let event = Event::StateTransition {
+        events.push(Event::StateTransition {
             from_state: session.status.as_str().to_owned(),
             to_state: SessionStatus::Queued.as_str().to_owned(),
             reason: None,
-        };
-        journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
+        });
+    }
+    journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    if session.status != SessionStatus::Queued {
         sqlx::query!(
             "update conversation_sessions
             set status = 'queued', error = null, completed_at = null

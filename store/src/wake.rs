@@ -3,7 +3,7 @@
 //! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
 //! agent. Looked up first, a duplicate gets the first answer and changes nothing.
 
-use crate::failpoint::failpoint;
+use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
@@ -290,7 +290,10 @@ async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locke
 
 /// Puts the message into the inbox and does what the session's status asks for.
 async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
-    let client_key = message.client_key.clone().unwrap_or_else(|| new_id("key"));
+    let client_key = match &message.client_key {
+        Some(key) if !mutant("no_dedupe") => key.clone(),
+        Some(_) | None => new_id("key"),
+    };
     let sha256 = {
         use sha2::Digest;
         let body = (&message.text, &message.sender);
@@ -382,7 +385,8 @@ async fn close_queued(tx: &mut PgConnection, session: &Locked, run_id: &str) -> 
         to_state: SessionStatus::Failed.as_str().to_owned(),
         reason: Some("cancelled".to_owned()),
     };
-    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
+    let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
+    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     sqlx::query!(
         "update conversation_sessions
         set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false

@@ -18,7 +18,7 @@ use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{NewMessage, NewSession};
 use wakeful::store::{Store, new_id};
 use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
-use wakeful::workflow::agent::OnUncertain;
+use wakeful::workflow::agent::Policy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
 use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
@@ -145,7 +145,7 @@ pub(super) struct Driver<'a> {
 
 impl Driver<'_> {
     pub(super) fn transition(&self, outcome: Outcome) -> Transition {
-        advance(&self.session, outcome, OnUncertain::default())
+        advance(&self.session, outcome, Policy::default())
     }
 
     pub(super) async fn write(&self, transition: &Transition) -> Commit {
@@ -203,7 +203,7 @@ impl Driver<'_> {
             repairs: 0,
             resumes: None,
         };
-        self.world.store.begin_generation(&self.job.lease, &new).await.unwrap()
+        self.world.store.begin_generation(&self.job.lease, &new).await.unwrap().is_some()
     }
 
     pub(super) async fn begin_generation(&self, id: &str, attempt: i64) {
@@ -297,6 +297,7 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         attempt: 1,
         model: "test/test".into(),
         request_sha256: "0".into(),
+        started_at: "2026-01-01T00:00:00+00:00".into(),
         repairs: 0,
         resumes: None,
         reply: Reply {

@@ -3,8 +3,13 @@
 //! Entries point at messages and never copy them. Names in capitals follow the append-only session log that
 //! "events as the source of truth" harnesses use; `state_transition`, `context_update` and `checkpoint` are
 //! those of a replay engine's journal.
+//!
+//! The text that a model streams (GEN_CHUNK elsewhere) is no entry: it is a row of `generation_chunks` and a live frame
+//! without a number. Chunks are committed asynchronously and may be lost with the server, and a journal number must
+//! never be used twice.
 
 use crate::id::{CallId, GenerationId};
+use crate::session::SessionStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -15,6 +20,13 @@ pub enum Event {
     /// A message was taken. Its text is the inbox row's.
     #[serde(rename = "MESSAGE_RECEIVED")]
     MessageReceived { inbox_id: i64 },
+    /// A trigger opened a new run. The row's `run_id` is that run's.
+    #[serde(rename = "trigger_event")]
+    TriggerEvent {
+        trigger_type: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        trigger_id: Option<String>,
+    },
     /// A model call was made. Written when it ended, or when the next attempt found it cut off.
     #[serde(rename = "LLM_CALLED")]
     LlmCalled {
@@ -23,9 +35,15 @@ pub enum Event {
         attempt: i64,
         request_sha256: String,
         context_strategy: String,
-        /// What the projection had to change on the request's copy of the transcript.
+        /// What the request weighed, as the provider counted it. `None` for a call that was cut off.
         #[serde(default)]
-        repairs: i64,
+        prompt_tokens: Option<i64>,
+        /// How often the request's copy of the transcript had to be repaired. `None` in entries of old.
+        #[serde(default)]
+        repairs: Option<usize>,
+        /// When the call began, by the database's clock: the entry's own time is that of the commit.
+        #[serde(default)]
+        started_at: Option<String>,
     },
     #[serde(rename = "GEN_START")]
     GenStart { generation_id: GenerationId, stream: bool },
@@ -40,6 +58,9 @@ pub enum Event {
         #[serde(alias = "prior_chunks")]
         prior_seq: i64,
     },
+    /// A call was cut off and nobody makes it again: its run was cancelled or failed.
+    #[serde(rename = "GEN_FAILED")]
+    GenFailed { generation_id: GenerationId, reason: String },
     /// The answer is in the transcript: the only truth about what the model said.
     #[serde(rename = "GEN_COMPLETE")]
     GenComplete { generation_id: GenerationId, message_number: i64, reason: String },
@@ -60,14 +81,61 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
+    /// The run's cycle ended or paused. A checkpoint follows, where the session could be read.
+    #[serde(rename = "invocation_result")]
+    InvocationResult {
+        /// Neither failed nor in need of an operator.
+        ok: bool,
+        status: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// The session was ended for good.
+    #[serde(rename = "SESSION_TERMINATED")]
+    SessionTerminated {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     #[serde(rename = "context_update")]
-    ContextUpdate { key: String, value: Value },
+    ContextUpdate {
+        key: String,
+        #[serde(flatten)]
+        value: UpdateValue,
+    },
     /// Up to here the session can be folded from: the state is the blob with this hash.
     #[serde(rename = "checkpoint")]
     Checkpoint { step_number: i64, to_message_number: i64, lifecycle_state: String, state_sha256: String },
 }
 
+/// The value of a [`Event::ContextUpdate`]: as it is, or the blob that holds it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum UpdateValue {
+    /// Listed first, because a journal that was printed has the pointer and what it points at.
+    Inline {
+        value: Value,
+    },
+    Blob {
+        value_sha256: String,
+        bytes: usize,
+    },
+}
+
 impl Event {
+    /// The end or pause of a run's cycle in `status`.
+    pub fn invocation_result(status: SessionStatus, error: Option<&str>) -> Event {
+        let ok = match status {
+            SessionStatus::Failed | SessionStatus::NeedsAttention | SessionStatus::Terminated => false,
+            SessionStatus::Created
+            | SessionStatus::Queued
+            | SessionStatus::Running
+            | SessionStatus::WaitingInput
+            | SessionStatus::Completed
+            | SessionStatus::Archived => true,
+        };
+        Event::InvocationResult { ok, status: status.as_str().to_owned(), error: error.map(str::to_owned) }
+    }
+
     /// The entry's type and payload as the journal stores them.
     pub fn to_row(&self) -> (String, Value) {
         let Ok(Value::Object(mut object)) = serde_json::to_value(self) else {
@@ -97,6 +165,7 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn an_entry_reads_back_from_its_row() {
@@ -108,21 +177,39 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_old_are_still_read() {
+    fn entries_of_before_a_field_was_added_still_read() {
         for (prior_chunks, last) in [(0, -1), (3, 3)] {
-            let payload = serde_json::json!({
-                "generation_id": "gen_2", "strategy": "replace", "replaces": "gen_1", "prior_chunks": prior_chunks,
-            });
-            let Event::GenResumed { prior_seq, .. } = Event::from_row("GEN_RESUMED", payload).unwrap() else {
-                panic!("another type");
+            let old = json!({"generation_id": "gen_2", "strategy": "replace", "replaces": "gen_1",
+                "prior_chunks": prior_chunks});
+            let Event::GenResumed { prior_seq, .. } = Event::from_row("GEN_RESUMED", old).unwrap() else {
+                panic!("another entry")
             };
             assert_eq!(prior_seq, last);
         }
-        let payload = serde_json::json!({
-            "generation_id": "gen_1", "model": "m", "attempt": 1, "request_sha256": "00", "context_strategy": "full",
-        });
-        let called = Event::from_row("LLM_CALLED", payload).unwrap();
-        assert!(matches!(called, Event::LlmCalled { repairs: 0, .. }));
+        let old = json!({"generation_id": "gen_1", "model": "m", "attempt": 1, "request_sha256": "00",
+            "context_strategy": "full"});
+        let Event::LlmCalled { prompt_tokens, repairs, started_at, .. } =
+            Event::from_row("LLM_CALLED", old).unwrap()
+        else {
+            panic!("another entry")
+        };
+        assert_eq!((prompt_tokens, repairs, started_at), (None, None, None));
+    }
+
+    #[test]
+    fn a_value_is_written_as_it_is_or_as_a_pointer() {
+        let inline =
+            Event::ContextUpdate { key: "k".into(), value: UpdateValue::Inline { value: Value::Null } };
+        assert_eq!(inline.to_row().1, json!({"key": "k", "value": null}));
+        let blob = Event::ContextUpdate {
+            key: "k".into(),
+            value: UpdateValue::Blob { value_sha256: "00".into(), bytes: 9 },
+        };
+        assert_eq!(blob.to_row().1, json!({"key": "k", "value_sha256": "00", "bytes": 9}));
+        for event in [inline, blob] {
+            let (name, payload) = event.to_row();
+            assert_eq!(Event::from_row(&name, payload).unwrap(), event);
+        }
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub fn interrupted(generation_id: &str, attempt: i64, last_chunk: i64) -> Interr
         attempt,
         model: "scripted/m".into(),
         request_sha256: "00".into(),
+        started_at: "2026-01-01T00:00:01+00:00".into(),
         base_sha256: Some("00".into()),
         repairs: 0,
         last_chunk,

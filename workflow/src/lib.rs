@@ -10,7 +10,7 @@
 //! |---|---|
 //! | what a session is | [`session`] |
 //! | what was said | [`record`] |
-//! | what happened | [`event`] |
+//! | what happened | [`event`], [`mod@recover`] |
 //! | what an agent may do | [`agent`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | what an effect may be found as after a crash | [`effect`] |
@@ -28,6 +28,7 @@ pub mod fault;
 pub mod id;
 pub mod plan;
 pub mod record;
+pub mod recover;
 pub mod resume;
 pub mod session;
 pub mod wire;

@@ -261,10 +261,12 @@ pub struct Interrupted {
     pub model: String,
     /// Hash of the bytes that were sent.
     pub request_sha256: String,
+    /// When it began, by the database's clock.
+    pub started_at: String,
     /// Hash of the same request without its prefill. `None` where it was not written down.
     pub base_sha256: Option<String>,
     /// What the projection changed in the request.
-    pub repairs: i64,
+    pub repairs: usize,
     /// Number of the last chunk that readers may have seen; -1 when there is none.
     pub last_chunk: i64,
     /// The attempt whose text this one went on from.

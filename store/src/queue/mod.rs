@@ -22,6 +22,7 @@ pub use heart::Heart;
 pub use notify::{News, Notifier};
 pub use workers::WorkerView;
 
+use crate::failpoint::mutant;
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
@@ -200,7 +201,7 @@ impl Store {
     ) -> Result<Vec<ClaimedRow>> {
         // The time is a subquery so that it bounds the index scan: compared as it is, a volatile function is asked
         // anew for every row, the leased and the delayed ones too.
-        Ok(sqlx::query_as!(
+        let rows = sqlx::query_as!(
             ClaimedRow,
             r#"
             with ready as materialized (
@@ -239,7 +240,20 @@ impl Store {
             settings.lease.as_secs_f64()
         )
         .fetch_all(&self.pool)
-        .await?)
+        .await?;
+        if mutant("no_fence") { self.same_token(rows).await } else { Ok(rows) }
+    }
+
+    /// The defect `no_fence`: every claim of a job has the same token, so that none is ever lost.
+    async fn same_token(&self, mut rows: Vec<ClaimedRow>) -> Result<Vec<ClaimedRow>> {
+        for row in &mut rows {
+            row.token = 1;
+            sqlx::query("update jobs set lease = 1 where job_id = $1")
+                .bind(row.job_id)
+                .execute(&self.pool)
+                .await?;
+        }
+        Ok(rows)
     }
 
     /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted, or counts

@@ -37,6 +37,8 @@ pub enum Exit {
     Auth = 5,
     /// No database, another schema than the binary's, or a port in use.
     Unavailable = 6,
+    /// What must be equal is not: a cache and the log it derives from.
+    Divergence = 8,
     /// `doctor` found something.
     Doctor = 9,
 }

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use secrecy::SecretString;
-use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
+use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
 
 mod price;
 mod problem;
@@ -102,18 +102,8 @@ pub struct AgentSettings {
     /// `None` is [`DEFAULT_TOOLS`], an empty list is no tools.
     pub tools: Option<Vec<String>>,
     pub on_uncertain: OnUncertain,
-    pub journal: Journal,
+    pub journal: JournalLevel,
     pub limits: Limits,
-}
-
-/// How much of the state's history the journal keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Journal {
-    /// Snapshots only.
-    Checkpoint,
-    /// Every update too.
-    #[default]
-    Full,
 }
 
 /// `[models."provider/model"]`.
@@ -229,14 +219,6 @@ impl Config {
         if !config.server.internal_tokens.is_empty() {
             config.warnings.push("server.internal_tokens has no effect yet: there is no export".to_owned());
         }
-        for (name, agent) in &config.agents {
-            if agent.journal == Journal::Checkpoint {
-                let text = format!(
-                    "agents.{name}.journal = \"checkpoint\" has no effect yet: every journal is full"
-                );
-                config.warnings.push(text);
-            }
-        }
         for (name, _) in
             config.models.iter().filter(|(name, model)| model.prefill && !name.starts_with("anthropic/"))
         {
@@ -280,6 +262,7 @@ impl Config {
             tools: settings.tools.unwrap_or_else(default_tools),
             limits: settings.limits,
             on_uncertain: settings.on_uncertain,
+            journal: settings.journal,
         })
     }
 
@@ -290,11 +273,6 @@ impl Config {
         } else {
             self.agents.keys().cloned().collect()
         }
-    }
-
-    /// How much of its history the agent's journal keeps.
-    pub fn journal(&self, agent: &str) -> Journal {
-        self.agents.get(agent).map_or_else(Journal::default, |settings| settings.journal)
     }
 
     fn model_of_keys(&self) -> Option<String> {

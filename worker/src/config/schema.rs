@@ -4,15 +4,15 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use wakeful_workflow::agent::{Limits, OnUncertain};
+use wakeful_workflow::agent::{JournalLevel, Limits, OnUncertain};
 
 use super::price::Price;
 use super::problem::Problem;
 use super::read::Section;
 use super::tree::Table;
 use super::{
-    AgentSettings, Config, Database, Email, Journal, ModelSettings, Provider, Providers, Queue, Scripted,
-    Server, Workspace,
+    AgentSettings, Config, Database, Email, ModelSettings, Provider, Providers, Queue, Scripted, Server,
+    Workspace,
 };
 
 /// What a model's name must look like, for messages.
@@ -127,10 +127,10 @@ fn on_uncertain(text: &str) -> Option<OnUncertain> {
     }
 }
 
-fn journal(text: &str) -> Option<Journal> {
+fn journal(text: &str) -> Option<JournalLevel> {
     match text {
-        "checkpoint" => Some(Journal::Checkpoint),
-        "full" => Some(Journal::Full),
+        "checkpoint" => Some(JournalLevel::Checkpoint),
+        "full" => Some(JournalLevel::Full),
         _ => None,
     }
 }

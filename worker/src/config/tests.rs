@@ -49,7 +49,7 @@ fn the_example_loads_and_shows_the_defaults() {
     assert_eq!(shown.workspace, default.workspace);
     let agent = |mut config: Config| {
         config.fallback_model = Some("scripted/demo".to_owned());
-        (config.agent(DEFAULT_AGENT).unwrap(), config.journal(DEFAULT_AGENT))
+        config.agent(DEFAULT_AGENT).unwrap()
     };
     assert_eq!(agent(shown), agent(default));
 }
@@ -341,7 +341,7 @@ system_prompt = "Help."
 model = "openai/vendor/model-1"
 tools = []
 on_uncertain = "needs_attention"
-journal = "full"
+journal = "checkpoint"
 [agents.support.limits]
 steps = 3
 tool_s = 5
@@ -357,9 +357,10 @@ tool_s = 5
             tools: Vec::new(),
             limits: Limits { steps: 3, tool_s: 5, ..Limits::default() },
             on_uncertain: OnUncertain::NeedsAttention,
+            journal: JournalLevel::Checkpoint,
         }
     );
-    assert_eq!(config.journal("support"), Journal::Full);
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
     assert_eq!(
         config.agent("suport").unwrap_err().to_string(),
         r#"there is no agent "suport"; the configuration has: support"#

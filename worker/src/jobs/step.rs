@@ -13,9 +13,9 @@ use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Next, Outcome, Transition, advance};
-use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
+use wakeful_workflow::agent::{Agent, Limits, Policy};
 use wakeful_workflow::fault::{Fault, Verdict};
-use wakeful_workflow::plan::{Action, Stop, plan};
+use wakeful_workflow::plan::{Action, How, Stop, plan};
 use wakeful_workflow::session::Session;
 
 /// Claims after which a session that cannot be read is given up.
@@ -120,7 +120,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
     let mut began = Instant::now();
     loop {
         let agent = ctx.config.agent(&session.agent);
-        let on_uncertain = agent.as_ref().map_or(OnUncertain::default(), |agent| agent.on_uncertain);
+        let policy = agent.as_ref().map_or_else(|_| Policy::default(), Agent::policy);
         let outcome = match &agent {
             Ok(agent) => decide(ctx, job, &mut session, agent, stuck).await?,
             // Without its agent a run can only end: by the person who cancelled it, or by this fault.
@@ -148,7 +148,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
         if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let transition = advanced(&session, outcome, on_uncertain);
+        let transition = advanced(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
         crate::failpoint(commit_failpoint(&transition));
         let commit = commit(ctx, job, &session, &transition, performance).await?;
@@ -201,7 +201,16 @@ async fn decide(
     agent: &Agent,
     stuck: i32,
 ) -> wakeful_store::Result<Decided> {
-    let action = plan(session, &agent.limits);
+    let action = match plan(session, &agent.limits) {
+        // The defect of looking at the newest entry alone: it is a result, so the model is next.
+        Action::CallTools { calls }
+            if crate::mutant("last_event_only")
+                && calls.iter().any(|planned| matches!(planned.how, How::Reuse(..))) =>
+        {
+            Action::CallModel
+        }
+        action => action,
+    };
     if action == Action::Rest {
         ctx.store.end_job(&job.lease).await?;
         return Ok(Decided::End(End::Closed));
@@ -350,16 +359,16 @@ async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
 }
 
 /// What `outcome` makes of the session: [`advance`], unless this process is to show what it guards against.
-fn advanced(session: &Session, outcome: Outcome, on_uncertain: OnUncertain) -> Transition {
+fn advanced(session: &Session, outcome: Outcome, policy: Policy) -> Transition {
     let shrunk = match &outcome {
-        Outcome::Replied(generated) if crate::mutant("repair_in_place") => generated.repairs,
-        _ => return advance(session, outcome, on_uncertain),
+        Outcome::Replied(generated) if crate::mutant("repair_in_place") => generated.repairs as i64,
+        _ => return advance(session, outcome, policy),
     };
     // The defect: repair worked on the session itself, whose list is shorter now, and what stands beyond the place
     // where the list once ended is taken for new.
     let mut repaired = session.clone();
     repaired.last_message_number -= shrunk;
-    let mut transition = advance(&repaired, outcome, on_uncertain);
+    let mut transition = advance(&repaired, outcome, policy);
     transition.records.retain(|record| record.message_number > session.last_message_number);
     transition
 }

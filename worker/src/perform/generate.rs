@@ -46,8 +46,8 @@ pub(super) async fn call_model(
         }
         None => (base, None),
     };
-    let repairs = request.repairs.total() as i64;
-    if request.repairs.total() > 0 {
+    let repairs = request.repairs.total();
+    if repairs > 0 {
         info!(session.id = %session.session_id, repairs = ?request.repairs, "Repaired the request's copy of the transcript");
     }
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
@@ -64,9 +64,9 @@ pub(super) async fn call_model(
         repairs,
         resumes,
     };
-    if !ctx.store.begin_generation(lease, &new).await? {
+    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
         return Err(Interrupted::Moved);
-    }
+    };
     ctx.notifier.session(session.session_id.as_str());
     crate::failpoint("K6");
 
@@ -128,6 +128,7 @@ pub(super) async fn call_model(
         attempt,
         model: agent.model.clone(),
         request_sha256,
+        started_at,
         repairs,
         resumes: resumes.cloned(),
         reply,

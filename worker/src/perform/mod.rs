@@ -49,7 +49,13 @@ pub async fn perform(
 ) -> Result<Outcome, Interrupted> {
     match action {
         Action::Begin => Ok(Outcome::Begun),
-        Action::CallModel => generate::call_model(ctx, lease, session, agent).await,
+        Action::CallModel => {
+            let outcome = generate::call_model(ctx, lease, session, agent).await?;
+            if crate::mutant("tools_before_commit") {
+                tools::call_before_commit(ctx, lease, session, agent, &outcome).await;
+            }
+            Ok(outcome)
+        }
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
         Action::Stop(stop) => Ok(Outcome::Stopped(stop)),
         Action::Pause => Ok(Outcome::Paused),

@@ -1,7 +1,9 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod recover;
 mod show;
 mod tail;
+mod verify;
 mod why;
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, dollars, print, printable};
@@ -78,9 +80,18 @@ enum Verb {
     },
     /// Say why a session is where it is, and what to do about it.
     Why { id: String },
+    /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
+    Recover(recover::Args),
+    /// Hold a session's caches against its logs. Exit status 8 when they differ.
+    Verify(verify::Args),
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
+        // A file needs no database.
+        let ran = recover::from_file(&Output::new(&args.output), file).await;
+        return super::output::until_reader_goes(ran);
+    }
     let store = super::open_store(&config, "wakeful session").await?;
     let output = Output::new(&args.output);
     let ran = match args.verb {
@@ -93,6 +104,8 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
         Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
+        Verb::Recover(args) => recover::from_database(&store, &output, args).await,
+        Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };
     store.close().await;
     super::output::until_reader_goes(ran)
