@@ -14,6 +14,7 @@
 //! | what an agent may do | [`agent`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | what an effect may be found as after a crash | [`effect`] |
+//! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
 //! | what the model sees | [`context`], [`wire`] |
 
@@ -27,6 +28,7 @@ pub mod fault;
 pub mod id;
 pub mod plan;
 pub mod record;
+pub mod resolve;
 pub mod session;
 pub mod wire;
 
