@@ -348,8 +348,8 @@ async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
             for turn in 0..40_u64 {
                 let id = &sessions[((hammer * 7 + turn * 3) % 4) as usize];
                 let done = match (hammer + turn) % 4 {
-                    0 => store.cancel(id).await.map(|_| ()),
-                    1 => store.retry(id).await.map(|_| ()),
+                    0 => store.cancel(id, None).await.map(|_| ()),
+                    1 => store.retry(id, None).await.map(|_| ()),
                     _ => store.send(id, &message("more")).await.map(|_| {
                         sent.fetch_add(1, Ordering::Relaxed);
                     }),

@@ -14,6 +14,9 @@ pub enum Error {
     /// The request does not fit the session's status.
     #[error("session {session_id} is {}: {wanted} is not possible now", status.as_str())]
     Conflict { session_id: String, status: SessionStatus, wanted: &'static str },
+    /// What is asked does not fit what is known of it; the reason says what would.
+    #[error("session {session_id}: {reason}")]
+    Refused { session_id: String, reason: String },
     /// The same idempotency key came with another body.
     #[error("client_key {client_key:?} was used before with another message")]
     KeyReused { client_key: String },
@@ -38,6 +41,7 @@ impl Error {
             Error::Database(error) => is_transient(error),
             Error::NotFound { .. }
             | Error::Conflict { .. }
+            | Error::Refused { .. }
             | Error::KeyReused { .. }
             | Error::InboxFull { .. }
             | Error::Schema(_)

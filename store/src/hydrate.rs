@@ -27,7 +27,8 @@ impl Store {
         let row = sqlx::query!(
             r#"
             select s.session_id, s.conversation_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.status,
-                s.cancel_requested, s.wake_seq, s.last_message_number, s.to_message_number, s.last_event_seq,
+                s.cancel_requested, case when s.cancel_requested then s.cancel_reason end as cancel_reason, s.wake_seq,
+                s.last_message_number, s.to_message_number, s.last_event_seq,
                 s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
                 s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros, s.state,
                 r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
@@ -96,6 +97,7 @@ impl Store {
             agent: row.agent,
             status: SessionStatus::parse(&row.status).ok_or_else(|| Error::corrupt("status", &row.status))?,
             cancel_requested: row.cancel_requested,
+            cancel_reason: row.cancel_reason,
             wake_seq: row.wake_seq,
             last_message_number: row.last_message_number,
             to_message_number: row.to_message_number,
@@ -134,6 +136,7 @@ impl Store {
         let row = sqlx::query!(
             r#"
             select s.wake_seq, s.last_event_seq, s.cancel_requested, s.state,
+                case when s.cancel_requested then s.cancel_reason end as cancel_reason,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
                     from session_inbox i
                     where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
@@ -162,6 +165,7 @@ impl Store {
             return Err(Error::corrupt("state", "not an object"));
         };
         session.state = state;
+        session.cancel_reason = row.cancel_reason;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
         session.interrupted = interrupted(row.generations)?;

@@ -3,6 +3,9 @@
 //! | to | read |
 //! |---|---|
 //! | start or wake a session | [`wake`], [`run`] |
+//! | make one go on, whatever its rows look like | [`heal`] |
+//! | say what became of an uncertain effect | [`resolve`] |
+//! | archive or terminate one | [`retire`] |
 //! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
@@ -24,10 +27,13 @@ pub mod error;
 pub mod event;
 pub mod failpoint;
 pub mod generation;
+pub mod heal;
 pub mod hydrate;
 pub mod journal;
 pub mod ledger;
 pub mod queue;
+pub mod resolve;
+pub mod retire;
 pub mod run;
 pub mod schema;
 pub mod session;

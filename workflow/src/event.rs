@@ -66,6 +66,22 @@ pub enum Event {
     /// A guarded call was found half-way: nobody can know whether it took effect.
     #[serde(rename = "TOOL_FAILED_UNCERTAIN")]
     ToolFailedUncertain { call_id: CallId, name: String },
+    /// A person decided what is to be held of an effect whose outcome nobody could know: a call's id or a delivery's.
+    #[serde(rename = "EFFECT_RESOLVED")]
+    EffectResolved {
+        effect: String,
+        resolution: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// A person ended the session for good.
+    #[serde(rename = "SESSION_TERMINATED")]
+    SessionTerminated {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     #[serde(rename = "state_transition")]
     StateTransition {
         from_state: String,
@@ -81,12 +97,6 @@ pub enum Event {
         status: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
-    },
-    /// The session was ended for good.
-    #[serde(rename = "SESSION_TERMINATED")]
-    SessionTerminated {
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        reason: Option<String>,
     },
     #[serde(rename = "context_update")]
     ContextUpdate {

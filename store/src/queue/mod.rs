@@ -17,7 +17,7 @@ mod notify;
 mod workers;
 
 pub use backend::Queue;
-pub use delay::delay;
+pub use delay::{delay, jittered};
 pub use heart::Heart;
 pub use notify::{News, Notifier};
 pub use workers::WorkerView;

@@ -65,13 +65,14 @@ impl IntoResponse for Problem {
 /// The verbs of `POST /v1/sessions/{id}/…` that a session of this status takes.
 pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
     match status {
-        SessionStatus::Created | SessionStatus::Completed => &["messages"],
+        SessionStatus::Created | SessionStatus::Completed => &["messages", "archive", "terminate"],
         SessionStatus::Queued | SessionStatus::Running | SessionStatus::WaitingInput => {
             &["messages", "cancel"]
         }
-        SessionStatus::NeedsAttention => &["messages", "retry", "cancel"],
-        SessionStatus::Failed => &["messages", "retry"],
-        SessionStatus::Archived | SessionStatus::Terminated => &[],
+        SessionStatus::NeedsAttention => &["messages", "resolve", "retry", "cancel"],
+        SessionStatus::Failed => &["messages", "retry", "archive", "terminate"],
+        SessionStatus::Archived => &["terminate"],
+        SessionStatus::Terminated => &[],
     }
 }
 
@@ -84,6 +85,7 @@ impl From<wakeful_store::Error> for Problem {
             Error::Conflict { status, .. } => Problem::new(StatusCode::CONFLICT, detail)
                 .with("session_status", status.as_str())
                 .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>()),
+            Error::Refused { .. } => Problem::new(StatusCode::CONFLICT, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { .. } => {
                 Problem { retry_after_s: Some(5), ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail) }

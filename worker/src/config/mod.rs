@@ -89,6 +89,8 @@ pub struct Queue {
     pub concurrency: usize,
     /// Steps of one session before it lets others go first.
     pub slice_steps: u32,
+    /// How often a worker looks for sessions that nobody would go on with.
+    pub heal_s: u64,
 }
 
 /// `[agents.NAME]` as written.

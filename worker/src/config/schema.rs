@@ -78,6 +78,7 @@ fn queue(mut section: Section<'_>) -> Queue {
         poll_ms: narrow(section.number("poll_ms", 10..=60_000), 1_000),
         concurrency: narrow(section.number("concurrency", 1..=1024), 16),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
+        heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
     };
     // A value that was refused already has its line; the default in its place must not cause another.
     let usable = lease.is_some() == lease_given.is_some() && heartbeat.is_some() == heartbeat_given.is_some();

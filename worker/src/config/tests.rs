@@ -28,7 +28,7 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:7070");
     assert_eq!(
         config.queue,
-        Queue { lease_s: 30, heartbeat_s: 10, poll_ms: 1000, concurrency: 16, slice_steps: 8 }
+        Queue { lease_s: 30, heartbeat_s: 10, poll_ms: 1000, concurrency: 16, slice_steps: 8, heal_s: 30 }
     );
     assert!(config.server.token.is_none() && config.database.url.is_none() && config.agents.is_empty());
     assert!(

@@ -1,6 +1,6 @@
 //! The pool: apalis runs the jobs, the heart keeps their leases, and a drain ends both in order.
 
-use super::{deliver::deliver, step::step};
+use super::{deliver::deliver, heal, step::step};
 use crate::Ctx;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         holdings: Arc::clone(&holdings),
     };
     let heart = tokio::spawn(heart.run(heart_stop.clone()));
+    let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let draining = ctx.draining.clone();
     let deadline = tokio::spawn(abort_after_drain(Arc::clone(&ctx)));
 
@@ -73,6 +74,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         })
         .await;
     deadline.abort();
+    healer.abort();
     heart_stop.cancel();
     // The heart beats until the last lease is given back.
     let _ = heart.await;
