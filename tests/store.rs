@@ -98,11 +98,18 @@ async fn an_interrupted_model_call_is_hydrated_and_gone_with_the_answer() {
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
     driver.begin_generation("gen_1", 1).await;
-    world.store.append_chunk(&driver.session.session_id, &"gen_1".into(), 1, "Hel").await.unwrap();
+    let session = driver.session.session_id.clone();
+    let append = async |chunk_no, text| {
+        world.store.append_chunk(&session, &"gen_1".into(), chunk_no, text).await.unwrap()
+    };
+    assert!(!append(1, "lo").await, "a chunk without the one before it would leave a gap");
+    assert!(append(0, "Hel").await);
+    assert!(append(0, "Hel").await, "asked again, it is there already");
 
     driver.session = world.store.hydrate(&session_id).await.unwrap();
     assert_eq!(driver.session.interrupted.len(), 1);
-    assert_eq!(driver.session.interrupted[0].chunks, 1);
+    assert_eq!(driver.session.interrupted[0].last_chunk, 0);
+    assert_eq!(world.store.generation_text(&session, &"gen_1".into()).await.unwrap(), "Hel");
     world.send(&session_id, "Still there?").await;
     driver.continues(replied(vec![text("Hello.")])).await;
     assert!(driver.session.interrupted.is_empty());

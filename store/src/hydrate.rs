@@ -43,8 +43,9 @@ impl Store {
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256, 'started_at', g.started_at,
-                        'chunks', (select count(*) from generation_chunks k
+                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
+                        'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
+                        'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
                     from generations g where g.session_id = s.session_id) as generations
@@ -145,8 +146,9 @@ impl Store {
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256, 'started_at', g.started_at,
-                        'chunks', (select count(*) from generation_chunks k
+                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
+                        'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
+                        'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
                     from generations g where g.session_id = s.session_id) as generations
@@ -180,7 +182,11 @@ struct InterruptedRow {
     model: String,
     request_sha256: String,
     started_at: String,
-    chunks: i64,
+    base_sha256: Option<String>,
+    repairs: i64,
+    resumes: Option<String>,
+    resumable: bool,
+    last_chunk: i64,
 }
 
 #[derive(serde::Deserialize)]
@@ -226,8 +232,12 @@ fn interrupted(rows: Option<Value>) -> Result<Vec<Interrupted>> {
             attempt: row.attempt,
             model: row.model,
             request_sha256: row.request_sha256,
-            chunks: row.chunks,
             started_at: row.started_at,
+            base_sha256: row.base_sha256,
+            repairs: row.repairs,
+            last_chunk: row.last_chunk,
+            resumes: row.resumes.as_deref().map(Into::into),
+            resumable: row.resumable,
         })
         .collect())
 }

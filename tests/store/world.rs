@@ -199,6 +199,9 @@ impl Driver<'_> {
             attempt,
             model: "test/test",
             request_sha256: "0",
+            base_sha256: "0",
+            repairs: 0,
+            resumes: None,
         };
         self.world.store.begin_generation(&self.job.lease, &new).await.unwrap().is_some()
     }
@@ -296,6 +299,7 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         request_sha256: "0".into(),
         started_at: "2026-01-01T00:00:00+00:00".into(),
         repairs: 0,
+        resumes: None,
         reply: Reply {
             content,
             finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },

@@ -6,6 +6,7 @@ pub mod database;
 pub mod model;
 pub mod process;
 pub mod program;
+pub mod raw;
 pub mod wire;
 pub mod world;
 

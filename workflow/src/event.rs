@@ -38,9 +38,9 @@ pub enum Event {
         /// What the request weighed, as the provider counted it. `None` for a call that was cut off.
         #[serde(default)]
         prompt_tokens: Option<i64>,
-        /// How often the request's copy of the transcript had to be repaired. `None` for a call that was cut off.
+        /// What the projection had to change on the request's copy of the transcript.
         #[serde(default)]
-        repairs: Option<usize>,
+        repairs: i64,
         /// When the call began, by the database's clock: the entry's own time is that of the commit.
         #[serde(default)]
         started_at: Option<String>,
@@ -49,7 +49,15 @@ pub enum Event {
     GenStart { generation_id: GenerationId, stream: bool },
     /// An earlier attempt was cut off; readers forget its chunks.
     #[serde(rename = "GEN_RESUMED")]
-    GenResumed { generation_id: GenerationId, strategy: String, replaces: GenerationId, prior_chunks: i64 },
+    GenResumed {
+        generation_id: GenerationId,
+        /// `replace`: it is void. `resume`: the new attempt begins with what it had said.
+        strategy: String,
+        replaces: GenerationId,
+        /// Number of its last chunk, -1 when it has none.
+        #[serde(alias = "prior_chunks")]
+        prior_seq: i64,
+    },
     /// A call was cut off and nobody makes it again: its run was cancelled or failed.
     #[serde(rename = "GEN_FAILED")]
     GenFailed { generation_id: GenerationId, reason: String },
@@ -154,7 +162,12 @@ impl Event {
     ///
     /// # Errors
     /// When the type is unknown or the payload does not fit it.
-    pub fn from_row(name: &str, payload: Value) -> Result<Event, serde_json::Error> {
+    pub fn from_row(name: &str, mut payload: Value) -> Result<Event, serde_json::Error> {
+        // Entries of old say how many chunks there were. The first had the number 1, so the count was the last one's
+        // number too, except for none.
+        if let Some(prior_chunks) = payload.get_mut("prior_chunks").filter(|count| **count == 0) {
+            *prior_chunks = Value::from(-1);
+        }
         serde_json::from_value(serde_json::json!({ "type": name, "payload": payload }))
     }
 }
@@ -182,7 +195,7 @@ mod tests {
         else {
             panic!("another entry")
         };
-        assert_eq!((prompt_tokens, repairs, started_at), (None, None, None));
+        assert_eq!((prompt_tokens, repairs, started_at), (None, 0, None));
     }
 
     #[test]
@@ -198,6 +211,19 @@ mod tests {
         for event in [inline, blob] {
             let (name, payload) = event.to_row();
             assert_eq!(Event::from_row(&name, payload).unwrap(), event);
+        }
+    }
+
+    #[test]
+    fn entries_of_old_are_still_read() {
+        for (prior_chunks, last) in [(0, -1), (3, 3)] {
+            let payload = serde_json::json!({
+                "generation_id": "gen_2", "strategy": "replace", "replaces": "gen_1", "prior_chunks": prior_chunks,
+            });
+            let Event::GenResumed { prior_seq, .. } = Event::from_row("GEN_RESUMED", payload).unwrap() else {
+                panic!("another type");
+            };
+            assert_eq!(prior_seq, last);
         }
     }
 

@@ -16,6 +16,7 @@
 //! | what an effect may be found as after a crash | [`effect`] |
 //! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
+//! | how a model call that was cut off goes on | [`resume`] |
 //! | what the model sees | [`context`], [`wire`] |
 
 pub mod advance;
@@ -30,6 +31,7 @@ pub mod plan;
 pub mod record;
 pub mod recover;
 pub mod resolve;
+pub mod resume;
 pub mod session;
 pub mod wire;
 

@@ -263,11 +263,20 @@ pub struct Interrupted {
     pub generation_id: GenerationId,
     pub attempt: i64,
     pub model: String,
+    /// Hash of the bytes that were sent.
     pub request_sha256: String,
-    /// Chunks that readers may have seen.
-    pub chunks: i64,
     /// When it began, by the database's clock.
     pub started_at: String,
+    /// Hash of the same request without its prefill. `None` where it was not written down.
+    pub base_sha256: Option<String>,
+    /// What the projection changed in the request.
+    pub repairs: i64,
+    /// Number of the last chunk that readers may have seen; -1 when there is none.
+    pub last_chunk: i64,
+    /// The attempt whose text this one went on from.
+    pub resumes: Option<GenerationId>,
+    /// Its chunks are all that it said, and the provider did not refuse to go on from such a text.
+    pub resumable: bool,
 }
 
 /// The turn that a session is in: an assistant message whose calls are not all answered in the transcript.
@@ -326,7 +335,12 @@ impl Session {
             role: Role::User,
             content: vec![Block::Text { text: message.text.clone() }],
         });
-        Context { system: system.join("\n\n"), tools, messages: seeds.chain(records).chain(inbox).collect() }
+        Context {
+            system: system.join("\n\n"),
+            tools,
+            messages: seeds.chain(records).chain(inbox).collect(),
+            prefill: None,
+        }
     }
 }
 

@@ -69,6 +69,8 @@ pub struct Server {
     pub token: Option<SecretString>,
     /// Tokens of `X-Internal-Token`; several, so that they can be rotated.
     pub internal_tokens: Vec<SecretString>,
+    /// How often a stream of events that has nothing to say shows that it lives.
+    pub sse_heartbeat_s: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -113,6 +115,8 @@ pub struct ModelSettings {
     pub context_window: Option<u64>,
     /// Tokens that one answer may have.
     pub max_output_tokens: Option<u64>,
+    /// The model goes on from a text that the request ends with.
+    pub prefill: bool,
     /// `None`: nothing was said about money.
     pub price: Option<Price>,
 }
@@ -216,6 +220,13 @@ impl Config {
         config.warnings = warnings;
         if !config.server.internal_tokens.is_empty() {
             config.warnings.push("server.internal_tokens has no effect yet: there is no export".to_owned());
+        }
+        for (name, _) in
+            config.models.iter().filter(|(name, model)| model.prefill && !name.starts_with("anthropic/"))
+        {
+            config
+                .warnings
+                .push(format!("models.{name:?}.prefill has no effect: only Anthropic's protocol takes one"));
         }
         Ok(config)
     }

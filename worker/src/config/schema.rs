@@ -47,6 +47,7 @@ fn server(mut section: Section<'_>) -> Server {
         listen: listen.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070)),
         token: section.secret("token", |_| None),
         internal_tokens: section.secrets("internal_tokens"),
+        sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
     };
     section.finish();
     server
@@ -160,6 +161,7 @@ fn models(root: &mut Section<'_>) -> BTreeMap<String, ModelSettings> {
         let settings = ModelSettings {
             context_window: tokens(section.number("context_window", 1..=1_000_000_000)),
             max_output_tokens: tokens(section.number("max_output_tokens", 1..=1_000_000_000)),
+            prefill: section.flag("prefill").unwrap_or(false),
             price: priced.then(|| Price::of(input, cached, cache_write, output)),
         };
         section.finish();

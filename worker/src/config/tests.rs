@@ -74,6 +74,7 @@ fn what_the_example_leaves_out_is_taken_too() {
         .collect();
     let config = good(&uncommented, &[]);
     assert_eq!(config.models["anthropic/claude-sonnet-5"].context_window, Some(200_000));
+    assert!(config.models["anthropic/claude-sonnet-5"].prefill);
     assert_eq!(config.server.internal_tokens.len(), 1);
     assert_eq!(config.email.from.as_deref(), Some("agent@example.org"));
     assert_eq!(config.scripted.dir, Some(PathBuf::from("etc/scenarios")));
@@ -210,6 +211,18 @@ fn a_variable_finds_names_that_a_shell_cannot_spell() {
     assert_eq!(config.agents["default"].model.as_deref(), Some("scripted/demo"));
     assert_eq!(config.agents["default"].tools.as_deref(), Some(&["a".to_owned(), "b".to_owned()][..]));
     assert_eq!(config.price("openai/gpt-5.1").input, 2_500_000_000);
+}
+
+#[test]
+fn a_prefill_is_a_yes_or_a_no_and_only_anthropics() {
+    let given = |name: &str, value: &str| format!("[models.\"{name}\"]\nprefill = {value}");
+    let config = good(&given("anthropic/m", "true"), &[]);
+    assert!(config.models["anthropic/m"].prefill && config.warnings.is_empty());
+    assert!(!good(&given("anthropic/m", "false"), &[]).models["anthropic/m"].prefill);
+    let lines = lines(&given("anthropic/m", "1"), &[]);
+    assert!(lines.len() == 1 && lines[0].contains("must be true or false"), "{lines:?}");
+    let warned = good(&given("openai/m", "true"), &[]).warnings;
+    assert!(warned.len() == 1 && warned[0].contains("prefill has no effect"), "{warned:?}");
 }
 
 #[test]

@@ -148,7 +148,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
         if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let transition = advance(&session, outcome, policy);
+        let transition = advanced(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
         crate::failpoint(commit_failpoint(&transition));
         let commit = commit(ctx, job, &session, &transition, performance).await?;
@@ -356,6 +356,21 @@ async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
     if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
         warn!(%error, "The job was not given back; it is free when its lease ends");
     }
+}
+
+/// What `outcome` makes of the session: [`advance`], unless this process is to show what it guards against.
+fn advanced(session: &Session, outcome: Outcome, on_uncertain: OnUncertain) -> Transition {
+    let shrunk = match &outcome {
+        Outcome::Replied(generated) if crate::mutant("repair_in_place") => generated.repairs,
+        _ => return advance(session, outcome, on_uncertain),
+    };
+    // The defect: repair worked on the session itself, whose list is shorter now, and what stands beyond the place
+    // where the list once ended is taken for new.
+    let mut repaired = session.clone();
+    repaired.last_message_number -= shrunk;
+    let mut transition = advance(&repaired, outcome, on_uncertain);
+    transition.records.retain(|record| record.message_number > session.last_message_number);
+    transition
 }
 
 /// Which failpoint stands before this commit: a turn that asks for tools, or the end of a step.

@@ -1,6 +1,7 @@
 //! Perform: the only door to models and tools. An [`Action`] comes in, an [`Outcome`] goes out, and no transaction is
 //! open meanwhile.
 
+mod chunks;
 mod generate;
 mod tools;
 

@@ -65,7 +65,7 @@ impl<'a> Draft<'a> {
 
     pub(super) fn reply(mut self, generated: Generated) -> Transition {
         self.drain_inbox();
-        self.journal_interrupted(&After::Answered(&generated.generation_id));
+        self.journal_interrupted(&After::Answered(&generated.generation_id, generated.resumes.as_ref()));
         let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
         let content = self.with_unique_call_ids(generated.reply.content);
         let details = Details { usage: Some(usage), finish_reason: Some(finish_reason), inbox_id: None };
@@ -78,7 +78,7 @@ impl<'a> Draft<'a> {
                 request_sha256: generated.request_sha256,
                 context_strategy: "full".to_owned(),
                 prompt_tokens: Some(usage.input_tokens),
-                repairs: Some(generated.repairs),
+                repairs: generated.repairs,
                 started_at: Some(generated.started_at),
             },
             Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },
@@ -220,22 +220,23 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Attempts that died are journalled by whatever follows them: their rows were asynchronous, and journal
-    /// numbers must never be used twice.
+    /// Attempts that died are journalled when the step goes on: their rows were asynchronous, and journal numbers
+    /// must never be used twice. Each was followed by the next one, the last by what comes `after`.
     fn journal_interrupted(&mut self, after: &After<'_>) {
         let session = self.session;
         let attempts = &session.interrupted;
         for (index, attempt) in attempts.iter().enumerate() {
-            let resumed_by = |generation_id: &GenerationId| Event::GenResumed {
-                generation_id: generation_id.clone(),
-                strategy: "replace".to_owned(),
+            let resumed_by = |next: &GenerationId, resumes: Option<&GenerationId>| Event::GenResumed {
+                generation_id: next.clone(),
+                strategy: if resumes == Some(&attempt.generation_id) { "resume" } else { "replace" }
+                    .to_owned(),
                 replaces: attempt.generation_id.clone(),
-                prior_chunks: attempt.chunks,
+                prior_seq: attempt.last_chunk,
             };
-            let end = match (after, attempts.get(index + 1)) {
-                (After::Answered(generation_id), _) => resumed_by(generation_id),
-                (After::Nothing(_), Some(next)) => resumed_by(&next.generation_id),
-                (After::Nothing(reason), None) => Event::GenFailed {
+            let end = match (attempts.get(index + 1), after) {
+                (Some(next), _) => resumed_by(&next.generation_id, next.resumes.as_ref()),
+                (None, After::Answered(generation_id, resumes)) => resumed_by(generation_id, *resumes),
+                (None, After::Nothing(reason)) => Event::GenFailed {
                     generation_id: attempt.generation_id.clone(),
                     reason: (*reason).to_owned(),
                 },
@@ -429,8 +430,8 @@ impl<'a> Draft<'a> {
 
 /// What follows the attempts that were cut off.
 enum After<'a> {
-    /// The generation that answered.
-    Answered(&'a GenerationId),
+    /// The generation that answered, and the attempt whose text it went on from.
+    Answered(&'a GenerationId, Option<&'a GenerationId>),
     /// Nobody calls again, for this reason.
     Nothing(&'a str),
 }
@@ -443,7 +444,7 @@ fn llm_called(attempt: &Interrupted) -> Event {
         request_sha256: attempt.request_sha256.clone(),
         context_strategy: "full".to_owned(),
         prompt_tokens: None,
-        repairs: None,
+        repairs: attempt.repairs,
         started_at: Some(attempt.started_at.clone()),
     }
 }

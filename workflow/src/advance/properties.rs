@@ -253,6 +253,7 @@ impl World {
             request_sha256: String::new(),
             started_at: String::new(),
             repairs: 0,
+            resumes: None,
             reply,
             effects: TOOLS.iter().map(|(name, effect)| ((*name).to_owned(), *effect)).collect(),
         })

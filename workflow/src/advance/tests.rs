@@ -6,12 +6,13 @@ use crate::derive;
 use crate::derive::Outgoing;
 use crate::event::Event;
 use crate::example::{
-    EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
+    self, EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
 };
 use crate::fault::Fault;
 use crate::record::{Block, FinishReason, Role, ToolCall};
 use crate::session::{CallStatus, State};
 use crate::session::{InboxMessage, Interrupted, Run};
+use crate::wire;
 use serde_json::{Value, json};
 
 const TELL: Policy = Policy { on_uncertain: OnUncertain::TellModel, journal: JournalLevel::Full };
@@ -31,6 +32,7 @@ fn reply_of(content: Vec<Block>) -> Outcome {
         request_sha256: "00".into(),
         started_at: "2026-01-01T00:00:02+00:00".into(),
         repairs: 1,
+        resumes: None,
         reply: Reply { content, finish_reason, usage: USAGE },
         effects: BTreeMap::from([("tool".to_owned(), Effect::Idempotent)]),
     })
@@ -76,17 +78,6 @@ fn closed(transition: &Transition) -> Vec<(&str, CallStatus, Option<i64>)> {
 
 fn with_inbox(session: Session, inbox: &[InboxMessage]) -> Session {
     Session { inbox: inbox.to_vec(), ..session }
-}
-
-fn cut_off(generation_id: &str, attempt: i64) -> Interrupted {
-    Interrupted {
-        generation_id: generation_id.into(),
-        attempt,
-        model: "scripted/m".into(),
-        request_sha256: "00".into(),
-        chunks: 3,
-        started_at: "2026-01-01T00:00:01+00:00".into(),
-    }
 }
 
 #[test]
@@ -154,8 +145,28 @@ fn messages_that_waited_stand_before_the_reply_in_their_order() {
 }
 
 #[test]
+fn a_projection_leaves_the_transcript_alone_and_a_reply_to_a_violated_one_is_its_next_message() {
+    // Two user turns in a row, which one protocol merges and the other does not.
+    let mut session = session();
+    session.records.push(user(3, "hello?"));
+    session.last_message_number = 3;
+    let stored = serde_json::to_string(&session.records).unwrap();
+    let context = session.context(Vec::new());
+    let anthropic = wire::anthropic::project(&context, &wire::anthropic::Options::new("m", 7));
+    let openai = wire::openai::project(&context, &wire::openai::Options::new("m", 7));
+    assert_eq!((anthropic.repairs.total(), openai.repairs.total()), (1, 0));
+    assert_eq!(serde_json::to_string(&session.records).unwrap(), stored);
+
+    let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
+    assert_eq!((numbers(&replied), roles(&replied)), (vec![4], vec![Role::Assistant]));
+    session.apply(&replied.continuing());
+    let stored: Vec<i64> = session.records.iter().map(|record| record.message_number).collect();
+    assert_eq!(stored, [2, 3, 4]);
+}
+
+#[test]
 fn attempts_that_died_are_journalled_by_the_one_that_answered() {
-    let mut session = Session { interrupted: vec![cut_off("gen_1", 1)], ..session() };
+    let mut session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
     let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
     assert_eq!(
         names(&replied.events),
@@ -165,14 +176,14 @@ fn attempts_that_died_are_journalled_by_the_one_that_answered() {
         generation_id: "gen_2".into(),
         strategy: "replace".into(),
         replaces: "gen_1".into(),
-        prior_chunks: 3,
+        prior_seq: 3,
     };
     assert_eq!(replied.events[2], resumed);
     let told = |index: usize| {
         let payload = replied.events[index].to_row().1;
         ["prompt_tokens", "repairs", "started_at"].map(|key| payload[key].clone())
     };
-    assert_eq!(told(0), [json!(null), json!(null), json!("2026-01-01T00:00:01+00:00")], "it was cut off");
+    assert_eq!(told(0), [json!(null), json!(0), json!("2026-01-01T00:00:01+00:00")], "it was cut off");
     assert_eq!(told(3), [json!(10), json!(1), json!("2026-01-01T00:00:02+00:00")]);
     session.apply(&replied);
     assert!(session.interrupted.is_empty());
@@ -180,7 +191,7 @@ fn attempts_that_died_are_journalled_by_the_one_that_answered() {
 
 #[test]
 fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
-    let interrupted = vec![cut_off("gen_1", 1), cut_off("gen_2", 2)];
+    let interrupted = vec![example::interrupted("gen_1", 1, 3), example::interrupted("gen_2", 2, 3)];
     let session = Session { interrupted, ..session() };
     let stops = [
         (Stop::Cancelled, "cancelled"),
@@ -194,6 +205,43 @@ fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
         let failed = Event::GenFailed { generation_id: "gen_2".into(), reason: reason.into() };
         assert_eq!(stopped.events[5], failed, "the first one was repeated by the second");
     }
+}
+
+#[test]
+fn each_attempt_names_the_one_that_followed_it_and_how() {
+    // The second was cut off before any chunk, the third went on from nothing, the fourth from the third's text.
+    let interrupted = vec![
+        example::interrupted("gen_1", 1, 2),
+        Interrupted { resumes: Some("gen_1".into()), ..example::interrupted("gen_2", 2, -1) },
+        example::interrupted("gen_3", 3, 0),
+    ];
+    let session = Session { interrupted, ..session() };
+    let Outcome::Replied(generated) = reply_of(vec![text("Hi.")]) else { panic!("a reply") };
+    let generated =
+        Generated { generation_id: "gen_4".into(), resumes: Some("gen_3".into()), repairs: 2, ..generated };
+    let replied = advance(&session, Outcome::Replied(generated), TELL);
+    let resumed: Vec<(&str, &str, &str, i64)> = replied
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::GenResumed { generation_id, strategy, replaces, prior_seq } => {
+                Some((replaces.as_str(), generation_id.as_str(), strategy.as_str(), *prior_seq))
+            }
+            _ => None,
+        })
+        .collect();
+    let expected =
+        [("gen_1", "gen_2", "resume", 2), ("gen_2", "gen_3", "replace", -1), ("gen_3", "gen_4", "resume", 0)];
+    assert_eq!(resumed, expected);
+    let repairs: Vec<i64> = replied
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::LlmCalled { repairs, .. } => Some(*repairs),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(repairs, [0, 0, 0, 2]);
 }
 
 #[test]
@@ -423,7 +471,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
     assert_eq!(closed(&stopped), [("a", CallStatus::Uncertain, None), ("b", CallStatus::Done, Some(4))]);
     let closing = closing(&stopped);
     assert_eq!((closing.status, &stopped.step), (SessionStatus::NeedsAttention, &None));
-    assert!(closing.error.as_deref().unwrap().contains("wakeful session retry"));
+    assert!(closing.error.as_deref().unwrap().contains("session resolve"));
 
     session.apply(&stopped);
     assert_eq!(session.calls, [row("a", Effect::Guarded, CallStatus::Uncertain)]);

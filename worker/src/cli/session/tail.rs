@@ -95,7 +95,9 @@ fn summary(entry: &JournalEntry) -> String {
         "MESSAGE_RECEIVED" => text("text").to_owned(),
         "LLM_CALLED" => format!("{}, attempt {}", text("model"), number("attempt")),
         "GEN_START" => text("generation_id").to_owned(),
-        "GEN_RESUMED" => format!("{} in place of {}", text("generation_id"), text("replaces")),
+        "GEN_RESUMED" => {
+            format!("{} in place of {} ({})", text("generation_id"), text("replaces"), text("strategy"))
+        }
         "GEN_FAILED" => format!("{}: {}", text("generation_id"), text("reason")),
         "GEN_COMPLETE" => {
             format!("#{} {}: {}", number("message_number"), text("reason"), text("text"))
