@@ -9,6 +9,7 @@
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued | [`delivery`] |
 //! | hand out work | [`queue`] |
+//! | know whether it takes writes | [`readiness`] |
 //! | show sessions to people | [`session`], [`event`], [`standing`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
@@ -25,6 +26,7 @@ pub mod generation;
 pub mod hydrate;
 pub mod ledger;
 pub mod queue;
+pub mod readiness;
 pub mod run;
 pub mod schema;
 pub mod session;
@@ -32,7 +34,7 @@ pub mod standing;
 pub mod step;
 pub mod wake;
 
-pub use error::{Error, Result};
+pub use error::{Error, Outage, Result};
 pub use schema::create_database;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
@@ -51,6 +53,7 @@ pub struct Store {
     pub(crate) streams: PgPool,
     /// How to make a connection of one's own: heartbeat and LISTEN must never wait for the pool.
     pub(crate) options: PgConnectOptions,
+    pub(crate) refusal: readiness::Refusal,
 }
 
 impl Store {
@@ -73,16 +76,7 @@ impl Store {
         };
         let streams = pool_options((max_connections / 4).max(2))
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
-        Ok(Store { pool, streams, options })
-    }
-
-    /// Whether the server answers.
-    ///
-    /// # Errors
-    /// [`Error::Database`] when it does not.
-    pub async fn ping(&self) -> Result<()> {
-        sqlx::query!("select 1 as one").fetch_one(&self.pool).await?;
-        Ok(())
+        Ok(Store { pool, streams, options, refusal: readiness::Refusal::default() })
     }
 
     /// Ends the pools' connections.
