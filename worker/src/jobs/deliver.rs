@@ -64,6 +64,7 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
             if !job.lease.is_live() {
                 return Ok(());
             }
+            crate::failpoint("K12_claim");
             let claimed =
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
             let Some(claimed) = claimed.map_err(text)? else { break };
