@@ -14,6 +14,7 @@
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued | [`delivery`] |
 //! | hand out work | [`queue`] |
+//! | know whether it takes writes | [`readiness`] |
 //! | show sessions to people | [`session`], [`event`], [`standing`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
@@ -32,6 +33,7 @@ pub mod hydrate;
 pub mod journal;
 pub mod ledger;
 pub mod queue;
+pub mod readiness;
 pub mod resolve;
 pub mod retire;
 pub mod run;
@@ -42,7 +44,7 @@ pub mod step;
 pub mod verify;
 pub mod wake;
 
-pub use error::{Error, Result};
+pub use error::{Error, Outage, Result};
 pub use schema::create_database;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
@@ -61,6 +63,7 @@ pub struct Store {
     pub(crate) streams: PgPool,
     /// How to make a connection of one's own: heartbeat and LISTEN must never wait for the pool.
     pub(crate) options: PgConnectOptions,
+    pub(crate) refusal: readiness::Refusal,
 }
 
 impl Store {
@@ -83,16 +86,7 @@ impl Store {
         };
         let streams = pool_options((max_connections / 4).max(2))
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
-        Ok(Store { pool, streams, options })
-    }
-
-    /// Whether the server answers.
-    ///
-    /// # Errors
-    /// [`Error::Database`] when it does not.
-    pub async fn ping(&self) -> Result<()> {
-        sqlx::query!("select 1 as one").fetch_one(&self.pool).await?;
-        Ok(())
+        Ok(Store { pool, streams, options, refusal: readiness::Refusal::default() })
     }
 
     /// Ends the pools' connections.

@@ -94,6 +94,11 @@ impl Store {
     /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
     /// [`Error::Database`].
     pub async fn wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
+        let woken = self.try_wake(new, message).await;
+        self.noted(woken)
+    }
+
+    async fn try_wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.pool.begin().await?;
         let session = find_or_create(&mut tx, new).await?;
         let woken = deliver(&mut tx, session, message).await?;
@@ -107,6 +112,11 @@ impl Store {
     /// # Errors
     /// Those of [`Store::wake`], and [`Error::NotFound`].
     pub async fn send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
+        let woken = self.try_send(session_id, message).await;
+        self.noted(woken)
+    }
+
+    async fn try_send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let woken = deliver(&mut tx, session, message).await?;

@@ -67,6 +67,9 @@ pub enum Event {
     /// A delivery was sent.
     #[serde(rename = "GEN_SENT")]
     GenSent { delivery_id: String, channel: String },
+    /// A delivery ended in another way: it failed, expired, or nobody knows whether it was sent (`uncertain`).
+    #[serde(rename = "DELIVERY_FAILED")]
+    DeliveryFailed { delivery_id: String, channel: String, status: String, reason: String },
     #[serde(rename = "TOOL_INVOKED")]
     ToolInvoked { call_id: CallId, name: String, message_number: i64 },
     #[serde(rename = "TOOL_RESULT")]

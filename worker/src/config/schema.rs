@@ -215,6 +215,7 @@ fn email(mut section: Section<'_>) -> Email {
         from: section.text("from", "must be a mail address, such as agent@example.org", |text| {
             text.parse::<lettre::message::Mailbox>().is_ok().then(|| text.to_owned())
         }),
+        max_age_s: section.number("max_age_s", 1..=31_536_000).map(i64::unsigned_abs),
     };
     section.finish();
     email

@@ -32,6 +32,9 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let heart = tokio::spawn(heart.run(heart_stop.clone()));
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let draining = ctx.draining.clone();
+    // A little more than the drain, so that the leases of what is dropped then are given back.
+    let last = DRAIN + Duration::from_secs(2);
+    ctx.watchdog.start(Duration::from_secs(queue.lease_s), draining.clone(), last);
     let deadline = tokio::spawn(abort_after_drain(Arc::clone(&ctx)));
 
     let start = {
@@ -79,6 +82,10 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     // The heart beats until the last lease is given back.
     let _ = heart.await;
     info!("No job is in hand");
+    if ctx.watchdog.is_ending() {
+        // It came back after all. A supervisor that restarts failures only must see one.
+        anyhow::bail!("something kept a thread for longer than it may; the log above names it");
+    }
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
 }
 

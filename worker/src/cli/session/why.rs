@@ -336,6 +336,10 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
                 format!("A message by {} was not sent and will not be ({id}){error}.", delivery.channel),
                 Some("Send it by hand, or ask the agent for a corrected one.".to_owned()),
             ),
+            "expired" => (
+                format!("A message by {} was too late and will not be sent ({id}){error}.", delivery.channel),
+                Some("If it still matters, send it by hand or ask the agent for a new one.".to_owned()),
+            ),
             "uncertain" => (
                 format!("Nobody knows whether a message by {} was sent ({id}){error}.", delivery.channel),
                 Some(format!(
