@@ -22,6 +22,7 @@ mod peers;
 mod startup;
 mod steer;
 mod store;
+mod storm;
 mod stream;
 mod telemetry;
 mod weight;
