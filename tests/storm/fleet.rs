@@ -2,7 +2,7 @@
 
 use super::plan::{Plan, WINDOW_MS};
 use super::summary::Summary;
-use crate::support::{Options, Process};
+use crate::support::{Options, PATIENCE, Process};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -107,7 +107,7 @@ impl Fleet {
     }
 
     /// SIGTERM to all; gives what did not end well.
-    pub fn end(&mut self) -> Vec<String> {
+    pub async fn end(&mut self) -> Vec<String> {
         for slot in &self.slots {
             if let Some(process) = &slot.process {
                 process.signal(libc::SIGTERM);
@@ -115,6 +115,15 @@ impl Fleet {
         }
         let mut unwell = Vec::new();
         for slot in &mut self.slots {
+            let Some(process) = slot.process.as_mut() else { continue };
+            let asked = Instant::now();
+            while !process.has_ended() && asked.elapsed() < PATIENCE / 2 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            if !process.has_ended() {
+                unwell.push(format!("{} does not end", name(slot)));
+                continue;
+            }
             let Some(mut process) = slot.process.take() else { continue };
             let status = process.wait();
             if !status.success() {
@@ -151,8 +160,11 @@ impl Fleet {
         match (killed, log.contains("killing this process")) {
             (true, true) => self.summary.failpoints += 1,
             (true, false) => self.summary.kills += 1,
-            // It could not start: the database was away.
-            (false, _) => self.summary.refused_starts += 1,
+            // It could not start, for the database was away. Nothing else ends a process.
+            (false, _) => {
+                assert_eq!(status.code(), Some(6), "{} ended by itself:\n{log}", name(slot));
+                self.summary.refused_starts += 1;
+            }
         }
         self.logs.push((name(slot), log));
         slot.continue_at = None;

@@ -40,7 +40,7 @@ pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
     let options = Options::new()
         .model("openai/test")
         // Nobody is given up here: how often a job may die is another test's.
-        .config("[agents.default.limits]\nattempts = 1000")
+        .config("[agents.default.limits]\nattempts = 100")
         .env("OPENAI_BASE_URL", &model.url)
         .env("OWN_TOOLS_TAKE_MS", "60")
         .env("WAKEFUL_QUEUE__LEASE_S", LEASE.as_secs().to_string())
@@ -50,7 +50,7 @@ pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
     let mut storm = Storm { plan: &plan, fleet: &mut fleet, database: &database, proxy: &proxy, server };
     let verdict = async {
         let sessions = storm.rage().await;
-        let unwell = storm.fleet.end();
+        let unwell = storm.fleet.end().await;
         assert!(unwell.is_empty(), "after the storm a process does not end well: {unwell:?}");
         let mut summary = storm.fleet.summary.clone();
         summary.took = began.elapsed();
