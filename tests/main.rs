@@ -28,6 +28,7 @@ mod spiral;
 mod startup;
 mod steer;
 mod store;
+mod storm;
 mod stream;
 mod telemetry;
 mod weight;

@@ -2,8 +2,9 @@
 //!
 //! `cargo run -p wakeful --example own_tools -- serve` is `wakeful serve` with two more tools, which agents use when
 //! their `tools` name them. The tests run this program, so it can also be told by environment to write each effect to
-//! a file (`OWN_TOOLS_EFFECTS`) and to wait in the middle of a call while a file exists (`OWN_TOOLS_HOLD`, and the same
-//! with `-charge` or `-reserve` at its end for one of them), to misbehave, and to send its mail by a channel of its own.
+//! a file (`OWN_TOOLS_EFFECTS`), to take a while (`OWN_TOOLS_TAKE_MS`), to wait in the middle of a call while a file
+//! exists (`OWN_TOOLS_HOLD`, and the same with `-charge` or `-reserve` at its end for one of them), to misbehave, and to
+//! send its mail by a channel of its own.
 
 #[path = "own_tools/misbehave.rs"]
 mod misbehave;
@@ -88,6 +89,9 @@ fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
 }
 
 async fn hold(tool: &str) {
+    if let Some(ms) = std::env::var("OWN_TOOLS_TAKE_MS").ok().and_then(|ms| ms.parse().ok()) {
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
     if let Ok(path) = std::env::var("OWN_TOOLS_HOLD") {
         let held = |path: &str| std::fs::exists(path).unwrap_or(false);
         while held(&path) || held(&format!("{path}-{tool}")) {
