@@ -393,16 +393,16 @@ async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
 }
 
 /// What `outcome` makes of the session: [`advance`], unless this process is to show what it guards against.
-fn advanced(session: &Session, outcome: Outcome, on_uncertain: OnUncertain) -> Transition {
+fn advanced(session: &Session, outcome: Outcome, policy: Policy) -> Transition {
     let shrunk = match &outcome {
         Outcome::Replied(generated) if crate::mutant("repair_in_place") => generated.repairs,
-        _ => return advance(session, outcome, on_uncertain),
+        _ => return advance(session, outcome, policy),
     };
     // The defect: repair worked on the session itself, whose list is shorter now, and what stands beyond the place
     // where the list once ended is taken for new.
     let mut repaired = session.clone();
     repaired.last_message_number -= shrunk;
-    let mut transition = advance(&repaired, outcome, on_uncertain);
+    let mut transition = advance(&repaired, outcome, policy);
     transition.records.retain(|record| record.message_number > session.last_message_number);
     transition
 }
