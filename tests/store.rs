@@ -355,8 +355,8 @@ async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
             for turn in 0..40_u64 {
                 let id = &sessions[((hammer * 7 + turn * 3) % 4) as usize];
                 let done = match (hammer + turn) % 4 {
-                    0 => store.cancel(id).await.map(|_| ()),
-                    1 => store.retry(id).await.map(|_| ()),
+                    0 => store.cancel(id, None).await.map(|_| ()),
+                    1 => store.retry(id, None).await.map(|_| ()),
                     _ => store.send(id, &message("more")).await.map(|_| {
                         sent.fetch_add(1, Ordering::Relaxed);
                     }),
@@ -471,7 +471,7 @@ async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
     let job = claims.next().await;
     let seen = world.store.pending_deliveries(&job.lease).await.unwrap().unwrap();
     world.deliver(&job).await;
-    let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+    let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
     assert!(none.is_none(), "the look finds nothing more");
 
     // Enqueued after the look and before the end: the job does not end, and its lease is still its holder's.
@@ -502,14 +502,14 @@ async fn a_deliverer_without_its_lease_claims_and_settles_nothing() {
     let token = world.steal(job.lease.job_id).await;
     let before = world.dump().await;
     assert!(world.store.pending_deliveries(&job.lease).await.unwrap().is_none());
-    let claimed = world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+    let claimed = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
     assert!(claimed.is_none());
     assert!(!world.store.end_deliver_job(&job.lease, 1).await.unwrap());
     assert_eq!(world.dump().await, before);
 
     world.give_back(job.lease.job_id, token).await;
     let claimed =
-        world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap().unwrap();
+        world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap().unwrap();
     world.steal(job.lease.job_id).await;
     let before = world.dump().await;
     let sent = Settled::Sent { receipt: json!({}) };

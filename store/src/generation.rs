@@ -21,7 +21,7 @@ pub struct NewGeneration<'a> {
     /// Hash of the same request without its prefill.
     pub base_sha256: &'a str,
     /// What the projection changed in the request.
-    pub repairs: usize,
+    pub repairs: i64,
     /// The attempt whose text the request ends with.
     pub resumes: Option<&'a GenerationId>,
 }
@@ -60,7 +60,7 @@ impl Store {
             new.model,
             new.request_sha256,
             new.base_sha256,
-            new.repairs as i64,
+            new.repairs,
             new.resumes.map(GenerationId::as_str),
             lease.job_id,
             lease.token

@@ -27,7 +27,8 @@ impl Store {
         let row = sqlx::query!(
             r#"
             select s.session_id, s.conversation_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.status,
-                s.cancel_requested, s.wake_seq, s.last_message_number, s.to_message_number, s.last_event_seq,
+                s.cancel_requested, case when s.cancel_requested then s.cancel_reason end as cancel_reason, s.wake_seq,
+                s.last_message_number, s.to_message_number, s.last_event_seq,
                 s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
                 s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros, s.state,
                 r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
@@ -42,9 +43,8 @@ impl Store {
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256, 'started_at', g.started_at,
-                        'base_sha256', g.base_sha256, 'repairs', g.repairs, 'resumes', g.resumes,
-                        'resumable', g.resumable,
+                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
+                        'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
                         'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
@@ -98,6 +98,7 @@ impl Store {
             agent: row.agent,
             status: SessionStatus::parse(&row.status).ok_or_else(|| Error::corrupt("status", &row.status))?,
             cancel_requested: row.cancel_requested,
+            cancel_reason: row.cancel_reason,
             wake_seq: row.wake_seq,
             last_message_number: row.last_message_number,
             to_message_number: row.to_message_number,
@@ -136,6 +137,7 @@ impl Store {
         let row = sqlx::query!(
             r#"
             select s.wake_seq, s.last_event_seq, s.cancel_requested, s.state,
+                case when s.cancel_requested then s.cancel_reason end as cancel_reason,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
                     from session_inbox i
                     where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
@@ -144,9 +146,8 @@ impl Store {
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256, 'started_at', g.started_at,
-                        'base_sha256', g.base_sha256, 'repairs', g.repairs, 'resumes', g.resumes,
-                        'resumable', g.resumable,
+                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
+                        'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
                         'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
@@ -166,6 +167,7 @@ impl Store {
             return Err(Error::corrupt("state", "not an object"));
         };
         session.state = state;
+        session.cancel_reason = row.cancel_reason;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
         session.interrupted = interrupted(row.generations)?;
@@ -181,7 +183,7 @@ struct InterruptedRow {
     request_sha256: String,
     started_at: String,
     base_sha256: Option<String>,
-    repairs: usize,
+    repairs: i64,
     resumes: Option<String>,
     resumable: bool,
     last_chunk: i64,

@@ -54,7 +54,7 @@ impl Store {
             }
             Next::Close(_) => self.close_run(lease, session, transition, performance).await,
         };
-        match done {
+        match self.noted(done) {
             // Is the lease lost, or did only the session move?
             Err(Error::Database(error)) if missed_fence(&error) => {
                 Ok(if self.holds(lease).await? { Commit::Moved } else { Commit::Stale })
@@ -283,6 +283,7 @@ async fn write(
                 update jobs
                 set step_number = $3 + case when $6::bigint is null then 0 else 1 end,
                     stuck = case when $16 then 0 else stuck end,
+                    died = case when $16 then 0 else died end,
                     attempt = case when $6::bigint is null then attempt else 1 end,
                     last_error = null,
                     trace_context = $35

@@ -244,7 +244,7 @@ pub fn step(session: &Session) -> Transition {
                 request_sha256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".into(),
                 context_strategy: "full".into(),
                 prompt_tokens: Some(USAGE.input_tokens),
-                repairs: Some(0),
+                repairs: 0,
                 started_at: Some("2026-01-01T00:00:00.000000+00:00".into()),
             },
             Event::GenStart { generation_id: generation.as_str().into(), stream: true },

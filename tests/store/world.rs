@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wakeful::store::delivery::Settled;
+use wakeful::store::delivery::{Settled, Terms};
 use wakeful::store::generation::NewGeneration;
 use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
@@ -22,6 +22,9 @@ use wakeful::workflow::agent::Policy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
 use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
+
+/// No delivery grows too old, and an attempt is over within a second.
+pub(super) const TERMS: Terms = Terms { max_age: None, attempt_limit: Duration::from_secs(1) };
 
 pub(super) struct World {
     pub(super) database: Database,
@@ -65,7 +68,8 @@ impl World {
 
     /// Sends the one open delivery.
     pub(super) async fn deliver(&self, job: &Job) {
-        let claimed = self.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+        let claimed =
+            self.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
         let claimed = claimed.expect("a delivery is open");
         let sent = Settled::Sent { receipt: json!({}) };
         assert!(self.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());

@@ -24,7 +24,11 @@ impl Database {
     }
 
     async fn empty() -> Database {
-        let admin_url = admin_url();
+        Database::on(admin_url()).await
+    }
+
+    /// The same on a server of the caller's own.
+    pub async fn on(admin_url: String) -> Database {
         let template = template(&admin_url).await;
         let name = format!("wakeful_test_{}", uuid_like());
         let mut admin = connect(&admin_url).await;

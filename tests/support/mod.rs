@@ -6,8 +6,10 @@ pub mod database;
 pub mod model;
 pub mod process;
 pub mod program;
+pub mod proxy;
 pub mod raw;
 pub mod wire;
+pub mod wire_rules;
 pub mod world;
 
 pub use client::Client;

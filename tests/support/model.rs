@@ -7,7 +7,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -47,6 +49,8 @@ struct Shared {
     script: Box<Script>,
     /// Answers to requests from this number on stop after their first piece.
     held_from: watch::Sender<usize>,
+    /// Milliseconds between two pieces of an answer.
+    pace_ms: AtomicU64,
 }
 
 impl ModelServer {
@@ -57,6 +61,7 @@ impl ModelServer {
             bodies: Mutex::default(),
             script: Box::new(script),
             held_from: watch::channel(usize::MAX).0,
+            pace_ms: AtomicU64::new(0),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
@@ -110,6 +115,11 @@ impl ModelServer {
         self.shared.held_from.send_replace(number);
     }
 
+    /// Lets time pass between two pieces of an answer: room for a crash, and nothing that a test waits for.
+    pub fn pace(&self, pause: Duration) {
+        self.shared.pace_ms.store(pause.as_millis() as u64, Ordering::SeqCst);
+    }
+
     /// Lets held answers go on.
     pub fn release(&self) {
         self.shared.held_from.send_replace(usize::MAX);
@@ -145,12 +155,14 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let turn = value["messages"].as_array().map_or(0, Vec::len);
     let (pieces, end) = pieces(&answer, turn);
     let held = shared.held_from.subscribe();
+    let pace = Duration::from_millis(shared.pace_ms.load(Ordering::SeqCst));
     let stream = futures::stream::unfold(
         (pieces.into_iter(), held, 0),
         move |(mut pieces, mut held, sent)| async move {
             let piece = pieces.next()?;
             if sent > 0 {
                 let _ = held.wait_for(|from| number < *from).await;
+                tokio::time::sleep(pace).await;
             }
             Some((Ok::<_, std::convert::Infallible>(format!("data: {piece}\n\n")), (pieces, held, sent + 1)))
         },

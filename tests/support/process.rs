@@ -82,7 +82,11 @@ impl Options {
         let defaults = format!(
             "[server]\nlisten = \"127.0.0.1:0\"\n[email]\nmaildir = \"{dir}/mail\"\n[workspace]\ndir = \"{dir}/workspaces\"\n"
         );
-        std::fs::write(&config, format!("{defaults}{}", self.config)).expect("the configuration");
+        let text = format!("{defaults}{}", self.config);
+        // Another process of this folder may be reading it: half a file would be another configuration.
+        if std::fs::read_to_string(&config).ok().as_deref() != Some(&text) {
+            std::fs::write(&config, text).expect("the configuration");
+        }
         let mut command = Command::new(binary());
         command.args(&self.args).arg("--config").arg(&config);
         for (name, _) in std::env::vars() {
@@ -185,6 +189,11 @@ impl Process {
         // SAFETY: kill takes no pointers; the pid is of a child that has not been waited for.
         let sent = unsafe { libc::kill(self.pid(), signal) };
         assert_eq!(sent, 0, "the process takes signals");
+    }
+
+    /// Whether it has ended by itself, or by a signal.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.as_mut().is_none_or(|child| child.try_wait().expect("it can be waited for").is_some())
     }
 
     /// `kill -9`, and waits until it is dead.

@@ -35,8 +35,8 @@ pub struct Generated {
     pub request_sha256: String,
     /// When it began, by the database's clock.
     pub started_at: String,
-    /// How often the request's copy of the transcript had to be repaired.
-    pub repairs: usize,
+    /// What the projection had to change on the request's copy of the transcript.
+    pub repairs: i64,
     /// The attempt whose text the request's prefill was: the reply begins with it.
     pub resumes: Option<GenerationId>,
     pub reply: Reply,

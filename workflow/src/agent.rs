@@ -50,10 +50,16 @@ pub struct Limits {
     /// Input and output tokens per run.
     pub tokens: i64,
     /// Claims of one step without progress before its run fails. The delays between eight of them add up to about a
-    /// minute, which a short outage of a provider stays below.
+    /// minute, which a short outage of a provider stays below. Claims that died count from [`Limits::DEATHS`] on.
     pub attempts: i64,
     /// Seconds that one tool call may take.
     pub tool_s: u64,
+}
+
+impl Limits {
+    /// How many deaths at one step fail its run at the earliest. A process that dies takes the claims of its neighbours
+    /// along, twice before the one that killed it is claimed by itself: their runs must not fail for it.
+    pub const DEATHS: i64 = 3;
 }
 
 impl Default for Limits {

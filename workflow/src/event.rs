@@ -38,9 +38,9 @@ pub enum Event {
         /// What the request weighed, as the provider counted it. `None` for a call that was cut off.
         #[serde(default)]
         prompt_tokens: Option<i64>,
-        /// How often the request's copy of the transcript had to be repaired. `None` in entries of old.
+        /// What the projection had to change on the request's copy of the transcript.
         #[serde(default)]
-        repairs: Option<usize>,
+        repairs: i64,
         /// When the call began, by the database's clock: the entry's own time is that of the commit.
         #[serde(default)]
         started_at: Option<String>,
@@ -67,6 +67,9 @@ pub enum Event {
     /// A delivery was sent.
     #[serde(rename = "GEN_SENT")]
     GenSent { delivery_id: String, channel: String },
+    /// A delivery ended in another way: it failed, expired, or nobody knows whether it was sent (`uncertain`).
+    #[serde(rename = "DELIVERY_FAILED")]
+    DeliveryFailed { delivery_id: String, channel: String, status: String, reason: String },
     #[serde(rename = "TOOL_INVOKED")]
     ToolInvoked { call_id: CallId, name: String, message_number: i64 },
     #[serde(rename = "TOOL_RESULT")]
@@ -74,6 +77,22 @@ pub enum Event {
     /// A guarded call was found half-way: nobody can know whether it took effect.
     #[serde(rename = "TOOL_FAILED_UNCERTAIN")]
     ToolFailedUncertain { call_id: CallId, name: String },
+    /// A person decided what is to be held of an effect whose outcome nobody could know: a call's id or a delivery's.
+    #[serde(rename = "EFFECT_RESOLVED")]
+    EffectResolved {
+        effect: String,
+        resolution: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// A person ended the session for good.
+    #[serde(rename = "SESSION_TERMINATED")]
+    SessionTerminated {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     #[serde(rename = "state_transition")]
     StateTransition {
         from_state: String,
@@ -89,12 +108,6 @@ pub enum Event {
         status: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
-    },
-    /// The session was ended for good.
-    #[serde(rename = "SESSION_TERMINATED")]
-    SessionTerminated {
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        reason: Option<String>,
     },
     #[serde(rename = "context_update")]
     ContextUpdate {
@@ -178,14 +191,6 @@ mod tests {
 
     #[test]
     fn entries_of_before_a_field_was_added_still_read() {
-        for (prior_chunks, last) in [(0, -1), (3, 3)] {
-            let old = json!({"generation_id": "gen_2", "strategy": "replace", "replaces": "gen_1",
-                "prior_chunks": prior_chunks});
-            let Event::GenResumed { prior_seq, .. } = Event::from_row("GEN_RESUMED", old).unwrap() else {
-                panic!("another entry")
-            };
-            assert_eq!(prior_seq, last);
-        }
         let old = json!({"generation_id": "gen_1", "model": "m", "attempt": 1, "request_sha256": "00",
             "context_strategy": "full"});
         let Event::LlmCalled { prompt_tokens, repairs, started_at, .. } =
@@ -193,7 +198,7 @@ mod tests {
         else {
             panic!("another entry")
         };
-        assert_eq!((prompt_tokens, repairs, started_at), (None, None, None));
+        assert_eq!((prompt_tokens, repairs, started_at), (None, 0, None));
     }
 
     #[test]
@@ -209,6 +214,19 @@ mod tests {
         for event in [inline, blob] {
             let (name, payload) = event.to_row();
             assert_eq!(Event::from_row(&name, payload).unwrap(), event);
+        }
+    }
+
+    #[test]
+    fn entries_of_old_are_still_read() {
+        for (prior_chunks, last) in [(0, -1), (3, 3)] {
+            let payload = serde_json::json!({
+                "generation_id": "gen_2", "strategy": "replace", "replaces": "gen_1", "prior_chunks": prior_chunks,
+            });
+            let Event::GenResumed { prior_seq, .. } = Event::from_row("GEN_RESUMED", payload).unwrap() else {
+                panic!("another type");
+            };
+            assert_eq!(prior_seq, last);
         }
     }
 

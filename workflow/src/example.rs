@@ -27,6 +27,7 @@ pub fn session() -> Session {
         agent: "assistant".into(),
         status: SessionStatus::Running,
         cancel_requested: false,
+        cancel_reason: None,
         wake_seq: 1,
         last_message_number: 2,
         to_message_number: 1,

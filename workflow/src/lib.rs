@@ -14,6 +14,7 @@
 //! | what an agent may do | [`agent`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | what an effect may be found as after a crash | [`effect`] |
+//! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
 //! | how a model call that was cut off goes on | [`resume`] |
 //! | what the model sees | [`context`], [`wire`] |
@@ -29,6 +30,7 @@ pub mod id;
 pub mod plan;
 pub mod record;
 pub mod recover;
+pub mod resolve;
 pub mod resume;
 pub mod session;
 pub mod wire;

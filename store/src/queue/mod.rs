@@ -17,7 +17,7 @@ mod notify;
 mod workers;
 
 pub use backend::Queue;
-pub use delay::delay;
+pub use delay::{delay, jittered};
 pub use heart::Heart;
 pub use notify::{News, Notifier};
 pub use workers::WorkerView;
@@ -112,6 +112,8 @@ pub struct Job {
     pub attempt: i32,
     /// Claims since the last progress, this one included.
     pub stuck: i32,
+    /// How many of those before this one ended without a word: their process died or lost its lease.
+    pub died: i32,
     pub last_error: Option<String>,
     _slot: Arc<Slot>,
 }
@@ -186,6 +188,7 @@ struct ClaimedRow {
     step_number: Option<i64>,
     attempt: i32,
     stuck: i32,
+    died: i32,
     last_error: Option<String>,
     trace_context: Option<String>,
 }
@@ -226,12 +229,13 @@ impl Store {
                 worker_id = $4,
                 run_at = clock_timestamp() + make_interval(secs => $5),
                 stuck = stuck + 1,
+                died = died + case when lease is null then 0 else 1 end,
                 attempt = attempt + 1
             from taken
             where jobs.job_id = taken.job_id
             returning jobs.job_id, jobs.lease as "token!", taken.suspect as "suspect!", jobs.conversation_id,
-                jobs.session_id, jobs.channel, jobs.step_number, jobs.attempt, jobs.stuck, jobs.last_error,
-                jobs.trace_context
+                jobs.session_id, jobs.channel, jobs.step_number, jobs.attempt, jobs.stuck, jobs.died,
+                jobs.last_error, jobs.trace_context
             "#,
             settings.kind.as_str(),
             limit as i64,
@@ -270,7 +274,7 @@ impl Store {
             where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token,
-            error,
+            crate::error::bounded(error),
             delay.as_secs_f64(),
             lease.trace_context.as_deref()
         )

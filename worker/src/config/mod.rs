@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use secrecy::SecretString;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
@@ -91,6 +92,8 @@ pub struct Queue {
     pub concurrency: usize,
     /// Steps of one session before it lets others go first.
     pub slice_steps: u32,
+    /// How often a worker looks for sessions that nobody would go on with.
+    pub heal_s: u64,
 }
 
 /// `[agents.NAME]` as written.
@@ -150,6 +153,8 @@ pub struct Email {
     pub maildir: Option<PathBuf>,
     /// The sender of outgoing mail.
     pub from: Option<String>,
+    /// Mail that was not sent by this age is never sent. `None`: it never grows too old.
+    pub max_age_s: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -273,6 +278,11 @@ impl Config {
         } else {
             self.agents.keys().cloned().collect()
         }
+    }
+
+    /// How old an outgoing message of this channel may become before it is sent.
+    pub fn max_age(&self, channel: &str) -> Option<Duration> {
+        (channel == "email").then_some(self.email.max_age_s).flatten().map(Duration::from_secs)
     }
 
     fn model_of_keys(&self) -> Option<String> {

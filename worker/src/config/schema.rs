@@ -79,6 +79,7 @@ fn queue(mut section: Section<'_>) -> Queue {
         poll_ms: narrow(section.number("poll_ms", 10..=60_000), 1_000),
         concurrency: narrow(section.number("concurrency", 1..=1024), 16),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
+        heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
     };
     // A value that was refused already has its line; the default in its place must not cause another.
     let usable = lease.is_some() == lease_given.is_some() && heartbeat.is_some() == heartbeat_given.is_some();
@@ -214,6 +215,7 @@ fn email(mut section: Section<'_>) -> Email {
         from: section.text("from", "must be a mail address, such as agent@example.org", |text| {
             text.parse::<lettre::message::Mailbox>().is_ok().then(|| text.to_owned())
         }),
+        max_age_s: section.number("max_age_s", 1..=31_536_000).map(i64::unsigned_abs),
     };
     section.finish();
     email

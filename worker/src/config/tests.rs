@@ -28,7 +28,7 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:7070");
     assert_eq!(
         config.queue,
-        Queue { lease_s: 30, heartbeat_s: 10, poll_ms: 1000, concurrency: 16, slice_steps: 8 }
+        Queue { lease_s: 30, heartbeat_s: 10, poll_ms: 1000, concurrency: 16, slice_steps: 8, heal_s: 30 }
     );
     assert!(config.server.token.is_none() && config.database.url.is_none() && config.agents.is_empty());
     assert!(
@@ -134,7 +134,7 @@ lease_s = 1
 fn a_key_that_resembles_none_is_told_which_there_are() {
     assert_eq!(
         lines("[email]\nzzz = 1", &[]),
-        ["etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from"]
+        ["etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from, max_age_s"]
     );
 }
 

@@ -5,6 +5,7 @@ use super::chunks::{Piece, Writer};
 use crate::Ctx;
 use crate::model::Deltas;
 use crate::telemetry::{self, names};
+use crate::watchdog::UNYIELDING;
 use opentelemetry::{Array, StringValue, Value};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -46,8 +47,8 @@ pub(super) async fn call_model(
         }
         None => (base, None),
     };
-    let repairs = request.repairs.total();
-    if repairs > 0 {
+    let repairs = request.repairs.total() as i64;
+    if request.repairs.total() > 0 {
         info!(session.id = %session.session_id, repairs = ?request.repairs, "Repaired the request's copy of the transcript");
     }
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
@@ -90,7 +91,9 @@ pub(super) async fn call_model(
     }
     let call = async {
         let mut deltas = ToWriter { pieces, began: Instant::now(), first: None };
-        let answered = model.call(&request, &mut deltas).await;
+        let what = format!("the call of model {} for session {}", agent.model, session.session_id);
+        let calling = model.call(&request, &mut deltas);
+        let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).await;
         let span = Span::current();
         if let Some(after) = deltas.first {
             span.set_attribute(names::RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());

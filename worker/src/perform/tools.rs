@@ -202,7 +202,11 @@ impl Turn<'_> {
             { names::CONVERSATION_ID } = %self.session.conversation_id,
         );
         let running = AssertUnwindSafe(self.ctx.tools.call(&call.name, &context, call.arguments.clone()));
-        let ran = tokio::time::timeout(limit, running.catch_unwind().instrument(span.clone())).await;
+        let what =
+            format!("tool {} (call {}) of session {}", call.name, call.call_id, self.session.session_id);
+        let running = running.catch_unwind().instrument(span.clone());
+        let watched = self.ctx.watchdog.watch(self.lease.token, what, limit, running);
+        let ran = tokio::time::timeout(limit, watched).await;
         let (kind, ran) = match ran {
             Ok(Ok(Ok(output))) => return Ran::Output(output),
             Ok(Ok(Err(error))) => ("tool_error", Ran::Error(error)),

@@ -11,6 +11,7 @@ use crate::id::{CallId, GenerationId, RunId};
 use crate::record::{
     Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
 };
+use crate::resolve::outcome_unknown;
 use crate::session::{Call, CallOutcome, CallStatus, Interrupted, Session, SessionStatus, State};
 use sha2::Digest;
 use std::collections::{BTreeMap, HashSet};
@@ -77,7 +78,7 @@ impl<'a> Draft<'a> {
                 request_sha256: generated.request_sha256,
                 context_strategy: "full".to_owned(),
                 prompt_tokens: Some(usage.input_tokens),
-                repairs: Some(generated.repairs),
+                repairs: generated.repairs,
                 started_at: Some(generated.started_at),
             },
             Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },
@@ -121,7 +122,7 @@ impl<'a> Draft<'a> {
                         // No result yet: the person's decision becomes it, or `session retry` tells the model.
                         self.leave_open(&call, CallStatus::Uncertain);
                     } else {
-                        self.answer(&call, CallStatus::Uncertain, uncertain());
+                        self.answer(&call, CallStatus::Uncertain, outcome_unknown());
                     }
                 }
                 Ending::Asked(_) if asked => {
@@ -149,8 +150,8 @@ impl<'a> Draft<'a> {
             return self.go_on();
         }
         if needs_person {
-            let reason = "a call may or may not have taken effect: look, then `wakeful session retry` lets \
-                          the model decide";
+            let reason = "a call may or may not have taken effect: look, then say what happened with `wakeful \
+                          session resolve`";
             return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
         }
         let (usage, finish_reason) = self.turn_cost();
@@ -177,7 +178,7 @@ impl<'a> Draft<'a> {
                     if status != CallStatus::Uncertain {
                         self.journal_uncertain(&call);
                     }
-                    self.answer(&call, CallStatus::Uncertain, uncertain());
+                    self.answer(&call, CallStatus::Uncertain, outcome_unknown());
                 }
                 Some(Call { status, outcome: Some(outcome), .. }) => self.answer(&call, status, outcome),
                 Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
@@ -190,7 +191,12 @@ impl<'a> Draft<'a> {
             let (usage, finish_reason) = self.turn_cost();
             self.complete_step(usage, finish_reason, 0);
         }
-        self.close(SessionStatus::Failed, Some("cancelled".to_owned()))
+        let reason = match &self.session.cancel_reason {
+            Some(reason) => format!("cancelled: {reason}"),
+            None => "cancelled".to_owned(),
+        };
+        let moved = self.moved_to(SessionStatus::Failed, Some(without_nul(reason)));
+        self.close_with(SessionStatus::Failed, Some("cancelled".to_owned()), moved)
     }
 
     pub(super) fn fail(mut self, fault: &Fault) -> Transition {
@@ -214,24 +220,22 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Attempts that died are journalled by whatever follows them: their rows were asynchronous, and journal
-    /// numbers must never be used twice. Each was followed by the next one, and the last by what came `after`.
+    /// Attempts that died are journalled when the step goes on: their rows were asynchronous, and journal numbers
+    /// must never be used twice. Each was followed by the next one, the last by what comes `after`.
     fn journal_interrupted(&mut self, after: &After<'_>) {
         let session = self.session;
         let attempts = &session.interrupted;
         for (index, attempt) in attempts.iter().enumerate() {
-            let followed_by = |generation_id: &GenerationId, resumes: Option<&GenerationId>| {
-                let resumed = resumes == Some(&attempt.generation_id);
-                Event::GenResumed {
-                    generation_id: generation_id.clone(),
-                    strategy: if resumed { "resume" } else { "replace" }.to_owned(),
-                    replaces: attempt.generation_id.clone(),
-                    prior_seq: attempt.last_chunk,
-                }
+            let resumed_by = |next: &GenerationId, resumes: Option<&GenerationId>| Event::GenResumed {
+                generation_id: next.clone(),
+                strategy: if resumes == Some(&attempt.generation_id) { "resume" } else { "replace" }
+                    .to_owned(),
+                replaces: attempt.generation_id.clone(),
+                prior_seq: attempt.last_chunk,
             };
             let end = match (attempts.get(index + 1), after) {
-                (Some(next), _) => followed_by(&next.generation_id, next.resumes.as_ref()),
-                (None, After::Answered(generation_id, resumes)) => followed_by(generation_id, *resumes),
+                (Some(next), _) => resumed_by(&next.generation_id, next.resumes.as_ref()),
+                (None, After::Answered(generation_id, resumes)) => resumed_by(generation_id, *resumes),
                 (None, After::Nothing(reason)) => Event::GenFailed {
                     generation_id: attempt.generation_id.clone(),
                     reason: (*reason).to_owned(),
@@ -345,8 +349,12 @@ impl<'a> Draft<'a> {
         self.transition
     }
 
-    pub(super) fn close(mut self, status: SessionStatus, error: Option<String>) -> Transition {
+    pub(super) fn close(self, status: SessionStatus, error: Option<String>) -> Transition {
         let moved = self.moved_to(status, error.clone());
+        self.close_with(status, error, moved)
+    }
+
+    fn close_with(mut self, status: SessionStatus, error: Option<String>, moved: Event) -> Transition {
         let result = Event::invocation_result(status, error.as_deref());
         let (checkpoint, snapshot) = self.checkpoint(status);
         let otherwise = self.only_a_checkpoint_tells().then(|| self.checkpoint(self.session.status).0);
@@ -422,7 +430,7 @@ impl<'a> Draft<'a> {
 
 /// What follows the attempts that were cut off.
 enum After<'a> {
-    /// The generation that answered, and the one whose text it went on from.
+    /// The generation that answered, and the attempt whose text it went on from.
     Answered(&'a GenerationId, Option<&'a GenerationId>),
     /// Nobody calls again, for this reason.
     Nothing(&'a str),
@@ -436,7 +444,7 @@ fn llm_called(attempt: &Interrupted) -> Event {
         request_sha256: attempt.request_sha256.clone(),
         context_strategy: "full".to_owned(),
         prompt_tokens: None,
-        repairs: Some(attempt.repairs),
+        repairs: attempt.repairs,
         started_at: Some(attempt.started_at.clone()),
     }
 }
@@ -487,12 +495,4 @@ fn error(text: &str) -> CallOutcome {
 
 fn abandoned() -> CallOutcome {
     error("This call was not carried out: its run was stopped before the call was started.")
-}
-
-fn uncertain() -> CallOutcome {
-    error(
-        "OUTCOME UNKNOWN. The call was started and the worker stopped before it reported back. It may have taken \
-         effect and it may not have; nobody can tell from here. Do not treat it as done, do not treat it as failed, \
-         and do not simply repeat it. Check by other means, or tell the user that the outcome is unknown.",
-    )
 }

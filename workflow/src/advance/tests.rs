@@ -190,33 +190,6 @@ fn attempts_that_died_are_journalled_by_the_one_that_answered() {
 }
 
 #[test]
-fn each_attempt_names_the_one_that_followed_it_and_how() {
-    // The second was cut off before any chunk, the third went on from nothing, the fourth from the third's text.
-    let interrupted = vec![
-        example::interrupted("gen_1", 1, 2),
-        Interrupted { resumes: Some("gen_1".into()), ..example::interrupted("gen_2", 2, -1) },
-        example::interrupted("gen_3", 3, 0),
-    ];
-    let session = Session { interrupted, ..session() };
-    let Outcome::Replied(generated) = reply_of(vec![text("Hi.")]) else { panic!("a reply") };
-    let generated = Generated { generation_id: "gen_4".into(), resumes: Some("gen_3".into()), ..generated };
-    let replied = advance(&session, Outcome::Replied(generated), TELL);
-    let resumed: Vec<(&str, &str, &str, i64)> = replied
-        .events
-        .iter()
-        .filter_map(|event| match event {
-            Event::GenResumed { generation_id, strategy, replaces, prior_seq } => {
-                Some((replaces.as_str(), generation_id.as_str(), strategy.as_str(), *prior_seq))
-            }
-            _ => None,
-        })
-        .collect();
-    let expected =
-        [("gen_1", "gen_2", "resume", 2), ("gen_2", "gen_3", "replace", -1), ("gen_3", "gen_4", "resume", 0)];
-    assert_eq!(resumed, expected);
-}
-
-#[test]
 fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
     let interrupted = vec![example::interrupted("gen_1", 1, 3), example::interrupted("gen_2", 2, 3)];
     let session = Session { interrupted, ..session() };
@@ -232,6 +205,43 @@ fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
         let failed = Event::GenFailed { generation_id: "gen_2".into(), reason: reason.into() };
         assert_eq!(stopped.events[5], failed, "the first one was repeated by the second");
     }
+}
+
+#[test]
+fn each_attempt_names_the_one_that_followed_it_and_how() {
+    // The second was cut off before any chunk, the third went on from nothing, the fourth from the third's text.
+    let interrupted = vec![
+        example::interrupted("gen_1", 1, 2),
+        Interrupted { resumes: Some("gen_1".into()), ..example::interrupted("gen_2", 2, -1) },
+        example::interrupted("gen_3", 3, 0),
+    ];
+    let session = Session { interrupted, ..session() };
+    let Outcome::Replied(generated) = reply_of(vec![text("Hi.")]) else { panic!("a reply") };
+    let generated =
+        Generated { generation_id: "gen_4".into(), resumes: Some("gen_3".into()), repairs: 2, ..generated };
+    let replied = advance(&session, Outcome::Replied(generated), TELL);
+    let resumed: Vec<(&str, &str, &str, i64)> = replied
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::GenResumed { generation_id, strategy, replaces, prior_seq } => {
+                Some((replaces.as_str(), generation_id.as_str(), strategy.as_str(), *prior_seq))
+            }
+            _ => None,
+        })
+        .collect();
+    let expected =
+        [("gen_1", "gen_2", "resume", 2), ("gen_2", "gen_3", "replace", -1), ("gen_3", "gen_4", "resume", 0)];
+    assert_eq!(resumed, expected);
+    let repairs: Vec<i64> = replied
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::LlmCalled { repairs, .. } => Some(*repairs),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(repairs, [0, 0, 0, 2]);
 }
 
 #[test]
@@ -461,7 +471,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
     assert_eq!(closed(&stopped), [("a", CallStatus::Uncertain, None), ("b", CallStatus::Done, Some(4))]);
     let closing = closing(&stopped);
     assert_eq!((closing.status, &stopped.step), (SessionStatus::NeedsAttention, &None));
-    assert!(closing.error.as_deref().unwrap().contains("wakeful session retry"));
+    assert!(closing.error.as_deref().unwrap().contains("session resolve"));
 
     session.apply(&stopped);
     assert_eq!(session.calls, [row("a", Effect::Guarded, CallStatus::Uncertain)]);

@@ -103,6 +103,9 @@ fn summary(entry: &JournalEntry) -> String {
             format!("#{} {}: {}", number("message_number"), text("reason"), text("text"))
         }
         "GEN_SENT" => format!("{} by {}", text("delivery_id"), text("channel")),
+        "DELIVERY_FAILED" => {
+            format!("{} by {} {}: {}", text("delivery_id"), text("channel"), text("status"), text("reason"))
+        }
         "TOOL_INVOKED" => format!("{} ({})", text("name"), text("call_id")),
         "TOOL_RESULT" => {
             let ok = if payload["ok"] == Value::Bool(true) { "ok" } else { "error" };

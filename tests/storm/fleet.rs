@@ -1,0 +1,194 @@
+//! The processes of one storm: started, struck, and started again as a supervisor would.
+
+use super::plan::{Plan, WINDOW_MS};
+use super::summary::Summary;
+use crate::support::{Options, PATIENCE, Process};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a supervisor waits before it starts a process again.
+const RESTART_AFTER: Duration = Duration::from_millis(100);
+
+pub struct Fleet {
+    slots: Vec<Slot>,
+    url: String,
+    began: Instant,
+    /// Where the API listens now.
+    pub api: Arc<Mutex<Option<String>>>,
+    /// Of processes that have ended: name, log.
+    pub logs: Vec<(String, String)>,
+    pub summary: Summary,
+}
+
+/// The place of one process, which has one life after the other.
+struct Slot {
+    /// A worker's number; none for the API.
+    worker: Option<usize>,
+    options: Options,
+    process: Option<Process>,
+    life: u64,
+    start_at: Instant,
+    continue_at: Option<Instant>,
+}
+
+impl Fleet {
+    /// `url` is the database's, by way of the proxy.
+    pub fn new(plan: &Plan, options: &Options, url: &str) -> Fleet {
+        let slot = |worker: Option<usize>| {
+            let role = if worker.is_some() { "--roles=worker" } else { "--roles=api" };
+            let options = options.clone().arg(role);
+            Slot { worker, options, process: None, life: 0, start_at: Instant::now(), continue_at: None }
+        };
+        let mut slots = vec![slot(None)];
+        slots.extend((0..plan.workers).map(|worker| slot(Some(worker))));
+        Fleet {
+            slots,
+            url: url.to_owned(),
+            began: Instant::now(),
+            api: Arc::default(),
+            logs: Vec::new(),
+            summary: Summary::default(),
+        }
+    }
+
+    /// What a supervisor does: starts what is down, wakes what was stopped long enough, and notices who died. Gives the
+    /// pids of workers that died since the last look.
+    pub fn look_after(&mut self, plan: &Plan) -> Vec<i32> {
+        let now = Instant::now();
+        let calm = self.began.elapsed() > Duration::from_millis(WINDOW_MS);
+        let mut died = Vec::new();
+        for at in 0..self.slots.len() {
+            let slot = &mut self.slots[at];
+            if slot.process.as_mut().is_some_and(Process::has_ended) {
+                died.extend(self.bury(at));
+            }
+            let slot = &mut self.slots[at];
+            if slot.continue_at.is_some_and(|due| due <= now || calm)
+                && let Some(process) = &slot.process
+            {
+                process.signal(libc::SIGCONT);
+                slot.continue_at = None;
+            }
+            if slot.process.is_none() && slot.start_at <= now {
+                let failpoints = match slot.worker {
+                    _ if calm => None,
+                    Some(worker) => plan.worker_failpoints(worker, slot.life),
+                    None => plan.api_failpoints(slot.life),
+                };
+                let mut options = slot.options.clone();
+                if let Some(failpoints) = failpoints {
+                    options = options.env("FAILPOINTS", failpoints);
+                }
+                slot.process = Some(options.spawn(&self.url));
+                slot.life += 1;
+            }
+        }
+        self.find_api();
+        died
+    }
+
+    /// `kill -9`. The pid of a worker that was there.
+    pub fn kill(&mut self, worker: Option<usize>) -> Option<i32> {
+        let at = self.at(worker);
+        self.slots[at].process.as_ref()?.signal(libc::SIGKILL);
+        self.bury(at)
+    }
+
+    pub fn stop(&mut self, worker: usize, until: Instant) {
+        let at = self.at(Some(worker));
+        let slot = &mut self.slots[at];
+        if let Some(process) = slot.process.as_mut()
+            && !process.has_ended()
+        {
+            process.signal(libc::SIGSTOP);
+            slot.continue_at = Some(until);
+            self.summary.stops += 1;
+        }
+    }
+
+    /// SIGTERM to all; gives what did not end well.
+    pub async fn end(&mut self) -> Vec<String> {
+        for slot in &self.slots {
+            if let Some(process) = &slot.process {
+                process.signal(libc::SIGTERM);
+            }
+        }
+        let mut unwell = Vec::new();
+        for slot in &mut self.slots {
+            let Some(process) = slot.process.as_mut() else { continue };
+            let asked = Instant::now();
+            while !process.has_ended() && asked.elapsed() < PATIENCE / 2 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            if !process.has_ended() {
+                unwell.push(format!("{} does not end", name(slot)));
+                continue;
+            }
+            let Some(mut process) = slot.process.take() else { continue };
+            let status = process.wait();
+            if !status.success() {
+                unwell.push(format!("{}: {status}", name(slot)));
+            }
+            self.logs.push((name(slot), process.log()));
+        }
+        unwell
+    }
+
+    /// Ends what is left, however it stands, and keeps its log.
+    pub fn abandon(&mut self) {
+        for slot in &mut self.slots {
+            if let Some(mut process) = slot.process.take() {
+                process.signal(libc::SIGKILL);
+                process.wait();
+                self.logs.push((name(slot), process.log()));
+            }
+        }
+    }
+
+    fn at(&self, worker: Option<usize>) -> usize {
+        self.slots.iter().position(|slot| slot.worker == worker).expect("the plan knows its workers")
+    }
+
+    /// Counts a death, keeps the log, and plans the next life. The pid if it was a worker.
+    fn bury(&mut self, at: usize) -> Option<i32> {
+        let slot = &mut self.slots[at];
+        let mut process = slot.process.take()?;
+        let pid = process.pid();
+        let status = process.wait();
+        let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(libc::SIGKILL);
+        let log = process.log();
+        match (killed, log.contains("killing this process")) {
+            (true, true) => self.summary.failpoints += 1,
+            (true, false) => self.summary.kills += 1,
+            // It could not start, for the database was away. Nothing else ends a process.
+            (false, _) => {
+                assert_eq!(status.code(), Some(6), "{} ended by itself:\n{log}", name(slot));
+                self.summary.refused_starts += 1;
+            }
+        }
+        self.logs.push((name(slot), log));
+        slot.continue_at = None;
+        slot.start_at = Instant::now() + RESTART_AFTER;
+        if slot.worker.is_none() {
+            *self.api.lock().expect("nobody panics with it") = None;
+        }
+        slot.worker.map(|_| pid)
+    }
+
+    fn find_api(&self) {
+        let mut api = self.api.lock().expect("nobody panics with it");
+        if api.is_none()
+            && let Some(process) = &self.slots[0].process
+            && process.log().contains("\"Listening\"")
+        {
+            *api = Some(process.url());
+        }
+    }
+}
+
+fn name(slot: &Slot) -> String {
+    match slot.worker {
+        Some(worker) => format!("worker{worker}-{}", slot.life),
+        None => format!("api-{}", slot.life),
+    }
+}

@@ -1,0 +1,168 @@
+//! What a seed stands for: who says what when, and which blow falls when. The schedule is the same each time; how the
+//! processes interleave under it is the machine's, so a seed replays the chaos and not every race in it.
+
+use crate::support::proxy::CutAt;
+use std::time::Duration;
+
+/// For how long blows fall and messages are posted.
+pub const WINDOW_MS: u64 = 5_000;
+
+pub struct Plan {
+    pub seed: u64,
+    pub workers: usize,
+    pub sessions: Vec<Vec<Message>>,
+    /// In the order in which they fall.
+    pub blows: Vec<(Duration, Blow)>,
+}
+
+pub struct Message {
+    /// Not before.
+    pub at: Duration,
+    pub key: String,
+    pub text: String,
+}
+
+#[derive(Clone, Debug)]
+pub enum Blow {
+    /// `kill -9`.
+    KillWorker(usize),
+    KillApi,
+    /// SIGSTOP, and SIGCONT after so long: past the lease.
+    StopWorker(usize, Duration),
+    /// `pg_terminate_backend` of one in so many.
+    TerminateBackends(i32),
+    /// Every connection.
+    Cut,
+    /// The same, and no new ones for so long.
+    Refuse(Duration),
+    /// The next statement with this text.
+    CutStatement(&'static str, CutAt),
+    /// Postgres, immediate shutdown, and started again.
+    RestartPostgres,
+}
+
+/// Parts of the statements that change hands: a transaction's end, the step's own statement, the ledger's two.
+const STATEMENTS: &[&str] = &[
+    "COMMIT",
+    "set last_message_number = last_message_number",
+    "set status = 'started'",
+    "set status = $4, outcome",
+];
+
+const WORKER_FAILPOINTS: &[&str] = &[
+    "K3",
+    "K5",
+    "K6",
+    "K7",
+    "K8",
+    "K9",
+    "K10",
+    "K10_commit",
+    "K12",
+    "K13",
+    "K14",
+    "K17",
+    "K18",
+    "K19",
+    "K21",
+    "K22",
+];
+
+const API_FAILPOINTS: &[&str] = &["K1", "K2", "K4"];
+
+/// The turns of one message's run: calls side by side.
+const TURNS: &[&str] =
+    &["charge", "reserve", "charge+reserve", "compose_email", "reserve+compose_email", "current_time"];
+
+impl Plan {
+    pub fn of(seed: u64) -> Plan {
+        let mut rng = Rng::new(seed);
+        let sessions = (0..5 + rng.below(4)).map(|session| messages(&mut rng, session)).collect();
+        let workers = 2 + rng.below(2) as usize;
+        let mut blows = Vec::new();
+        let mut some = |rng: &mut Rng, least: u64, most: u64, blow: &dyn Fn(&mut Rng) -> Blow| {
+            for _ in 0..least + rng.below(most - least + 1) {
+                let at = Duration::from_millis(200 + rng.below(WINDOW_MS - 200));
+                let blow = blow(rng);
+                blows.push((at, blow));
+            }
+        };
+        some(&mut rng, 3, 6, &|rng| Blow::KillWorker(rng.below(workers as u64) as usize));
+        some(&mut rng, 1, 2, &|_| Blow::KillApi);
+        some(&mut rng, 0, 2, &|rng| {
+            let past_the_lease = Duration::from_millis(2_200 + rng.below(1_500));
+            Blow::StopWorker(rng.below(workers as u64) as usize, past_the_lease)
+        });
+        some(&mut rng, 0, 2, &|rng| Blow::TerminateBackends(1 + rng.below(4) as i32));
+        some(&mut rng, 0, 1, &|_| Blow::Cut);
+        some(&mut rng, 0, 1, &|rng| Blow::Refuse(Duration::from_millis(100 + rng.below(700))));
+        some(&mut rng, 2, 5, &|rng| {
+            let at = if rng.below(3) == 0 { CutAt::BeforeServer } else { CutAt::BeforeAnswer };
+            Blow::CutStatement(rng.pick(STATEMENTS), at)
+        });
+        some(&mut rng, 0, 1, &|_| Blow::RestartPostgres);
+        blows.sort_by_key(|(at, _)| *at);
+        Plan { seed, workers, sessions, blows }
+    }
+
+    /// The failpoints of a worker's life with this number, if any.
+    pub fn worker_failpoints(&self, worker: usize, life: u64) -> Option<String> {
+        let mut rng = Rng::new(self.seed ^ ((worker as u64 + 1) << 40) ^ ((life + 1) << 50));
+        (rng.below(5) < 3).then(|| failpoints(&mut rng, WORKER_FAILPOINTS))
+    }
+
+    pub fn api_failpoints(&self, life: u64) -> Option<String> {
+        let mut rng = Rng::new(self.seed ^ ((life + 1) << 56));
+        (rng.below(4) == 0).then(|| failpoints(&mut rng, API_FAILPOINTS))
+    }
+}
+
+/// One of them, the first to the fourth time.
+fn failpoints(rng: &mut Rng, names: &[&'static str]) -> String {
+    let name = rng.pick(names);
+    match rng.below(4) {
+        0 => format!("{name}=1*return"),
+        times => format!("{name}={times}*off->1*return"),
+    }
+}
+
+fn messages(rng: &mut Rng, session: u64) -> Vec<Message> {
+    let count = 2 + rng.below(2);
+    (0..count)
+        .map(|number| {
+            let name = format!("s{session}m{number}");
+            let mut turns: Vec<&str> = (0..1 + rng.below(2)).map(|_| rng.pick(TURNS)).collect();
+            if rng.below(6) == 0 {
+                turns.insert(0, "ask_user");
+            }
+            // Some come right after each other and are answered together, others when the run before is over.
+            let at = Duration::from_millis(rng.below(WINDOW_MS / count) + number * WINDOW_MS / count);
+            Message { at, text: format!("{name} do {}", turns.join(";")), key: name }
+        })
+        .collect()
+}
+
+/// SplitMix64: small, and the same on every machine.
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn pick<'a>(&mut self, from: &[&'a str]) -> &'a str {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
