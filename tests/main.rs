@@ -18,6 +18,7 @@ mod demo;
 mod dev;
 mod drain;
 mod inbox;
+mod journal;
 mod peers;
 mod startup;
 mod steer;
