@@ -171,7 +171,9 @@ pub(crate) async fn open(
             reason: None,
         });
     }
-    journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    if !events.is_empty() {
+        journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    }
     if session.status != SessionStatus::Queued {
         sqlx::query!(
             "update conversation_sessions
