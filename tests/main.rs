@@ -20,6 +20,7 @@ mod demo;
 mod dev;
 mod drain;
 mod inbox;
+mod journal;
 mod outage;
 mod peers;
 mod poison;

@@ -1,5 +1,7 @@
 //! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
 
+mod journal;
+mod verify;
 mod world;
 
 use crate::support::wire::Proxy;
@@ -221,8 +223,12 @@ async fn the_token_of_an_earlier_claim_moves_nothing() {
     let mut earlier = Claims::start(&world.store, Kind::Step, 1, Duration::from_millis(1));
     let first = earlier.next().await;
     earlier.stop();
-    let zombie =
-        Driver { world: &world, session: world.store.hydrate(&session_id).await.unwrap(), job: first };
+    let zombie = Driver {
+        world: &world,
+        session: world.store.hydrate(&session_id).await.unwrap(),
+        job: first,
+        policy: Policy::default(),
+    };
     let mut driver = world.drive(&session_id).await;
     assert_eq!(driver.job.lease.job_id, zombie.job.lease.job_id);
 
