@@ -11,15 +11,19 @@
 mod support;
 
 mod bad_input;
+mod cancel;
 mod chat;
 mod cli;
 mod crash;
 mod demo;
 mod dev;
 mod drain;
+mod heal;
 mod inbox;
 mod peers;
+mod resolve;
 mod startup;
+mod statuses;
 mod steer;
 mod store;
 mod stream;
