@@ -433,6 +433,27 @@ async fn a_session_in_hand_is_left_to_its_worker() {
 }
 
 #[tokio::test]
+async fn a_message_that_meets_a_job_about_to_end_is_answered() {
+    let ward = Ward::new().await;
+    let id = ward.session("c1", "one").await;
+    let worker = ward.worker().await;
+    ward.becomes(&id, "completed").await;
+    assert!(worker.terminate().success());
+    // Its holder has found that nothing is owed, and has not ended it yet.
+    let job = "insert into jobs (kind, space_id, conversation_id, session_id, step_number, lease, run_at)
+        values ('step', 'default', 'default/c1', $1, 9, nextval('leases'), clock_timestamp() + interval '1 hour')";
+    ward.execute(job, &id).await;
+    ward.store.send(&id, &message("two")).await.unwrap();
+    let held = sqlx::query("delete from jobs where lease is not null").execute(&ward.database.pool).await;
+    assert_eq!(held.unwrap().rows_affected(), 0, "the holder ends nothing of the new run's");
+    let worker = ward.worker().await;
+    ward.becomes(&id, "completed").await;
+    assert_eq!(ward.texts(&id, "assistant").await, ["You said: one.", "You said: two."]);
+    ward.is_in_order().await;
+    assert!(worker.terminate().success());
+}
+
+#[tokio::test]
 async fn a_session_put_away_by_hand_gives_its_conversation_back() {
     let ward = Ward::new().await;
     let first = ward.session("c1", "one").await;
