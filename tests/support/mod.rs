@@ -6,6 +6,7 @@ pub mod database;
 pub mod model;
 pub mod process;
 pub mod program;
+pub mod server;
 pub mod wire;
 pub mod world;
 
@@ -14,6 +15,7 @@ pub use database::Database;
 pub use model::{Answer, ModelServer};
 pub use process::{Options, Process};
 pub use program::Program;
+pub use server::Server;
 pub use world::World;
 
 use std::future::Future;
