@@ -25,7 +25,7 @@ async fn k05_a_run_that_had_not_begun_begins_once() {
     for (_, survived) in survive_rows("K5").await {
         each_call_ran_once(&survived);
         let to = |state: &str| {
-            let moves = survived.traces.journal("STATE_TRANSITION");
+            let moves = survived.traces.journal("state_transition");
             moves.iter().filter(|one| one["to_state"] == state).count()
         };
         assert_eq!((to("running"), to("completed")), (2, 2), "once a message");
