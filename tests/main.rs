@@ -19,6 +19,7 @@ mod dev;
 mod drain;
 mod inbox;
 mod peers;
+mod readme;
 mod startup;
 mod steer;
 mod store;
