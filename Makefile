@@ -53,6 +53,10 @@ storm: postgres with-postgres ## Many seeded storms: SEEDS=n [SEED_BASE=m] [JOBS
 	SEEDS=$(or $(SEEDS),20) SEED_BASE=$(or $(SEED_BASE),1) JOBS=$(or $(JOBS),2) \
 		$(CARGO) test $(BUILD) --test main -- --ignored --nocapture --exact storm::as_many_seeds_as_one_likes
 
+.PHONY: mutants
+mutants: postgres with-postgres ## Put one defect after the other into the product: the tests must notice each
+	@scripts/mutants $(ARGS)
+
 .PHONY: check
 check: ## Everything that CI runs, and how long each part took
 	@scripts/check fmt-check clippy doc test test-peers demo

@@ -254,15 +254,17 @@ async fn a_session_that_was_put_away_takes_no_message_and_says_what_is_possible(
     let model = echo().await;
     let process = options(&model).serve(&database).await;
     let client = process.client();
-    for (conversation, status) in [("c1", "archived"), ("c2", "terminated")] {
+    for (conversation, verb, status, valid) in
+        [("c1", "archive", "archived", json!(["terminate"])), ("c2", "terminate", "terminated", json!([]))]
+    {
         let id = id(&client.chat(conversation, "one").await);
         client.wait_for(&id, "completed").await;
-        let put = sqlx::query("update conversation_sessions set status = $2 where session_id = $1");
-        put.bind(&id).bind(status).execute(&database.pool).await.unwrap();
+        let (code, put) = client.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await;
+        assert_eq!((code, &put["status"]), (StatusCode::ACCEPTED, &json!(status)));
         let (code, problem) =
             client.post(&format!("/v1/chat/{conversation}/messages"), &json!({"text": "two"})).await;
         assert_eq!(code, StatusCode::CONFLICT, "{problem}");
-        assert_eq!((&problem["session_status"], &problem["valid"]), (&json!(status), &json!([])));
+        assert_eq!((&problem["session_status"], &problem["valid"]), (&json!(status), &valid));
         assert_eq!(texts(&client.session(&id).await, "user"), ["one"]);
     }
     let waiting: i64 = sqlx::query_scalar("select count(*) from session_inbox where status = 'pending'")

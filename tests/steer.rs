@@ -210,7 +210,7 @@ async fn what_is_not_possible_now_is_refused_with_what_is() {
         let (status, problem) = client.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await;
         assert_eq!(status, StatusCode::CONFLICT, "{verb}: {problem}");
         assert_eq!(problem["session_status"], "completed");
-        assert_eq!(problem["valid"], json!(["messages"]));
+        assert_eq!(problem["valid"], json!(["messages", "archive", "terminate"]));
         assert!(problem["detail"].as_str().unwrap().contains(verb), "{problem}");
     }
     assert_eq!(client.session(&id).await["status"], "completed");

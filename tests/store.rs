@@ -15,7 +15,7 @@ use wakeful::store::step::Commit;
 use wakeful::store::wake::{Delivered, NewMessage};
 use wakeful::store::{Error, Store, new_id};
 use wakeful::workflow::advance::{Ending, Outcome, Performed, advance};
-use wakeful::workflow::agent::{Limits, OnUncertain};
+use wakeful::workflow::agent::{Limits, Policy};
 use wakeful::workflow::plan::{Action, How, Stop, plan};
 use wakeful::workflow::record::Role;
 use wakeful::workflow::session::{CallOutcome, CallStatus, SessionStatus};
@@ -98,11 +98,18 @@ async fn an_interrupted_model_call_is_hydrated_and_gone_with_the_answer() {
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
     driver.begin_generation("gen_1", 1).await;
-    world.store.append_chunk(&driver.session.session_id, &"gen_1".into(), 1, "Hel").await.unwrap();
+    let session = driver.session.session_id.clone();
+    let append = async |chunk_no, text| {
+        world.store.append_chunk(&session, &"gen_1".into(), chunk_no, text).await.unwrap()
+    };
+    assert!(!append(1, "lo").await, "a chunk without the one before it would leave a gap");
+    assert!(append(0, "Hel").await);
+    assert!(append(0, "Hel").await, "asked again, it is there already");
 
     driver.session = world.store.hydrate(&session_id).await.unwrap();
     assert_eq!(driver.session.interrupted.len(), 1);
-    assert_eq!(driver.session.interrupted[0].chunks, 1);
+    assert_eq!(driver.session.interrupted[0].last_chunk, 0);
+    assert_eq!(world.store.generation_text(&session, &"gen_1".into()).await.unwrap(), "Hel");
     world.send(&session_id, "Still there?").await;
     driver.continues(replied(vec![text("Hello.")])).await;
     assert!(driver.session.interrupted.is_empty());
@@ -218,11 +225,11 @@ async fn the_token_of_an_earlier_claim_moves_nothing() {
         Driver { world: &world, session: world.store.hydrate(&session_id).await.unwrap(), job: first };
     let mut driver = world.drive(&session_id).await;
     assert_eq!(driver.job.lease.job_id, zombie.job.lease.job_id);
-    assert!(driver.job.lease.token > zombie.job.lease.token);
 
     let before = world.dump().await;
     let transition = zombie.transition(Outcome::Begun);
     assert_eq!(zombie.write(&transition).await, Commit::Stale);
+    assert!(driver.job.lease.token > zombie.job.lease.token);
     world.store.release(&zombie.job.lease).await.unwrap();
     assert_eq!(world.dump().await, before);
     driver.continues(Outcome::Begun).await;
@@ -348,8 +355,8 @@ async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
             for turn in 0..40_u64 {
                 let id = &sessions[((hammer * 7 + turn * 3) % 4) as usize];
                 let done = match (hammer + turn) % 4 {
-                    0 => store.cancel(id).await.map(|_| ()),
-                    1 => store.retry(id).await.map(|_| ()),
+                    0 => store.cancel(id, None).await.map(|_| ()),
+                    1 => store.retry(id, None).await.map(|_| ()),
                     _ => store.send(id, &message("more")).await.map(|_| {
                         sent.fetch_add(1, Ordering::Relaxed);
                     }),
@@ -433,7 +440,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                 Action::Stop(stop) => Outcome::Stopped(stop),
                 Action::Pause => Outcome::Paused,
             };
-            let transition = advance(&session, outcome, OnUncertain::default());
+            let transition = advance(&session, outcome, Policy::default());
             match store.commit(&job.lease, &session, transition.clone(), performance()).await.unwrap() {
                 Commit::Continued { wake_seq } => {
                     session.apply(&transition.continuing());
@@ -464,7 +471,7 @@ async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
     let job = claims.next().await;
     let seen = world.store.pending_deliveries(&job.lease).await.unwrap().unwrap();
     world.deliver(&job).await;
-    let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+    let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
     assert!(none.is_none(), "the look finds nothing more");
 
     // Enqueued after the look and before the end: the job does not end, and its lease is still its holder's.
@@ -495,14 +502,14 @@ async fn a_deliverer_without_its_lease_claims_and_settles_nothing() {
     let token = world.steal(job.lease.job_id).await;
     let before = world.dump().await;
     assert!(world.store.pending_deliveries(&job.lease).await.unwrap().is_none());
-    let claimed = world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+    let claimed = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
     assert!(claimed.is_none());
     assert!(!world.store.end_deliver_job(&job.lease, 1).await.unwrap());
     assert_eq!(world.dump().await, before);
 
     world.give_back(job.lease.job_id, token).await;
     let claimed =
-        world.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap().unwrap();
+        world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap().unwrap();
     world.steal(job.lease.job_id).await;
     let before = world.dump().await;
     let sent = Settled::Sent { receipt: json!({}) };

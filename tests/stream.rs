@@ -184,20 +184,20 @@ async fn streams_end_when_the_process_drains() {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Frame {
-    id: Option<i64>,
-    event: String,
-    data: Value,
+pub(crate) struct Frame {
+    pub(crate) id: Option<i64>,
+    pub(crate) event: String,
+    pub(crate) data: Value,
 }
 
 /// Reads frames as they are sent; a client's own reader would carry the last id over to frames that have none.
-struct Reader {
+pub(crate) struct Reader {
     response: Response,
     buffer: String,
 }
 
 impl Reader {
-    async fn open(client: &Client, id: &str, last: Option<i64>) -> Reader {
+    pub(crate) async fn open(client: &Client, id: &str, last: Option<i64>) -> Reader {
         let mut request = client.get_request(&format!("/v1/sessions/{id}/stream"));
         if let Some(last) = last {
             request = request.header("Last-Event-ID", last.to_string());
@@ -209,7 +209,7 @@ impl Reader {
     }
 
     /// The next frame; `None` when the connection ends.
-    async fn next(&mut self) -> Option<Frame> {
+    pub(crate) async fn next(&mut self) -> Option<Frame> {
         loop {
             if let Some((frame, rest)) = self.buffer.split_once("\n\n") {
                 let fields: Vec<(&str, &str)> =
@@ -233,6 +233,19 @@ impl Reader {
         }
     }
 
+    /// The next comment's text. No frame may come before it.
+    pub(crate) async fn comment(&mut self) -> String {
+        loop {
+            if let Some((comment, rest)) = self.buffer.split_once("\n\n") {
+                let text = comment.strip_prefix(':').expect("a comment").trim().to_owned();
+                self.buffer = rest.to_owned();
+                return text;
+            }
+            let bytes = tokio::time::timeout(PATIENCE, self.response.chunk()).await.expect("a comment comes");
+            self.buffer.push_str(std::str::from_utf8(&bytes.unwrap().unwrap()).unwrap());
+        }
+    }
+
     async fn take(&mut self, count: usize) -> Vec<Frame> {
         let mut frames = Vec::new();
         while frames.len() < count {
@@ -242,7 +255,7 @@ impl Reader {
     }
 
     /// The frames up to the first of that name.
-    async fn until(&mut self, event: &str) -> Vec<Frame> {
+    pub(crate) async fn until(&mut self, event: &str) -> Vec<Frame> {
         let mut frames: Vec<Frame> = Vec::new();
         while frames.last().is_none_or(|frame| frame.event != event) {
             frames.push(self.next().await.expect("the stream stays open"));
@@ -252,14 +265,14 @@ impl Reader {
 }
 
 /// What a reader has on its screen: the chunks since the last reset.
-fn shown(frames: &[Frame]) -> String {
+pub(crate) fn shown(frames: &[Frame]) -> String {
     let since = frames.iter().rposition(|frame| frame.event == "gen_reset").map_or(0, |at| at + 1);
     let chunks = frames[since..].iter().filter(|frame| frame.event == "gen_chunk");
     chunks.map(|frame| frame.data["delta"].as_str().unwrap()).collect()
 }
 
 /// What the last completed model call said.
-fn last_text(frames: &[Frame]) -> &str {
+pub(crate) fn last_text(frames: &[Frame]) -> &str {
     let complete = frames.iter().rfind(|frame| frame.event == "gen_complete").expect("a completed call");
     complete.data["payload"]["text"].as_str().unwrap()
 }
@@ -268,7 +281,7 @@ fn options(model: &ModelServer) -> Options {
     Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url)
 }
 
-async fn work(options: &Options, database: &Database) -> Process {
+pub(crate) async fn work(options: &Options, database: &Database) -> Process {
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
     worker.wait_for_log("\"Working\"").await;
     worker

@@ -1,15 +1,21 @@
 //! The outbox: outgoing messages, committed with the step that made them and sent by a job of their own.
 //!
-//! `queued` → `sending` → `sent`. Found `sending` after a crash, a delivery may have gone out: a channel that knows its
-//! keys is asked or sent to again under the same key, any other leaves it `uncertain` and shows it.
+//! `queued` → `sending` → `sent`. Found `sending` after a crash, a delivery may have gone out: the channel is asked for
+//! its key or sent to again under the same key, and where neither is possible it is `uncertain` and shown. Past its
+//! `not_after` it is `expired` and never sent late. Whatever the end, the journal has one entry for it.
 
+use crate::error::bounded;
 use crate::queue::Lease;
 use crate::run::{Wakes, journal};
 use crate::{Result, Store};
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::time::Duration;
 use wakeful_workflow::event::Event;
 
-/// A delivery that this lease may send now.
+/// A receipt that is larger is replaced by a word about its size.
+const RECEIPT_BYTES: usize = 4096;
+
+/// A delivery that this lease may bring to its end now.
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub delivery_id: String,
@@ -19,14 +25,51 @@ pub struct Claimed {
     pub attempt: i32,
     /// It was `sending` already: an earlier attempt may have gone out.
     pub maybe_sent: bool,
+    /// It is past its `not_after`. Unless it may have gone out already it is still `queued`, and was not begun.
+    pub late: bool,
+    /// The time that the caller allows for an attempt is over: none may be under way any more.
+    pub quiet: bool,
+}
+
+/// What a claim goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// How old a delivery without a `not_after` of its own may become before it is sent.
+    pub max_age: Option<Duration>,
+    /// How long after its beginning an attempt that nobody saw end may still be under way.
+    pub attempt_limit: Duration,
 }
 
 /// How a delivery ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Settled {
-    Sent { receipt: Value },
-    Failed { error: String },
-    Uncertain { error: String },
+    Sent {
+        receipt: Value,
+    },
+    /// It was not sent and will not be.
+    Failed {
+        error: String,
+    },
+    /// It was not sent in time and will not be.
+    Expired {
+        error: String,
+    },
+    /// Nobody knows whether it was sent.
+    Uncertain {
+        error: String,
+    },
+}
+
+impl Settled {
+    /// The word that is stored, and the reason where it was not sent for certain.
+    fn words(&self) -> (&'static str, Option<String>) {
+        match self {
+            Settled::Sent { .. } => ("sent", None),
+            Settled::Failed { error } => ("failed", Some(bounded(error))),
+            Settled::Expired { error } => ("expired", Some(bounded(error))),
+            Settled::Uncertain { error } => ("uncertain", Some(bounded(error))),
+        }
+    }
 }
 
 impl Store {
@@ -44,7 +87,7 @@ impl Store {
         .await?)
     }
 
-    /// Takes the oldest open delivery of the channel, fenced. What is past its `not_after` expires on the way.
+    /// Takes the oldest open delivery of the channel, fenced. Later ones wait for it, whatever becomes of it.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -53,39 +96,44 @@ impl Store {
         lease: &Lease,
         conversation_id: &str,
         channel: &str,
+        terms: Terms,
     ) -> Result<Option<Claimed>> {
-        sqlx::query!(
-            "update deliveries
-            set status = 'expired', settled_at = clock_timestamp()
-            where conversation_id = $1 and channel = $2 and status = 'queued' and not_after < clock_timestamp()",
-            conversation_id,
-            channel
-        )
-        .execute(&self.pool)
-        .await?;
         let claimed = sqlx::query!(
             r#"
-            with next as (
-                select delivery_id, status from deliveries
+            with oldest as (
+                select delivery_id, status, sending_at,
+                    coalesce(not_after, created_at + make_interval(secs => $5)) as not_after
+                from deliveries
                 where conversation_id = $3 and channel = $4 and status in ('queued', 'sending')
                 order by ordinal
                 limit 1
+            ), next as (
+                select delivery_id, status, not_after, coalesce(not_after < clock_timestamp(), false) as late,
+                    coalesce(sending_at + make_interval(secs => $6) < clock_timestamp(), true) as quiet
+                from oldest
             ), j as (
                 update jobs set stuck = stuck
                 where job_id = $1 and lease = $2
                 returning job_id
             )
             update deliveries
-            set status = 'sending', attempt = attempt + 1, lease = $2
+            set status = case when next.late then next.status else 'sending' end,
+                attempt = attempt + case when next.late and next.status = 'queued' then 0 else 1 end,
+                sending_at = case when next.status = 'queued' then clock_timestamp() else sending_at end,
+                not_after = next.not_after,
+                lease = $2
             from next, j
             where deliveries.delivery_id = next.delivery_id
             returning deliveries.delivery_id, deliveries.session_id, deliveries.content::text as "content!",
-                deliveries.attempt, next.status = 'sending' as "maybe_sent!"
+                deliveries.attempt, next.status = 'sending' as "maybe_sent!", next.late as "late!",
+                next.quiet as "quiet!"
             "#,
             lease.job_id,
             lease.token,
             conversation_id,
-            channel
+            channel,
+            terms.max_age.map(|age| age.as_secs_f64()),
+            terms.attempt_limit.as_secs_f64()
         )
         .fetch_optional(&self.pool)
         .await?;
@@ -97,6 +145,8 @@ impl Store {
                     content: crate::hydrate::from_text("delivery", &row.content)?,
                     attempt: row.attempt,
                     maybe_sent: row.maybe_sent,
+                    late: row.late,
+                    quiet: row.quiet,
                 })
             })
             .transpose()
@@ -111,7 +161,7 @@ impl Store {
             "update deliveries set status = 'queued', last_error = $3 where delivery_id = $1 and lease = $2",
             delivery_id,
             lease.token,
-            error
+            bounded(error)
         )
         .execute(&self.pool)
         .await?;
@@ -130,11 +180,18 @@ impl Store {
         channel: &str,
         settled: &Settled,
     ) -> Result<bool> {
-        let (status, receipt, error) = match settled {
-            Settled::Sent { receipt } => ("sent", Some(receipt.to_string()), None),
-            Settled::Failed { error } => ("failed", None, Some(error.as_str())),
-            Settled::Uncertain { error } => ("uncertain", None, Some(error.as_str())),
-        };
+        let done = self.try_settle(lease, claimed, channel, settled).await;
+        self.noted(done)
+    }
+
+    async fn try_settle(
+        &self,
+        lease: &Lease,
+        claimed: &Claimed,
+        channel: &str,
+        settled: &Settled,
+    ) -> Result<bool> {
+        let (status, reason) = settled.words();
         let mut tx = self.pool.begin().await?;
         sqlx::query!(
             "select session_id from conversation_sessions where session_id = $1 for update",
@@ -143,7 +200,7 @@ impl Store {
         .fetch_optional(&mut *tx)
         .await?;
         let held = sqlx::query!(
-            "update jobs set stuck = 0 where job_id = $1 and lease = $2",
+            "update jobs set stuck = 0, died = 0 where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token
         )
@@ -156,12 +213,12 @@ impl Store {
             "update deliveries
             set status = $3, receipt = $4::text::json, last_error = coalesce($5, last_error),
                 settled_at = clock_timestamp()
-            where delivery_id = $1 and lease = $2 and status = 'sending'",
+            where delivery_id = $1 and lease = $2 and status in ('queued', 'sending')",
             claimed.delivery_id,
             lease.token,
             status,
-            receipt,
-            error
+            receipt_of(settled),
+            reason
         )
         .execute(&mut *tx)
         .await?;
@@ -169,12 +226,16 @@ impl Store {
             // An earlier try of this went through, and only its answer was lost.
             return Ok(true);
         }
-        if let Settled::Sent { .. } = settled {
-            let event =
-                Event::GenSent { delivery_id: claimed.delivery_id.clone(), channel: channel.to_owned() };
-            let dedupe = format!("sent/{}", claimed.delivery_id);
-            journal(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
-        }
+        let (delivery_id, channel) = (claimed.delivery_id.clone(), channel.to_owned());
+        let (dedupe, event) = match reason {
+            None => (format!("sent/{delivery_id}"), Event::GenSent { delivery_id, channel }),
+            Some(reason) => {
+                let status = status.to_owned();
+                let dedupe = format!("unsent/{delivery_id}");
+                (dedupe, Event::DeliveryFailed { delivery_id, channel, status, reason })
+            }
+        };
+        journal(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
         tx.commit().await?;
         Ok(true)
     }
@@ -194,4 +255,15 @@ impl Store {
         .await?;
         Ok(ended.rows_affected() == 1)
     }
+}
+
+/// What the provider gave for the message, as far as it is small.
+fn receipt_of(settled: &Settled) -> Option<String> {
+    let receipt = match settled {
+        Settled::Sent { receipt } => receipt.to_string(),
+        Settled::Failed { .. } | Settled::Expired { .. } | Settled::Uncertain { .. } => return None,
+    };
+    // Postgres keeps an escaped NUL in `json` and then fails whoever asks for the text.
+    let kept = receipt.len() <= RECEIPT_BYTES && !receipt.contains("\\u0000");
+    Some(if kept { receipt } else { json!({ "omitted_bytes": receipt.len() }).to_string() })
 }

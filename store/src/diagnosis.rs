@@ -55,9 +55,11 @@ pub struct ServerFacts {
 pub struct Troubles {
     /// Sessions by status.
     pub sessions: Vec<(String, i64)>,
-    /// Calls of which nobody knows whether they took effect, and a session that has one.
+    /// Calls of which nobody knows whether they took effect and nobody has decided on, and a session that has one.
     pub uncertain_calls: i64,
     pub uncertain_call_session: Option<String>,
+    /// That session's call.
+    pub uncertain_call_id: Option<String>,
     /// Outgoing messages that failed, or of which nobody knows whether they were sent, and a session that has one.
     pub bad_deliveries: i64,
     pub bad_delivery_session: Option<String>,
@@ -131,17 +133,18 @@ impl Store {
             with newest as materialized (
                 select session_id from conversation_sessions order by session_id desc limit $1
             ), calls as (
-                select count(*) as found, max(tool_calls.session_id) as session_id
+                select count(*) as found, max(tool_calls.session_id) as session_id,
+                    (array_agg(tool_calls.call_id order by tool_calls.session_id desc, tool_calls.call_id))[1] as call_id
                 from tool_calls
                 join newest on newest.session_id = tool_calls.session_id
-                where tool_calls.status = 'uncertain'
+                where tool_calls.status = 'uncertain' and tool_calls.resolution is null
             ), outgoing as (
                 select count(*) as found, max(deliveries.session_id) as session_id
                 from deliveries
                 join newest on newest.session_id = deliveries.session_id
                 where deliveries.status in ('uncertain', 'failed')
             )
-            select calls.found as "calls!", calls.session_id as call_session,
+            select calls.found as "calls!", calls.session_id as call_session, calls.call_id,
                 outgoing.found as "deliveries!", outgoing.session_id as delivery_session
             from calls, outgoing
             "#,
@@ -153,6 +156,7 @@ impl Store {
             sessions: sessions.into_iter().map(|row| (row.status, row.count)).collect(),
             uncertain_calls: effects.calls,
             uncertain_call_session: effects.call_session,
+            uncertain_call_id: effects.call_id,
             bad_deliveries: effects.deliveries,
             bad_delivery_session: effects.delivery_session,
         })

@@ -14,6 +14,9 @@ pub enum Error {
     /// The request does not fit the session's status.
     #[error("session {session_id} is {}: {wanted} is not possible now", status.as_str())]
     Conflict { session_id: String, status: SessionStatus, wanted: &'static str },
+    /// What is asked does not fit what is known of it; the reason says what would.
+    #[error("session {session_id}: {reason}")]
+    Refused { session_id: String, reason: String },
     /// The same idempotency key came with another body.
     #[error("client_key {client_key:?} was used before with another message")]
     KeyReused { client_key: String },
@@ -34,14 +37,20 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// Whether asking again later can help: the connection, the server's load or its restart is at fault.
     pub fn is_transient(&self) -> bool {
+        self.outage().is_some()
+    }
+
+    /// What is wrong with the database as a whole, where it is that and not the statement.
+    pub fn outage(&self) -> Option<Outage> {
         match self {
-            Error::Database(error) => is_transient(error),
+            Error::Database(error) => outage_of(error),
             Error::NotFound { .. }
             | Error::Conflict { .. }
+            | Error::Refused { .. }
             | Error::KeyReused { .. }
             | Error::InboxFull { .. }
             | Error::Schema(_)
-            | Error::Corrupt { .. } => false,
+            | Error::Corrupt { .. } => None,
         }
     }
 
@@ -50,31 +59,118 @@ impl Error {
     }
 }
 
-fn is_transient(error: &sqlx::Error) -> bool {
+/// What keeps the database from doing what it was asked, for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outage {
+    /// It is stopped, starting, or the connection broke.
+    Away,
+    /// Every connection is taken, ours or the server's.
+    Crowded,
+    /// It is a standby, or was told to take no writes.
+    ReadOnly,
+    /// Its disk is full.
+    DiskFull,
+    /// It ran out of memory or of another resource, or its files cannot be read or written.
+    Ailing,
+    /// A lock or a time limit was in the way, or two transactions in each other's.
+    Contended,
+}
+
+impl Outage {
+    /// The outage in words, for logs and readiness.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outage::Away => "the database cannot be reached",
+            Outage::Crowded => "no connection to the database is free",
+            Outage::ReadOnly => "the database takes no writes: it is read-only",
+            Outage::DiskFull => "the database takes no writes: its disk is full",
+            Outage::Ailing => "the database is out of a resource",
+            Outage::Contended => "the database was too slow, or its transactions are in each other's way",
+        }
+    }
+
+    /// Whether the server answers and refuses to write: asking it a question does not show that.
+    pub fn refuses_writes(self) -> bool {
+        match self {
+            Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
+            Outage::Away | Outage::Crowded | Outage::Contended => false,
+        }
+    }
+}
+
+fn outage_of(error: &sqlx::Error) -> Option<Outage> {
     match error {
         sqlx::Error::Io(_)
         | sqlx::Error::Tls(_)
         | sqlx::Error::Protocol(_)
-        | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
-        | sqlx::Error::WorkerCrashed => true,
-        sqlx::Error::Database(error) => {
-            // Classes: 08 connection, 25006 read-only standby, 40 serialisation and deadlock, 53 resources
-            // (disk full, too many connections), 55P03 lock not available, 57P0x shutdown and restart, 58 system;
-            // 57014 and 25P03 are our own time limits, on a server that is too slow just now.
-            error.code().is_some_and(|code| {
-                ["08", "40", "53", "58"].iter().any(|class| code.starts_with(class))
-                    || matches!(
-                        code.as_ref(),
-                        "25006" | "25P03" | "55P03" | "57014" | "57P01" | "57P02" | "57P03"
-                    )
-            })
-        }
-        _ => false,
+        | sqlx::Error::WorkerCrashed => Some(Outage::Away),
+        sqlx::Error::PoolTimedOut => Some(Outage::Crowded),
+        sqlx::Error::Database(error) => of_code(error.code()?.as_ref()),
+        _ => None,
     }
+}
+
+/// By SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
+fn of_code(code: &str) -> Option<Outage> {
+    Some(match code {
+        "25006" => Outage::ReadOnly,
+        "53100" => Outage::DiskFull,
+        "53300" => Outage::Crowded,
+        // The last two are our own time limits, on a server that is too slow just now.
+        "55P03" | "25P03" | "57014" => Outage::Contended,
+        "57P01" | "57P02" | "57P03" => Outage::Away,
+        _ if code.starts_with("08") => Outage::Away,
+        _ if code.starts_with("40") => Outage::Contended,
+        _ if code.starts_with("53") || code.starts_with("58") => Outage::Ailing,
+        _ => return None,
+    })
+}
+
+/// A text of somebody else's, as a column takes it: without NUL, which Postgres refuses, and not endless.
+pub(crate) fn bounded(text: &str) -> String {
+    const BYTES: usize = 2000;
+    let clean = wakeful_workflow::record::without_nul(text.to_owned());
+    if clean.len() <= BYTES {
+        return clean;
+    }
+    let end = clean.floor_char_boundary(BYTES);
+    format!("{}…", &clean[..end])
 }
 
 /// Whether the statement raised division by zero: a predicate of the fence missed.
 pub(crate) fn missed_fence(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "22012")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_known_by_its_code_and_a_wrong_statement_is_none() {
+        for (code, outage) in [
+            ("25006", Some(Outage::ReadOnly)),
+            ("53100", Some(Outage::DiskFull)),
+            ("53300", Some(Outage::Crowded)),
+            ("53200", Some(Outage::Ailing)),
+            ("58030", Some(Outage::Ailing)),
+            ("40001", Some(Outage::Contended)),
+            ("40P01", Some(Outage::Contended)),
+            ("57P03", Some(Outage::Away)),
+            ("08006", Some(Outage::Away)),
+            ("22012", None),
+            ("23505", None),
+            ("42P01", None),
+        ] {
+            assert_eq!(of_code(code), outage, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_foreign_text_is_cut_and_loses_its_nul() {
+        assert_eq!(bounded("a\0b"), "a\u{fffd}b");
+        let long = bounded(&"é".repeat(5000));
+        assert!(long.len() <= 2004 && long.ends_with('…'), "{}", long.len());
+    }
 }

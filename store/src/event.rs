@@ -1,4 +1,5 @@
-//! The journal, read: in order, without a gap, with the text that its pointers point at.
+//! The journal, read: in order, without a gap, with what its pointers point at. So an entry that was printed needs
+//! nothing beside it.
 
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
@@ -32,16 +33,17 @@ impl Store {
         .ok_or_else(|| crate::Error::NotFound { what: "session", id: session_id.to_owned() })
     }
 
-    /// Up to `limit` entries after `after`, each with the `text` of the message it points at. Numbers are given in commit
-    /// order, so a reader that asks for what is after the last one it has seen misses nothing.
+    /// Up to `limit` entries after `after`, each with the `text` of the message, the `context_state` or the `value` that
+    /// it points at. Numbers are given in commit order, so a reader that asks for what is after the last one it has seen misses nothing.
     ///
     /// # Errors
-    /// [`crate::Error::Database`].
+    /// [`crate::Error::Corrupt`] for a blob that is no JSON, [`crate::Error::Database`].
     pub async fn journal(&self, session_id: &str, after: i64, limit: i64) -> Result<Vec<JournalEntry>> {
         let rows = sqlx::query!(
             r#"
             select e.seq, e.ts, e.type as kind, e.run_id, e.step_number, e.payload,
-                r.content::text as "content?", i.content as "inbox_text?", c.name as "tool_name?"
+                r.content::text as "content?", i.content as "inbox_text?", c.name as "tool_name?",
+                b.bytes as "blob?"
             from session_events e
             join conversation_sessions s on s.session_id = e.session_id
             left join conversation_records r
@@ -56,6 +58,9 @@ impl Store {
                 on c.session_id = e.session_id
                 and c.call_id = e.payload ->> 'call_id'
                 and e.type = 'TOOL_RESULT'
+            left join blobs b
+                on b.sha256 = coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256')
+                and e.type in ('checkpoint', 'context_update')
             where e.session_id = $1 and e.seq > $2
             order by e.seq
             limit $3
@@ -80,6 +85,10 @@ impl Store {
                     }
                     if let Some(name) = row.tool_name {
                         fields.insert("name".to_owned(), name.into());
+                    }
+                    if let Some(blob) = &row.blob {
+                        let resolved = if row.kind == "checkpoint" { "context_state" } else { "value" };
+                        fields.insert(resolved.to_owned(), crate::hydrate::from_bytes("blob", blob)?);
                     }
                 }
                 Ok(JournalEntry {

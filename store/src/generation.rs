@@ -1,7 +1,8 @@
 //! Model calls in flight: the intent of a call and the text that readers are shown while it streams.
 //!
 //! Committed asynchronously, since losing the newest of it loses nothing: the answer itself is a record. These rows
-//! touch neither the session nor the journal, whose numbers must never be used twice.
+//! touch neither the session nor the journal, whose numbers must never be used twice. A server that crashes may have
+//! lost rows that readers were shown; what is left of a generation's chunks is always its beginning, without a gap.
 
 use crate::queue::Lease;
 use crate::{Result, Store};
@@ -15,7 +16,14 @@ pub struct NewGeneration<'a> {
     pub step_number: i64,
     pub attempt: i64,
     pub model: &'a str,
+    /// Hash of the bytes that are sent.
     pub request_sha256: &'a str,
+    /// Hash of the same request without its prefill.
+    pub base_sha256: &'a str,
+    /// What the projection changed in the request.
+    pub repairs: i64,
+    /// The attempt whose text the request ends with.
+    pub resumes: Option<&'a GenerationId>,
 }
 
 /// What a live reader is shown of a model call in flight.
@@ -24,59 +32,121 @@ pub struct LiveGeneration {
     pub generation_id: String,
     pub attempt: i64,
     pub step_number: i64,
-    /// Chunks from the asked number on: (number, text).
+    /// Number of its last chunk, -1 when it has none.
+    pub last_chunk: i64,
+    /// Chunks after the asked number: (number, text). The first has the number 0.
     pub chunks: Vec<(i64, String)>,
 }
 
 impl Store {
-    /// Writes down that a model is about to be called. `false`: the lease is lost, so the call must not be made.
+    /// Writes down that a model is about to be called, and gives the database's time of it. `None`: the lease is lost,
+    /// so the call must not be made.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<bool> {
-        let inserted = sqlx::query!(
-            "insert into generations (session_id, generation_id, step_number, attempt, model, request_sha256)
-            select $1, $2, $3, $4, $5, $6
+    pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<Option<String>> {
+        // As JSON writes it, which is how hydration reads it.
+        let started_at = sqlx::query_scalar!(
+            r#"insert into generations
+                (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes)
+            select $1, $2, $3, $4, $5, $6, $7, $8, $9
             from jobs
-            where job_id = $7 and lease = $8",
+            where job_id = $10 and lease = $11
+            returning to_json(started_at) #>> '{}' as "started_at!""#,
             new.session_id.as_str(),
             new.generation_id.as_str(),
             new.step_number,
             new.attempt,
             new.model,
             new.request_sha256,
+            new.base_sha256,
+            new.repairs,
+            new.resumes.map(GenerationId::as_str),
             lease.job_id,
             lease.token
         )
-        .execute(&self.streams)
+        .fetch_optional(&self.streams)
         .await?;
-        Ok(inserted.rows_affected() == 1)
+        Ok(started_at)
     }
 
-    /// Appends streamed text. Nothing is written once the generation is over.
+    /// Appends streamed text as chunk `chunk_no`, once, however often it is asked to. `false`: the chunk before it is not
+    /// there, or, of the first, the generation is not; nothing was written, for that would leave a gap.
     ///
     /// # Errors
-    /// [`crate::Error::Database`].
+    /// [`crate::Error::Database`]; then it is unknown whether it was written.
     pub async fn append_chunk(
         &self,
         session_id: &SessionId,
         generation_id: &GenerationId,
         chunk_no: i64,
         text: &str,
-    ) -> Result<()> {
-        sqlx::query!(
-            r#"insert into generation_chunks (session_id, generation_id, chunk_no, "text")
-            select session_id, generation_id, $3, $4
-            from generations
-            where session_id = $1 and generation_id = $2"#,
+    ) -> Result<bool> {
+        // The inserting part and the last line see the same snapshot, and nobody but this caller writes chunks of it.
+        let appended = sqlx::query_scalar!(
+            r#"
+            with g as (
+                select session_id, generation_id
+                from generations g
+                where session_id = $1
+                    and generation_id = $2
+                    and ($3::bigint = 0 or exists (
+                        select from generation_chunks k
+                        where k.session_id = $1 and k.generation_id = $2 and k.chunk_no = $3 - 1))
+            ), chunk as (
+                insert into generation_chunks (session_id, generation_id, chunk_no, "text")
+                select session_id, generation_id, $3, $4
+                from g
+                on conflict do nothing
+            )
+            select exists (select from g) as "appended!"
+            "#,
             session_id.as_str(),
             generation_id.as_str(),
             chunk_no,
             text
         )
+        .fetch_one(&self.streams)
+        .await?;
+        Ok(appended)
+    }
+
+    /// Writes down that nobody is to go on from this generation's text.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn never_resume(&self, session_id: &SessionId, generation_id: &GenerationId) -> Result<()> {
+        sqlx::query!(
+            "update generations
+            set resumable = false
+            where session_id = $1 and generation_id = $2",
+            session_id.as_str(),
+            generation_id.as_str()
+        )
         .execute(&self.streams)
         .await?;
         Ok(())
+    }
+
+    /// What a generation has said, as far as its chunks go.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn generation_text(
+        &self,
+        session_id: &SessionId,
+        generation_id: &GenerationId,
+    ) -> Result<String> {
+        let text = sqlx::query_scalar!(
+            r#"select string_agg("text", '' order by chunk_no)
+            from generation_chunks
+            where session_id = $1 and generation_id = $2"#,
+            session_id.as_str(),
+            generation_id.as_str()
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(text.unwrap_or_default())
     }
 
     /// The newest model call in flight of a session, with its chunks after `after_chunk` if it is still `known`, else
@@ -91,10 +161,13 @@ impl Store {
         after_chunk: i64,
     ) -> Result<Option<LiveGeneration>> {
         let Some(generation) = sqlx::query!(
-            "select generation_id, attempt, step_number from generations
-            where session_id = $1
-            order by attempt desc, started_at desc
-            limit 1",
+            r#"select g.generation_id, g.attempt, g.step_number,
+                (select coalesce(max(k.chunk_no), -1) from generation_chunks k
+                    where k.session_id = g.session_id and k.generation_id = g.generation_id) as "last_chunk!"
+            from generations g
+            where g.session_id = $1
+            order by g.attempt desc, g.started_at desc
+            limit 1"#,
             session_id
         )
         .fetch_optional(&self.pool)
@@ -102,7 +175,7 @@ impl Store {
         else {
             return Ok(None);
         };
-        let after_chunk = if known == Some(generation.generation_id.as_str()) { after_chunk } else { 0 };
+        let after_chunk = if known == Some(generation.generation_id.as_str()) { after_chunk } else { -1 };
         let chunks = sqlx::query!(
             r#"select chunk_no, "text" from generation_chunks
             where session_id = $1 and generation_id = $2 and chunk_no > $3
@@ -117,6 +190,7 @@ impl Store {
             generation_id: generation.generation_id,
             attempt: generation.attempt,
             step_number: generation.step_number,
+            last_chunk: generation.last_chunk,
             chunks: chunks.into_iter().map(|chunk| (chunk.chunk_no, chunk.text)).collect(),
         }))
     }

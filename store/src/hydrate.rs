@@ -27,7 +27,8 @@ impl Store {
         let row = sqlx::query!(
             r#"
             select s.session_id, s.conversation_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.status,
-                s.cancel_requested, s.wake_seq, s.last_message_number, s.to_message_number, s.last_event_seq,
+                s.cancel_requested, case when s.cancel_requested then s.cancel_reason end as cancel_reason, s.wake_seq,
+                s.last_message_number, s.to_message_number, s.last_event_seq,
                 s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
                 s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros, s.state,
                 r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
@@ -42,8 +43,9 @@ impl Store {
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256,
-                        'chunks', (select count(*) from generation_chunks k
+                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
+                        'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
+                        'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
                     from generations g where g.session_id = s.session_id) as generations
@@ -96,6 +98,7 @@ impl Store {
             agent: row.agent,
             status: SessionStatus::parse(&row.status).ok_or_else(|| Error::corrupt("status", &row.status))?,
             cancel_requested: row.cancel_requested,
+            cancel_reason: row.cancel_reason,
             wake_seq: row.wake_seq,
             last_message_number: row.last_message_number,
             to_message_number: row.to_message_number,
@@ -126,14 +129,15 @@ impl Store {
     }
 
     /// Brings a warm copy up to date after `wake_seq` moved or a call was cut off: inbox, ledger, model calls in
-    /// flight and the cancel flag are read again.
+    /// flight, the cancel flag and the state (which an operator may have rebuilt) are read again.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn refresh(&self, session: &mut Session) -> Result<()> {
         let row = sqlx::query!(
             r#"
-            select s.wake_seq, s.last_event_seq, s.cancel_requested,
+            select s.wake_seq, s.last_event_seq, s.cancel_requested, s.state,
+                case when s.cancel_requested then s.cancel_reason end as cancel_reason,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
                     from session_inbox i
                     where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
@@ -142,8 +146,9 @@ impl Store {
                     from tool_calls c
                     where c.session_id = s.session_id and c.result_message_number is null) as calls,
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256,
-                        'chunks', (select count(*) from generation_chunks k
+                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
+                        'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
+                        'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
                     from generations g where g.session_id = s.session_id) as generations
@@ -158,6 +163,11 @@ impl Store {
         session.wake_seq = row.wake_seq;
         session.last_event_seq = row.last_event_seq;
         session.cancel_requested = row.cancel_requested;
+        let Value::Object(state) = row.state else {
+            return Err(Error::corrupt("state", "not an object"));
+        };
+        session.state = state;
+        session.cancel_reason = row.cancel_reason;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
         session.interrupted = interrupted(row.generations)?;
@@ -171,7 +181,12 @@ struct InterruptedRow {
     attempt: i64,
     model: String,
     request_sha256: String,
-    chunks: i64,
+    started_at: String,
+    base_sha256: Option<String>,
+    repairs: i64,
+    resumes: Option<String>,
+    resumable: bool,
+    last_chunk: i64,
 }
 
 #[derive(serde::Deserialize)]
@@ -217,7 +232,12 @@ fn interrupted(rows: Option<Value>) -> Result<Vec<Interrupted>> {
             attempt: row.attempt,
             model: row.model,
             request_sha256: row.request_sha256,
-            chunks: row.chunks,
+            started_at: row.started_at,
+            base_sha256: row.base_sha256,
+            repairs: row.repairs,
+            last_chunk: row.last_chunk,
+            resumes: row.resumes.as_deref().map(Into::into),
+            resumable: row.resumable,
         })
         .collect())
 }
@@ -231,4 +251,8 @@ fn list<T: DeserializeOwned>(what: &'static str, rows: Option<Value>) -> Result<
 
 pub(crate) fn from_text<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| Error::corrupt(what, error))
+}
+
+pub(crate) fn from_bytes<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|error| Error::corrupt(what, error))
 }

@@ -91,7 +91,7 @@ impl Store {
             with s as (
                 select session_id from conversation_sessions where session_id = $1 for no key update
             ), j as (
-                update jobs set stuck = 0
+                update jobs set stuck = 0, died = 0
                 from s
                 where jobs.job_id = $2 and jobs.lease = $3
                 returning jobs.job_id

@@ -3,12 +3,18 @@
 //! | to | read |
 //! |---|---|
 //! | start or wake a session | [`wake`], [`run`] |
+//! | make one go on, whatever its rows look like | [`heal`] |
+//! | say what became of an uncertain effect | [`resolve`] |
+//! | archive or terminate one | [`retire`] |
 //! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
+//! | recover a session from a journal, wherever it is kept | [`journal`] |
+//! | hold the caches against the logs | [`verify`] |
 //! | run a tool at most once | [`ledger`] |
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued | [`delivery`] |
 //! | hand out work | [`queue`] |
+//! | know whether it takes writes | [`readiness`] |
 //! | show sessions to people | [`session`], [`event`], [`standing`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
@@ -22,17 +28,23 @@ pub mod error;
 pub mod event;
 pub mod failpoint;
 pub mod generation;
+pub mod heal;
 pub mod hydrate;
+pub mod journal;
 pub mod ledger;
 pub mod queue;
+pub mod readiness;
+pub mod resolve;
+pub mod retire;
 pub mod run;
 pub mod schema;
 pub mod session;
 pub mod standing;
 pub mod step;
+pub mod verify;
 pub mod wake;
 
-pub use error::{Error, Result};
+pub use error::{Error, Outage, Result};
 pub use schema::create_database;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
@@ -51,6 +63,7 @@ pub struct Store {
     pub(crate) streams: PgPool,
     /// How to make a connection of one's own: heartbeat and LISTEN must never wait for the pool.
     pub(crate) options: PgConnectOptions,
+    pub(crate) refusal: readiness::Refusal,
 }
 
 impl Store {
@@ -73,16 +86,7 @@ impl Store {
         };
         let streams = pool_options((max_connections / 4).max(2))
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
-        Ok(Store { pool, streams, options })
-    }
-
-    /// Whether the server answers.
-    ///
-    /// # Errors
-    /// [`Error::Database`] when it does not.
-    pub async fn ping(&self) -> Result<()> {
-        sqlx::query!("select 1 as one").fetch_one(&self.pool).await?;
-        Ok(())
+        Ok(Store { pool, streams, options, refusal: readiness::Refusal::default() })
     }
 
     /// Ends the pools' connections.

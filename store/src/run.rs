@@ -25,6 +25,8 @@ pub(crate) struct Locked {
     pub session_id: String,
     pub conversation_id: String,
     pub space_id: String,
+    pub trigger_type: String,
+    pub trigger_id: String,
     pub status: SessionStatus,
     pub last_step_number: i64,
     /// Its open run was asked to end.
@@ -38,6 +40,19 @@ pub(crate) struct Locked {
 pub(crate) enum Opened {
     Running,
     Queued,
+}
+
+/// Locks a session that is known by its id alone, after its conversation.
+pub(crate) async fn lock(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
+    let conversation_id = sqlx::query_scalar!(
+        "select conversation_id from conversation_sessions where session_id = $1",
+        session_id
+    )
+    .fetch_optional(&mut *tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+    lock_conversation(tx, &conversation_id).await?;
+    lock_session(tx, session_id).await
 }
 
 /// Locks the conversation: the first lock of every transaction that opens or closes a run.
@@ -58,7 +73,8 @@ pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &s
 /// Locks the session, after its conversation.
 pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let row = sqlx::query!(
-        "select session_id, conversation_id, space_id, status, last_step_number, cancel_requested,
+        "select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
+            cancel_requested,
             exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
                 and session_runs.started_at is not null) as started
         from conversation_sessions
@@ -73,6 +89,8 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
         session_id: row.session_id,
         conversation_id: row.conversation_id,
         space_id: row.space_id,
+        trigger_type: row.trigger_type,
+        trigger_id: row.trigger_id,
         status: SessionStatus::parse(&row.status)
             .ok_or_else(|| Error::corrupt("session status", &row.status))?,
         last_step_number: row.last_step_number,
@@ -129,35 +147,53 @@ pub(crate) async fn journal(
     Ok(())
 }
 
-/// Opens a run that is new, or that a person or an answer resumes. It starts at once when no other run has the conversation;
-/// else it is queued and the run that closes starts it.
+/// Opens a run that is new, or that a person or an answer resumes; `reason` is why, for the journal. It starts at once
+/// when no other run has the conversation; else it is queued and the run that closes starts it.
 pub(crate) async fn open(
     tx: &mut PgConnection,
     conversation: &Conversation,
     session: &Locked,
     run_id: &str,
     trace_context: Option<&str>,
+    reason: Option<&str>,
 ) -> Result<Opened> {
+    if session.status != SessionStatus::Queued && !session.status.may_become(SessionStatus::Queued) {
+        return Err(Error::Conflict {
+            session_id: session.session_id.clone(),
+            status: session.status,
+            wanted: "a run",
+        });
+    }
     let free = conversation.open_run_id.is_none();
-    sqlx::query!(
-        "insert into session_runs (run_id, session_id, conversation_id, status, trace_context)
+    let new = sqlx::query_scalar!(
+        r#"insert into session_runs (run_id, session_id, conversation_id, status, trace_context)
         values ($1, $2, $3, 'queued', $4)
         on conflict (run_id) do update set status = 'queued', error = null, completed_at = null,
-            trace_context = coalesce(excluded.trace_context, session_runs.trace_context)",
+            trace_context = coalesce(excluded.trace_context, session_runs.trace_context)
+        returning (xmax = 0) as "inserted!""#,
         run_id,
         session.session_id,
         session.conversation_id,
         trace_context
     )
-    .execute(&mut *tx)
+    .fetch_one(&mut *tx)
     .await?;
+    let mut events = Vec::new();
+    if new {
+        events.push(Event::TriggerEvent {
+            trigger_type: session.trigger_type.clone(),
+            trigger_id: Some(session.trigger_id.clone()),
+        });
+    }
     if session.status != SessionStatus::Queued {
-        let event = Event::StateTransition {
+        events.push(Event::StateTransition {
             from_state: session.status.as_str().to_owned(),
             to_state: SessionStatus::Queued.as_str().to_owned(),
-            reason: None,
-        };
-        journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
+            reason: reason.map(str::to_owned),
+        });
+    }
+    journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    if session.status != SessionStatus::Queued {
         sqlx::query!(
             "update conversation_sessions
             set status = 'queued', error = null, completed_at = null
@@ -181,7 +217,7 @@ pub(crate) async fn open(
 }
 
 /// Gives the conversation to a queued run: its message numbers, the messages that wait for it, and a job.
-async fn start(
+pub(crate) async fn start(
     tx: &mut PgConnection,
     conversation: &Conversation,
     session: &Locked,
@@ -301,9 +337,15 @@ async fn start(
     )
     .execute(&mut *tx)
     .await?;
+    // A job that is there already belongs to a holder who found that nothing was owed and is about to end it. Its lease
+    // goes, or it would end this run's job.
     sqlx::query!(
         "insert into jobs (kind, space_id, conversation_id, session_id, step_number, trace_context)
-        values ('step', $1, $2, $3, $4, $5)",
+        values ('step', $1, $2, $3, $4, $5)
+        on conflict (session_id) where kind = 'step'
+            do update set step_number = excluded.step_number, trace_context = excluded.trace_context,
+                run_at = clock_timestamp(), lease = null, worker_id = null, stuck = 0, attempt = 0,
+                last_error = null",
         session.space_id,
         session.conversation_id,
         session.session_id,
@@ -386,7 +428,7 @@ async fn open_waiting(tx: &mut PgConnection, conversation_id: &str, session_id: 
     };
     let conversation = lock_conversation(tx, conversation_id).await?;
     let session = lock_session(tx, session_id).await?;
-    let _: Opened = open(tx, &conversation, &session, &run_id, None).await?;
+    let _: Opened = open(tx, &conversation, &session, &run_id, None, None).await?;
     Ok(())
 }
 
@@ -406,9 +448,9 @@ pub(crate) async fn next_run(tx: &mut PgConnection, session_id: &str) -> Result<
 /// A queued run whose turn it is, with its session locked.
 #[derive(Debug)]
 pub(crate) struct Queued {
-    run_id: String,
-    trace_context: Option<String>,
-    session: Locked,
+    pub run_id: String,
+    pub trace_context: Option<String>,
+    pub session: Locked,
 }
 
 /// Locks the session of the conversation's oldest queued run, if there is one. Other sessions are locked under the

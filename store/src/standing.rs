@@ -146,7 +146,7 @@ impl Store {
         let unsent = sqlx::query_as!(
             DeliveryView,
             "select delivery_id, channel, status, attempt, last_error, receipt from deliveries
-            where session_id = $1 and status not in ('sent', 'expired')
+            where session_id = $1 and status <> 'sent'
             order by ordinal
             limit 50",
             session_id

@@ -5,10 +5,11 @@
 //! one is the same statement in a short transaction that holds the conversation first.
 
 use crate::error::missed_fence;
+use crate::failpoint::mutant;
 use crate::queue::Lease;
 use crate::{Error, Result, Store, new_id, run};
 use sqlx::PgConnection;
-use wakeful_workflow::advance::{Closing, Next, Transition};
+use wakeful_workflow::advance::{Blob, Closing, Next, Transition};
 use wakeful_workflow::event::Event;
 use wakeful_workflow::session::{Session, SessionStatus};
 
@@ -53,7 +54,7 @@ impl Store {
             }
             Next::Close(_) => self.close_run(lease, session, transition, performance).await,
         };
-        match done {
+        match self.noted(done) {
             // Is the lease lost, or did only the session move?
             Err(Error::Database(error)) if missed_fence(&error) => {
                 Ok(if self.holds(lease).await? { Commit::Moved } else { Commit::Stale })
@@ -92,7 +93,8 @@ impl Store {
         )
         .fetch_one(&mut *tx)
         .await?;
-        let transition = if wake_seq == session.wake_seq { transition } else { transition.continuing() };
+        let unseen = wake_seq != session.wake_seq && !mutant("no_wake_seq");
+        let transition = if unseen { transition.continuing() } else { transition };
         let wake_seq = write(&mut tx, lease, session, &transition, performance).await?;
         let Next::Close(closing) = &transition.next else {
             tx.commit().await?;
@@ -153,7 +155,8 @@ impl Store {
             to_state: SessionStatus::Failed.as_str().to_owned(),
             reason: Some(error.to_owned()),
         };
-        run::journal(&mut tx, session_id, Some(&run_id), None, run::Wakes::Planner, &[event]).await?;
+        let events = [event, Event::invocation_result(SessionStatus::Failed, Some(error))];
+        run::journal(&mut tx, session_id, Some(&run_id), None, run::Wakes::Planner, &events).await?;
         let ending = run::Ending {
             session_id,
             run_id: &run_id,
@@ -204,7 +207,12 @@ async fn write(
         })
         .collect();
     let (event_types, event_payloads): (Vec<String>, Vec<String>) = events.into_iter().unzip();
-    let snapshot = closing.map(|closing| &closing.snapshot).or(transition.snapshot.as_ref());
+    let mut blobs: Vec<&Blob> =
+        transition.blobs.iter().chain(closing.map(|closing| &closing.snapshot)).collect();
+    // Two commits that write the same blobs wait for each other; in one order they do not deadlock.
+    blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
+    let blob_names: Vec<&str> = blobs.iter().map(|blob| blob.sha256.as_str()).collect();
+    let blob_bytes: Vec<&[u8]> = blobs.iter().map(|blob| blob.bytes.as_slice()).collect();
     let step = transition.step.as_ref();
     let usage = step.map(|step| step.usage).unwrap_or_default();
     let state = (!transition.state_updates.is_empty()).then(|| {
@@ -275,6 +283,7 @@ async fn write(
                 update jobs
                 set step_number = $3 + case when $6::bigint is null then 0 else 1 end,
                     stuck = case when $16 then 0 else stuck end,
+                    died = case when $16 then 0 else died end,
                     attempt = case when $6::bigint is null then attempt else 1 end,
                     last_error = null,
                     trace_context = $35
@@ -392,7 +401,7 @@ async fn write(
         };
     }
     let seldom =
-        !transition.deliveries.is_empty() || !transition.inbox_drained.is_empty() || snapshot.is_some();
+        !transition.deliveries.is_empty() || !transition.inbox_drained.is_empty() || !blobs.is_empty();
     let wake_seq = if seldom {
         statement!(
             r#", sent as (
@@ -416,11 +425,10 @@ async fn write(
             from s, j
             where session_inbox.session_id = s.session_id
                 and session_inbox.inbox_id = any ($47::bigint[])
-        ), snapshot as (
+        ), pointed_at as (
             insert into blobs (sha256, size, media_type, bytes)
-            select $48, length($49::bytea), 'application/json', $49
-            from s, j
-            where $48::text is not null
+            select b.sha256, length(b.bytes), 'application/json', b.bytes
+            from s, j, unnest($48::text[], $49::bytea[]) as b (sha256, bytes)
             on conflict (sha256) do nothing
         )"#,
             &delivery_ids,
@@ -428,8 +436,8 @@ async fn write(
             &delivery_keys as &[&str],
             &delivery_contents,
             &transition.inbox_drained,
-            snapshot.map(|snapshot| snapshot.sha256.as_str()),
-            snapshot.map(|snapshot| snapshot.bytes.as_slice()),
+            &blob_names as &[&str],
+            &blob_bytes as &[&[u8]],
         )
         .fetch_one(connection)
         .await?

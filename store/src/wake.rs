@@ -3,7 +3,7 @@
 //! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
 //! agent. Looked up first, a duplicate gets the first answer and changes nothing.
 
-use crate::failpoint::failpoint;
+use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
@@ -94,6 +94,11 @@ impl Store {
     /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
     /// [`Error::Database`].
     pub async fn wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
+        let woken = self.try_wake(new, message).await;
+        self.noted(woken)
+    }
+
+    async fn try_wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.pool.begin().await?;
         let session = find_or_create(&mut tx, new).await?;
         let woken = deliver(&mut tx, session, message).await?;
@@ -107,20 +112,26 @@ impl Store {
     /// # Errors
     /// Those of [`Store::wake`], and [`Error::NotFound`].
     pub async fn send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
+        let woken = self.try_send(session_id, message).await;
+        self.noted(woken)
+    }
+
+    async fn try_send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.pool.begin().await?;
-        let session = lock(&mut tx, session_id).await?;
+        let session = run::lock(&mut tx, session_id).await?;
         let woken = deliver(&mut tx, session, message).await?;
         tx.commit().await?;
         Ok(woken)
     }
 
-    /// Continues a failed run, or one that needs attention, from its last commit. Gives its id.
+    /// Continues a failed run, or one that needs attention, from its last commit; `reason` goes into the journal. Gives
+    /// the run's id.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Conflict`] in any other status, [`Error::Database`].
-    pub async fn retry(&self, session_id: &str) -> Result<String> {
+    pub async fn retry(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
         let mut tx = self.pool.begin().await?;
-        let session = lock(&mut tx, session_id).await?;
+        let session = run::lock(&mut tx, session_id).await?;
         if !matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention) {
             return Err(conflict(session, "retry"));
         }
@@ -129,7 +140,7 @@ impl Store {
         };
         let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
         clear_cancel(&mut tx, session_id).await?;
-        run::open(&mut tx, &conversation, &session, &run_id, None).await?;
+        run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
         tx.commit().await?;
         Ok(run_id)
     }
@@ -148,14 +159,14 @@ impl Store {
         .unwrap_or(false))
     }
 
-    /// Ends the open run: its holder closes it at the next look, or it is closed here when nobody may hold it. Gives
-    /// the run's id.
+    /// Ends the open run: its holder closes it at the next look, or it is closed here when nobody may hold it. `reason`
+    /// is journalled with the end. Gives the run's id.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Conflict`] when no run is open, [`Error::Database`].
-    pub async fn cancel(&self, session_id: &str) -> Result<String> {
+    pub async fn cancel(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
         let mut tx = self.pool.begin().await?;
-        let session = lock(&mut tx, session_id).await?;
+        let session = run::lock(&mut tx, session_id).await?;
         let open = matches!(
             session.status,
             SessionStatus::Queued
@@ -169,9 +180,10 @@ impl Store {
         };
         sqlx::query!(
             "update conversation_sessions
-            set cancel_requested = true, wake_seq = wake_seq + 1
+            set cancel_requested = true, cancel_reason = coalesce($2, cancel_reason), wake_seq = wake_seq + 1
             where session_id = $1",
-            session_id
+            session_id,
+            reason
         )
         .execute(&mut *tx)
         .await?;
@@ -179,7 +191,7 @@ impl Store {
             // Its calls have to be closed in words that the model sees, which the step job does.
             SessionStatus::WaitingInput | SessionStatus::NeedsAttention => {
                 let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
-                run::open(&mut tx, &conversation, &session, &run_id, None).await?;
+                run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
             }
             SessionStatus::Queued => {
                 // One that was resumed and waits has calls to close as well, when it has the conversation.
@@ -190,7 +202,7 @@ impl Store {
                 .fetch_one(&mut *tx)
                 .await?;
                 if unbegun {
-                    close_queued(&mut tx, &session, &run_id).await?;
+                    close_queued(&mut tx, &session, &run_id, reason).await?;
                 }
             }
             SessionStatus::Created
@@ -203,19 +215,6 @@ impl Store {
         tx.commit().await?;
         Ok(run_id)
     }
-}
-
-/// Locks conversation, then session.
-async fn lock(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
-    let conversation_id = sqlx::query_scalar!(
-        "select conversation_id from conversation_sessions where session_id = $1",
-        session_id
-    )
-    .fetch_optional(&mut *tx)
-    .await?
-    .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
-    run::lock_conversation(tx, &conversation_id).await?;
-    run::lock_session(tx, session_id).await
 }
 
 /// Session row, seeds and first journal entry, or the session that this trigger made before. Locks it.
@@ -289,8 +288,11 @@ async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locke
 }
 
 /// Puts the message into the inbox and does what the session's status asks for.
-async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
-    let client_key = message.client_key.clone().unwrap_or_else(|| new_id("key"));
+pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
+    let client_key = match &message.client_key {
+        Some(key) if !mutant("no_dedupe") => key.clone(),
+        Some(_) | None => new_id("key"),
+    };
     let sha256 = {
         use sha2::Digest;
         let body = (&message.text, &message.sender);
@@ -369,23 +371,31 @@ async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -
             }
             // A run that has to wait for another session's is queued: the message is in its inbox.
             let _: Opened =
-                run::open(tx, &conversation, &session, &run_id, message.trace_context.as_deref()).await?;
+                run::open(tx, &conversation, &session, &run_id, message.trace_context.as_deref(), None)
+                    .await?;
         }
     }
     Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
 }
 
 /// Closes a run that never began, behind another one of its conversation.
-async fn close_queued(tx: &mut PgConnection, session: &Locked, run_id: &str) -> Result<()> {
+async fn close_queued(
+    tx: &mut PgConnection,
+    session: &Locked,
+    run_id: &str,
+    reason: Option<&str>,
+) -> Result<()> {
     let event = Event::StateTransition {
         from_state: session.status.as_str().to_owned(),
         to_state: SessionStatus::Failed.as_str().to_owned(),
-        reason: Some("cancelled".to_owned()),
+        reason: Some(reason.map_or_else(|| "cancelled".to_owned(), |reason| format!("cancelled: {reason}"))),
     };
-    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
+    let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
+    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     sqlx::query!(
         "update conversation_sessions
-        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false
+        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
+            cancel_reason = null
         where session_id = $1",
         session.session_id
     )
@@ -408,9 +418,11 @@ async fn close_queued(tx: &mut PgConnection, session: &Locked, run_id: &str) -> 
     Ok(())
 }
 
-async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Result<()> {
+pub(crate) async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Result<()> {
     sqlx::query!(
-        "update conversation_sessions set cancel_requested = false where session_id = $1 and cancel_requested",
+        "update conversation_sessions
+        set cancel_requested = false, cancel_reason = null
+        where session_id = $1 and (cancel_requested or cancel_reason is not null)",
         session_id
     )
     .execute(tx)
@@ -418,6 +430,6 @@ async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Result<()> {
     Ok(())
 }
 
-fn conflict(session: Locked, wanted: &'static str) -> Error {
+pub(crate) fn conflict(session: Locked, wanted: &'static str) -> Error {
     Error::Conflict { session_id: session.session_id, status: session.status, wanted }
 }

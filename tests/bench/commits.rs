@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use wakeful::store::Store;
 use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, advance};
-use wakeful::workflow::agent::OnUncertain;
+use wakeful::workflow::agent::Policy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::record::{FinishReason, Reply};
 use wakeful::workflow::session::{CallOutcome, CallStatus};
@@ -75,6 +75,9 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         attempt: 1,
         model: "scripted/bench".to_owned(),
         request_sha256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".to_owned(),
+        started_at: "2026-01-01T00:00:00.000000+00:00".to_owned(),
+        repairs: 0,
+        resumes: None,
         reply: Reply {
             content: fixture::assistant_content(&call_id),
             finish_reason: FinishReason::ToolCalls,
@@ -82,7 +85,7 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         },
         effects: BTreeMap::from([("write_file".to_owned(), Effect::Pure)]),
     });
-    let asked = advance(&held.session, replied, OnUncertain::default());
+    let asked = advance(&held.session, replied, Policy::default());
     held.commit(store, &asked).await?;
     let path = format!("notes-{:02}.txt", step_number % 10);
     let called = Outcome::Called(vec![Performed {
@@ -98,6 +101,6 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
             },
         ),
     }]);
-    let performed = advance(&held.session, called, OnUncertain::default());
+    let performed = advance(&held.session, called, Policy::default());
     held.commit(store, &performed).await
 }

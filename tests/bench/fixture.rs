@@ -14,7 +14,7 @@ use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{NewMessage, NewSession};
 use wakeful::workflow::advance::{Next, Outcome, StepResult, Transition, advance};
-use wakeful::workflow::agent::OnUncertain;
+use wakeful::workflow::agent::Policy;
 use wakeful::workflow::derive::StateUpdate;
 use wakeful::workflow::event::Event;
 use wakeful::workflow::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
@@ -152,7 +152,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
         let job = claims.next().await?;
         let session = store.hydrate(job.session_id.as_deref().context("a step job")?).await?;
         let mut one = Held { job, session };
-        let begin = advance(&one.session, Outcome::Begun, OnUncertain::default());
+        let begin = advance(&one.session, Outcome::Begun, Policy::default());
         one.commit(store, &begin).await?;
         let mut fill = Transition { events: Vec::new(), ..begin };
         fill.state_updates = (0..STATE_BYTES / 100).map(state_update).collect();
@@ -216,7 +216,7 @@ pub fn state_update(number: usize) -> StateUpdate {
 /// One step as one commit: an assistant's message and a tool's result of 2 KB each, one small change of the state,
 /// three journal entries, the step's cached result.
 pub fn step(session: &Session) -> Transition {
-    let idle = advance(session, Outcome::Begun, OnUncertain::default());
+    let idle = advance(session, Outcome::Begun, Policy::default());
     let (step_number, first) = (idle.step_number, session.last_message_number + 1);
     let call_id = format!("call_{step_number}");
     let generation = format!("gen_0193e8d7c4e07c3fa1b2c3d4{step_number:08}");
@@ -243,6 +243,9 @@ pub fn step(session: &Session) -> Transition {
                 attempt: 1,
                 request_sha256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".into(),
                 context_strategy: "full".into(),
+                prompt_tokens: Some(USAGE.input_tokens),
+                repairs: 0,
+                started_at: Some("2026-01-01T00:00:00.000000+00:00".into()),
             },
             Event::GenStart { generation_id: generation.as_str().into(), stream: true },
             Event::GenComplete {

@@ -42,7 +42,7 @@ async fn k36_a_step_that_kills_its_worker_each_time_fails_its_run_and_not_its_ne
     calm.env.remove("FAILPOINTS");
     assert_eq!(model.bodies().iter().filter(|body| body.contains("poison")).count(), 1);
     let process = calm.serve(&database).await;
-    store.retry(&poisoned).await.unwrap();
+    store.retry(&poisoned, None).await.unwrap();
     eventually("the effect", || async { (!calm.effects().is_empty()).then_some(()) }).await;
     drop(process);
 }

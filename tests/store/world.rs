@@ -11,17 +11,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wakeful::store::delivery::Settled;
+use wakeful::store::delivery::{Settled, Terms};
 use wakeful::store::generation::NewGeneration;
 use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{NewMessage, NewSession};
 use wakeful::store::{Store, new_id};
 use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
-use wakeful::workflow::agent::OnUncertain;
+use wakeful::workflow::agent::Policy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
 use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
+
+/// No delivery grows too old, and an attempt is over within a second.
+pub(super) const TERMS: Terms = Terms { max_age: None, attempt_limit: Duration::from_secs(1) };
 
 pub(super) struct World {
     pub(super) database: Database,
@@ -65,7 +68,8 @@ impl World {
 
     /// Sends the one open delivery.
     pub(super) async fn deliver(&self, job: &Job) {
-        let claimed = self.store.claim_delivery(&job.lease, &job.conversation_id, "email").await.unwrap();
+        let claimed =
+            self.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
         let claimed = claimed.expect("a delivery is open");
         let sent = Settled::Sent { receipt: json!({}) };
         assert!(self.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());
@@ -145,7 +149,7 @@ pub(super) struct Driver<'a> {
 
 impl Driver<'_> {
     pub(super) fn transition(&self, outcome: Outcome) -> Transition {
-        advance(&self.session, outcome, OnUncertain::default())
+        advance(&self.session, outcome, Policy::default())
     }
 
     pub(super) async fn write(&self, transition: &Transition) -> Commit {
@@ -199,8 +203,11 @@ impl Driver<'_> {
             attempt,
             model: "test/test",
             request_sha256: "0",
+            base_sha256: "0",
+            repairs: 0,
+            resumes: None,
         };
-        self.world.store.begin_generation(&self.job.lease, &new).await.unwrap()
+        self.world.store.begin_generation(&self.job.lease, &new).await.unwrap().is_some()
     }
 
     pub(super) async fn begin_generation(&self, id: &str, attempt: i64) {
@@ -294,6 +301,9 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         attempt: 1,
         model: "test/test".into(),
         request_sha256: "0".into(),
+        started_at: "2026-01-01T00:00:00+00:00".into(),
+        repairs: 0,
+        resumes: None,
         reply: Reply {
             content,
             finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },

@@ -132,11 +132,11 @@ fn the_journal_fits(traces: &Traces) {
     assert_eq!(started.len(), started.iter().collect::<BTreeSet<_>>().len(), "no generation starts twice");
     let replaced: Vec<String> =
         traces.journal("GEN_RESUMED").into_iter().map(|payload| text(payload, "replaces")).collect();
-    let mut ended = [replaced, generations("GEN_COMPLETE")].concat();
+    let mut ended = [replaced, generations("GEN_COMPLETE"), generations("GEN_FAILED")].concat();
     let mut started = started;
     ended.sort();
     started.sort();
-    assert_eq!(ended, started, "each model call is completed or replaced, and only once");
+    assert_eq!(ended, started, "each model call is completed, replaced or failed, and only once");
 
     let mut invoked: Vec<String> =
         traces.journal("TOOL_INVOKED").into_iter().map(|payload| text(payload, "call_id")).collect();

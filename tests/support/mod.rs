@@ -7,6 +7,7 @@ pub mod model;
 pub mod process;
 pub mod program;
 pub mod proxy;
+pub mod raw;
 pub mod wire;
 pub mod wire_rules;
 pub mod world;

@@ -2,10 +2,18 @@
 //!
 //! `cargo run -p wakeful --example own_tools -- serve` is `wakeful serve` with two more tools, which agents use when
 //! their `tools` name them. The tests run this program, so it can also be told by environment to write each effect to
-//! a file (`OWN_TOOLS_EFFECTS`), to take a while (`OWN_TOOLS_TAKE_MS`), and to wait in the middle of a call while a file
-//! exists (`OWN_TOOLS_HOLD`, and the same with `-charge` or `-reserve` at its end for one of them).
+//! a file (`OWN_TOOLS_EFFECTS`), to take a while (`OWN_TOOLS_TAKE_MS`), to wait in the middle of a call while a file
+//! exists (`OWN_TOOLS_HOLD`, and the same with `-charge` or `-reserve` at its end for one of them), to misbehave, and to
+//! send its mail by a channel of its own.
+
+#[path = "own_tools/misbehave.rs"]
+mod misbehave;
+#[path = "own_tools/post.rs"]
+mod post;
 
 use async_trait::async_trait;
+use misbehave::Misbehave;
+use post::Post;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::ExitCode;
@@ -93,5 +101,9 @@ async fn hold(tool: &str) {
 }
 
 fn main() -> ExitCode {
-    App::new().tool(Charge).tool(Reserve).main()
+    let app = App::new().tool(Charge).tool(Reserve).tool(Misbehave);
+    match Post::from_env() {
+        Some(post) => app.channel(post).main(),
+        None => app.main(),
+    }
 }

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::model::{Model, Models};
 use crate::tool::Tool;
 use crate::tool::registry::Registry;
+use crate::watchdog::Watchdog;
 use crate::{Ctx, cli};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -143,6 +144,7 @@ impl App {
             worker_id: worker_id(&host),
             workspaces: config.workspace.dir.clone().unwrap_or_else(|| "workspaces".into()),
             host,
+            watchdog: Watchdog::default(),
             draining: CancellationToken::new(),
             abort,
             store,

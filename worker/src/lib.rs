@@ -36,6 +36,7 @@
 //! | the only door to models and tools | [`perform`] |
 //! | how a message comes in and a session is shown | [`api`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
+//! | what ends code that never yields | [`watchdog`] |
 
 pub mod api;
 pub mod app;
@@ -49,6 +50,7 @@ pub mod perform;
 pub mod serve;
 pub mod telemetry;
 pub mod tool;
+pub mod watchdog;
 
 pub use app::App;
 pub use wakeful_store as store;
@@ -75,6 +77,7 @@ pub struct Ctx {
     pub channels: BTreeMap<String, Arc<dyn channel::Channel>>,
     pub notifier: Notifier,
     pub news: News,
+    pub watchdog: watchdog::Watchdog,
     /// Unique among processes, at most 32 bytes.
     pub worker_id: Arc<str>,
     pub host: String,

@@ -3,10 +3,10 @@
 mod draft;
 mod transition;
 
-pub use draft::STEPS_PER_CHECKPOINT;
-pub use transition::{ClosedCall, Closing, Next, OpenedCall, Snapshot, StepResult, Transition};
+pub use draft::{INLINE_VALUE_BYTES, STEPS_PER_CHECKPOINT};
+pub use transition::{Blob, ClosedCall, Closing, Next, OpenedCall, StepResult, Transition};
 
-use crate::agent::OnUncertain;
+use crate::agent::Policy;
 use crate::effect::Effect;
 use crate::id::GenerationId;
 use crate::plan::Stop;
@@ -33,6 +33,12 @@ pub struct Generated {
     pub attempt: i64,
     pub model: String,
     pub request_sha256: String,
+    /// When it began, by the database's clock.
+    pub started_at: String,
+    /// What the projection had to change on the request's copy of the transcript.
+    pub repairs: i64,
+    /// The attempt whose text the request's prefill was: the reply begins with it.
+    pub resumes: Option<GenerationId>,
     pub reply: Reply,
     /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
     pub effects: BTreeMap<String, Effect>,
@@ -62,12 +68,12 @@ pub enum Ending {
 
 /// Makes the transition. Total: an outcome that does not fit the session (a worker's defect) closes nothing and
 /// loses nothing, because the commit's fence compares what was planned with what is.
-pub fn advance(session: &Session, outcome: Outcome, on_uncertain: OnUncertain) -> Transition {
-    let draft = Draft::new(session);
+pub fn advance(session: &Session, outcome: Outcome, policy: Policy) -> Transition {
+    let draft = Draft::new(session, policy);
     match outcome {
         Outcome::Begun => draft.begin(),
         Outcome::Replied(generated) => draft.reply(generated),
-        Outcome::Called(performed) => draft.results(performed, on_uncertain),
+        Outcome::Called(performed) => draft.results(performed),
         Outcome::Stopped(Stop::Cancelled) => draft.cancel(),
         Outcome::Stopped(Stop::Failed(fault)) => draft.fail(&fault),
         Outcome::Stopped(Stop::Finished) => draft.close(SessionStatus::Completed, None),

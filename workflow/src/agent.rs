@@ -14,6 +14,32 @@ pub struct Agent {
     pub tools: Vec<String>,
     pub limits: Limits,
     pub on_uncertain: OnUncertain,
+    pub journal: JournalLevel,
+}
+
+impl Agent {
+    /// What of the agent decides how an outcome is written down.
+    pub fn policy(&self) -> Policy {
+        Policy { on_uncertain: self.on_uncertain, journal: self.journal }
+    }
+}
+
+/// What an agent's configuration says about how an outcome is written down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    pub on_uncertain: OnUncertain,
+    pub journal: JournalLevel,
+}
+
+/// How the journal keeps the state's history. At either level its fold is the state after every commit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JournalLevel {
+    /// Each change of the state is an entry, and a checkpoint is written now and then.
+    #[default]
+    Full,
+    /// A commit that changes the state writes a checkpoint, and its single changes are not kept.
+    Checkpoint,
 }
 
 /// Bounds of a run, so that a loop ends by itself.
@@ -24,10 +50,16 @@ pub struct Limits {
     /// Input and output tokens per run.
     pub tokens: i64,
     /// Claims of one step without progress before its run fails. The delays between eight of them add up to about a
-    /// minute, which a short outage of a provider stays below.
+    /// minute, which a short outage of a provider stays below. Claims that died count from [`Limits::DEATHS`] on.
     pub attempts: i64,
     /// Seconds that one tool call may take.
     pub tool_s: u64,
+}
+
+impl Limits {
+    /// How many deaths at one step fail its run at the earliest. A process that dies takes the claims of its neighbours
+    /// along, twice before the one that killed it is claimed by itself: their runs must not fail for it.
+    pub const DEATHS: i64 = 3;
 }
 
 impl Default for Limits {

@@ -12,6 +12,9 @@ pub struct Context {
     pub tools: Vec<ToolDefinition>,
     /// Seeds and records in order. Anything is legal here: repairs are made by [`crate::wire`] on its own copy.
     pub messages: Vec<Message>,
+    /// What the answer is to begin with: the text that an attempt before this one had said when it was cut off.
+    /// Protocols and models that take none leave it out.
+    pub prefill: Option<String>,
 }
 
 /// One message of a [`Context`]. Its role is `user`, `assistant` or `tool`.

@@ -3,8 +3,13 @@
 //! Entries point at messages and never copy them. Names in capitals follow the append-only session log that
 //! "events as the source of truth" harnesses use; `state_transition`, `context_update` and `checkpoint` are
 //! those of a replay engine's journal.
+//!
+//! The text that a model streams (GEN_CHUNK elsewhere) is no entry: it is a row of `generation_chunks` and a live frame
+//! without a number. Chunks are committed asynchronously and may be lost with the server, and a journal number must
+//! never be used twice.
 
 use crate::id::{CallId, GenerationId};
+use crate::session::SessionStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -15,6 +20,13 @@ pub enum Event {
     /// A message was taken. Its text is the inbox row's.
     #[serde(rename = "MESSAGE_RECEIVED")]
     MessageReceived { inbox_id: i64 },
+    /// A trigger opened a new run. The row's `run_id` is that run's.
+    #[serde(rename = "trigger_event")]
+    TriggerEvent {
+        trigger_type: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        trigger_id: Option<String>,
+    },
     /// A model call was made. Written when it ended, or when the next attempt found it cut off.
     #[serde(rename = "LLM_CALLED")]
     LlmCalled {
@@ -23,18 +35,41 @@ pub enum Event {
         attempt: i64,
         request_sha256: String,
         context_strategy: String,
+        /// What the request weighed, as the provider counted it. `None` for a call that was cut off.
+        #[serde(default)]
+        prompt_tokens: Option<i64>,
+        /// What the projection had to change on the request's copy of the transcript.
+        #[serde(default)]
+        repairs: i64,
+        /// When the call began, by the database's clock: the entry's own time is that of the commit.
+        #[serde(default)]
+        started_at: Option<String>,
     },
     #[serde(rename = "GEN_START")]
     GenStart { generation_id: GenerationId, stream: bool },
     /// An earlier attempt was cut off; readers forget its chunks.
     #[serde(rename = "GEN_RESUMED")]
-    GenResumed { generation_id: GenerationId, strategy: String, replaces: GenerationId, prior_chunks: i64 },
+    GenResumed {
+        generation_id: GenerationId,
+        /// `replace`: it is void. `resume`: the new attempt begins with what it had said.
+        strategy: String,
+        replaces: GenerationId,
+        /// Number of its last chunk, -1 when it has none.
+        #[serde(alias = "prior_chunks")]
+        prior_seq: i64,
+    },
+    /// A call was cut off and nobody makes it again: its run was cancelled or failed.
+    #[serde(rename = "GEN_FAILED")]
+    GenFailed { generation_id: GenerationId, reason: String },
     /// The answer is in the transcript: the only truth about what the model said.
     #[serde(rename = "GEN_COMPLETE")]
     GenComplete { generation_id: GenerationId, message_number: i64, reason: String },
     /// A delivery was sent.
     #[serde(rename = "GEN_SENT")]
     GenSent { delivery_id: String, channel: String },
+    /// A delivery ended in another way: it failed, expired, or nobody knows whether it was sent (`uncertain`).
+    #[serde(rename = "DELIVERY_FAILED")]
+    DeliveryFailed { delivery_id: String, channel: String, status: String, reason: String },
     #[serde(rename = "TOOL_INVOKED")]
     ToolInvoked { call_id: CallId, name: String, message_number: i64 },
     #[serde(rename = "TOOL_RESULT")]
@@ -42,6 +77,22 @@ pub enum Event {
     /// A guarded call was found half-way: nobody can know whether it took effect.
     #[serde(rename = "TOOL_FAILED_UNCERTAIN")]
     ToolFailedUncertain { call_id: CallId, name: String },
+    /// A person decided what is to be held of an effect whose outcome nobody could know: a call's id or a delivery's.
+    #[serde(rename = "EFFECT_RESOLVED")]
+    EffectResolved {
+        effect: String,
+        resolution: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// A person ended the session for good.
+    #[serde(rename = "SESSION_TERMINATED")]
+    SessionTerminated {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     #[serde(rename = "state_transition")]
     StateTransition {
         from_state: String,
@@ -49,14 +100,55 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
+    /// The run's cycle ended or paused. A checkpoint follows, where the session could be read.
+    #[serde(rename = "invocation_result")]
+    InvocationResult {
+        /// Neither failed nor in need of an operator.
+        ok: bool,
+        status: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
     #[serde(rename = "context_update")]
-    ContextUpdate { key: String, value: Value },
+    ContextUpdate {
+        key: String,
+        #[serde(flatten)]
+        value: UpdateValue,
+    },
     /// Up to here the session can be folded from: the state is the blob with this hash.
     #[serde(rename = "checkpoint")]
     Checkpoint { step_number: i64, to_message_number: i64, lifecycle_state: String, state_sha256: String },
 }
 
+/// The value of a [`Event::ContextUpdate`]: as it is, or the blob that holds it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum UpdateValue {
+    /// Listed first, because a journal that was printed has the pointer and what it points at.
+    Inline {
+        value: Value,
+    },
+    Blob {
+        value_sha256: String,
+        bytes: usize,
+    },
+}
+
 impl Event {
+    /// The end or pause of a run's cycle in `status`.
+    pub fn invocation_result(status: SessionStatus, error: Option<&str>) -> Event {
+        let ok = match status {
+            SessionStatus::Failed | SessionStatus::NeedsAttention | SessionStatus::Terminated => false,
+            SessionStatus::Created
+            | SessionStatus::Queued
+            | SessionStatus::Running
+            | SessionStatus::WaitingInput
+            | SessionStatus::Completed
+            | SessionStatus::Archived => true,
+        };
+        Event::InvocationResult { ok, status: status.as_str().to_owned(), error: error.map(str::to_owned) }
+    }
+
     /// The entry's type and payload as the journal stores them.
     pub fn to_row(&self) -> (String, Value) {
         let Ok(Value::Object(mut object)) = serde_json::to_value(self) else {
@@ -73,7 +165,12 @@ impl Event {
     ///
     /// # Errors
     /// When the type is unknown or the payload does not fit it.
-    pub fn from_row(name: &str, payload: Value) -> Result<Event, serde_json::Error> {
+    pub fn from_row(name: &str, mut payload: Value) -> Result<Event, serde_json::Error> {
+        // Entries of old say how many chunks there were. The first had the number 1, so the count was the last one's
+        // number too, except for none.
+        if let Some(prior_chunks) = payload.get_mut("prior_chunks").filter(|count| **count == 0) {
+            *prior_chunks = Value::from(-1);
+        }
         serde_json::from_value(serde_json::json!({ "type": name, "payload": payload }))
     }
 }
@@ -81,6 +178,7 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn an_entry_reads_back_from_its_row() {
@@ -89,6 +187,47 @@ mod tests {
         let (name, payload) = event.to_row();
         assert_eq!(name, "GEN_COMPLETE");
         assert_eq!(Event::from_row(&name, payload).unwrap(), event);
+    }
+
+    #[test]
+    fn entries_of_before_a_field_was_added_still_read() {
+        let old = json!({"generation_id": "gen_1", "model": "m", "attempt": 1, "request_sha256": "00",
+            "context_strategy": "full"});
+        let Event::LlmCalled { prompt_tokens, repairs, started_at, .. } =
+            Event::from_row("LLM_CALLED", old).unwrap()
+        else {
+            panic!("another entry")
+        };
+        assert_eq!((prompt_tokens, repairs, started_at), (None, 0, None));
+    }
+
+    #[test]
+    fn a_value_is_written_as_it_is_or_as_a_pointer() {
+        let inline =
+            Event::ContextUpdate { key: "k".into(), value: UpdateValue::Inline { value: Value::Null } };
+        assert_eq!(inline.to_row().1, json!({"key": "k", "value": null}));
+        let blob = Event::ContextUpdate {
+            key: "k".into(),
+            value: UpdateValue::Blob { value_sha256: "00".into(), bytes: 9 },
+        };
+        assert_eq!(blob.to_row().1, json!({"key": "k", "value_sha256": "00", "bytes": 9}));
+        for event in [inline, blob] {
+            let (name, payload) = event.to_row();
+            assert_eq!(Event::from_row(&name, payload).unwrap(), event);
+        }
+    }
+
+    #[test]
+    fn entries_of_old_are_still_read() {
+        for (prior_chunks, last) in [(0, -1), (3, 3)] {
+            let payload = serde_json::json!({
+                "generation_id": "gen_2", "strategy": "replace", "replaces": "gen_1", "prior_chunks": prior_chunks,
+            });
+            let Event::GenResumed { prior_seq, .. } = Event::from_row("GEN_RESUMED", payload).unwrap() else {
+                panic!("another type");
+            };
+            assert_eq!(prior_seq, last);
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use crate::effect::Effect;
 use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
 use crate::session::{
-    Call, CallOutcome, CallStatus, InboxMessage, Run, Seed, Session, SessionStatus, State, Totals,
+    Call, CallOutcome, CallStatus, InboxMessage, Interrupted, Run, Seed, Session, SessionStatus, State,
+    Totals,
 };
 use serde_json::json;
 
@@ -26,6 +27,7 @@ pub fn session() -> Session {
         agent: "assistant".into(),
         status: SessionStatus::Running,
         cancel_requested: false,
+        cancel_reason: None,
         wake_seq: 1,
         last_message_number: 2,
         to_message_number: 1,
@@ -39,6 +41,22 @@ pub fn session() -> Session {
         calls: Vec::new(),
         inbox: Vec::new(),
         interrupted: Vec::new(),
+    }
+}
+
+/// A model call that was cut off after its chunk `last_chunk`, of the request whose hash is `00`.
+pub fn interrupted(generation_id: &str, attempt: i64, last_chunk: i64) -> Interrupted {
+    Interrupted {
+        generation_id: generation_id.into(),
+        attempt,
+        model: "scripted/m".into(),
+        request_sha256: "00".into(),
+        started_at: "2026-01-01T00:00:01+00:00".into(),
+        base_sha256: Some("00".into()),
+        repairs: 0,
+        last_chunk,
+        resumes: None,
+        resumable: true,
     }
 }
 

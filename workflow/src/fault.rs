@@ -48,7 +48,10 @@ pub enum Fault {
     /// The run used as many tokens as its agent's `limits.tokens`.
     #[error("the run reached its limit of {limit} tokens")]
     TokenLimit { limit: i64 },
-    /// Claimed again and again without progress, by a crash or by the fault named.
+    /// Claimed again and again, and each time its worker died or fell silent.
+    #[error("the step made no progress in {attempts} attempts: its worker died each time")]
+    WorkerDied { attempts: i64 },
+    /// Claimed again and again without progress, by the fault named and perhaps by crashes between.
     #[error("the step made no progress in {attempts} attempts; last error: {last_error}")]
     Stuck { attempts: i64, last_error: String },
     /// Our own defect: a panic or an impossible state.
@@ -99,6 +102,11 @@ impl Fault {
             Fault::TokenLimit { .. } => Verdict::Fail {
                 remedy: "raise `limits.tokens` of the agent if the work is sound, then retry the session; it goes on where it stood",
             },
+            Fault::WorkerDied { .. } => Verdict::Fail {
+                remedy: "read the end of the dead workers' logs (a tool that crashed or did not yield is named there; none \
+                         means killed, most often for its memory), mend or remove what killed them, then retry the \
+                         session; it goes on where it stood",
+            },
             Fault::Stuck { .. } => Verdict::Fail {
                 remedy: "mend the cause that the last error names, then retry the session; it goes on where it stood",
             },
@@ -122,6 +130,7 @@ impl Fault {
             Fault::NotConfigured { .. } => "not_configured",
             Fault::StepLimit { .. } => "step_limit",
             Fault::TokenLimit { .. } => "token_limit",
+            Fault::WorkerDied { .. } => "worker_died",
             Fault::Stuck { .. } => "stuck",
             Fault::Internal { .. } => "internal",
         }

@@ -10,11 +10,13 @@
 //! |---|---|
 //! | what a session is | [`session`] |
 //! | what was said | [`record`] |
-//! | what happened | [`event`] |
+//! | what happened | [`event`], [`mod@recover`] |
 //! | what an agent may do | [`agent`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | what an effect may be found as after a crash | [`effect`] |
+//! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
+//! | how a model call that was cut off goes on | [`resume`] |
 //! | what the model sees | [`context`], [`wire`] |
 
 pub mod advance;
@@ -27,6 +29,9 @@ pub mod fault;
 pub mod id;
 pub mod plan;
 pub mod record;
+pub mod recover;
+pub mod resolve;
+pub mod resume;
 pub mod session;
 pub mod wire;
 

@@ -63,7 +63,8 @@ impl SessionStatus {
         SessionStatus::ALL.into_iter().find(|status| status.as_str() == word)
     }
 
-    /// Whether `next` may follow. Nothing asks at run time: the properties of `advance` hold every transition against it.
+    /// Whether `next` may follow. The store asks before it does what a person wants; every transition of `advance` is
+    /// held against it by its properties. A heal alone is free of it: it undoes what should never have been written.
     pub fn may_become(self, next: SessionStatus) -> bool {
         use SessionStatus::{
             Archived, Completed, Created, Failed, NeedsAttention, Queued, Running, Terminated, WaitingInput,
@@ -71,10 +72,11 @@ impl SessionStatus {
         match self {
             Created => matches!(next, Queued | Archived | Terminated),
             Queued => {
-                matches!(next, Running | Completed | Failed | WaitingInput | NeedsAttention | Terminated)
+                matches!(next, Running | Completed | Failed | WaitingInput | NeedsAttention)
             }
-            Running => matches!(next, WaitingInput | NeedsAttention | Completed | Failed | Terminated),
-            WaitingInput | NeedsAttention => matches!(next, Queued | Failed | Archived | Terminated),
+            Running => matches!(next, WaitingInput | NeedsAttention | Completed | Failed),
+            // Put away only at rest: a run that pauses is cancelled first.
+            WaitingInput | NeedsAttention => matches!(next, Queued | Failed),
             Completed | Failed => matches!(next, Queued | Archived | Terminated),
             Archived => matches!(next, Terminated),
             Terminated => false,
@@ -232,6 +234,8 @@ pub struct Session {
     pub agent: String,
     pub status: SessionStatus,
     pub cancel_requested: bool,
+    /// Why, in the words of who asked.
+    pub cancel_reason: Option<String>,
     /// Moved by every writer but the lease holder whose write changes what [`crate::plan`] sees.
     pub wake_seq: i64,
     /// Allocated, while a run is open.
@@ -259,9 +263,20 @@ pub struct Interrupted {
     pub generation_id: GenerationId,
     pub attempt: i64,
     pub model: String,
+    /// Hash of the bytes that were sent.
     pub request_sha256: String,
-    /// Chunks that readers may have seen.
-    pub chunks: i64,
+    /// When it began, by the database's clock.
+    pub started_at: String,
+    /// Hash of the same request without its prefill. `None` where it was not written down.
+    pub base_sha256: Option<String>,
+    /// What the projection changed in the request.
+    pub repairs: i64,
+    /// Number of the last chunk that readers may have seen; -1 when there is none.
+    pub last_chunk: i64,
+    /// The attempt whose text this one went on from.
+    pub resumes: Option<GenerationId>,
+    /// Its chunks are all that it said, and the provider did not refuse to go on from such a text.
+    pub resumable: bool,
 }
 
 /// The turn that a session is in: an assistant message whose calls are not all answered in the transcript.
@@ -320,7 +335,12 @@ impl Session {
             role: Role::User,
             content: vec![Block::Text { text: message.text.clone() }],
         });
-        Context { system: system.join("\n\n"), tools, messages: seeds.chain(records).chain(inbox).collect() }
+        Context {
+            system: system.join("\n\n"),
+            tools,
+            messages: seeds.chain(records).chain(inbox).collect(),
+            prefill: None,
+        }
     }
 }
 
@@ -341,6 +361,17 @@ mod tests {
         for next in SessionStatus::ALL {
             assert!(!SessionStatus::Terminated.may_become(next));
             assert_eq!(SessionStatus::Archived.may_become(next), next == SessionStatus::Terminated);
+        }
+    }
+
+    #[test]
+    fn only_what_rests_is_put_away() {
+        for status in SessionStatus::ALL {
+            let rests =
+                matches!(status, SessionStatus::Created | SessionStatus::Completed | SessionStatus::Failed);
+            assert_eq!(status.may_become(SessionStatus::Archived), rests, "{status:?}");
+            let ends = rests || status == SessionStatus::Archived;
+            assert_eq!(status.may_become(SessionStatus::Terminated), ends, "{status:?}");
         }
     }
 

@@ -194,6 +194,7 @@ impl Claimer {
             channel: row.channel,
             attempt: row.attempt,
             stuck: row.stuck,
+            died: row.died,
             last_error: row.last_error,
             _slot: Arc::new(slot),
         };

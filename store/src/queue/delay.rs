@@ -23,6 +23,20 @@ pub fn delay(attempt: i32, at_least: Option<Duration>) -> Duration {
     delay.max(at_least.unwrap_or_default())
 }
 
+/// `every`, a quarter more or less: so that the processes of a fleet do not all do the same thing at the same moment.
+pub fn jittered(every: Duration) -> Duration {
+    let mut backoff = ExponentialBackoff {
+        current_interval: every,
+        initial_interval: every,
+        randomization_factor: 0.25,
+        multiplier: 1.0,
+        max_interval: every,
+        max_elapsed_time: None,
+        ..ExponentialBackoff::default()
+    };
+    backoff.next_backoff().unwrap_or(every)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,6 +50,18 @@ mod tests {
             assert!(
                 delay >= Duration::from_secs(48) && delay <= Duration::from_secs(72),
                 "{attempt}: {delay:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_jittered_time_is_a_quarter_off_at_most() {
+        let every = Duration::from_secs(40);
+        for _ in 0..100 {
+            let jittered = jittered(every);
+            assert!(
+                jittered >= Duration::from_secs(30) && jittered <= Duration::from_secs(50),
+                "{jittered:?}"
             );
         }
     }

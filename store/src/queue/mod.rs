@@ -17,11 +17,12 @@ mod notify;
 mod workers;
 
 pub use backend::Queue;
-pub use delay::delay;
+pub use delay::{delay, jittered};
 pub use heart::Heart;
 pub use notify::{News, Notifier};
 pub use workers::WorkerView;
 
+use crate::failpoint::mutant;
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
@@ -111,6 +112,8 @@ pub struct Job {
     pub attempt: i32,
     /// Claims since the last progress, this one included.
     pub stuck: i32,
+    /// How many of those before this one ended without a word: their process died or lost its lease.
+    pub died: i32,
     pub last_error: Option<String>,
     _slot: Arc<Slot>,
 }
@@ -185,6 +188,7 @@ struct ClaimedRow {
     step_number: Option<i64>,
     attempt: i32,
     stuck: i32,
+    died: i32,
     last_error: Option<String>,
     trace_context: Option<String>,
 }
@@ -200,7 +204,7 @@ impl Store {
     ) -> Result<Vec<ClaimedRow>> {
         // The time is a subquery so that it bounds the index scan: compared as it is, a volatile function is asked
         // anew for every row, the leased and the delayed ones too.
-        Ok(sqlx::query_as!(
+        let rows = sqlx::query_as!(
             ClaimedRow,
             r#"
             with ready as materialized (
@@ -225,12 +229,13 @@ impl Store {
                 worker_id = $4,
                 run_at = clock_timestamp() + make_interval(secs => $5),
                 stuck = stuck + 1,
+                died = died + case when lease is null then 0 else 1 end,
                 attempt = attempt + 1
             from taken
             where jobs.job_id = taken.job_id
             returning jobs.job_id, jobs.lease as "token!", taken.suspect as "suspect!", jobs.conversation_id,
-                jobs.session_id, jobs.channel, jobs.step_number, jobs.attempt, jobs.stuck, jobs.last_error,
-                jobs.trace_context
+                jobs.session_id, jobs.channel, jobs.step_number, jobs.attempt, jobs.stuck, jobs.died,
+                jobs.last_error, jobs.trace_context
             "#,
             settings.kind.as_str(),
             limit as i64,
@@ -239,7 +244,20 @@ impl Store {
             settings.lease.as_secs_f64()
         )
         .fetch_all(&self.pool)
-        .await?)
+        .await?;
+        if mutant("no_fence") { self.same_token(rows).await } else { Ok(rows) }
+    }
+
+    /// The defect `no_fence`: every claim of a job has the same token, so that none is ever lost.
+    async fn same_token(&self, mut rows: Vec<ClaimedRow>) -> Result<Vec<ClaimedRow>> {
+        for row in &mut rows {
+            row.token = 1;
+            sqlx::query("update jobs set lease = 1 where job_id = $1")
+                .bind(row.job_id)
+                .execute(&self.pool)
+                .await?;
+        }
+        Ok(rows)
     }
 
     /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted, or counts
@@ -256,7 +274,7 @@ impl Store {
             where job_id = $1 and lease = $2",
             lease.job_id,
             lease.token,
-            error,
+            crate::error::bounded(error),
             delay.as_secs_f64(),
             lease.trace_context.as_deref()
         )

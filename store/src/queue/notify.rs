@@ -154,7 +154,13 @@ impl News {
         &self,
         options: &sqlx::postgres::PgConnectOptions,
     ) -> Result<std::convert::Infallible, sqlx::Error> {
-        let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
+        // A pool waits up to a fifth of this between its attempts, and readers wait for us: a server that is back must
+        // be heard within seconds.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect_with(options.clone())
+            .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.listen_all([JOBS, SESSIONS]).await?;
         // What was sent while nobody listened is not sent again: everybody looks once.

@@ -7,19 +7,22 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// 200 as long as the process answers. Never asks the database: a process is not killed for its database's sake.
 pub(super) async fn live() -> Json<serde_json::Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// 200 when requests can be served; 503 with the check that fails, and while draining.
+/// 200 when requests can be served; 503 with the check that fails, and while draining. A database that answers and
+/// refuses to write is such a check as well.
 pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
-    let database = match tokio::time::timeout(Duration::from_secs(2), ctx.store.ping()).await {
-        Ok(Ok(())) => "ok".to_owned(),
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => "no answer within 2 s".to_owned(),
+    let database = match ctx.store.readiness().await {
+        Ok(None) => "ok".to_owned(),
+        Ok(Some(outage)) => outage.as_str().to_owned(),
+        Err(error) => match error.outage() {
+            Some(outage) => format!("{}: {error}", outage.as_str()),
+            None => error.to_string(),
+        },
     };
     let draining = ctx.draining.is_cancelled();
     let ready = database == "ok" && !draining;

@@ -4,6 +4,7 @@ pub(crate) mod chat;
 mod health;
 mod problem;
 mod sessions;
+mod steer;
 mod stream;
 
 pub use problem::{Problem, valid_verbs};
@@ -37,8 +38,12 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/messages", get(sessions::messages).post(sessions::send))
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
-        .route("/sessions/{id}/retry", post(sessions::retry))
-        .route("/sessions/{id}/cancel", post(sessions::cancel))
+        .route("/sessions/{id}/retry", post(steer::retry))
+        .route("/sessions/{id}/cancel", post(steer::cancel))
+        .route("/sessions/{id}/wake", post(steer::wake))
+        .route("/sessions/{id}/resolve", post(steer::resolve))
+        .route("/sessions/{id}/archive", post(steer::archive))
+        .route("/sessions/{id}/terminate", post(steer::terminate))
         .route("/sessions/{id}/stream", get(stream::stream))
         .route("/conversations/{id}/sessions", get(sessions::of_conversation))
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard));

@@ -65,13 +65,14 @@ impl IntoResponse for Problem {
 /// The verbs of `POST /v1/sessions/{id}/…` that a session of this status takes.
 pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
     match status {
-        SessionStatus::Created | SessionStatus::Completed => &["messages"],
+        SessionStatus::Created | SessionStatus::Completed => &["messages", "archive", "terminate"],
         SessionStatus::Queued | SessionStatus::Running | SessionStatus::WaitingInput => {
             &["messages", "cancel"]
         }
-        SessionStatus::NeedsAttention => &["messages", "retry", "cancel"],
-        SessionStatus::Failed => &["messages", "retry"],
-        SessionStatus::Archived | SessionStatus::Terminated => &[],
+        SessionStatus::NeedsAttention => &["messages", "resolve", "retry", "cancel"],
+        SessionStatus::Failed => &["messages", "retry", "archive", "terminate"],
+        SessionStatus::Archived => &["terminate"],
+        SessionStatus::Terminated => &[],
     }
 }
 
@@ -79,24 +80,23 @@ impl From<wakeful_store::Error> for Problem {
     fn from(failed: wakeful_store::Error) -> Problem {
         use wakeful_store::Error;
         let detail = failed.to_string();
+        if let Some(outage) = failed.outage() {
+            error!(error = %detail, "A request was refused: {}", outage.as_str());
+            let detail = format!("{}; nothing was taken", outage.as_str());
+            return Problem {
+                retry_after_s: Some(2),
+                ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+            };
+        }
         match failed {
             Error::NotFound { .. } => Problem::new(StatusCode::NOT_FOUND, detail),
             Error::Conflict { status, .. } => Problem::new(StatusCode::CONFLICT, detail)
                 .with("session_status", status.as_str())
                 .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>()),
+            Error::Refused { .. } => Problem::new(StatusCode::CONFLICT, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { .. } => {
                 Problem { retry_after_s: Some(5), ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail) }
-            }
-            Error::Database(_) | Error::Schema(_) if failed.is_transient() => {
-                error!(error = %detail, "The database does not answer");
-                Problem {
-                    retry_after_s: Some(2),
-                    ..Problem::new(
-                        StatusCode::SERVICE_UNAVAILABLE,
-                        "the database does not answer; nothing was taken",
-                    )
-                }
             }
             // What the database says may quote what it holds: it goes to the log and not to the client.
             Error::Database(_) | Error::Schema(_) | Error::Corrupt { .. } => {

@@ -1,4 +1,4 @@
-//! Sessions, shown and steered.
+//! Sessions, shown, and sent messages.
 
 use super::chat::{announce, answer, check_text, idempotency_key, message_text, parse, send_span};
 use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
@@ -187,50 +187,6 @@ pub(super) async fn send(
     }
     .instrument(send_span(&session.conversation_id))
     .await
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Reason {
-    reason: Option<String>,
-}
-
-/// Continues a failed run where it stood.
-pub(super) async fn retry(
-    State(ctx): State<Arc<Ctx>>,
-    Id(id): Id,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Value>), Problem> {
-    steer(&ctx, &id, &body?).await?;
-    let run_id = ctx.store.retry(&id).await?;
-    Ok(steered(&ctx, &id, &run_id))
-}
-
-/// Asks the open run to end.
-pub(super) async fn cancel(
-    State(ctx): State<Arc<Ctx>>,
-    Id(id): Id,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Value>), Problem> {
-    steer(&ctx, &id, &body?).await?;
-    let run_id = ctx.store.cancel(&id).await?;
-    Ok(steered(&ctx, &id, &run_id))
-}
-
-/// An empty body is no reason, and the session must be of the caller's space.
-async fn steer(ctx: &Ctx, id: &str, body: &[u8]) -> Result<(), Problem> {
-    let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
-    ctx.store.session(Some(DEFAULT_SPACE), id).await?;
-    if let Some(reason) = given.reason {
-        tracing::info!(session.id = id, reason, "Steered by an operator");
-    }
-    Ok(())
-}
-
-fn steered(ctx: &Ctx, id: &str, run_id: &str) -> (StatusCode, Json<Value>) {
-    ctx.notifier.job();
-    ctx.notifier.session(id);
-    (StatusCode::ACCEPTED, Json(json!({"session_id": id, "run_id": run_id})))
 }
 
 fn next_page<T>(items: &[T], limit: i64, cursor: impl Fn(&T) -> Value) -> Value {

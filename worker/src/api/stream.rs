@@ -2,7 +2,8 @@
 //!
 //! Journal frames carry their number as `id`, so a client that reconnects with `Last-Event-ID` misses none. Chunk frames carry no
 //! id: they show what is being said and are void once `gen_complete` says it. A client that comes anew, or after
-//! a worker's death, is told `gen_reset` and gets all chunks of the call in flight.
+//! a worker's death, is told `gen_reset` and gets all chunks of the call in flight. So is one that was shown chunks which
+//! the database has lost since, by a crash of its own: they are committed before they are shown, but asynchronously.
 
 use super::{DEFAULT_SPACE, Id, Problem};
 use crate::Ctx;
@@ -20,9 +21,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tracing::debug;
+use wakeful_store::generation::LiveGeneration;
 
 /// Journal entries read at once.
 const BATCH: i64 = 200;
+/// The last chunk's number where there is none: the first has the number 0.
+const NONE: i64 = -1;
 /// Looks at the database this often when no notification comes.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -50,20 +54,21 @@ pub(super) async fn stream(
             }
             None => None,
         };
+    let heartbeat = Duration::from_secs(ctx.config.server.sse_heartbeat_s);
     let reader = Reader {
         news: ctx.news.sessions(),
         ctx,
         session_id: id,
         after: last.or(query.after).unwrap_or(0),
         generation: None,
-        chunk: 0,
+        chunk: NONE,
         frames: VecDeque::new(),
     };
     let frames = futures::stream::unfold(reader, |mut reader| async move {
         let frame = reader.next().await?;
         Some((Ok(frame), reader))
     });
-    Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)).text("alive")))
+    Ok(Sse::new(frames).keep_alive(KeepAlive::new().interval(heartbeat).text("alive")))
 }
 
 struct Reader {
@@ -111,28 +116,61 @@ impl Reader {
                 self.frames.push_back(frame);
             }
         }
-        // Behind by more than a batch, the call in flight is not near yet.
-        let Some(live) = live.filter(|_| (entries.len() as i64) < BATCH) else {
-            return Ok(());
-        };
-        if entries.iter().any(|entry| entry.payload["generation_id"] == live.generation_id.as_str()) {
+        let speaks_of = |id: &str| entries.iter().any(|entry| entry.payload["generation_id"] == id);
+        if self.generation.as_deref().is_some_and(speaks_of) {
             // Its end is among the entries: the chunks are void.
+            self.generation = None;
+        }
+        // Behind by more than a batch, the call in flight is not near yet.
+        if entries.len() as i64 == BATCH {
             return Ok(());
+        }
+        match live {
+            Some(live) if speaks_of(&live.generation_id) => {}
+            Some(live) => self.show(live).await?,
+            // No entry says what became of it, and its row is gone: the database has lost it.
+            None if self.generation.is_some() => {
+                self.reset(json!({"generation_id": null}));
+                self.generation = None;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Gives the chunks of the call in flight that were not given yet.
+    async fn show(&mut self, mut live: LiveGeneration) -> wakeful_store::Result<()> {
+        let known = self.generation.as_deref() == Some(live.generation_id.as_str());
+        if known && live.last_chunk < self.chunk {
+            // What was shown is not there any more, and other text may come in its place.
+            match self.ctx.store.live_generation(&self.session_id, None, NONE).await? {
+                Some(again) if again.generation_id == live.generation_id => live = again,
+                // It ended meanwhile: the next look finds the entry that says so.
+                _ => return Ok(()),
+            }
+            self.generation = None;
         }
         if self.generation.as_deref() != Some(live.generation_id.as_str()) {
-            let data = json!({
+            self.reset(json!({
                 "generation_id": live.generation_id, "step_number": live.step_number, "attempt": live.attempt,
-            });
-            self.frames.push_back(Event::default().event("gen_reset").data(data.to_string()));
+            }));
             self.generation = Some(live.generation_id.clone());
-            self.chunk = 0;
+            self.chunk = NONE;
         }
         for (chunk_no, text) in live.chunks {
+            if chunk_no != self.chunk + 1 {
+                break;
+            }
             self.chunk = chunk_no;
             let data = json!({"generation_id": live.generation_id, "chunk_no": chunk_no, "delta": text});
             self.frames.push_back(Event::default().event("gen_chunk").data(data.to_string()));
         }
         Ok(())
+    }
+
+    /// Tells the client to forget the chunks that it was shown.
+    fn reset(&mut self, data: serde_json::Value) {
+        self.frames.push_back(Event::default().event("gen_reset").data(data.to_string()));
     }
 }
 

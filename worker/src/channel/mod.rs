@@ -20,6 +20,26 @@ pub trait Channel: Send + Sync {
     /// # Errors
     /// [`SendError`], which says whether it may have gone out.
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
+
+    /// What became of a delivery whose sending nobody saw end. A channel that cannot be asked says so, which is the
+    /// default: then it is sent again if that is harmless, and else shown as uncertain.
+    ///
+    /// # Errors
+    /// When the answer could not be had just now; it is asked for again.
+    async fn find(&self, _delivery_id: &str) -> Result<Found, SendError> {
+        Ok(Found::Unknown)
+    }
+}
+
+/// What a channel knows of a delivery's key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Found {
+    Sent {
+        receipt: Value,
+    },
+    /// It was certainly not sent. An attempt that is still under way does not have to be known here.
+    NotSent,
+    Unknown,
 }
 
 /// One delivery, ready to be sent.

@@ -37,6 +37,8 @@ pub enum Exit {
     Auth = 5,
     /// No database, another schema than the binary's, or a port in use.
     Unavailable = 6,
+    /// What must be equal is not: a cache and the log it derives from.
+    Divergence = 8,
     /// `doctor` found something.
     Doctor = 9,
 }
@@ -143,9 +145,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         if let Some(error) = cause.downcast_ref::<wakeful_store::Error>() {
             return match error {
                 wakeful_store::Error::NotFound { .. } => Exit::NotFound,
-                wakeful_store::Error::Conflict { .. } | wakeful_store::Error::KeyReused { .. } => {
-                    Exit::Conflict
-                }
+                wakeful_store::Error::Conflict { .. }
+                | wakeful_store::Error::Refused { .. }
+                | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
                 wakeful_store::Error::Database(_) => Exit::Unavailable,
                 wakeful_store::Error::Corrupt { .. } => Exit::Failed,

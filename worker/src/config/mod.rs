@@ -8,9 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use secrecy::SecretString;
-use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
+use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
 
 mod price;
 mod problem;
@@ -69,6 +70,8 @@ pub struct Server {
     pub token: Option<SecretString>,
     /// Tokens of `X-Internal-Token`; several, so that they can be rotated.
     pub internal_tokens: Vec<SecretString>,
+    /// How often a stream of events that has nothing to say shows that it lives.
+    pub sse_heartbeat_s: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -89,6 +92,8 @@ pub struct Queue {
     pub concurrency: usize,
     /// Steps of one session before it lets others go first.
     pub slice_steps: u32,
+    /// How often a worker looks for sessions that nobody would go on with.
+    pub heal_s: u64,
 }
 
 /// `[agents.NAME]` as written.
@@ -100,18 +105,8 @@ pub struct AgentSettings {
     /// `None` is [`DEFAULT_TOOLS`], an empty list is no tools.
     pub tools: Option<Vec<String>>,
     pub on_uncertain: OnUncertain,
-    pub journal: Journal,
+    pub journal: JournalLevel,
     pub limits: Limits,
-}
-
-/// How much of the state's history the journal keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Journal {
-    /// Snapshots only.
-    Checkpoint,
-    /// Every update too.
-    #[default]
-    Full,
 }
 
 /// `[models."provider/model"]`.
@@ -121,6 +116,8 @@ pub struct ModelSettings {
     pub context_window: Option<u64>,
     /// Tokens that one answer may have.
     pub max_output_tokens: Option<u64>,
+    /// The model goes on from a text that the request ends with.
+    pub prefill: bool,
     /// `None`: nothing was said about money.
     pub price: Option<Price>,
 }
@@ -156,6 +153,8 @@ pub struct Email {
     pub maildir: Option<PathBuf>,
     /// The sender of outgoing mail.
     pub from: Option<String>,
+    /// Mail that was not sent by this age is never sent. `None`: it never grows too old.
+    pub max_age_s: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -225,13 +224,12 @@ impl Config {
         if !config.server.internal_tokens.is_empty() {
             config.warnings.push("server.internal_tokens has no effect yet: there is no export".to_owned());
         }
-        for (name, agent) in &config.agents {
-            if agent.journal == Journal::Checkpoint {
-                let text = format!(
-                    "agents.{name}.journal = \"checkpoint\" has no effect yet: every journal is full"
-                );
-                config.warnings.push(text);
-            }
+        for (name, _) in
+            config.models.iter().filter(|(name, model)| model.prefill && !name.starts_with("anthropic/"))
+        {
+            config
+                .warnings
+                .push(format!("models.{name:?}.prefill has no effect: only Anthropic's protocol takes one"));
         }
         Ok(config)
     }
@@ -269,6 +267,7 @@ impl Config {
             tools: settings.tools.unwrap_or_else(default_tools),
             limits: settings.limits,
             on_uncertain: settings.on_uncertain,
+            journal: settings.journal,
         })
     }
 
@@ -281,9 +280,9 @@ impl Config {
         }
     }
 
-    /// How much of its history the agent's journal keeps.
-    pub fn journal(&self, agent: &str) -> Journal {
-        self.agents.get(agent).map_or_else(Journal::default, |settings| settings.journal)
+    /// How old an outgoing message of this channel may become before it is sent.
+    pub fn max_age(&self, channel: &str) -> Option<Duration> {
+        (channel == "email").then_some(self.email.max_age_s).flatten().map(Duration::from_secs)
     }
 
     fn model_of_keys(&self) -> Option<String> {

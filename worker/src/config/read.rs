@@ -93,6 +93,20 @@ impl<'p> Section<'p> {
         self.numeric(key, &rule, |text| text.parse().ok().filter(|number| range.contains(number)))
     }
 
+    /// Yes or no. From the environment it comes as text.
+    pub fn flag(&mut self, key: &str) -> Option<bool> {
+        let node = self.take(key)?;
+        let given = match &node.value {
+            Value::Bool(given) => Some(*given),
+            Value::Text(text) => text.parse().ok(),
+            Value::Number(_) | Value::Date(_) | Value::List(_) | Value::Table(_) => None,
+        };
+        if given.is_none() {
+            self.broken(key, &node, "must be true or false");
+        }
+        given
+    }
+
     /// An amount of money, in billionths of a dollar.
     pub fn usd(&mut self, key: &str) -> Option<i64> {
         self.numeric(key, USD_RULE, parse_usd)

@@ -4,15 +4,15 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use wakeful_workflow::agent::{Limits, OnUncertain};
+use wakeful_workflow::agent::{JournalLevel, Limits, OnUncertain};
 
 use super::price::Price;
 use super::problem::Problem;
 use super::read::Section;
 use super::tree::Table;
 use super::{
-    AgentSettings, Config, Database, Email, Journal, ModelSettings, Provider, Providers, Queue, Scripted,
-    Server, Workspace,
+    AgentSettings, Config, Database, Email, ModelSettings, Provider, Providers, Queue, Scripted, Server,
+    Workspace,
 };
 
 /// What a model's name must look like, for messages.
@@ -47,6 +47,7 @@ fn server(mut section: Section<'_>) -> Server {
         listen: listen.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070)),
         token: section.secret("token", |_| None),
         internal_tokens: section.secrets("internal_tokens"),
+        sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
     };
     section.finish();
     server
@@ -78,6 +79,7 @@ fn queue(mut section: Section<'_>) -> Queue {
         poll_ms: narrow(section.number("poll_ms", 10..=60_000), 1_000),
         concurrency: narrow(section.number("concurrency", 1..=1024), 16),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
+        heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
     };
     // A value that was refused already has its line; the default in its place must not cause another.
     let usable = lease.is_some() == lease_given.is_some() && heartbeat.is_some() == heartbeat_given.is_some();
@@ -126,10 +128,10 @@ fn on_uncertain(text: &str) -> Option<OnUncertain> {
     }
 }
 
-fn journal(text: &str) -> Option<Journal> {
+fn journal(text: &str) -> Option<JournalLevel> {
     match text {
-        "checkpoint" => Some(Journal::Checkpoint),
-        "full" => Some(Journal::Full),
+        "checkpoint" => Some(JournalLevel::Checkpoint),
+        "full" => Some(JournalLevel::Full),
         _ => None,
     }
 }
@@ -159,6 +161,7 @@ fn models(root: &mut Section<'_>) -> BTreeMap<String, ModelSettings> {
         let settings = ModelSettings {
             context_window: tokens(section.number("context_window", 1..=1_000_000_000)),
             max_output_tokens: tokens(section.number("max_output_tokens", 1..=1_000_000_000)),
+            prefill: section.flag("prefill").unwrap_or(false),
             price: priced.then(|| Price::of(input, cached, cache_write, output)),
         };
         section.finish();
@@ -212,6 +215,7 @@ fn email(mut section: Section<'_>) -> Email {
         from: section.text("from", "must be a mail address, such as agent@example.org", |text| {
             text.parse::<lettre::message::Mailbox>().is_ok().then(|| text.to_owned())
         }),
+        max_age_s: section.number("max_age_s", 1..=31_536_000).map(i64::unsigned_abs),
     };
     section.finish();
     email

@@ -28,7 +28,7 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:7070");
     assert_eq!(
         config.queue,
-        Queue { lease_s: 30, heartbeat_s: 10, poll_ms: 1000, concurrency: 16, slice_steps: 8 }
+        Queue { lease_s: 30, heartbeat_s: 10, poll_ms: 1000, concurrency: 16, slice_steps: 8, heal_s: 30 }
     );
     assert!(config.server.token.is_none() && config.database.url.is_none() && config.agents.is_empty());
     assert!(
@@ -49,7 +49,7 @@ fn the_example_loads_and_shows_the_defaults() {
     assert_eq!(shown.workspace, default.workspace);
     let agent = |mut config: Config| {
         config.fallback_model = Some("scripted/demo".to_owned());
-        (config.agent(DEFAULT_AGENT).unwrap(), config.journal(DEFAULT_AGENT))
+        config.agent(DEFAULT_AGENT).unwrap()
     };
     assert_eq!(agent(shown), agent(default));
 }
@@ -74,6 +74,7 @@ fn what_the_example_leaves_out_is_taken_too() {
         .collect();
     let config = good(&uncommented, &[]);
     assert_eq!(config.models["anthropic/claude-sonnet-5"].context_window, Some(200_000));
+    assert!(config.models["anthropic/claude-sonnet-5"].prefill);
     assert_eq!(config.server.internal_tokens.len(), 1);
     assert_eq!(config.email.from.as_deref(), Some("agent@example.org"));
     assert_eq!(config.scripted.dir, Some(PathBuf::from("etc/scenarios")));
@@ -133,7 +134,7 @@ lease_s = 1
 fn a_key_that_resembles_none_is_told_which_there_are() {
     assert_eq!(
         lines("[email]\nzzz = 1", &[]),
-        ["etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from"]
+        ["etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from, max_age_s"]
     );
 }
 
@@ -210,6 +211,18 @@ fn a_variable_finds_names_that_a_shell_cannot_spell() {
     assert_eq!(config.agents["default"].model.as_deref(), Some("scripted/demo"));
     assert_eq!(config.agents["default"].tools.as_deref(), Some(&["a".to_owned(), "b".to_owned()][..]));
     assert_eq!(config.price("openai/gpt-5.1").input, 2_500_000_000);
+}
+
+#[test]
+fn a_prefill_is_a_yes_or_a_no_and_only_anthropics() {
+    let given = |name: &str, value: &str| format!("[models.\"{name}\"]\nprefill = {value}");
+    let config = good(&given("anthropic/m", "true"), &[]);
+    assert!(config.models["anthropic/m"].prefill && config.warnings.is_empty());
+    assert!(!good(&given("anthropic/m", "false"), &[]).models["anthropic/m"].prefill);
+    let lines = lines(&given("anthropic/m", "1"), &[]);
+    assert!(lines.len() == 1 && lines[0].contains("must be true or false"), "{lines:?}");
+    let warned = good(&given("openai/m", "true"), &[]).warnings;
+    assert!(warned.len() == 1 && warned[0].contains("prefill has no effect"), "{warned:?}");
 }
 
 #[test]
@@ -328,7 +341,7 @@ system_prompt = "Help."
 model = "openai/vendor/model-1"
 tools = []
 on_uncertain = "needs_attention"
-journal = "full"
+journal = "checkpoint"
 [agents.support.limits]
 steps = 3
 tool_s = 5
@@ -344,9 +357,10 @@ tool_s = 5
             tools: Vec::new(),
             limits: Limits { steps: 3, tool_s: 5, ..Limits::default() },
             on_uncertain: OnUncertain::NeedsAttention,
+            journal: JournalLevel::Checkpoint,
         }
     );
-    assert_eq!(config.journal("support"), Journal::Full);
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
     assert_eq!(
         config.agent("suport").unwrap_err().to_string(),
         r#"there is no agent "suport"; the configuration has: support"#

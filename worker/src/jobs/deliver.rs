@@ -1,18 +1,23 @@
 //! The deliver job: the outgoing messages of one channel of one conversation, in order.
 
 use crate::Ctx;
-use crate::channel::{Outbound, SendError};
+use crate::channel::{Channel, Found, Outbound, SendError};
 use crate::telemetry::{self, names};
+use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::{Instrument, Span, info, info_span, warn};
-use wakeful_store::delivery::{Claimed, Settled};
+use wakeful_store::delivery::{Claimed, Settled, Terms};
 use wakeful_store::queue::{self, Job};
 
 /// Attempts after which a message that is refused temporarily counts as failed.
 const ATTEMPTS: i32 = 10;
+
+/// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
+const SEND: Duration = Duration::from_secs(60);
 
 /// Runs one claimed deliver job. Every end of it is accounted for here: apalis is only told that it is over.
 ///
@@ -20,7 +25,10 @@ const ATTEMPTS: i32 = 10;
 /// Never; the signature is apalis'.
 pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let ctx = Arc::clone(&ctx);
-    let work = AssertUnwindSafe(work(&ctx, &job)).catch_unwind();
+    let channel = job.channel.as_deref().unwrap_or_default();
+    let what = format!("a delivery by {channel} of conversation {}", job.conversation_id);
+    let work = ctx.watchdog.watch(job.lease.token, what, UNYIELDING, work(&ctx, &job));
+    let work = AssertUnwindSafe(work).catch_unwind();
     let end = tokio::select! {
         end = work => end.unwrap_or_else(|_| Err("internal error: the delivery panicked".to_owned())),
         () = job.lease.lost().cancelled() => Ok(()),
@@ -43,6 +51,9 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
 
 async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
     let channel_name = job.channel.as_deref().unwrap_or_default();
+    let lease = Duration::from_secs(ctx.config.queue.lease_s);
+    // An attempt begins while its lease lasts, and ends within its time.
+    let terms = Terms { max_age: ctx.config.max_age(channel_name), attempt_limit: lease + SEND };
     loop {
         // Read before looking: what is enqueued after the look moves this number.
         let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(text)? else {
@@ -53,7 +64,9 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
             if !job.lease.is_live() {
                 return Ok(());
             }
-            let claimed = ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name).await;
+            crate::failpoint("K12_claim");
+            let claimed =
+                ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
             let Some(claimed) = claimed.map_err(text)? else { break };
             let span = delivery_span(job, channel_name, &claimed);
             let sent = one(ctx, job, channel_name, &claimed).instrument(span.clone()).await;
@@ -65,51 +78,18 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
     }
 }
 
-/// Sends one message and writes down how it ended.
+/// Brings one message to its end and writes that down.
 ///
 /// # Errors
 /// What to try again, in words.
 async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Result<(), String> {
-    let settled = match ctx.channels.get(channel_name) {
-        // Another worker may have it.
-        None => {
-            let error = format!("no channel named {channel_name:?} is configured on this worker");
-            if claimed.attempt < ATTEMPTS {
-                if !claimed.maybe_sent {
-                    ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(text)?;
-                }
-                return Err(error);
+    let settled = match next(ctx, job, channel_name, claimed).await {
+        Next::Settle(settled) => settled,
+        Next::Again { error, unsent } => {
+            if unsent {
+                ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(text)?;
             }
-            Settled::Failed { error }
-        }
-        Some(channel) if claimed.maybe_sent && !channel.is_idempotent() => {
-            Settled::Uncertain { error: "a worker stopped while sending it; it may have gone out".to_owned() }
-        }
-        Some(_) if claimed.maybe_sent && claimed.attempt > ATTEMPTS => {
-            Settled::Uncertain { error: format!("{ATTEMPTS} attempts ended without an answer") }
-        }
-        // Nothing is sent on a lease that may have ended: its successor sends.
-        Some(_) if !job.lease.is_live() => {
-            let error = "the lease may have ended before it was sent";
-            if !claimed.maybe_sent {
-                ctx.store.unsend(&job.lease, &claimed.delivery_id, error).await.map_err(text)?;
-            }
-            return Err(error.to_owned());
-        }
-        Some(channel) => {
-            crate::failpoint("K12");
-            let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
-            match channel.send(&outbound).await {
-                Ok(receipt) => Settled::Sent { receipt },
-                Err(SendError::Refused(error)) => Settled::Failed { error },
-                Err(SendError::Later(error)) if claimed.attempt >= ATTEMPTS => Settled::Failed { error },
-                Err(SendError::Later(error)) => {
-                    ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(text)?;
-                    return Err(error);
-                }
-                Err(SendError::Unknown(error)) if channel.is_idempotent() => return Err(error),
-                Err(SendError::Unknown(error)) => Settled::Uncertain { error },
-            }
+            return Err(error);
         }
     };
     crate::failpoint("K13");
@@ -121,12 +101,113 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Res
         Settled::Sent { .. } => {
             warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile")
         }
-        Settled::Failed { error } | Settled::Uncertain { error } => {
+        Settled::Failed { error } | Settled::Expired { error } | Settled::Uncertain { error } => {
             telemetry::failed(&Span::current(), "not_sent");
             warn!(delivery.id = claimed.delivery_id, error, "Not sent for certain");
         }
     }
     Ok(())
+}
+
+/// What is to be done about a claimed delivery.
+enum Next {
+    Settle(Settled),
+    /// Later. `unsent`: it certainly was not sent, and may expire.
+    Again {
+        error: String,
+        unsent: bool,
+    },
+}
+
+/// What may be known of a delivery before it is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Unsent,
+    MaybeSent,
+}
+
+async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Next {
+    let again = |error: String, before| Next::Again { error, unsent: before == Before::Unsent };
+    let expired = || {
+        let error = format!("it was not sent by {channel_name} in time, and is not sent late");
+        Next::Settle(Settled::Expired { error })
+    };
+    let uncertain = |error: &str| Next::Settle(Settled::Uncertain { error: error.to_owned() });
+    if claimed.late && !claimed.maybe_sent {
+        return expired();
+    }
+    let mut before = if claimed.maybe_sent { Before::MaybeSent } else { Before::Unsent };
+    let Some(channel) = ctx.channels.get(channel_name) else {
+        let error = format!("no channel named {channel_name:?} is configured on this worker");
+        // Another worker may have it.
+        return match before {
+            _ if claimed.attempt < ATTEMPTS => again(error, before),
+            Before::Unsent => Next::Settle(Settled::Failed { error }),
+            Before::MaybeSent => uncertain(&format!("{DIED}, and {error}")),
+        };
+    };
+    let used_up = claimed.attempt > ATTEMPTS;
+    if before == Before::MaybeSent {
+        match ask(channel.as_ref(), &claimed.delivery_id).await {
+            Ok(Found::Sent { receipt }) => return Next::Settle(Settled::Sent { receipt }),
+            // A worker that was stopped and not killed may be in the middle of it.
+            Ok(Found::NotSent) if !claimed.quiet && (claimed.late || used_up || !channel.is_idempotent()) => {
+                return again("an earlier attempt may still be under way".to_owned(), before);
+            }
+            Ok(Found::NotSent) if claimed.late => return expired(),
+            Ok(Found::NotSent) if used_up => {
+                let error = format!("{ATTEMPTS} attempts ended without an answer");
+                return Next::Settle(Settled::Failed { error });
+            }
+            Ok(Found::NotSent) => {
+                if claimed.quiet {
+                    before = Before::Unsent;
+                }
+            }
+            Ok(Found::Unknown) if claimed.late => {
+                return uncertain(&format!("{DIED}, and it is too old to be sent again"));
+            }
+            Ok(Found::Unknown) if !channel.is_idempotent() => return uncertain(DIED),
+            Ok(Found::Unknown) if used_up => {
+                return uncertain(&format!("{ATTEMPTS} attempts ended without an answer"));
+            }
+            Ok(Found::Unknown) => {}
+            Err(error) if used_up => {
+                return uncertain(&format!("{DIED}, and the channel does not say: {error}"));
+            }
+            Err(error) => return again(error.to_string(), before),
+        }
+    }
+    // Nothing is sent on a lease that may have ended: its successor sends.
+    if !job.lease.is_live() {
+        return again("the lease may have ended before it was sent".to_owned(), before);
+    }
+    crate::failpoint("K12");
+    let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
+    let sent = tokio::time::timeout(SEND, channel.send(&outbound)).await;
+    let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
+    match sent.unwrap_or_else(|_| Err(unknown())) {
+        Ok(receipt) => Next::Settle(Settled::Sent { receipt }),
+        // What is refused now may have been taken the first time.
+        Err(SendError::Refused(error)) if before == Before::MaybeSent => uncertain(&error),
+        Err(SendError::Refused(error)) => Next::Settle(Settled::Failed { error }),
+        Err(SendError::Later(error)) if claimed.attempt < ATTEMPTS => again(error, before),
+        Err(SendError::Later(error)) if before == Before::MaybeSent => uncertain(&error),
+        Err(SendError::Later(error)) => Next::Settle(Settled::Failed { error }),
+        Err(SendError::Unknown(error)) => match ask(channel.as_ref(), &claimed.delivery_id).await {
+            Ok(Found::Sent { receipt }) => Next::Settle(Settled::Sent { receipt }),
+            Ok(Found::Unknown) if !channel.is_idempotent() => uncertain(&error),
+            // The next claim asks again, or sends it again under its key.
+            Ok(Found::Unknown | Found::NotSent) | Err(_) => again(error, Before::MaybeSent),
+        },
+    }
+}
+
+const DIED: &str = "a worker stopped while sending it; it may have gone out";
+
+async fn ask(channel: &dyn Channel, delivery_id: &str) -> Result<Found, SendError> {
+    let answer = tokio::time::timeout(SEND, channel.find(delivery_id)).await;
+    answer.unwrap_or_else(|_| Err(SendError::Later(format!("no answer within {} seconds", SEND.as_secs()))))
 }
 
 /// A trace of its own for every message, linked to the claim whose commit enqueued it.

@@ -1,5 +1,6 @@
-//! The jobs that apalis runs, and the pool that runs them.
+//! The jobs that apalis runs, the pool that runs them, and the healer beside it.
 
 pub mod deliver;
+pub mod heal;
 pub mod pool;
 pub mod step;

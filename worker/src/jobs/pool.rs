@@ -1,6 +1,6 @@
 //! The pool: apalis runs the jobs, the heart keeps their leases, and a drain ends both in order.
 
-use super::{deliver::deliver, step::step};
+use super::{deliver::deliver, heal, step::step};
 use crate::Ctx;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
@@ -30,7 +30,11 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         holdings: Arc::clone(&holdings),
     };
     let heart = tokio::spawn(heart.run(heart_stop.clone()));
+    let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let draining = ctx.draining.clone();
+    // A little more than the drain, so that the leases of what is dropped then are given back.
+    let last = DRAIN + Duration::from_secs(2);
+    ctx.watchdog.start(Duration::from_secs(queue.lease_s), draining.clone(), last);
     let deadline = tokio::spawn(abort_after_drain(Arc::clone(&ctx)));
 
     let start = {
@@ -73,10 +77,15 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         })
         .await;
     deadline.abort();
+    healer.abort();
     heart_stop.cancel();
     // The heart beats until the last lease is given back.
     let _ = heart.await;
     info!("No job is in hand");
+    if ctx.watchdog.is_ending() {
+        // It came back after all. A supervisor that restarts failures only must see one.
+        anyhow::bail!("something kept a thread for longer than it may; the log above names it");
+    }
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
 }
 

@@ -3,6 +3,7 @@
 use crate::Ctx;
 use crate::perform::{Interrupted, perform};
 use crate::telemetry::{self, names};
+use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
@@ -13,9 +14,9 @@ use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Next, Outcome, Transition, advance};
-use wakeful_workflow::agent::{Agent, Limits, OnUncertain};
+use wakeful_workflow::agent::{Agent, Limits, Policy};
 use wakeful_workflow::fault::{Fault, Verdict};
-use wakeful_workflow::plan::{Action, Stop, plan};
+use wakeful_workflow::plan::{Action, How, Stop, plan};
 use wakeful_workflow::session::Session;
 
 /// Claims after which a session that cannot be read is given up.
@@ -44,7 +45,9 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
     let lease = &mut job.lease;
     lease.trace_context = span.in_scope(|| telemetry::passed_on(lease.trace_context.as_deref()));
     async {
-        let work = AssertUnwindSafe(work(&ctx, &job)).catch_unwind();
+        let what = format!("a step of session {}", job.session_id.as_deref().unwrap_or_default());
+        let work = ctx.watchdog.watch(job.lease.token, what, UNYIELDING, work(&ctx, &job));
+        let work = AssertUnwindSafe(work).catch_unwind();
         let end = tokio::select! {
             end = work => end,
             () = job.lease.lost().cancelled() => Ok(End::Stale),
@@ -115,14 +118,14 @@ async fn claim(ctx: &Ctx, job: &Job, session_id: &str) -> wakeful_store::Result<
 
 /// The run, as far as this claim takes it.
 async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Result<End> {
-    let (mut stuck, mut attempt) = (job.stuck, job.attempt);
+    let (mut tries, mut attempt) = (Tries::of(job), job.attempt);
     let mut steps = 0;
     let mut began = Instant::now();
     loop {
         let agent = ctx.config.agent(&session.agent);
-        let on_uncertain = agent.as_ref().map_or(OnUncertain::default(), |agent| agent.on_uncertain);
+        let policy = agent.as_ref().map_or_else(|_| Policy::default(), Agent::policy);
         let outcome = match &agent {
-            Ok(agent) => decide(ctx, job, &mut session, agent, stuck).await?,
+            Ok(agent) => decide(ctx, job, &mut session, agent, tries).await?,
             // Without its agent a run can only end: by the person who cancelled it, or by this fault.
             Err(error) => match plan(&session, &Limits::default()) {
                 Action::Rest => {
@@ -148,7 +151,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
         if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let transition = advance(&session, outcome, on_uncertain);
+        let transition = advanced(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
         crate::failpoint(commit_failpoint(&transition));
         let commit = commit(ctx, job, &session, &transition, performance).await?;
@@ -165,7 +168,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
                     ctx.store.refresh(&mut session).await?;
                 }
                 if transition.step.is_some() || !transition.records.is_empty() {
-                    stuck = 0;
+                    tries = Tries::default();
                 }
                 if transition.step.is_some() {
                     steps += 1;
@@ -193,22 +196,62 @@ enum Decided {
     Again,
 }
 
+/// Claims of this step without progress, this one included, and how many of those before it died. Both are 0 once
+/// this claim has made progress.
+#[derive(Clone, Copy, Default)]
+struct Tries {
+    stuck: i64,
+    died: i64,
+}
+
+impl Tries {
+    fn of(job: &Job) -> Tries {
+        Tries { stuck: i64::from(job.stuck), died: i64::from(job.died) }
+    }
+
+    /// Claims that gave the job back for a fault, the present one counted as one of them.
+    fn ended_by_faults(self) -> i64 {
+        (self.stuck - self.died).max(1)
+    }
+
+    /// Why there is to be no further attempt.
+    fn used_up(self, limit: i64, last_error: Option<&str>) -> Option<Fault> {
+        let attempts = self.stuck - 1;
+        if self.died < limit.max(Limits::DEATHS) && self.ended_by_faults() <= limit {
+            return None;
+        }
+        Some(match last_error {
+            Some(error) => Fault::Stuck { attempts, last_error: error.to_owned() },
+            None => Fault::WorkerDied { attempts },
+        })
+    }
+}
+
 /// Plans, and performs what was planned.
 async fn decide(
     ctx: &Ctx,
     job: &Job,
     session: &mut Session,
     agent: &Agent,
-    stuck: i32,
+    tries: Tries,
 ) -> wakeful_store::Result<Decided> {
-    let action = plan(session, &agent.limits);
+    let action = match plan(session, &agent.limits) {
+        // The defect of looking at the newest entry alone: it is a result, so the model is next.
+        Action::CallTools { calls }
+            if crate::mutant("last_event_only")
+                && calls.iter().any(|planned| matches!(planned.how, How::Reuse(..))) =>
+        {
+            Action::CallModel
+        }
+        action => action,
+    };
     if action == Action::Rest {
         ctx.store.end_job(&job.lease).await?;
         return Ok(Decided::End(End::Closed));
     }
-    if i64::from(stuck) > agent.limits.attempts && !matches!(action, Action::Stop(_)) {
-        let last_error = job.last_error.clone().unwrap_or_else(|| "the worker died each time".to_owned());
-        let fault = Fault::Stuck { attempts: i64::from(stuck) - 1, last_error };
+    if let Some(fault) = tries.used_up(agent.limits.attempts, job.last_error.as_deref())
+        && !matches!(action, Action::Stop(_))
+    {
         return Ok(Decided::Outcome(Outcome::Stopped(Stop::Failed(fault))));
     }
     let performed = tokio::select! {
@@ -232,8 +275,8 @@ async fn decide(
         Err(Interrupted::Fault(fault)) => {
             let stop = match fault.verdict() {
                 Verdict::Fail { .. } => fault,
-                Verdict::Retry { .. } if i64::from(stuck.max(1)) >= agent.limits.attempts => {
-                    Fault::Stuck { attempts: i64::from(stuck.max(1)), last_error: fault.to_string() }
+                Verdict::Retry { .. } if tries.ended_by_faults() >= agent.limits.attempts => {
+                    Fault::Stuck { attempts: tries.stuck.max(1), last_error: fault.to_string() }
                 }
                 Verdict::Retry { after_ms } => {
                     return Ok(Decided::End(End::Retry {
@@ -347,6 +390,21 @@ async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
     if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
         warn!(%error, "The job was not given back; it is free when its lease ends");
     }
+}
+
+/// What `outcome` makes of the session: [`advance`], unless this process is to show what it guards against.
+fn advanced(session: &Session, outcome: Outcome, policy: Policy) -> Transition {
+    let shrunk = match &outcome {
+        Outcome::Replied(generated) if crate::mutant("repair_in_place") => generated.repairs,
+        _ => return advance(session, outcome, policy),
+    };
+    // The defect: repair worked on the session itself, whose list is shorter now, and what stands beyond the place
+    // where the list once ended is taken for new.
+    let mut repaired = session.clone();
+    repaired.last_message_number -= shrunk;
+    let mut transition = advance(&repaired, outcome, policy);
+    transition.records.retain(|record| record.message_number > session.last_message_number);
+    transition
 }
 
 /// Which failpoint stands before this commit: a turn that asks for tools, or the end of a step.

@@ -36,6 +36,10 @@ impl Model for Anthropic {
         project(context, &self.options)
     }
 
+    fn takes_prefill(&self) -> bool {
+        self.options.prefill
+    }
+
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault> {
         let url = format!("{}/v1/messages", self.endpoint.base_url.trim_end_matches('/'));
         let mut headers = HeaderMap::new();
@@ -47,7 +51,7 @@ impl Model for Anthropic {
         let mut answer = Answer::default();
         loop {
             if answer.take(&events.next().await?, deltas)? {
-                return answer.finish();
+                return answer.finish(request.prefill.as_deref());
             }
         }
     }
@@ -131,10 +135,12 @@ impl Answer {
                 Part::Text(text)
             }
             Some("tool_use") => {
+                deltas.not_text();
                 let input = block["input"].clone();
                 Part::Call { id: text("id"), name: text("name"), input, json: String::new() }
             }
             _ => {
+                deltas.not_text();
                 let raw = block.as_object().cloned().unwrap_or_default();
                 Part::Raw { raw, json: String::new() }
             }
@@ -182,7 +188,8 @@ impl Answer {
         Ok(())
     }
 
-    fn finish(self) -> Result<Reply, Fault> {
+    /// The answer, with the `prefill` that it goes on from before it.
+    fn finish(self, prefill: Option<&str>) -> Result<Reply, Fault> {
         let finish_reason = match self.stop_reason.as_deref() {
             None => return Err(Fault::StreamCut),
             Some("tool_use") => FinishReason::ToolCalls,
@@ -211,6 +218,12 @@ impl Answer {
                     let raw = sse::cleaned(Value::Object(raw));
                     content.push(Block::Provider { provider: PROVIDER.to_owned(), raw });
                 }
+            }
+        }
+        if let Some(prefill) = prefill {
+            match content.first_mut() {
+                Some(Block::Text { text }) => text.insert_str(0, prefill),
+                _ => content.insert(0, Block::Text { text: prefill.to_owned() }),
             }
         }
         let usage = Usage {
@@ -247,7 +260,7 @@ mod tests {
         let end = json!({"type": "message_delta", "delta": {"stop_reason": stop_reason}, "usage": {"output_tokens": 5}});
         answer.take(&end.to_string(), &mut heard)?;
         assert!(answer.take(r#"{"type":"message_stop"}"#, &mut heard)?);
-        Ok((answer.finish()?, heard.0))
+        Ok((answer.finish(None)?, heard.0))
     }
 
     fn start(index: u64, block: Value) -> Value {
@@ -310,6 +323,24 @@ mod tests {
             cost_micros: 0,
         };
         assert_eq!(reply.usage, usage);
+    }
+
+    #[test]
+    fn an_answer_begins_with_the_prefill_that_it_goes_on_from() {
+        let finished = |blocks: &[Value]| {
+            let mut answer = Answer { stop_reason: Some("end_turn".to_owned()), ..Answer::default() };
+            for block in blocks {
+                answer.take(&block.to_string(), &mut Heard::default()).unwrap();
+            }
+            answer.finish(Some("Once upon")).unwrap().content
+        };
+        let said = |text: &str| Block::Text { text: text.to_owned() };
+        let rest = start(0, json!({"type": "text", "text": " a time"}));
+        assert_eq!(finished(&[rest]), [said("Once upon a time")]);
+        assert_eq!(finished(&[]), [said("Once upon")], "nothing was left to say");
+        let content = finished(&call("{}"));
+        assert_eq!(content[0], said("Once upon"));
+        assert!(matches!(content[1], Block::ToolCall(_)));
     }
 
     #[test]
@@ -401,6 +432,6 @@ mod tests {
         let mut answer = Answer::default();
         let text = start(0, json!({"type": "text", "text": "half"}));
         answer.take(&text.to_string(), &mut Heard::default()).unwrap();
-        assert_eq!(answer.finish(), Err(Fault::StreamCut));
+        assert_eq!(answer.finish(None), Err(Fault::StreamCut));
     }
 }

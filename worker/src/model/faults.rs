@@ -30,6 +30,7 @@ pub(super) fn hello() -> Context {
         system: String::new(),
         tools: Vec::new(),
         messages: vec![Message { role: Role::User, content }],
+        prefill: None,
     }
 }
 

@@ -30,6 +30,12 @@ pub trait Model: Send + Sync {
     /// The request body for `context`. Pure: the same context gives the same bytes.
     fn request(&self, context: &Context) -> Request;
 
+    /// Whether it goes on from a text that the request ends with ([`Context::prefill`]). Such an answer begins with that
+    /// text; the deltas do not.
+    fn takes_prefill(&self) -> bool {
+        false
+    }
+
     /// Sends `request` and streams the answer.
     ///
     /// Each piece of text goes to `deltas` as it arrives. The future may be dropped at any await: the call is
@@ -88,9 +94,13 @@ impl Models {
         let at = endpoint(&config.providers.anthropic, "https://api.anthropic.com")?;
         let limit = max_tokens("anthropic");
         let unpriced = Arc::clone(&warn_unpriced);
+        let prefill = config.models.clone();
         models.add("anthropic", move |name| {
             unpriced(format!("anthropic/{name}"));
-            let options = wakeful_workflow::wire::anthropic::Options::new(name, limit(name));
+            let options = wakeful_workflow::wire::anthropic::Options {
+                prefill: prefill.get(&format!("anthropic/{name}")).is_some_and(|one| one.prefill),
+                ..wakeful_workflow::wire::anthropic::Options::new(name, limit(name))
+            };
             Ok(Arc::new(anthropic::Anthropic::new(at.clone(), options)))
         });
         let at = endpoint(&config.providers.openai, "https://api.openai.com/v1")?;
@@ -144,6 +154,9 @@ impl Models {
 pub trait Deltas: Send {
     /// One piece of text, in order.
     fn text(&mut self, delta: &str);
+
+    /// Something that is no text has begun to come: the text so far is not all of the answer so far.
+    fn not_text(&mut self) {}
 }
 
 /// Drops the deltas: for callers that only want the answer.

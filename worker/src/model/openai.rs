@@ -94,6 +94,7 @@ impl Answer {
             }
         }
         for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            deltas.not_text();
             self.call(call);
         }
         if let Some(reason) = choice["finish_reason"].as_str() {

@@ -137,7 +137,7 @@ impl Model for Scripted {
                 .collect(),
         };
         let body = serde_json::to_vec(&body).expect("strings, lists and JSON values always serialise");
-        Request { body, repairs: Repairs::default() }
+        Request { body, repairs: Repairs::default(), prefill: None }
     }
 
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault> {

@@ -1,9 +1,11 @@
 //! A model call: its intent is written down, its text is shown as it streams, and its answer is the outcome.
 
 use super::Interrupted;
+use super::chunks::{Piece, Writer};
 use crate::Ctx;
 use crate::model::Deltas;
 use crate::telemetry::{self, names};
+use crate::watchdog::UNYIELDING;
 use opentelemetry::{Array, StringValue, Value};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,14 +16,12 @@ use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Generated, Outcome};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::id::{GenerationId, SessionId};
+use wakeful_workflow::context::Context;
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::record::Usage;
-use wakeful_workflow::session::Session;
-
-/// Chunks are written at least this often while text arrives …
-const CHUNK_EVERY: Duration = Duration::from_millis(250);
-/// … and as soon as so much has gathered.
-const CHUNK_BYTES: usize = 1024;
+use wakeful_workflow::resume::{self, NextCall};
+use wakeful_workflow::session::{self, Session};
 
 pub(super) async fn call_model(
     ctx: &Ctx,
@@ -32,7 +32,22 @@ pub(super) async fn call_model(
     let model = ctx.models.get(&agent.model)?;
     let tools = ctx.tools_of(agent)?;
     let effects: BTreeMap<_, _> = tools.iter().map(|tool| (tool.name.clone(), tool.effect)).collect();
-    let request = model.request(&session.context(tools));
+    let context = session.context(tools);
+    let base = model.request(&context);
+    let base_sha256 = base.sha256();
+    let next =
+        NextCall { model: &agent.model, base_sha256: &base_sha256, takes_prefill: model.takes_prefill() };
+    let cut_off = cut_off(ctx, session, &next).await?;
+    let (request, resumes) = match cut_off {
+        Some((attempt, prefill)) => {
+            let request = model.request(&Context { prefill: Some(prefill), ..context });
+            info!(session.id = %session.session_id, "The model goes on from the text that attempt {} had said", attempt.attempt);
+            let resumes = request.prefill.is_some().then_some(&attempt.generation_id);
+            (request, resumes)
+        }
+        None => (base, None),
+    };
+    let repairs = request.repairs.total() as i64;
     if request.repairs.total() > 0 {
         info!(session.id = %session.session_id, repairs = ?request.repairs, "Repaired the request's copy of the transcript");
     }
@@ -46,10 +61,13 @@ pub(super) async fn call_model(
         attempt,
         model: &agent.model,
         request_sha256: &request_sha256,
+        base_sha256: &base_sha256,
+        repairs,
+        resumes,
     };
-    if !ctx.store.begin_generation(lease, &new).await? {
+    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
         return Err(Interrupted::Moved);
-    }
+    };
     ctx.notifier.session(session.session_id.as_str());
     crate::failpoint("K6");
 
@@ -66,9 +84,16 @@ pub(super) async fn call_model(
         { names::SESSION_ID } = %session.session_id,
     );
     let (pieces, inbox) = mpsc::unbounded_channel();
+    if let Some(prefill) = &request.prefill {
+        // Readers keep what they have seen: the first chunk is what was said before.
+        let _ = pieces.send(Piece::Text(prefill.clone()));
+        let _ = pieces.send(Piece::Flush);
+    }
     let call = async {
         let mut deltas = ToWriter { pieces, began: Instant::now(), first: None };
-        let answered = model.call(&request, &mut deltas).await;
+        let what = format!("the call of model {} for session {}", agent.model, session.session_id);
+        let calling = model.call(&request, &mut deltas);
+        let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).await;
         let span = Span::current();
         if let Some(after) = deltas.first {
             span.set_attribute(names::RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());
@@ -77,8 +102,19 @@ pub(super) async fn call_model(
     };
     // Side by side and in this future: whoever drops the call stops its writer too, and the commit, which deletes
     // the chunks, finds none written after it.
-    let writing = write_chunks(ctx, &session.session_id, &generation_id, inbox);
+    let writing = Writer::new(ctx, &session.session_id, &generation_id).write(inbox);
     let (answered, ()) = tokio::join!(call.instrument(span.clone()), writing);
+    if let (Err(Fault::Refused { message, .. }), Some(_)) = (&answered, &request.prefill) {
+        warn!(
+            session.id = %session.session_id,
+            message,
+            "{} does not go on from a text: it is asked from the start. Remove `prefill` from its settings",
+            agent.model
+        );
+        // The next plan finds it written down, and so does another worker if this one dies now.
+        ctx.store.never_resume(&session.session_id, &generation_id).await?;
+        return Err(Interrupted::Moved);
+    }
     let mut reply = answered?;
     crate::failpoint("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
@@ -95,14 +131,30 @@ pub(super) async fn call_model(
         attempt,
         model: agent.model.clone(),
         request_sha256,
+        started_at,
+        repairs,
+        resumes: resumes.cloned(),
         reply,
         effects,
     }))
 }
 
+/// The attempt to go on from and the text that it said.
+async fn cut_off<'a>(
+    ctx: &Ctx,
+    session: &'a Session,
+    next: &NextCall<'_>,
+) -> Result<Option<(&'a session::Interrupted, String)>, Interrupted> {
+    let Some(attempt) = resume::candidate(&session.interrupted, next) else {
+        return Ok(None);
+    };
+    let text = ctx.store.generation_text(&session.session_id, &attempt.generation_id).await?;
+    Ok(resume::prefill(&text).map(|prefill| (attempt, prefill)))
+}
+
 /// Unbounded, for a model must not wait for our database; the size of one answer is the bound.
 struct ToWriter {
-    pieces: mpsc::UnboundedSender<String>,
+    pieces: mpsc::UnboundedSender<Piece>,
     began: Instant,
     /// When the first text came, after the beginning.
     first: Option<Duration>,
@@ -115,42 +167,10 @@ impl Deltas for ToWriter {
             crate::failpoint("K7");
         }
         // A writer that is gone only means that nobody is shown the text before it is committed.
-        let _ = self.pieces.send(delta.to_owned());
+        let _ = self.pieces.send(Piece::Text(delta.to_owned()));
     }
-}
 
-/// Coalesces deltas into chunks until the call ends; what is shown has been committed before. Losing a chunk loses nothing but
-/// the sight of it, so a database that is away does not stop the call.
-async fn write_chunks(
-    ctx: &Ctx,
-    session_id: &SessionId,
-    generation_id: &GenerationId,
-    mut inbox: mpsc::UnboundedReceiver<String>,
-) {
-    let mut chunk_no = 0;
-    let mut open = true;
-    while open {
-        let Some(mut text) = inbox.recv().await else { return };
-        let due = tokio::time::sleep(CHUNK_EVERY);
-        tokio::pin!(due);
-        while text.len() < CHUNK_BYTES {
-            tokio::select! {
-                () = &mut due => break,
-                piece = inbox.recv() => match piece {
-                    Some(piece) => text.push_str(&piece),
-                    None => { open = false; break; }
-                }
-            }
-        }
-        chunk_no += 1;
-        let chunk = wakeful_workflow::record::without_nul(text);
-        match ctx.store.append_chunk(session_id, generation_id, chunk_no, &chunk).await {
-            Ok(()) => {
-                crate::failpoint("K9");
-                ctx.notifier.session(session_id.as_str());
-                crate::failpoint("K8");
-            }
-            Err(error) => warn!(%error, "A chunk was not written; readers see the text when it is committed"),
-        }
+    fn not_text(&mut self) {
+        let _ = self.pieces.send(Piece::NotText);
     }
 }

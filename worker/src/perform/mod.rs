@@ -1,6 +1,7 @@
 //! Perform: the only door to models and tools. An [`Action`] comes in, an [`Outcome`] goes out, and no transaction is
 //! open meanwhile.
 
+mod chunks;
 mod generate;
 mod tools;
 
@@ -48,7 +49,13 @@ pub async fn perform(
 ) -> Result<Outcome, Interrupted> {
     match action {
         Action::Begin => Ok(Outcome::Begun),
-        Action::CallModel => generate::call_model(ctx, lease, session, agent).await,
+        Action::CallModel => {
+            let outcome = generate::call_model(ctx, lease, session, agent).await?;
+            if crate::mutant("tools_before_commit") {
+                tools::call_before_commit(ctx, lease, session, agent, &outcome).await;
+            }
+            Ok(outcome)
+        }
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
         Action::Stop(stop) => Ok(Outcome::Stopped(stop)),
         Action::Pause => Ok(Outcome::Paused),

@@ -6,7 +6,9 @@ use crate::telemetry::{self, names};
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace};
 use futures::FutureExt;
 use futures::future::join_all;
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
@@ -14,8 +16,9 @@ use wakeful_store::queue::{self, Lease};
 use wakeful_workflow::advance::{Ending, Outcome, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
+use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{How, PlannedCall};
-use wakeful_workflow::record::ToolCall;
+use wakeful_workflow::record::{Block, ToolCall};
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
 pub(super) async fn call_tools(
@@ -30,6 +33,32 @@ pub(super) async fn call_tools(
     // its outcome uncertain for no reason.
     let performed = join_all(calls.into_iter().map(|planned| turn.one(planned))).await;
     Ok(Outcome::Called(performed.into_iter().collect::<Result<_, _>>()?))
+}
+
+/// The defect `tools_before_commit`: the calls of an answer run as soon as it is there, and what came of them is kept in
+/// memory until they are due.
+pub(super) async fn call_before_commit(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+    outcome: &Outcome,
+) {
+    let turn = Turn { ctx, lease, session, agent };
+    let Outcome::Replied(generated) = outcome else { return };
+    for block in &generated.reply.content {
+        if let Block::ToolCall(call) = block
+            && turn.refusal(call).is_none()
+            && let Ran::Output(output) = turn.invoke(call).await
+        {
+            early().insert(call.call_id.clone(), output);
+        }
+    }
+}
+
+fn early() -> std::sync::MutexGuard<'static, HashMap<CallId, ToolOutput>> {
+    static EARLY: LazyLock<Mutex<HashMap<CallId, ToolOutput>>> = LazyLock::new(Mutex::default);
+    EARLY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Turn<'a> {
@@ -143,6 +172,11 @@ impl Turn<'_> {
 
     /// Runs the tool's code, within its time, and survives its panic.
     async fn invoke(&self, call: &ToolCall) -> Ran {
+        if crate::mutant("tools_before_commit")
+            && let Some(output) = early().remove(&call.call_id)
+        {
+            return Ran::Output(output);
+        }
         let limit = Duration::from_secs(self.agent.limits.tool_s);
         let cancelled = self.lease.lost().child_token();
         // Fires when this future is dropped, for whatever reason: what the tool has spawned hears of it.
@@ -168,7 +202,11 @@ impl Turn<'_> {
             { names::CONVERSATION_ID } = %self.session.conversation_id,
         );
         let running = AssertUnwindSafe(self.ctx.tools.call(&call.name, &context, call.arguments.clone()));
-        let ran = tokio::time::timeout(limit, running.catch_unwind().instrument(span.clone())).await;
+        let what =
+            format!("tool {} (call {}) of session {}", call.name, call.call_id, self.session.session_id);
+        let running = running.catch_unwind().instrument(span.clone());
+        let watched = self.ctx.watchdog.watch(self.lease.token, what, limit, running);
+        let ran = tokio::time::timeout(limit, watched).await;
         let (kind, ran) = match ran {
             Ok(Ok(Ok(output))) => return Ran::Output(output),
             Ok(Ok(Err(error))) => ("tool_error", Ran::Error(error)),

@@ -1,37 +1,43 @@
 //! How a transition comes about: a draft that each kind of outcome adds to.
 
-use super::transition::{ClosedCall, Closing, Next, OpenedCall, Snapshot, StepResult, Transition};
+use super::transition::{Blob, ClosedCall, Closing, Next, OpenedCall, StepResult, Transition};
 use super::{Ending, Generated, Performed};
-use crate::agent::OnUncertain;
-use crate::derive;
+use crate::agent::{JournalLevel, OnUncertain, Policy};
+use crate::derive::{self, StateUpdate};
 use crate::effect::Effect;
-use crate::event::Event;
+use crate::event::{Event, UpdateValue};
 use crate::fault::{Fault, Verdict};
 use crate::id::{CallId, GenerationId, RunId};
 use crate::record::{
     Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
 };
-use crate::session::{Call, CallOutcome, CallStatus, Session, SessionStatus, State};
+use crate::resolve::outcome_unknown;
+use crate::session::{Call, CallOutcome, CallStatus, Interrupted, Session, SessionStatus, State};
 use sha2::Digest;
 use std::collections::{BTreeMap, HashSet};
 
 /// A checkpoint entry is written at least every so many steps, so that a fold of the journal stays short.
 pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
+/// A larger value of the state, as JSON, is journalled by pointer.
+pub const INLINE_VALUE_BYTES: usize = 2048;
+
 /// A longer call id is replaced: it is part of the ledger's key, which has room for 2,704 bytes.
 const CALL_ID_BYTES: usize = 256;
 
 pub(super) struct Draft<'a> {
     session: &'a Session,
+    policy: Policy,
     state: State,
     transition: Transition,
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(session: &'a Session) -> Self {
+    pub(super) fn new(session: &'a Session, policy: Policy) -> Self {
         let run_id = session.run.as_ref().map_or_else(|| RunId::from(""), |run| run.run_id.clone());
         Draft {
             session,
+            policy,
             state: session.state.clone(),
             transition: Transition {
                 run_id,
@@ -45,7 +51,7 @@ impl<'a> Draft<'a> {
                 inbox_drained: Vec::new(),
                 generation_over: false,
                 step: None,
-                snapshot: None,
+                blobs: Vec::new(),
                 next: Next::SameStep,
             },
         }
@@ -59,7 +65,7 @@ impl<'a> Draft<'a> {
 
     pub(super) fn reply(mut self, generated: Generated) -> Transition {
         self.drain_inbox();
-        self.journal_interrupted(&generated.generation_id);
+        self.journal_interrupted(&After::Answered(&generated.generation_id, generated.resumes.as_ref()));
         let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
         let content = self.with_unique_call_ids(generated.reply.content);
         let details = Details { usage: Some(usage), finish_reason: Some(finish_reason), inbox_id: None };
@@ -71,6 +77,9 @@ impl<'a> Draft<'a> {
                 attempt: generated.attempt,
                 request_sha256: generated.request_sha256,
                 context_strategy: "full".to_owned(),
+                prompt_tokens: Some(usage.input_tokens),
+                repairs: generated.repairs,
+                started_at: Some(generated.started_at),
             },
             Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },
             Event::GenComplete {
@@ -96,10 +105,10 @@ impl<'a> Draft<'a> {
         self.transition
     }
 
-    pub(super) fn results(mut self, performed: Vec<Performed>, on_uncertain: OnUncertain) -> Transition {
+    pub(super) fn results(mut self, performed: Vec<Performed>) -> Transition {
         let only_answers = performed.iter().all(|one| matches!(one.ending, Ending::Answered { .. }));
         let executed = performed.iter().filter(|one| one.ending.executed()).count();
-        let needs_person = on_uncertain == OnUncertain::NeedsAttention
+        let needs_person = self.policy.on_uncertain == OnUncertain::NeedsAttention
             && performed.iter().any(|one| one.ending == Ending::Uncertain { known: false });
         let mut asked = false;
         for Performed { call, ending } in performed {
@@ -113,7 +122,7 @@ impl<'a> Draft<'a> {
                         // No result yet: the person's decision becomes it, or `session retry` tells the model.
                         self.leave_open(&call, CallStatus::Uncertain);
                     } else {
-                        self.answer(&call, CallStatus::Uncertain, uncertain());
+                        self.answer(&call, CallStatus::Uncertain, outcome_unknown());
                     }
                 }
                 Ending::Asked(_) if asked => {
@@ -138,11 +147,11 @@ impl<'a> Draft<'a> {
         }
         if only_answers {
             // The step of this turn was committed when it paused: the answer belongs to the next one.
-            return self.transition;
+            return self.go_on();
         }
         if needs_person {
-            let reason = "a call may or may not have taken effect: look, then `wakeful session retry` lets \
-                          the model decide";
+            let reason = "a call may or may not have taken effect: look, then say what happened with `wakeful \
+                          session resolve`";
             return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
         }
         let (usage, finish_reason) = self.turn_cost();
@@ -152,12 +161,7 @@ impl<'a> Draft<'a> {
             return self.close(SessionStatus::WaitingInput, None);
         }
         self.transition.next = Next::NextStep;
-        if self.transition.step_number % STEPS_PER_CHECKPOINT == 0 {
-            let (event, snapshot) = self.checkpoint(SessionStatus::Running);
-            self.transition.events.push(event);
-            self.transition.snapshot = Some(snapshot);
-        }
-        self.transition
+        self.go_on()
     }
 
     pub(super) fn cancel(mut self) -> Transition {
@@ -174,25 +178,30 @@ impl<'a> Draft<'a> {
                     if status != CallStatus::Uncertain {
                         self.journal_uncertain(&call);
                     }
-                    self.answer(&call, CallStatus::Uncertain, uncertain());
+                    self.answer(&call, CallStatus::Uncertain, outcome_unknown());
                 }
                 Some(Call { status, outcome: Some(outcome), .. }) => self.answer(&call, status, outcome),
                 Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
         }
-        self.journal_interrupted(&GenerationId::from("none"));
+        self.journal_interrupted(&After::Nothing("cancelled"));
         self.drain_inbox();
         self.transition.generation_over = true;
         if uncounted {
             let (usage, finish_reason) = self.turn_cost();
             self.complete_step(usage, finish_reason, 0);
         }
-        self.close(SessionStatus::Failed, Some("cancelled".to_owned()))
+        let reason = match &self.session.cancel_reason {
+            Some(reason) => format!("cancelled: {reason}"),
+            None => "cancelled".to_owned(),
+        };
+        let moved = self.moved_to(SessionStatus::Failed, Some(without_nul(reason)));
+        self.close_with(SessionStatus::Failed, Some("cancelled".to_owned()), moved)
     }
 
     pub(super) fn fail(mut self, fault: &Fault) -> Transition {
         // Nobody goes on with the calls that were cut off: readers are shown none that is not in flight.
-        self.journal_interrupted(&GenerationId::from("none"));
+        self.journal_interrupted(&After::Nothing(&without_nul(fault.to_string())));
         self.transition.generation_over = true;
         self.drain_inbox();
         let error = match fault.verdict() {
@@ -211,25 +220,31 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Attempts that died are journalled by the one that follows: their rows were asynchronous, and journal
-    /// numbers must never be used twice.
-    fn journal_interrupted(&mut self, successor: &GenerationId) {
-        for attempt in &self.session.interrupted {
-            self.transition.events.extend([
-                Event::LlmCalled {
+    /// Attempts that died are journalled when the step goes on: their rows were asynchronous, and journal numbers
+    /// must never be used twice. Each was followed by the next one, the last by what comes `after`.
+    fn journal_interrupted(&mut self, after: &After<'_>) {
+        let session = self.session;
+        let attempts = &session.interrupted;
+        for (index, attempt) in attempts.iter().enumerate() {
+            let resumed_by = |next: &GenerationId, resumes: Option<&GenerationId>| Event::GenResumed {
+                generation_id: next.clone(),
+                strategy: if resumes == Some(&attempt.generation_id) { "resume" } else { "replace" }
+                    .to_owned(),
+                replaces: attempt.generation_id.clone(),
+                prior_seq: attempt.last_chunk,
+            };
+            let end = match (attempts.get(index + 1), after) {
+                (Some(next), _) => resumed_by(&next.generation_id, next.resumes.as_ref()),
+                (None, After::Answered(generation_id, resumes)) => resumed_by(generation_id, *resumes),
+                (None, After::Nothing(reason)) => Event::GenFailed {
                     generation_id: attempt.generation_id.clone(),
-                    model: attempt.model.clone(),
-                    attempt: attempt.attempt,
-                    request_sha256: attempt.request_sha256.clone(),
-                    context_strategy: "full".to_owned(),
+                    reason: (*reason).to_owned(),
                 },
+            };
+            self.transition.events.extend([
+                llm_called(attempt),
                 Event::GenStart { generation_id: attempt.generation_id.clone(), stream: true },
-                Event::GenResumed {
-                    generation_id: successor.clone(),
-                    strategy: "replace".to_owned(),
-                    replaces: attempt.generation_id.clone(),
-                    prior_chunks: attempt.chunks,
-                },
+                end,
             ]);
         }
     }
@@ -259,8 +274,11 @@ impl<'a> Draft<'a> {
         };
         for update in derive::updates(&result) {
             derive::apply(&mut self.state, &update);
-            let event = Event::ContextUpdate { key: update.key.clone(), value: update.value.clone() };
-            self.transition.events.push(event);
+            match self.policy.journal {
+                JournalLevel::Full => self.journal_update(&update),
+                // The commit's checkpoint holds it.
+                JournalLevel::Checkpoint => {}
+            }
             self.transition.state_updates.push(update);
         }
         self.transition.deliveries.extend(derive::outgoing(&result));
@@ -277,6 +295,19 @@ impl<'a> Draft<'a> {
             status,
             message_number: Some(message_number),
         });
+    }
+
+    fn journal_update(&mut self, update: &StateUpdate) {
+        let json = update.value.to_string();
+        let value = if json.len() > INLINE_VALUE_BYTES {
+            let blob = Blob::of(json.into_bytes());
+            let pointer = UpdateValue::Blob { value_sha256: blob.sha256.clone(), bytes: blob.bytes.len() };
+            self.transition.blobs.push(blob);
+            pointer
+        } else {
+            UpdateValue::Inline { value: update.value.clone() }
+        };
+        self.transition.events.push(Event::ContextUpdate { key: update.key.clone(), value });
     }
 
     fn journal_uncertain(&mut self, call: &ToolCall) {
@@ -307,12 +338,34 @@ impl<'a> Draft<'a> {
         (details.usage.unwrap_or_default(), details.finish_reason.unwrap_or(FinishReason::ToolCalls))
     }
 
-    pub(super) fn close(mut self, status: SessionStatus, error: Option<String>) -> Transition {
-        let moved = self.moved_to(status, error.clone());
-        let (checkpoint, snapshot) = self.checkpoint(status);
-        self.transition.next =
-            Next::Close(Closing { status, error, events: vec![moved, checkpoint], snapshot });
+    /// The transition of a run that goes on, with a checkpoint where one is due.
+    fn go_on(mut self) -> Transition {
+        let due = self.transition.step.is_some() && self.transition.step_number % STEPS_PER_CHECKPOINT == 0;
+        if due || self.only_a_checkpoint_tells() {
+            let (event, snapshot) = self.checkpoint(self.session.status);
+            self.transition.events.push(event);
+            self.transition.blobs.push(snapshot);
+        }
         self.transition
+    }
+
+    pub(super) fn close(self, status: SessionStatus, error: Option<String>) -> Transition {
+        let moved = self.moved_to(status, error.clone());
+        self.close_with(status, error, moved)
+    }
+
+    fn close_with(mut self, status: SessionStatus, error: Option<String>, moved: Event) -> Transition {
+        let result = Event::invocation_result(status, error.as_deref());
+        let (checkpoint, snapshot) = self.checkpoint(status);
+        let otherwise = self.only_a_checkpoint_tells().then(|| self.checkpoint(self.session.status).0);
+        let events = vec![moved, result, checkpoint];
+        self.transition.next = Next::Close(Closing { status, error, events, snapshot, otherwise });
+        self.transition
+    }
+
+    /// Whether the state changed without an entry that says how.
+    fn only_a_checkpoint_tells(&self) -> bool {
+        self.policy.journal == JournalLevel::Checkpoint && !self.transition.state_updates.is_empty()
     }
 
     fn moved_to(&self, status: SessionStatus, reason: Option<String>) -> Event {
@@ -323,8 +376,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn checkpoint(&self, status: SessionStatus) -> (Event, Snapshot) {
-        let snapshot = Snapshot::of(&self.state);
+    fn checkpoint(&self, status: SessionStatus) -> (Event, Blob) {
+        let snapshot = Blob::of_state(&self.state);
         let committed = match &self.transition.step {
             Some(step) => (self.transition.step_number, step.to_message_number),
             None => (self.session.last_step_number, self.session.to_message_number),
@@ -375,6 +428,27 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// What follows the attempts that were cut off.
+enum After<'a> {
+    /// The generation that answered, and the attempt whose text it went on from.
+    Answered(&'a GenerationId, Option<&'a GenerationId>),
+    /// Nobody calls again, for this reason.
+    Nothing(&'a str),
+}
+
+fn llm_called(attempt: &Interrupted) -> Event {
+    Event::LlmCalled {
+        generation_id: attempt.generation_id.clone(),
+        model: attempt.model.clone(),
+        attempt: attempt.attempt,
+        request_sha256: attempt.request_sha256.clone(),
+        context_strategy: "full".to_owned(),
+        prompt_tokens: None,
+        repairs: attempt.repairs,
+        started_at: Some(attempt.started_at.clone()),
+    }
+}
+
 impl Ending {
     /// Whether a tool of ours ran for it.
     fn executed(&self) -> bool {
@@ -421,12 +495,4 @@ fn error(text: &str) -> CallOutcome {
 
 fn abandoned() -> CallOutcome {
     error("This call was not carried out: its run was stopped before the call was started.")
-}
-
-fn uncertain() -> CallOutcome {
-    error(
-        "OUTCOME UNKNOWN. The call was started and the worker stopped before it reported back. It may have taken \
-         effect and it may not have; nobody can tell from here. Do not treat it as done, do not treat it as failed, \
-         and do not simply repeat it. Check by other means, or tell the user that the outcome is unknown.",
-    )
 }

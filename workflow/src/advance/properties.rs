@@ -1,18 +1,21 @@
 //! What holds for every life of a session: planned, performed, cut off, woken and cancelled in any order.
 
 use super::*;
-use crate::agent::Limits;
+use crate::agent::{JournalLevel, Limits, OnUncertain, Policy};
 use crate::context::Message;
 use crate::derive;
+use crate::event::Event;
 use crate::example::{self, EARLIER_RUN};
 use crate::id::CallId;
 use crate::plan::{Action, How, PlannedCall, plan};
 use crate::record::{Block, FinishReason, Record, ToolCall};
+use crate::recover::{Checkpoint, Entry, Recovered, recover};
 use crate::session::{CallStatus, State};
 use crate::session::{InboxMessage, Run};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 
 const LIMITS: Limits = Limits { steps: 4, tokens: 150, attempts: 5, tool_s: 1 };
@@ -76,7 +79,10 @@ fn happening() -> impl Strategy<Value = Happening> {
 /// What the database would hold, with what was seen on the way.
 struct World {
     session: Session,
-    policy: OnUncertain,
+    policy: Policy,
+    journal: Vec<Event>,
+    /// What the journal points at.
+    blobs: HashMap<String, Vec<u8>>,
     /// The newest run, closed or not.
     newest: Run,
     accepted: i64,
@@ -88,7 +94,7 @@ struct World {
 }
 
 impl World {
-    fn new(policy: OnUncertain) -> World {
+    fn new(policy: Policy) -> World {
         let session = Session {
             status: SessionStatus::Created,
             run: None,
@@ -100,6 +106,8 @@ impl World {
         World {
             session,
             policy,
+            journal: Vec::new(),
+            blobs: HashMap::new(),
             newest,
             accepted: 0,
             steps: Vec::new(),
@@ -179,6 +187,8 @@ impl World {
         let from = self.session.status;
         assert!(from == status || from.may_become(status), "{from:?} became {status:?}");
         self.session.status = status;
+        let (from_state, to_state) = (from.as_str().to_owned(), status.as_str().to_owned());
+        self.journal.push(Event::StateTransition { from_state, to_state, reason: None });
     }
 
     /// One turn of the worker's loop. `false`: nothing is owed.
@@ -241,6 +251,9 @@ impl World {
             attempt: 1,
             model: "m".into(),
             request_sha256: String::new(),
+            started_at: String::new(),
+            repairs: 0,
+            resumes: None,
             reply,
             effects: TOOLS.iter().map(|(name, effect)| ((*name).to_owned(), *effect)).collect(),
         })
@@ -299,6 +312,13 @@ impl World {
             assert!(self.session.call(&opened.call_id).is_none());
         }
         self.session.apply(transition);
+        self.journal.extend(transition.events.iter().cloned());
+        let mut blobs: Vec<Blob> = transition.blobs.clone();
+        if let Next::Close(closing) = &transition.next {
+            self.journal.extend(closing.events.iter().cloned());
+            blobs.push(closing.snapshot.clone());
+        }
+        self.blobs.extend(blobs.into_iter().map(|blob| (blob.sha256, blob.bytes)));
         self.steps.extend(transition.step.clone());
         if let Some(run) = &self.session.run {
             self.newest = run.clone();
@@ -332,9 +352,26 @@ impl World {
         assert_eq!(session.totals, totals, "totals are the sum of the steps");
 
         assert_eq!(session.state, derive::fold(State::new(), &session.records));
+        let recovered = self.recovered();
+        assert_eq!(session.state, recovered.context_state, "the journal gives the state back");
+        assert_eq!(session.status.as_str(), recovered.lifecycle_state);
         let asked: Vec<_> = session.records.iter().flat_map(Record::tool_calls).map(|c| &c.call_id).collect();
         assert_eq!(asked.iter().collect::<HashSet<_>>().len(), asked.len(), "call ids are unique");
         assert!(self.ran.values().all(|times| *times <= 1), "a guarded effect happens at most once");
+    }
+
+    /// What the journal alone says.
+    fn recovered(&self) -> Recovered {
+        let rows: Vec<(String, Value)> = self.journal.iter().map(Event::to_row).collect();
+        let newest = rows.iter().rposition(|(kind, _)| kind == "checkpoint");
+        let checkpoint = newest.map(|at| {
+            let mut payload = rows[at].1.clone();
+            let state = &self.blobs[payload["state_sha256"].as_str().expect("a hash")];
+            payload["context_state"] = serde_json::from_slice(state).expect("a state");
+            Checkpoint::read(at as i64, &payload).expect("a checkpoint")
+        });
+        let after = &rows[newest.map_or(0, |at| at + 1)..];
+        recover(checkpoint, after.iter().map(|(kind, payload)| Entry::read(kind, payload).expect("an entry")))
     }
 
     /// Works on undisturbed until nothing is owed, and gives the number of turns that it took.
@@ -353,8 +390,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_life_loses_a_message_or_a_result_or_a_count(happenings in vec(happening(), 1..40), ask in any::<bool>()) {
-        let policy = if ask { OnUncertain::NeedsAttention } else { OnUncertain::TellModel };
+    fn no_life_loses_a_message_or_a_result_or_a_count(happenings in vec(happening(), 1..40), ask in any::<bool>(), full in any::<bool>()) {
+        let policy = Policy {
+            on_uncertain: if ask { OnUncertain::NeedsAttention } else { OnUncertain::TellModel },
+            journal: if full { JournalLevel::Full } else { JournalLevel::Checkpoint },
+        };
         let mut world = World::new(policy);
         for happening in &happenings {
             world.happens(happening);

@@ -1,20 +1,23 @@
 //! What each outcome writes.
 
 use super::*;
+use crate::agent::{JournalLevel, OnUncertain};
 use crate::derive;
 use crate::derive::Outgoing;
 use crate::event::Event;
 use crate::example::{
-    EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
+    self, EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
 };
 use crate::fault::Fault;
 use crate::record::{Block, FinishReason, Role, ToolCall};
 use crate::session::{CallStatus, State};
 use crate::session::{InboxMessage, Interrupted, Run};
+use crate::wire;
 use serde_json::{Value, json};
 
-const TELL: OnUncertain = OnUncertain::TellModel;
-const ASK: OnUncertain = OnUncertain::NeedsAttention;
+const TELL: Policy = Policy { on_uncertain: OnUncertain::TellModel, journal: JournalLevel::Full };
+const ASK: Policy = Policy { on_uncertain: OnUncertain::NeedsAttention, ..TELL };
+const SNAPSHOTS: Policy = Policy { journal: JournalLevel::Checkpoint, ..TELL };
 
 fn text(text: &str) -> Block {
     Block::Text { text: text.to_owned() }
@@ -27,6 +30,9 @@ fn reply_of(content: Vec<Block>) -> Outcome {
         attempt: 2,
         model: "scripted/m".into(),
         request_sha256: "00".into(),
+        started_at: "2026-01-01T00:00:02+00:00".into(),
+        repairs: 1,
+        resumes: None,
         reply: Reply { content, finish_reason, usage: USAGE },
         effects: BTreeMap::from([("tool".to_owned(), Effect::Idempotent)]),
     })
@@ -80,7 +86,7 @@ fn a_run_begins_with_a_journal_entry_and_nothing_else() {
     let begun = advance(&session, Outcome::Begun, TELL);
     assert_eq!(names(&begun.events), ["state_transition"]);
     assert_eq!((begun.status(), &begun.next), (Some(SessionStatus::Running), &Next::SameStep));
-    assert!(begun.records.is_empty() && begun.step.is_none() && begun.snapshot.is_none());
+    assert!(begun.records.is_empty() && begun.step.is_none() && begun.blobs.is_empty());
     let mut running = session;
     running.apply(&begun);
     assert_eq!(running.status, SessionStatus::Running);
@@ -103,7 +109,7 @@ fn a_reply_without_calls_is_the_step_and_closes_the_run() {
     assert_eq!((replied.step.as_ref(), replied.step_number), (Some(&step), 1));
     let closing = closing(&replied);
     assert_eq!((closing.status, &closing.error), (SessionStatus::Completed, &None));
-    assert_eq!(names(&closing.events), ["state_transition", "checkpoint"]);
+    assert_eq!(names(&closing.events), ["state_transition", "invocation_result", "checkpoint"]);
     assert_eq!(closing.snapshot.bytes, b"{}");
 }
 
@@ -139,15 +145,28 @@ fn messages_that_waited_stand_before_the_reply_in_their_order() {
 }
 
 #[test]
+fn a_projection_leaves_the_transcript_alone_and_a_reply_to_a_violated_one_is_its_next_message() {
+    // Two user turns in a row, which one protocol merges and the other does not.
+    let mut session = session();
+    session.records.push(user(3, "hello?"));
+    session.last_message_number = 3;
+    let stored = serde_json::to_string(&session.records).unwrap();
+    let context = session.context(Vec::new());
+    let anthropic = wire::anthropic::project(&context, &wire::anthropic::Options::new("m", 7));
+    let openai = wire::openai::project(&context, &wire::openai::Options::new("m", 7));
+    assert_eq!((anthropic.repairs.total(), openai.repairs.total()), (1, 0));
+    assert_eq!(serde_json::to_string(&session.records).unwrap(), stored);
+
+    let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
+    assert_eq!((numbers(&replied), roles(&replied)), (vec![4], vec![Role::Assistant]));
+    session.apply(&replied.continuing());
+    let stored: Vec<i64> = session.records.iter().map(|record| record.message_number).collect();
+    assert_eq!(stored, [2, 3, 4]);
+}
+
+#[test]
 fn attempts_that_died_are_journalled_by_the_one_that_answered() {
-    let died = Interrupted {
-        generation_id: "gen_1".into(),
-        attempt: 1,
-        model: "scripted/m".into(),
-        request_sha256: "00".into(),
-        chunks: 3,
-    };
-    let mut session = Session { interrupted: vec![died], ..session() };
+    let mut session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
     let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
     assert_eq!(
         names(&replied.events),
@@ -157,11 +176,72 @@ fn attempts_that_died_are_journalled_by_the_one_that_answered() {
         generation_id: "gen_2".into(),
         strategy: "replace".into(),
         replaces: "gen_1".into(),
-        prior_chunks: 3,
+        prior_seq: 3,
     };
     assert_eq!(replied.events[2], resumed);
+    let told = |index: usize| {
+        let payload = replied.events[index].to_row().1;
+        ["prompt_tokens", "repairs", "started_at"].map(|key| payload[key].clone())
+    };
+    assert_eq!(told(0), [json!(null), json!(0), json!("2026-01-01T00:00:01+00:00")], "it was cut off");
+    assert_eq!(told(3), [json!(10), json!(1), json!("2026-01-01T00:00:02+00:00")]);
     session.apply(&replied);
     assert!(session.interrupted.is_empty());
+}
+
+#[test]
+fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
+    let interrupted = vec![example::interrupted("gen_1", 1, 3), example::interrupted("gen_2", 2, 3)];
+    let session = Session { interrupted, ..session() };
+    let stops = [
+        (Stop::Cancelled, "cancelled"),
+        (Stop::Failed(Fault::StepLimit { limit: 3 }), "the run reached its limit of 3 steps"),
+    ];
+    for (stop, reason) in stops {
+        let stopped = advance(&session, Outcome::Stopped(stop), TELL);
+        let call = ["LLM_CALLED", "GEN_START"];
+        let wanted = [call.as_slice(), &["GEN_RESUMED"], &call, &["GEN_FAILED"]].concat();
+        assert_eq!(names(&stopped.events), wanted);
+        let failed = Event::GenFailed { generation_id: "gen_2".into(), reason: reason.into() };
+        assert_eq!(stopped.events[5], failed, "the first one was repeated by the second");
+    }
+}
+
+#[test]
+fn each_attempt_names_the_one_that_followed_it_and_how() {
+    // The second was cut off before any chunk, the third went on from nothing, the fourth from the third's text.
+    let interrupted = vec![
+        example::interrupted("gen_1", 1, 2),
+        Interrupted { resumes: Some("gen_1".into()), ..example::interrupted("gen_2", 2, -1) },
+        example::interrupted("gen_3", 3, 0),
+    ];
+    let session = Session { interrupted, ..session() };
+    let Outcome::Replied(generated) = reply_of(vec![text("Hi.")]) else { panic!("a reply") };
+    let generated =
+        Generated { generation_id: "gen_4".into(), resumes: Some("gen_3".into()), repairs: 2, ..generated };
+    let replied = advance(&session, Outcome::Replied(generated), TELL);
+    let resumed: Vec<(&str, &str, &str, i64)> = replied
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::GenResumed { generation_id, strategy, replaces, prior_seq } => {
+                Some((replaces.as_str(), generation_id.as_str(), strategy.as_str(), *prior_seq))
+            }
+            _ => None,
+        })
+        .collect();
+    let expected =
+        [("gen_1", "gen_2", "resume", 2), ("gen_2", "gen_3", "replace", -1), ("gen_3", "gen_4", "resume", 0)];
+    assert_eq!(resumed, expected);
+    let repairs: Vec<i64> = replied
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::LlmCalled { repairs, .. } => Some(*repairs),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(repairs, [0, 0, 0, 2]);
 }
 
 #[test]
@@ -268,9 +348,67 @@ fn a_checkpoint_is_written_every_so_many_steps() {
         let mut session = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
         session.last_step_number = last_step_number;
         let results = advance(&session, called(vec![("a", done())]), TELL);
-        assert_eq!(results.snapshot.is_some(), wanted);
+        assert_eq!(!results.blobs.is_empty(), wanted);
         assert_eq!(names(&results.events).contains(&"checkpoint".to_owned()), wanted);
     }
+}
+
+/// A call that wrote a mail with so long a subject.
+fn mailed(subject_bytes: usize) -> (Session, Outcome) {
+    let details =
+        json!({"type": "sentEmail", "to": ["a@b.c"], "subject": "x".repeat(subject_bytes), "body": ""});
+    let sent = CallOutcome { details: Some(details), ..outcome("queued") };
+    let session = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
+    (session, called(vec![("a", Ending::Settled(CallStatus::Done, sent))]))
+}
+
+#[test]
+fn a_large_value_is_journalled_by_pointer() {
+    let small = "{\"subject\":\"\",\"to\":[\"a@b.c\"]}".len();
+    for (subject, by_pointer) in [(INLINE_VALUE_BYTES - small, false), (INLINE_VALUE_BYTES - small + 1, true)]
+    {
+        let (session, outcome) = mailed(subject);
+        let results = advance(&session, outcome, TELL);
+        let payload = results.events[0].to_row().1;
+        assert_eq!(payload["value"].is_null(), by_pointer, "{payload}");
+        assert_eq!(results.blobs.len(), usize::from(by_pointer));
+        if let Some(blob) = results.blobs.first() {
+            assert_eq!(payload["value_sha256"], blob.sha256);
+            assert_eq!(payload["bytes"], blob.bytes.len());
+            assert_eq!(serde_json::from_slice::<Value>(&blob.bytes).unwrap(), results.state_updates[0].value);
+        }
+    }
+}
+
+#[test]
+fn at_the_level_of_checkpoints_a_commit_that_changes_the_state_writes_one_and_no_update() {
+    let (session, outcome) = mailed(1);
+    let results = advance(&session, outcome, SNAPSHOTS);
+    assert_eq!(names(&results.events), ["TOOL_RESULT", "checkpoint"]);
+    assert_eq!(results.events[1].to_row().1["lifecycle_state"], "running");
+    let mut after = session;
+    after.apply(&results);
+    assert_eq!(results.blobs, [Blob::of_state(&after.state)]);
+
+    let unchanged = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
+    let results = advance(&unchanged, called(vec![("a", done())]), SNAPSHOTS);
+    assert_eq!(names(&results.events), ["TOOL_RESULT"]);
+}
+
+#[test]
+fn at_the_level_of_checkpoints_a_close_that_goes_on_keeps_what_it_did_to_the_state() {
+    let details = json!({"type": "fileWritten", "path": "p", "bytes": 1, "sha256": "00"});
+    let wrote = CallOutcome { details: Some(details), ..outcome("written") };
+    let calls = ["a", "q"].map(|id| row(id, Effect::Pure, CallStatus::Invoked)).to_vec();
+    let outcome =
+        called(vec![("a", Ending::Settled(CallStatus::Done, wrote)), ("q", Ending::Asked("?".into()))]);
+    let asked = advance(&turn(calls), outcome, SNAPSHOTS);
+    assert_eq!(names(&asked.events), ["TOOL_RESULT"]);
+    assert_eq!(names(&closing(&asked).events), ["state_transition", "invocation_result", "checkpoint"]);
+    let going_on = asked.continuing();
+    assert_eq!(names(&going_on.events), ["TOOL_RESULT", "checkpoint"]);
+    assert_eq!(going_on.events[1].to_row().1["lifecycle_state"], "running");
+    assert_eq!(going_on.blobs.len(), 1);
 }
 
 #[test]
@@ -333,7 +471,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
     assert_eq!(closed(&stopped), [("a", CallStatus::Uncertain, None), ("b", CallStatus::Done, Some(4))]);
     let closing = closing(&stopped);
     assert_eq!((closing.status, &stopped.step), (SessionStatus::NeedsAttention, &None));
-    assert!(closing.error.as_deref().unwrap().contains("wakeful session retry"));
+    assert!(closing.error.as_deref().unwrap().contains("session resolve"));
 
     session.apply(&stopped);
     assert_eq!(session.calls, [row("a", Effect::Guarded, CallStatus::Uncertain)]);
@@ -468,6 +606,6 @@ fn a_step_of_a_later_run_begins_where_the_earlier_one_ended() {
 fn the_state_has_one_hash_whatever_order_it_was_made_in() {
     let state = |keys: [&str; 3]| keys.iter().map(|key| ((*key).to_owned(), json!(1))).collect::<State>();
     let (one, other) = (state(["a", "b", "c"]), state(["c", "a", "b"]));
-    assert_eq!(Snapshot::of(&one), Snapshot::of(&other));
-    assert_eq!(Snapshot::of(&one).bytes, br#"{"a":1,"b":1,"c":1}"#);
+    assert_eq!(Blob::of_state(&one), Blob::of_state(&other));
+    assert_eq!(Blob::of_state(&one).bytes, br#"{"a":1,"b":1,"c":1}"#);
 }

@@ -28,7 +28,8 @@ pub struct Transition {
     pub generation_over: bool,
     /// Set when the step is complete: what it leaves as its cached result.
     pub step: Option<StepResult>,
-    pub snapshot: Option<Snapshot>,
+    /// What `events` point at.
+    pub blobs: Vec<Blob>,
     pub next: Next,
 }
 
@@ -49,12 +50,16 @@ pub struct Closing {
     /// Why, on failure: one line with its remedy.
     pub error: Option<String>,
     pub events: Vec<Event>,
-    pub snapshot: Snapshot,
+    /// The state that the close's checkpoint points at.
+    pub snapshot: Blob,
+    /// The checkpoint that is written instead when the run goes on after all: only where the state changed and nothing
+    /// else of this commit journals it. Its blob is `snapshot`.
+    pub otherwise: Option<Event>,
 }
 
-/// The state as a content-addressed blob.
+/// JSON that the journal points at, named by its hash.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Snapshot {
+pub struct Blob {
     pub sha256: String,
     pub bytes: Vec<u8>,
 }
@@ -87,11 +92,14 @@ pub struct StepResult {
     pub executed_local_tool_count: i64,
 }
 
-impl Snapshot {
+impl Blob {
     /// Keys are sorted, so equal states give equal bytes.
-    pub(super) fn of(state: &State) -> Self {
-        let bytes = serde_json::to_vec(state).expect("a map of JSON values serialises");
-        Snapshot { sha256: hex::encode(sha2::Sha256::digest(&bytes)), bytes }
+    pub fn of_state(state: &State) -> Self {
+        Blob::of(serde_json::to_vec(state).expect("a map of JSON values serialises"))
+    }
+
+    pub(super) fn of(bytes: Vec<u8>) -> Self {
+        Blob { sha256: hex::encode(sha2::Sha256::digest(&bytes)), bytes }
     }
 }
 
@@ -105,6 +113,10 @@ impl Transition {
                 self.calls_closed
                     .retain(|call| call.status != CallStatus::Uncertain || call.message_number.is_some());
                 self.events.retain(|event| !matches!(event, Event::ToolFailedUncertain { .. }));
+            }
+            if let Some(checkpoint) = closing.otherwise {
+                self.events.push(checkpoint);
+                self.blobs.push(closing.snapshot);
             }
             self.next = if self.step.is_some() { Next::NextStep } else { Next::SameStep };
         }

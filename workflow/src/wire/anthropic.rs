@@ -18,7 +18,7 @@ pub struct Options {
     pub max_tokens: u32,
     /// Mark what the provider should cache: the system prompt with the tools, and the last two user messages.
     pub cache_prompt: bool,
-    /// The model continues a final assistant message. Newer models refuse one.
+    /// The model continues a final assistant message: those up to 4.5 do, later ones refuse it.
     pub prefill: bool,
     /// Further fields of the body, for example `thinking` or `temperature`. Those that the projection writes win.
     pub extra: Map<String, Value>,
@@ -44,6 +44,11 @@ pub fn project(context: &Context, options: &Options) -> Request {
         mark(&mut messages, &mut tools, &mut system);
     }
 
+    if let Some(prefill) = &context.prefill {
+        // After the marks: it is never part of a prefix that the provider should keep.
+        messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": prefill}]}));
+    }
+
     let mut body = options.extra.clone();
     body.insert("model".into(), options.model.as_str().into());
     body.insert("max_tokens".into(), options.max_tokens.into());
@@ -56,7 +61,7 @@ pub fn project(context: &Context, options: &Options) -> Request {
         }
     }
     let body = repair::sorted(&Value::Object(body));
-    Request { body: body.to_string().into_bytes(), repairs }
+    Request { body: body.to_string().into_bytes(), repairs, prefill: context.prefill }
 }
 
 pub(super) fn normal_form(context: &Context, options: &Options) -> (Context, Repairs) {

@@ -21,11 +21,20 @@ fn lenient_openai() -> openai::Options {
     openai::Options { merge_turns: true, legacy_max_tokens: true, ..openai::Options::new("m", 7) }
 }
 
-const WIRES: [Wire; 3] = [
+fn prefilled() -> anthropic::Options {
+    anthropic::Options { prefill: true, ..anthropic::Options::new("m", 7) }
+}
+
+const WIRES: [Wire; 4] = [
     Wire {
         project: |context| anthropic::project(context, &anthropic::Options::new("m", 7)),
         normal_form: |context| anthropic::normal_form(context, &anthropic::Options::new("m", 7)),
         check: strict::anthropic,
+    },
+    Wire {
+        project: |context| anthropic::project(context, &prefilled()),
+        normal_form: |context| anthropic::normal_form(context, &prefilled()),
+        check: strict::anthropic_prefilled,
     },
     Wire {
         project: |context| openai::project(context, &openai::Options::new("m", 7)),
@@ -142,11 +151,9 @@ fn definitions() -> impl Strategy<Value = Vec<ToolDefinition>> {
 }
 
 fn any_context() -> impl Strategy<Value = Context> {
-    (text(), definitions(), vec(message(), 0..12)).prop_map(|(system, tools, messages)| Context {
-        system,
-        tools,
-        messages,
-    })
+    let prefill = proptest::option::weighted(0.3, text());
+    (text(), definitions(), vec(message(), 0..12), prefill)
+        .prop_map(|(system, tools, messages, prefill)| Context { system, tools, messages, prefill })
 }
 
 /// What a live session writes: user, then assistant turns whose calls are all answered, in any order.
@@ -187,7 +194,7 @@ fn live_context() -> impl Strategy<Value = Context> {
                 messages.push(say(Role::User, &text));
             }
         }
-        Context { system: "be kind".into(), tools: Vec::new(), messages }
+        Context { system: "be kind".into(), tools: Vec::new(), messages, prefill: None }
     })
 }
 
@@ -296,7 +303,8 @@ proptest! {
         // A model is called only when every call has its result, so no cut parts the two.
         let parts_a_turn = context.messages.get(cut).is_some_and(|next| next.role != Role::Assistant && has_result(next));
         prop_assume!(!parts_a_turn);
-        let shorter = Context { messages: context.messages[..cut].to_vec(), ..context.clone() };
+        // A prefill is of one call, and no part of the transcript.
+        let shorter = Context { messages: context.messages[..cut].to_vec(), prefill: None, ..context.clone() };
         prop_assume!(shorter.messages.iter().any(|message| message.role != Role::System));
         for wire in &WIRES {
             // Nor is it called without anything to answer.
@@ -315,6 +323,19 @@ proptest! {
             let request = (wire.project)(&context);
             let checked = (wire.check)(&request.body);
             prop_assert!(checked.is_ok(), "{:?}: {}", checked, String::from_utf8_lossy(&request.body));
+        }
+    }
+
+    #[test]
+    fn l7_a_request_ends_with_the_assistant_only_where_it_is_prefilled(context in any_context()) {
+        for wire in &WIRES {
+            let request = (wire.project)(&context);
+            let last = prompt(&request.body).pop().unwrap();
+            prop_assert_eq!(last.0 == "assistant", request.prefill.is_some(), "{:?}", last);
+            if let Some(prefill) = request.prefill {
+                prop_assert_eq!(last.1["text"].as_str(), Some(prefill.as_str()));
+                prop_assert!(context.prefill.as_ref().unwrap().starts_with(&prefill));
+            }
         }
     }
 

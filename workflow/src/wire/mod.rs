@@ -15,6 +15,7 @@ mod rules;
 mod strict;
 
 pub use repair::tool_name;
+pub(crate) use repair::without_blank_end;
 
 /// A request body, ready to be sent.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +23,8 @@ pub struct Request {
     /// The exact bytes of the JSON body.
     pub body: Vec<u8>,
     pub repairs: Repairs,
+    /// What the request ends with, and so what the answer begins with.
+    pub prefill: Option<String>,
 }
 
 impl Request {

@@ -21,8 +21,6 @@ pub struct Options {
     pub legacy_max_tokens: bool,
     /// Merge consecutive turns of one role: chat templates of local models often demand alternation.
     pub merge_turns: bool,
-    /// The server continues a final assistant message.
-    pub prefill: bool,
     /// Further fields of the body, for example `reasoning_effort`. Those that the projection writes win.
     pub extra: Map<String, Value>,
 }
@@ -35,7 +33,6 @@ impl Options {
             max_tokens,
             legacy_max_tokens: false,
             merge_turns: false,
-            prefill: false,
             extra: Map::new(),
         }
     }
@@ -63,7 +60,7 @@ pub fn project(context: &Context, options: &Options) -> Request {
         body.insert("tools".into(), tools.into());
     }
     let body = repair::sorted(&Value::Object(body));
-    Request { body: body.to_string().into_bytes(), repairs }
+    Request { body: body.to_string().into_bytes(), repairs, prefill: None }
 }
 
 pub(super) fn normal_form(context: &Context, options: &Options) -> (Context, Repairs) {
@@ -72,7 +69,8 @@ pub(super) fn normal_form(context: &Context, options: &Options) -> (Context, Rep
         carries,
         max_id_bytes: 40,
         merge_turns: options.merge_turns,
-        prefill: options.prefill,
+        // The protocol has no word for it: a final assistant message is a turn of its own there.
+        prefill: false,
     };
     repair::repair(context, &dialect)
 }

@@ -24,7 +24,7 @@ pub(super) struct Dialect {
     pub max_id_bytes: usize,
     /// Whether turns of one role must alternate.
     pub merge_turns: bool,
-    /// Whether the model continues a final assistant message.
+    /// Whether the model goes on from a text that the request ends with.
     pub prefill: bool,
 }
 
@@ -57,8 +57,9 @@ pub(super) fn repair(context: &Context, dialect: &Dialect) -> (Context, Repairs)
         }
     }
 
-    let (messages, repairs) = turns.finish();
-    (Context { system, tools, messages }, repairs)
+    let (messages, mut repairs) = turns.finish();
+    let prefill = prefill(context.prefill.as_deref(), dialect, &mut repairs);
+    (Context { system, tools, messages, prefill }, repairs)
 }
 
 /// The name of a tool as a provider sees it: letters, digits, `_` and `-`, at most 64 bytes.
@@ -75,9 +76,28 @@ pub fn tool_name(name: &str) -> String {
 
 /// Whether nothing in `text` can be seen. Providers refuse such blocks.
 pub(super) fn is_blank(text: &str) -> bool {
-    // Servers strip by different alphabets (Python also U+001C to U+001F, JavaScript also U+FEFF), so we take
-    // the union.
-    text.chars().all(|c| c.is_whitespace() || c.is_control() || matches!(c, '\u{feff}' | '\u{200b}'))
+    text.chars().all(is_invisible)
+}
+
+/// Servers strip by different alphabets (Python also U+001C to U+001F, JavaScript also U+FEFF), so we take the union.
+fn is_invisible(c: char) -> bool {
+    c.is_whitespace() || c.is_control() || matches!(c, '\u{feff}' | '\u{200b}')
+}
+
+fn prefill(given: Option<&str>, dialect: &Dialect, repairs: &mut Repairs) -> Option<String> {
+    let given = given?;
+    if !dialect.prefill {
+        repairs.misplaced_blocks += 1;
+        return None;
+    }
+    let seen = without_blank_end(given);
+    repairs.dropped_blanks += usize::from(seen.len() < given.len() || seen.is_empty());
+    (!seen.is_empty()).then(|| seen.to_owned())
+}
+
+/// `text` without what cannot be seen at its end. A prefill that ends in white space is refused.
+pub(crate) fn without_blank_end(text: &str) -> &str {
+    text.trim_end_matches(is_invisible)
 }
 
 /// The arguments of a call as they go out: an object, with its keys sorted.
@@ -350,17 +370,9 @@ impl Turns<'_> {
             self.messages.insert(0, say(OPENING));
             self.repairs.added_turns += 1;
         }
-        if let Some(last) = self.messages.last_mut().filter(|last| last.role == Role::Assistant) {
-            match last.content.last_mut() {
-                Some(Block::Text { text }) if self.dialect.prefill => {
-                    // A prefill that ends in white space is refused.
-                    text.truncate(text.trim_end().len());
-                }
-                _ => {
-                    self.messages.push(say(CONTINUE));
-                    self.repairs.added_turns += 1;
-                }
-            }
+        if self.messages.last().is_some_and(|last| last.role == Role::Assistant) {
+            self.messages.push(say(CONTINUE));
+            self.repairs.added_turns += 1;
         }
         (self.messages, self.repairs)
     }

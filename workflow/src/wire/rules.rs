@@ -8,7 +8,7 @@ use crate::record::{Block, Role, ToolCall, ToolResult};
 use serde_json::{Value, json};
 
 fn context(messages: Vec<Message>) -> Context {
-    Context { system: String::new(), tools: Vec::new(), messages }
+    Context { system: String::new(), tools: Vec::new(), messages, prefill: None }
 }
 
 fn text(text: &str) -> Block {
@@ -81,7 +81,12 @@ fn the_body_says_exactly_what_was_asked_for() {
         parameters: json!({"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}),
         effect: Effect::Pure,
     };
-    let context = Context { system: "Be kind.".to_owned(), tools: vec![tool], messages: vec![user("hi")] };
+    let context = Context {
+        system: "Be kind.".to_owned(),
+        tools: vec![tool],
+        messages: vec![user("hi")],
+        prefill: None,
+    };
     let schema = json!({"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]});
     let cache = json!({"type": "ephemeral"});
 
@@ -293,13 +298,46 @@ fn details_of_a_result_are_never_sent() {
 }
 
 #[test]
-fn a_transcript_that_ends_with_the_assistant_asks_it_to_go_on_unless_it_may_be_prefilled() {
+fn a_transcript_that_ends_with_the_assistant_asks_it_to_go_on() {
     let messages = vec![user("hi"), assistant(&[text("Well, \n")])];
     assert_eq!(to_anthropic(messages.clone()).0[2]["role"], "user");
     let prefill = anthropic::Options { prefill: true, ..anthropic::Options::new("m", 7) };
     let sent = body(&anthropic::project(&context(messages), &prefill));
-    assert_eq!(sent["messages"][1]["content"][0]["text"], "Well,");
-    assert_eq!(sent["messages"].as_array().unwrap().len(), 2);
+    assert_eq!(sent["messages"].as_array().unwrap().len(), 3, "only what was cut off is a prefill");
+}
+
+#[test]
+fn a_prefill_is_the_last_thing_said_where_the_model_takes_one_and_nowhere_else() {
+    let plain = context(vec![user("hi")]);
+    let takes = anthropic::Options { prefill: true, ..anthropic::Options::new("m", 7) };
+    let unprefilled = body(&anthropic::project(&plain, &takes));
+    // given, sent, repairs
+    let table = [
+        ("Well, I", Some("Well, I"), 0),
+        ("Well,\u{a0} \n\u{1c}", Some("Well,"), 1),
+        (" \n", None, 1),
+        ("", None, 1),
+    ];
+    for (given, expected, repairs) in table {
+        let context = Context { prefill: Some(given.to_owned()), ..plain.clone() };
+        let request = anthropic::project(&context, &takes);
+        assert_eq!(request.prefill.as_deref(), expected);
+        assert_eq!(request.repairs.total(), repairs, "{given:?}");
+        let mut sent = body(&request);
+        let messages = sent["messages"].as_array_mut().unwrap();
+        if let Some(expected) = expected {
+            let last = messages.pop().unwrap();
+            assert_eq!(last, json!({"role": "assistant", "content": [{"type": "text", "text": expected}]}));
+        }
+        assert_eq!(sent, unprefilled, "all else is as it was");
+
+        let refuses = anthropic::project(&context, &anthropic::Options::new("m", 7));
+        assert_eq!((refuses.prefill.as_ref(), refuses.repairs.misplaced_blocks), (None, 1));
+        strict::anthropic(&refuses.body).unwrap();
+        let openai = openai::project(&context, &openai::Options::new("m", 7));
+        assert_eq!((openai.prefill.as_ref(), openai.repairs.misplaced_blocks), (None, 1));
+        strict::openai(&openai.body, false).unwrap();
+    }
 }
 
 #[test]

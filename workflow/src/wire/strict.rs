@@ -14,6 +14,23 @@ macro_rules! demand {
     };
 }
 
+/// A model that takes a prefill: the request may end with a text of the assistant's.
+pub(super) fn anthropic_prefilled(body: &[u8]) -> Checked {
+    let mut body = parse(body)?;
+    let messages = body["messages"].as_array_mut().ok_or("messages")?;
+    if let Some(last) = messages.pop_if(|last| last["role"] == "assistant") {
+        let [block] = last["content"].as_array().ok_or("content")?.as_slice() else {
+            return Err("a prefill of several blocks".to_owned());
+        };
+        demand!(block["type"] == "text", "a prefill that is no text");
+        text_block(object(block)?)?;
+        let ends_blank =
+            block["text"].as_str().is_some_and(|text| text.ends_with(|c| is_blank(&String::from(c))));
+        demand!(!ends_blank, "a prefill with trailing white space");
+    }
+    anthropic(Value::Object(body).to_string().as_bytes())
+}
+
 pub(super) fn anthropic(body: &[u8]) -> Checked {
     let body = parse(body)?;
     only(&body, &["model", "max_tokens", "stream", "messages", "system", "tools"])?;

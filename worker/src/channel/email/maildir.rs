@@ -1,6 +1,6 @@
 //! Outgoing mail into a Maildir: what `wakeful dev` sends to, and what a person can open with any mail reader.
 
-use crate::channel::{Channel, Outbound, SendError};
+use crate::channel::{Channel, Found, Outbound, SendError};
 use async_trait::async_trait;
 use lettre::Message;
 use lettre::message::{Mailbox, header::ContentType};
@@ -45,6 +45,16 @@ impl Channel for Maildir {
         let path =
             written.map_err(|error| SendError::Later(format!("the Maildir cannot be written: {error}")))?;
         Ok(json!({ "maildir": path }))
+    }
+
+    /// A reader moves what it has seen to `cur`, and may have deleted it: so what is not there is not known to be unsent.
+    async fn find(&self, delivery_id: &str) -> Result<Found, SendError> {
+        let (dir, name) = (self.dir.clone(), delivery_id.to_owned());
+        let path = tokio::task::spawn_blocking(move || look(&dir, &name))
+            .await
+            .map_err(|error| SendError::Later(error.to_string()))?;
+        let path = path.map_err(|error| SendError::Later(format!("the Maildir cannot be read: {error}")))?;
+        Ok(path.map_or(Found::Unknown, |path| Found::Sent { receipt: json!({ "maildir": path }) }))
     }
 }
 
@@ -92,6 +102,26 @@ fn write(dir: &Path, name: &str, bytes: &[u8]) -> std::io::Result<PathBuf> {
     Ok(finished)
 }
 
+/// The message in `new`, or in `cur`, where readers put their flags after its name.
+fn look(dir: &Path, name: &str) -> std::io::Result<Option<PathBuf>> {
+    let unread = dir.join("new").join(name);
+    if unread.try_exists()? {
+        return Ok(Some(unread));
+    }
+    let seen = match std::fs::read_dir(dir.join("cur")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        seen => seen?,
+    };
+    for entry in seen {
+        let path = entry?.path();
+        let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
+        if file.split(':').next() == Some(name) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,5 +148,22 @@ mod tests {
         let content = json!({"to": ["nobody"], "subject": "s", "body": "b"});
         let sent = maildir.send(&Outbound { delivery_id: "dlv_1", content: &content }).await;
         assert!(matches!(sent, Err(SendError::Refused(_))), "{sent:?}");
+    }
+
+    #[tokio::test]
+    async fn a_message_is_found_until_its_reader_deletes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let maildir = Maildir::new(dir.path().to_owned(), "agent@example.com").unwrap();
+        assert_eq!(maildir.find("dlv_1").await.unwrap(), Found::Unknown);
+        let content = json!({"to": ["ann@example.com"], "subject": "s", "body": "b"});
+        let receipt = maildir.send(&Outbound { delivery_id: "dlv_1", content: &content }).await.unwrap();
+        assert_eq!(maildir.find("dlv_1").await.unwrap(), Found::Sent { receipt });
+        let seen = dir.path().join("cur/dlv_1:2,S");
+        std::fs::rename(dir.path().join("new/dlv_1"), &seen).unwrap();
+        let receipt = json!({ "maildir": seen });
+        assert_eq!(maildir.find("dlv_1").await.unwrap(), Found::Sent { receipt });
+        assert_eq!(maildir.find("dlv_10").await.unwrap(), Found::Unknown);
+        std::fs::remove_file(seen).unwrap();
+        assert_eq!(maildir.find("dlv_1").await.unwrap(), Found::Unknown);
     }
 }

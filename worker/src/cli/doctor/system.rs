@@ -217,7 +217,11 @@ fn troubles(troubles: &Troubles, report: &mut Report) {
         report.warning(
             "tool calls",
             format!("of {} nobody knows whether they took effect", troubles.uncertain_calls),
-            format!("look at the newest: wakeful session why {session}"),
+            format!(
+                "look at the newest: wakeful session why {session}; then say what you found: wakeful session resolve \
+                 {session} {} --happened RESULT (or --did-not-happen, --let-model-decide)",
+                troubles.uncertain_call_id.as_deref().unwrap_or("CALL")
+            ),
         );
     }
     if let Some(session) = &troubles.bad_delivery_session {

@@ -1,7 +1,11 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod recover;
+mod resolve;
 mod show;
 mod tail;
+mod verify;
+mod wake;
 mod why;
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, dollars, print, printable};
@@ -65,22 +69,49 @@ enum Verb {
     /// Continue a failed run, or one that needs attention, from its last commit.
     Retry {
         id: String,
-        /// Why, for the log.
+        /// Why, for the journal.
         #[arg(long)]
         reason: Option<String>,
     },
     /// End the open run.
     Cancel {
         id: String,
-        /// Why, for the log.
+        /// Why, for the journal.
         #[arg(long)]
         reason: Option<String>,
     },
+    /// Say what became of an effect whose outcome nobody could know.
+    Resolve(resolve::Args),
+    /// Put a session at rest away: it takes no messages and never runs again.
+    Archive {
+        id: String,
+        /// Why, for the journal.
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// End a session at rest for good.
+    Terminate {
+        id: String,
+        /// Why, for the journal.
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// Make a session go on with what it owes, whatever its rows look like.
+    Wake { id: String },
     /// Say why a session is where it is, and what to do about it.
     Why { id: String },
+    /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
+    Recover(recover::Args),
+    /// Hold a session's caches against its logs. Exit status 8 when they differ.
+    Verify(verify::Args),
 }
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
+        // A file needs no database.
+        let ran = recover::from_file(&Output::new(&args.output), file).await;
+        return super::output::until_reader_goes(ran);
+    }
     let store = super::open_store(&config, "wakeful session").await?;
     let output = Output::new(&args.output);
     let ran = match args.verb {
@@ -92,7 +123,13 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
         Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
         Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
+        Verb::Archive { id, reason } => steer(&store, &output, &id, Steer::Archive, reason).await,
+        Verb::Terminate { id, reason } => steer(&store, &output, &id, Steer::Terminate, reason).await,
+        Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
+        Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
+        Verb::Recover(args) => recover::from_database(&store, &output, args).await,
+        Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };
     store.close().await;
     super::output::until_reader_goes(ran)
@@ -197,6 +234,8 @@ async fn send(
 enum Steer {
     Retry,
     Cancel,
+    Archive,
+    Terminate,
 }
 
 async fn steer(
@@ -206,9 +245,12 @@ async fn steer(
     what: Steer,
     reason: Option<String>,
 ) -> anyhow::Result<Exit> {
-    let steered = match what {
-        Steer::Retry => store.retry(id).await,
-        Steer::Cancel => store.cancel(id).await,
+    let reason = reason.as_deref();
+    let (steered, did) = match what {
+        Steer::Retry => (store.retry(id, reason).await.map(Some), "goes on where it stood"),
+        Steer::Cancel => (store.cancel(id, reason).await.map(Some), "is asked to end"),
+        Steer::Archive => (store.archive(id, reason).await.map(|()| None), "is archived"),
+        Steer::Terminate => (store.terminate(id, reason).await.map(|()| None), "is terminated"),
     };
     let run_id = match steered {
         Err(Error::Conflict { session_id, status, wanted }) => {
@@ -217,15 +259,9 @@ async fn steer(
         steered => steered?,
     };
     store.announce(id).await?;
-    if let Some(reason) = reason {
-        tracing::info!(session.id = id, reason, "Steered by an operator");
-    }
-    let did = match what {
-        Steer::Retry => "goes on where it stood",
-        Steer::Cancel => "is asked to end",
-    };
-    output.one(&json!({"session_id": id, "run_id": run_id}), || {
-        format!("{}: {} {did}\n", printable(id), printable(&run_id))
+    output.one(&json!({"session_id": id, "run_id": run_id}), || match &run_id {
+        Some(run_id) => format!("{}: {} {did}\n", printable(id), printable(run_id)),
+        None => format!("{} {did}\n", printable(id)),
     })?;
     Ok(Exit::Ok)
 }

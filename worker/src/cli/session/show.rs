@@ -1,6 +1,7 @@
 //! `wakeful session show`.
 
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, printable, span};
+use super::why::{resolve_call, resolve_delivery};
 use super::{Exit, tokens};
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -53,8 +54,24 @@ impl Shown {
         section(&mut text, output, "Steps", &steps(&self.steps));
         section(&mut text, output, "Tool calls", &calls(&self.calls));
         section(&mut text, output, "Deliveries", &deliveries(&self.deliveries));
+        let commands = self.commands();
+        if !commands.is_empty() {
+            heading(&mut text, output, "Uncertain: look at the service behind it, then say what you found");
+            text.push_str(&output.block(&commands, 2));
+        }
         section(&mut text, output, "State", &state(&self.session.state));
         text
+    }
+
+    /// What resolves the effects of which nobody knows whether they happened.
+    fn commands(&self) -> String {
+        let id = &self.session.session_id;
+        let calls = self.calls.iter().filter(|call| call.status == "uncertain");
+        let deliveries = self.deliveries.iter().filter(|delivery| delivery.status == "uncertain");
+        calls
+            .map(|call| resolve_call(id, &call.call_id))
+            .chain(deliveries.map(|delivery| resolve_delivery(id, &delivery.delivery_id)))
+            .collect()
     }
 }
 

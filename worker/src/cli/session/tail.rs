@@ -72,7 +72,7 @@ pub(super) async fn tail(
 fn line(entry: &JournalEntry, output: &Output) -> String {
     let step = entry.step_number.map_or_else(|| "-".to_owned(), |step| format!("step {step}"));
     let tone = match entry.kind.as_str() {
-        "TOOL_FAILED_UNCERTAIN" => Tone::Bad,
+        "TOOL_FAILED_UNCERTAIN" | "GEN_FAILED" => Tone::Bad,
         "state_transition" | "checkpoint" => Tone::Faint,
         _ => Tone::Plain,
     };
@@ -95,11 +95,17 @@ fn summary(entry: &JournalEntry) -> String {
         "MESSAGE_RECEIVED" => text("text").to_owned(),
         "LLM_CALLED" => format!("{}, attempt {}", text("model"), number("attempt")),
         "GEN_START" => text("generation_id").to_owned(),
-        "GEN_RESUMED" => format!("{} in place of {}", text("generation_id"), text("replaces")),
+        "GEN_RESUMED" => {
+            format!("{} in place of {} ({})", text("generation_id"), text("replaces"), text("strategy"))
+        }
+        "GEN_FAILED" => format!("{}: {}", text("generation_id"), text("reason")),
         "GEN_COMPLETE" => {
             format!("#{} {}: {}", number("message_number"), text("reason"), text("text"))
         }
         "GEN_SENT" => format!("{} by {}", text("delivery_id"), text("channel")),
+        "DELIVERY_FAILED" => {
+            format!("{} by {} {}: {}", text("delivery_id"), text("channel"), text("status"), text("reason"))
+        }
         "TOOL_INVOKED" => format!("{} ({})", text("name"), text("call_id")),
         "TOOL_RESULT" => {
             let ok = if payload["ok"] == Value::Bool(true) { "ok" } else { "error" };
@@ -112,6 +118,12 @@ fn summary(entry: &JournalEntry) -> String {
             let reason = payload["reason"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
             format!("{} → {}{reason}", text("from_state"), text("to_state"))
         }
+        "trigger_event" => format!("{} {}", text("trigger_type"), text("trigger_id")),
+        "invocation_result" => {
+            let error = payload["error"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
+            format!("{}{error}", text("status"))
+        }
+        "SESSION_TERMINATED" => text("reason").to_owned(),
         "checkpoint" => format!("step {} up to #{}", number("step_number"), number("to_message_number")),
         "context_update" => format!("{} = {}", text("key"), payload["value"]),
         _ => payload.to_string(),

@@ -86,7 +86,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                 );
             } else {
                 let job = standing.jobs.iter().find(|job| job.kind == "step");
-                let finding = job.map_or_else(no_job, |job| of_job(job, standing, around));
+                let finding = job.map_or_else(|| no_job(id), |job| of_job(job, standing, around));
                 find(finding.why, finding.remedy);
             }
         }
@@ -102,8 +102,8 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
         Some(SessionStatus::NeedsAttention) => find(
             format!("It waits for an operator: {}.", error_of(standing).0),
             Some(format!(
-                "Find out what took effect (below), then let the model decide:\nwakeful session retry {id}\nOr end the \
-                 run:\nwakeful session cancel {id}"
+                "Find out what took effect and say so (below). Or let the model decide:\nwakeful session retry {id}\nOr end \
+                 the run:\nwakeful session cancel {id}"
             )),
         ),
         Some(SessionStatus::Failed) if session.error.as_deref() == Some("cancelled") => {
@@ -165,13 +165,13 @@ fn capital(text: &str) -> String {
     chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
 }
 
-fn no_job() -> Finding {
+fn no_job(session_id: &str) -> Finding {
     Finding {
         why: "Its run is open and has no job, so nothing will continue it.".to_owned(),
         remedy: Some(
-            "Ask again: between two steps this can be seen for an instant. If it stays so, a row was deleted by hand or \
-             this is a defect of Wakeful; please report it with `wakeful session show`."
-                .to_owned(),
+            "A worker heals it within half a minute, or at once:\nwakeful session wake {id}\nWhat healed it says what was \
+             wrong. If no row was deleted by hand, this is a defect of Wakeful; please report it."
+                .replace("{id}", session_id),
         ),
     }
 }
@@ -291,15 +291,40 @@ fn of_calls(standing: &Standing) -> Vec<Finding> {
                     call.name, call.call_id, call.message_number
                 ),
                 remedy: Some(format!(
-                    "Look at the service behind {} and put right by hand what is missing.",
-                    call.name
+                    "Look at the service behind {}, then say what you found:\n{}{}",
+                    call.name,
+                    resolve_call(&standing.session.session_id, &call.call_id),
+                    if call.told { "--tell sends the model a message of it." } else { "" }
                 )),
             }
         })
         .collect()
 }
 
+/// The three things that can be said of a call.
+pub(super) fn resolve_call(session_id: &str, call_id: &str) -> String {
+    let call_id = quoted(call_id);
+    let command = format!("wakeful session resolve {session_id} {call_id}");
+    format!("{command} --happened 'RESULT'\n{command} --did-not-happen\n{command} --let-model-decide\n")
+}
+
+/// The two things that can be said of a delivery; the second sends it again.
+pub(super) fn resolve_delivery(session_id: &str, delivery_id: &str) -> String {
+    let command = format!("wakeful session resolve {session_id} {delivery_id}");
+    format!("{command} --happened ''\n{command} --did-not-happen\n")
+}
+
+/// As a shell takes it for one word. A call's id is the provider's, and may be anything.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
+    if !word.is_empty() && word.chars().all(plain) && !word.starts_with('-') {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
+    let session = &standing.session.session_id;
     let mut findings = Vec::new();
     for delivery in &standing.unsent {
         let id = &delivery.delivery_id;
@@ -311,12 +336,16 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
                 format!("A message by {} was not sent and will not be ({id}){error}.", delivery.channel),
                 Some("Send it by hand, or ask the agent for a corrected one.".to_owned()),
             ),
+            "expired" => (
+                format!("A message by {} was too late and will not be sent ({id}){error}.", delivery.channel),
+                Some("If it still matters, send it by hand or ask the agent for a new one.".to_owned()),
+            ),
             "uncertain" => (
                 format!("Nobody knows whether a message by {} was sent ({id}){error}.", delivery.channel),
-                Some(
-                    "Look at the channel before anything is sent again; it is never sent again by itself."
-                        .to_owned(),
-                ),
+                Some(format!(
+                    "Look at the channel, then say what you found; only the second sends it again:\n{}",
+                    resolve_delivery(session, id).trim_end()
+                )),
             ),
             _ => {
                 let when = match job {

@@ -294,6 +294,7 @@ fn told(entry: &JournalEntry) -> Option<(Tone, String)> {
         "TOOL_RESULT" => quoted(format!("{} gives: {}", text("name"), text("text"))),
         "TOOL_FAILED_UNCERTAIN" => quoted(format!("nobody knows whether {} took effect", text("name"))),
         "GEN_SENT" => quoted(format!("{} sent", text("channel"))),
+        "DELIVERY_FAILED" => quoted(format!("a message by {}: {}", text("channel"), text("status"))),
         "state_transition" => match text("to_state") {
             "waiting_input" => plain("waits for the user; no process is busy with it"),
             "completed" => plain("the chat is answered"),

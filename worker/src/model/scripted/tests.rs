@@ -44,7 +44,7 @@ fn context(messages: Vec<Message>) -> Context {
         parameters: json!({"type": "object"}),
         effect: Effect::Pure,
     };
-    Context { system: "You are a test.".into(), tools: vec![tool("a"), tool("b")], messages }
+    Context { system: "You are a test.".into(), tools: vec![tool("a"), tool("b")], messages, prefill: None }
 }
 
 async fn call(model: &Scripted, messages: &[Message]) -> Result<Reply, Fault> {
@@ -243,7 +243,8 @@ async fn an_answer_that_comes_out_blank_is_a_fault() {
 async fn a_body_of_another_model_is_a_fault() {
     let model = scripted(TWO_TOOLS);
     for body in [b"".to_vec(), b"{}".to_vec(), vec![0xff], br#"{"model":"x","messages":[]}"#.to_vec()] {
-        let result = model.call(&Request { body, repairs: Repairs::default() }, &mut NoDeltas).await;
+        let result =
+            model.call(&Request { body, repairs: Repairs::default(), prefill: None }, &mut NoDeltas).await;
         assert!(matches!(result, Err(Fault::Internal { .. })), "{result:?}");
     }
 }

@@ -1,0 +1,85 @@
+//! The journal that is this database.
+
+use super::Journal;
+use crate::hydrate::from_bytes;
+use crate::{Error, Result, Store};
+use serde_json::Value;
+use sqlx::PgConnection;
+use wakeful_workflow::recover::{Checkpoint, Entry};
+
+/// The journals of a database; an id is a session's.
+#[derive(Clone, Copy, Debug)]
+pub struct Postgres<'a>(pub &'a Store);
+
+impl Journal for Postgres<'_> {
+    async fn last_checkpoint(&self, id: &str) -> Result<Option<Checkpoint>> {
+        last_checkpoint(&mut *self.0.pool.acquire().await?, id).await
+    }
+
+    async fn entries_after(&self, id: &str, seq: i64) -> Result<Vec<Entry>> {
+        entries_after(&mut *self.0.pool.acquire().await?, id, seq).await
+    }
+}
+
+pub(crate) async fn last_checkpoint(
+    connection: &mut PgConnection,
+    session_id: &str,
+) -> Result<Option<Checkpoint>> {
+    let Some(row) = sqlx::query!(
+        r#"
+        select e.seq, e.payload, b.bytes as "bytes?"
+        from session_events e
+        left join blobs b on b.sha256 = e.payload ->> 'state_sha256'
+        where e.session_id = $1 and e.type = 'checkpoint'
+        order by e.seq desc
+        limit 1
+        "#,
+        session_id
+    )
+    .fetch_optional(connection)
+    .await?
+    else {
+        return Ok(None);
+    };
+    let payload = resolved(row.seq, row.payload, row.bytes.as_deref(), "context_state")?;
+    Checkpoint::read(row.seq, &payload).map(Some).map_err(|error| unreadable(row.seq, error))
+}
+
+pub(crate) async fn entries_after(
+    connection: &mut PgConnection,
+    session_id: &str,
+    after: i64,
+) -> Result<Vec<Entry>> {
+    let rows = sqlx::query!(
+        r#"
+        select e.seq, e.type as kind, e.payload, b.bytes as "bytes?"
+        from session_events e
+        left join blobs b on b.sha256 = e.payload ->> 'value_sha256' and e.type = 'context_update'
+        where e.session_id = $1 and e.seq > $2
+        order by e.seq
+        "#,
+        session_id,
+        after
+    )
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            let payload = resolved(row.seq, row.payload, row.bytes.as_deref(), "value")?;
+            Entry::read(&row.kind, &payload).map_err(|error| unreadable(row.seq, error))
+        })
+        .collect()
+}
+
+/// The payload with what its pointer points at as `field`.
+fn resolved(seq: i64, mut payload: Value, bytes: Option<&[u8]>, field: &str) -> Result<Value> {
+    if let (Some(bytes), Value::Object(fields)) = (bytes, &mut payload) {
+        let value = from_bytes("blob", bytes).map_err(|error| unreadable(seq, error))?;
+        fields.insert(field.to_owned(), value);
+    }
+    Ok(payload)
+}
+
+fn unreadable(seq: i64, error: impl std::fmt::Display) -> Error {
+    Error::corrupt("journal entry", format!("entry {seq}: {error}"))
+}

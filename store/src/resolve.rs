@@ -1,0 +1,352 @@
+//! What a person says of an effect whose outcome nobody could know: a tool call or a delivery that is `uncertain`.
+//!
+//! The logs are not rewritten. A call that the model has not been told of gets its outcome in the ledger, where the next
+//! plan finds it; one that it has been told of is settled in the ledger alone, and a message can bring the news.
+
+use crate::run::{self, Locked, Wakes, journal};
+use crate::step::to_json;
+use crate::wake::{NewMessage, deliver};
+use crate::{Error, Result, Store};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::resolve::Resolution;
+use wakeful_workflow::session::SessionStatus;
+
+/// The effect that is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Call(String),
+    Delivery(String),
+}
+
+/// A person's decision.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    pub effect: Effect,
+    pub resolution: Resolution,
+    /// Who says so.
+    pub by: Option<String>,
+    pub reason: Option<String>,
+    /// Whether a model that was told OUTCOME UNKNOWN is sent a message with what is known now.
+    pub tell: bool,
+    /// W3C traceparent of the request.
+    pub trace_context: Option<String>,
+}
+
+/// What the decision did. The same decision again gets the same answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Resolved {
+    pub session_id: String,
+    /// The call's id or the delivery's.
+    pub effect: String,
+    pub resolution: String,
+    /// What the ledger row or the delivery is now.
+    pub status: String,
+    /// The run that goes on by it.
+    pub run_id: Option<String>,
+    #[serde(skip)]
+    pub duplicate: bool,
+}
+
+impl Store {
+    /// Settles an uncertain effect. A run that paused for it goes on when nothing else of its turn is uncertain.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that is not uncertain or was resolved otherwise, and for "did
+    /// not happen" while the process that began it may still live; [`Error::Conflict`] when the news cannot be sent;
+    /// [`Error::Database`].
+    pub async fn resolve(&self, session_id: &str, decision: &Decision) -> Result<Resolved> {
+        let mut tx = self.pool.begin().await?;
+        let session = run::lock(&mut tx, session_id).await?;
+        let resolved = match &decision.effect {
+            Effect::Call(call_id) => resolve_call(&mut tx, &session, call_id, decision).await?,
+            Effect::Delivery(delivery_id) => {
+                resolve_delivery(&mut tx, &session, delivery_id, decision).await?
+            }
+        };
+        tx.commit().await?;
+        Ok(resolved)
+    }
+}
+
+async fn resolve_call(
+    tx: &mut PgConnection,
+    session: &Locked,
+    call_id: &str,
+    decision: &Decision,
+) -> Result<Resolved> {
+    let call = sqlx::query!(
+        r#"select name, status, result_message_number is not null as "told!", resolution, settled_by,
+            coalesce(settled_by > clock_timestamp(), false) as "alive!"
+        from tool_calls
+        where session_id = $1 and call_id = $2"#,
+        session.session_id,
+        call_id
+    )
+    .fetch_optional(&mut *tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "call", id: call_id.to_owned() })?;
+    let resolution = &decision.resolution;
+    match first_answer(session, call_id, call.resolution.as_ref(), resolution, &call.status)? {
+        Some(first) => {
+            if call.told && decision.tell {
+                tell(tx, session, call_id, &call.name, decision).await?;
+            }
+            return Ok(first);
+        }
+        None if call.status != "uncertain" => {
+            return Err(refused(session, format!("call {call_id} is {}, not uncertain", call.status)));
+        }
+        // Its worker may be telling the model this very moment.
+        None if !call.told && session.status.is_open() => {
+            let reason =
+                format!("the run of call {call_id} goes on: resolve it when the run has paused or ended");
+            return Err(refused(session, reason));
+        }
+        None if call.alive && *resolution == Resolution::DidNotHappen => {
+            return Err(may_live(session, call_id, call.settled_by));
+        }
+        None => {}
+    }
+    let (status, outcome) = resolution.of_call();
+    sqlx::query!(
+        "update tool_calls
+        set status = $3,
+            outcome = $4::text::json,
+            settled_at = coalesce(settled_at, clock_timestamp())
+        where session_id = $1 and call_id = $2",
+        session.session_id,
+        call_id,
+        status.as_str(),
+        to_json(&outcome)?
+    )
+    .execute(&mut *tx)
+    .await?;
+    let run_id = match call.told || session.status != SessionStatus::NeedsAttention {
+        true => None,
+        false => resumed(tx, session).await?,
+    };
+    let wakes = if call.told { Wakes::Nobody } else { Wakes::Planner };
+    let dedupe = format!("resolved/{call_id}/{}", resolution.as_str());
+    journal(tx, &session.session_id, run_id.as_deref(), Some(&dedupe), wakes, &[event(call_id, decision)])
+        .await?;
+    let stored = to_store(decision, run_id.as_deref());
+    sqlx::query!(
+        "update tool_calls set resolution = $3 where session_id = $1 and call_id = $2",
+        session.session_id,
+        call_id,
+        stored
+    )
+    .execute(&mut *tx)
+    .await?;
+    if let Some(run_id) = &run_id {
+        let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
+        let reason = decision.reason.as_deref().unwrap_or("resolved");
+        let trace_context = decision.trace_context.as_deref();
+        run::open(tx, &conversation, session, run_id, trace_context, Some(reason)).await?;
+    }
+    if call.told && decision.tell {
+        tell(tx, session, call_id, &call.name, decision).await?;
+    }
+    Ok(answer(session, call_id, resolution, status.as_str(), run_id, false))
+}
+
+/// The run that goes on, unless another call of its turn is undecided.
+async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<String>> {
+    let undecided = sqlx::query_scalar!(
+        r#"select exists (
+            select from tool_calls
+            where session_id = $1
+                and status = 'uncertain'
+                and result_message_number is null
+                and outcome is null
+        ) as "undecided!""#,
+        session.session_id
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    if undecided { Ok(None) } else { run::newest(tx, &session.session_id).await }
+}
+
+/// A message of its own: the transcript keeps what the model was told at the time.
+async fn tell(
+    tx: &mut PgConnection,
+    session: &Locked,
+    call_id: &str,
+    name: &str,
+    decision: &Decision,
+) -> Result<()> {
+    let message = NewMessage {
+        client_key: Some(format!("resolved/{call_id}/{}", decision.resolution.as_str())),
+        text: decision.resolution.news_of_call(name, call_id),
+        sender: None,
+        trace_context: decision.trace_context.clone(),
+    };
+    deliver(tx, session.clone(), &message).await?;
+    Ok(())
+}
+
+async fn resolve_delivery(
+    tx: &mut PgConnection,
+    session: &Locked,
+    delivery_id: &str,
+    decision: &Decision,
+) -> Result<Resolved> {
+    let delivery = sqlx::query!(
+        r#"select d.channel, d.status, d.attempt, d.resolution, j.run_at as "sender_until?",
+            coalesce(d.not_after < clock_timestamp(), false) as "late!"
+        from deliveries d
+        left join jobs j
+            on j.kind = 'deliver' and j.conversation_id = d.conversation_id and j.channel = d.channel
+                and j.lease = d.lease and j.run_at > clock_timestamp()
+        where d.session_id = $1 and d.delivery_id = $2"#,
+        session.session_id,
+        delivery_id
+    )
+    .fetch_optional(&mut *tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "delivery", id: delivery_id.to_owned() })?;
+    let resolution = &decision.resolution;
+    if delivery.status != "uncertain" {
+        let first =
+            first_answer(session, delivery_id, delivery.resolution.as_ref(), resolution, &delivery.status)?;
+        return first.ok_or_else(|| {
+            refused(session, format!("delivery {delivery_id} is {}, not uncertain", delivery.status))
+        });
+    }
+    let status = match resolution {
+        Resolution::LetModelDecide => {
+            let reason = format!(
+                "delivery {delivery_id} was decided on by the model already: say whether it happened, or did not"
+            );
+            return Err(refused(session, reason));
+        }
+        Resolution::Happened { .. } => "sent",
+        Resolution::DidNotHappen if delivery.sender_until.is_some() => {
+            return Err(may_live(session, delivery_id, delivery.sender_until));
+        }
+        Resolution::DidNotHappen if delivery.late => "expired",
+        Resolution::DidNotHappen => "queued",
+    };
+    let dedupe = format!("resolved/{delivery_id}/{}", delivery.attempt);
+    let events = [event(delivery_id, decision)];
+    journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &events).await?;
+    if status == "sent" {
+        let sent = Event::GenSent { delivery_id: delivery_id.to_owned(), channel: delivery.channel.clone() };
+        let dedupe = format!("sent/{delivery_id}");
+        journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[sent]).await?;
+    }
+    if status == "queued" {
+        sqlx::query!(
+            "insert into jobs (kind, space_id, conversation_id, channel, trace_context)
+            values ('deliver', $1, $2, $3, $4)
+            on conflict (conversation_id, channel) where kind = 'deliver'
+                do update set pending = jobs.pending + 1",
+            session.space_id,
+            session.conversation_id,
+            delivery.channel,
+            decision.trace_context
+        )
+        .execute(&mut *tx)
+        .await?;
+    }
+    sqlx::query!(
+        "update deliveries
+        set status = $2,
+            resolution = $3,
+            settled_at = case when $2 = 'queued' then null else clock_timestamp() end
+        where delivery_id = $1",
+        delivery_id,
+        status,
+        to_store(decision, None)
+    )
+    .execute(&mut *tx)
+    .await?;
+    Ok(answer(session, delivery_id, resolution, status, None, false))
+}
+
+/// The answer that this decision got before, if it is the one that was taken. `None`: none was, or none that binds.
+fn first_answer(
+    session: &Locked,
+    effect: &str,
+    taken: Option<&Value>,
+    resolution: &Resolution,
+    status: &str,
+) -> Result<Option<Resolved>> {
+    let Some(taken) = taken else { return Ok(None) };
+    if *taken == merged(resolution, taken) {
+        let run_id = taken["run_id"].as_str().map(str::to_owned);
+        return Ok(Some(answer(session, effect, resolution, status, run_id, true)));
+    }
+    // It left the question open: whoever finds out later may still say so.
+    if taken["outcome"] == Resolution::LetModelDecide.as_str() && status == "uncertain" {
+        return Ok(None);
+    }
+    let by = taken["by"].as_str().map(|by| format!(" by {by}")).unwrap_or_default();
+    let word = taken["outcome"].as_str().unwrap_or("something else");
+    Err(refused(session, format!("{effect} was resolved before{by}, as {word}; that stands")))
+}
+
+/// `taken` with this resolution in it: equal to `taken` when it is the same one.
+fn merged(resolution: &Resolution, taken: &Value) -> Value {
+    let mut merged = taken.clone();
+    let result = match resolution {
+        Resolution::Happened { result } => json!(result),
+        Resolution::DidNotHappen | Resolution::LetModelDecide => Value::Null,
+    };
+    merged["outcome"] = json!(resolution.as_str());
+    merged["result"] = result;
+    merged
+}
+
+fn to_store(decision: &Decision, run_id: Option<&str>) -> Value {
+    let about = json!({"by": decision.by, "reason": decision.reason, "run_id": run_id});
+    merged(&decision.resolution, &about)
+}
+
+fn event(effect: &str, decision: &Decision) -> Event {
+    Event::EffectResolved {
+        effect: effect.to_owned(),
+        resolution: decision.resolution.as_str().to_owned(),
+        by: decision.by.clone(),
+        reason: decision.reason.clone(),
+    }
+}
+
+fn answer(
+    session: &Locked,
+    effect: &str,
+    resolution: &Resolution,
+    status: &str,
+    run_id: Option<String>,
+    duplicate: bool,
+) -> Resolved {
+    Resolved {
+        session_id: session.session_id.clone(),
+        effect: effect.to_owned(),
+        resolution: resolution.as_str().to_owned(),
+        status: status.to_owned(),
+        run_id,
+        duplicate,
+    }
+}
+
+/// A process that was stopped between its last look and the effect could still do it.
+fn may_live(session: &Locked, effect: &str, until: Option<DateTime<Utc>>) -> Error {
+    let until = until.map(|until| until.to_rfc3339_opts(chrono::SecondsFormat::Millis, true));
+    refused(
+        session,
+        format!(
+            "the process that began {effect} may still carry it out until {}: only then can it be said that it did \
+             not happen",
+            until.unwrap_or_default()
+        ),
+    )
+}
+
+fn refused(session: &Locked, reason: String) -> Error {
+    Error::Refused { session_id: session.session_id.clone(), reason }
+}

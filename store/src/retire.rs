@@ -1,0 +1,61 @@
+//! Archived and terminated: how a person takes a session out of use. Its logs stay as they are.
+
+use crate::run::{self, Wakes, journal};
+use crate::wake::conflict;
+use crate::{Result, Store};
+use wakeful_workflow::event::Event;
+use wakeful_workflow::session::SessionStatus;
+
+impl Store {
+    /// Puts a session away: it takes no messages and never runs again. What it has enqueued is still sent.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] unless the session is at rest (created, completed, failed),
+    /// [`crate::Error::Database`].
+    pub async fn archive(&self, session_id: &str, reason: Option<&str>) -> Result<()> {
+        self.retire(session_id, SessionStatus::Archived, "archive", reason).await
+    }
+
+    /// Ends a session for good; an archived one, too.
+    ///
+    /// # Errors
+    /// Those of [`Store::archive`].
+    pub async fn terminate(&self, session_id: &str, reason: Option<&str>) -> Result<()> {
+        self.retire(session_id, SessionStatus::Terminated, "terminate", reason).await
+    }
+
+    async fn retire(
+        &self,
+        session_id: &str,
+        status: SessionStatus,
+        verb: &'static str,
+        reason: Option<&str>,
+    ) -> Result<()> {
+        let mut tx = self.pool.begin().await?;
+        let session = run::lock(&mut tx, session_id).await?;
+        if !session.status.may_become(status) {
+            return Err(conflict(session, verb));
+        }
+        let reason = reason.map(str::to_owned);
+        let mut events = vec![Event::StateTransition {
+            from_state: session.status.as_str().to_owned(),
+            to_state: status.as_str().to_owned(),
+            reason: reason.clone(),
+        }];
+        if status == SessionStatus::Terminated {
+            events.push(Event::SessionTerminated { reason });
+        }
+        journal(&mut tx, session_id, None, None, Wakes::Planner, &events).await?;
+        sqlx::query!(
+            "update conversation_sessions
+            set status = $2, completed_at = coalesce(completed_at, clock_timestamp())
+            where session_id = $1",
+            session_id,
+            status.as_str()
+        )
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! Are the caches what the logs say? The session's row is written by the statements that write what it derives from,
+//! but nothing in the database keeps a hand from changing it.
+
+mod facts;
+mod rebuild;
+
+pub use rebuild::{Change, Rebuilt};
+
+use crate::{Result, Store};
+use facts::Facts;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// One comparison.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Check {
+    /// A column of the session's row, or what else is compared.
+    pub name: &'static str,
+    /// The log that it was held against.
+    pub against: &'static str,
+    /// Whether a rebuild can mend it. What is no cache is the logs' own damage.
+    pub cache: bool,
+    pub cached: Value,
+    pub folded: Value,
+    pub agrees: bool,
+}
+
+/// A session's caches held against its logs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verification {
+    pub session_id: String,
+    pub agrees: bool,
+    pub checks: Vec<Check>,
+}
+
+impl Store {
+    /// Folds the session's logs and compares, in one short snapshot. A session in the middle of a run agrees too.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for a log that cannot be read, [`crate::Error::Database`].
+    pub async fn verify(&self, session_id: &str) -> Result<Verification> {
+        let mut tx = self.pool.begin().await?;
+        sqlx::query!("set transaction isolation level repeatable read, read only").execute(&mut *tx).await?;
+        let facts = Facts::read(&mut tx, session_id).await?;
+        tx.commit().await?;
+        let checks = checks(&facts);
+        Ok(Verification {
+            session_id: session_id.to_owned(),
+            agrees: checks.iter().all(|check| check.agrees),
+            checks,
+        })
+    }
+
+    /// The ids of all sessions above `after`, in order, at most `limit`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn session_ids(&self, after: &str, limit: i64) -> Result<Vec<String>> {
+        Ok(sqlx::query_scalar!(
+            "select session_id from conversation_sessions
+            where session_id > $1
+            order by session_id
+            limit $2",
+            after,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}
+
+fn checks(facts: &Facts) -> Vec<Check> {
+    let row = &facts.row;
+    let mut checks = vec![
+        check("state", "messages", row.state.clone(), facts.state.clone()),
+        match &facts.recovered {
+            Ok(recovered) => check("state", "journal", row.state.clone(), recovered.state()),
+            Err(error) => broken("state", "journal", row.state.clone(), error),
+        },
+        match &facts.recovered {
+            Ok(recovered) => check("status", "journal", json!(row.status), json!(recovered.lifecycle_state)),
+            Err(error) => broken("status", "journal", json!(row.status), error),
+        },
+    ];
+    let totals = row.totals.columns().into_iter().zip(facts.totals.columns());
+    checks.extend(
+        totals.map(|((name, cached), (_, folded))| check(name, "steps", json!(cached), json!(folded))),
+    );
+    checks.extend([
+        check("to_message_number", "steps", json!(row.to_message_number), json!(facts.to_message_number)),
+        check("last_step_number", "steps", json!(row.last_step_number), json!(facts.last_step_number)),
+        check("last_event_seq", "journal", json!(row.last_event_seq), json!(facts.last_event_seq)),
+        check(
+            "last_message_number",
+            "messages",
+            json!(row.last_message_number),
+            json!(facts.last_message_number),
+        ),
+        damage("run totals", "steps", json!(facts.wrong_runs)),
+        damage("broken steps", "steps", json!(facts.broken_steps)),
+        damage("missing entries", "journal", json!(facts.missing_entries)),
+        damage("entries without their message", "messages", json!(facts.dangling)),
+        damage("entries without their blob", "blobs", json!(facts.lost_blobs)),
+    ]);
+    checks
+}
+
+fn check(name: &'static str, against: &'static str, cached: Value, folded: Value) -> Check {
+    let agrees = equal(&cached, &folded);
+    Check { name, against, cache: true, cached, folded, agrees }
+}
+
+/// What a log shows of itself: nothing, or 0, where it is whole.
+fn damage(name: &'static str, against: &'static str, found: Value) -> Check {
+    let whole = if found.is_array() { json!([]) } else { json!(0) };
+    Check { cache: false, ..check(name, against, whole, found) }
+}
+
+fn broken(name: &'static str, against: &'static str, cached: Value, error: &str) -> Check {
+    Check { name, against, cache: true, cached, folded: json!({ "error": error }), agrees: false }
+}
+
+/// Equal as the database sees it: `jsonb` keeps a number's value and not its spelling, a message's `json` keeps both.
+fn equal(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len()
+                && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| equal(value, other)))
+        }
+        (a, b) => a == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_compared_by_value_and_everything_else_as_it_is() {
+        assert!(equal(&json!({"a": [1.0, 2]}), &json!({"a": [1, 2.0]})));
+        for (a, b) in [
+            (json!({"a": 1}), json!({"a": 2})),
+            (json!({"a": 1}), json!({"b": 1})),
+            (json!({"a": 1}), json!({"a": 1, "b": 1})),
+            (json!([1]), json!([1, 1])),
+            (json!("1"), json!(1)),
+            (json!(null), json!({})),
+        ] {
+            assert!(!equal(&a, &b) && !equal(&b, &a), "{a} {b}");
+        }
+    }
+}

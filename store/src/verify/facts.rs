@@ -1,0 +1,341 @@
+//! What the logs say of a session, and what its row says, read in one transaction.
+
+use crate::hydrate::from_text;
+use crate::journal::postgres::{entries_after, last_checkpoint};
+use crate::{Error, Result};
+use serde_json::Value;
+use sqlx::PgConnection;
+use wakeful_workflow::derive;
+use wakeful_workflow::record::Block;
+use wakeful_workflow::recover::{Recovered, recover};
+use wakeful_workflow::session::State;
+
+/// At most so many of the entries that point nowhere are listed.
+const LISTED: i64 = 20;
+
+/// The caches of a session's row.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub conversation_id: String,
+    pub status: String,
+    pub state: Value,
+    pub totals: Sums,
+    pub to_message_number: i64,
+    pub last_step_number: i64,
+    pub last_event_seq: i64,
+    pub last_message_number: i64,
+    /// It has a step job or an open run, so that its status may move at any time.
+    pub live: bool,
+}
+
+/// Sums over steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sums {
+    pub turns: i64,
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+    pub cached_tokens: i64,
+    pub cache_write_tokens: i64,
+    pub cost_micros: i64,
+}
+
+impl Sums {
+    pub fn columns(&self) -> [(&'static str, i64); 6] {
+        [
+            ("total_turns", self.turns),
+            ("total_input_tokens", self.input_tokens),
+            ("total_output_tokens", self.output_tokens),
+            ("total_cached_tokens", self.cached_tokens),
+            ("total_cache_write_tokens", self.cache_write_tokens),
+            ("total_cost_micros", self.cost_micros),
+        ]
+    }
+}
+
+/// The row, and what it should be by the logs.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub row: Row,
+    /// The fold of the messages.
+    pub state: Value,
+    /// The fold of the journal, or why it cannot be folded.
+    pub recovered: std::result::Result<Folded, String>,
+    pub totals: Sums,
+    pub to_message_number: i64,
+    pub last_step_number: i64,
+    pub last_event_seq: i64,
+    pub last_message_number: i64,
+    /// Runs whose sums are not those of their steps.
+    pub wrong_runs: Vec<String>,
+    /// Steps that do not begin where the one before ended.
+    pub broken_steps: Vec<i64>,
+    pub missing_entries: i64,
+    /// Entries that point at a message that is not there.
+    pub dangling: Vec<i64>,
+    /// Entries whose blob is not there, or is another one than its name says.
+    pub lost_blobs: Vec<i64>,
+}
+
+/// The fold of the journal.
+#[derive(Clone, Debug)]
+pub(super) struct Folded {
+    context_state: State,
+    pub lifecycle_state: String,
+}
+
+impl Folded {
+    pub fn state(&self) -> Value {
+        Value::Object(self.context_state.clone())
+    }
+}
+
+impl Facts {
+    pub async fn read(tx: &mut PgConnection, session_id: &str) -> Result<Facts> {
+        let session = sqlx::query!(
+            r#"
+            select s.conversation_id, s.status, s.state, s.initial_state, s.base_message_number, s.to_message_number,
+                s.last_step_number, s.last_event_seq, s.last_message_number, s.total_turns, s.total_input_tokens,
+                s.total_output_tokens, s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros,
+                exists (select from jobs j where j.kind = 'step' and j.session_id = s.session_id)
+                    or exists (select from session_runs r
+                        where r.session_id = s.session_id and r.status in ('queued', 'running')) as "live!"
+            from conversation_sessions s
+            where s.session_id = $1
+            "#,
+            session_id
+        )
+        .fetch_optional(&mut *tx)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+        let Value::Object(initial_state) = session.initial_state else {
+            return Err(Error::corrupt("initial state", "not an object"));
+        };
+        let row = Row {
+            conversation_id: session.conversation_id,
+            status: session.status,
+            state: session.state,
+            totals: Sums {
+                turns: session.total_turns.into(),
+                input_tokens: session.total_input_tokens,
+                output_tokens: session.total_output_tokens,
+                cached_tokens: session.total_cached_tokens,
+                cache_write_tokens: session.total_cache_write_tokens,
+                cost_micros: session.total_cost_micros,
+            },
+            to_message_number: session.to_message_number,
+            last_step_number: session.last_step_number,
+            last_event_seq: session.last_event_seq,
+            last_message_number: session.last_message_number,
+            live: session.live,
+        };
+        let steps = steps(tx, session_id, session.base_message_number).await?;
+        let journal = sqlx::query!(
+            r#"select coalesce(max(seq), 0) as "last!", count(*) as "count!" from session_events where session_id = $1"#,
+            session_id
+        )
+        .fetch_one(&mut *tx)
+        .await?;
+        Ok(Facts {
+            state: Value::Object(fold(tx, session_id, initial_state).await?),
+            recovered: match fold_journal(tx, session_id).await {
+                Ok(recovered) => Ok(recovered),
+                Err(Error::Corrupt { reason, .. }) => Err(reason),
+                Err(error) => return Err(error),
+            },
+            totals: steps.totals,
+            to_message_number: steps.to_message_number,
+            last_step_number: steps.last_step_number,
+            last_event_seq: journal.last,
+            last_message_number: last_message_number(tx, session_id, &row, session.base_message_number)
+                .await?,
+            wrong_runs: wrong_runs(tx, session_id).await?,
+            broken_steps: steps.broken,
+            missing_entries: journal.last - journal.count,
+            dangling: dangling(tx, session_id).await?,
+            lost_blobs: lost_blobs(tx, session_id).await?,
+            row,
+        })
+    }
+}
+
+/// The fold of the messages. Only results of tools can change the state.
+async fn fold(tx: &mut PgConnection, session_id: &str, mut state: State) -> Result<State> {
+    let contents = sqlx::query_scalar!(
+        r#"select content::text as "content!" from conversation_records
+        where session_id = $1 and role = 'tool'
+        order by message_number"#,
+        session_id
+    )
+    .fetch_all(tx)
+    .await?;
+    for content in contents {
+        let blocks: Vec<Block> = from_text("message", &content)?;
+        for block in &blocks {
+            match block {
+                Block::ToolResult(result) => {
+                    derive::updates(result).iter().for_each(|update| derive::apply(&mut state, update));
+                }
+                Block::Text { .. } | Block::ToolCall(_) | Block::Provider { .. } => {}
+            }
+        }
+    }
+    Ok(state)
+}
+
+async fn fold_journal(tx: &mut PgConnection, session_id: &str) -> Result<Folded> {
+    let checkpoint = last_checkpoint(tx, session_id).await?;
+    let entries = entries_after(tx, session_id, checkpoint.as_ref().map_or(0, |one| one.seq)).await?;
+    let Recovered { context_state, lifecycle_state, .. } = recover(checkpoint, entries);
+    Ok(Folded { context_state, lifecycle_state })
+}
+
+struct Steps {
+    totals: Sums,
+    to_message_number: i64,
+    last_step_number: i64,
+    broken: Vec<i64>,
+}
+
+async fn steps(tx: &mut PgConnection, session_id: &str, base_message_number: i64) -> Result<Steps> {
+    let sums = sqlx::query!(
+        r#"
+        select count(*) as "turns!", coalesce(sum(input_tokens), 0)::bigint as "input!",
+            coalesce(sum(output_tokens), 0)::bigint as "output!", coalesce(sum(cached_tokens), 0)::bigint as "cached!",
+            coalesce(sum(cache_write_tokens), 0)::bigint as "cache_write!",
+            coalesce(sum(cost_micros), 0)::bigint as "cost!",
+            coalesce(max(to_message_number), $2) as "to_message_number!",
+            coalesce(max(step_number), 0) as "last!"
+        from session_steps
+        where session_id = $1
+        "#,
+        session_id,
+        base_message_number
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    let broken = sqlx::query_scalar!(
+        r#"
+        select step_number from (
+            select step_number, from_message_number, row_number() over steps as place,
+                lag(to_message_number, 1, $2) over steps as ended
+            from session_steps
+            where session_id = $1
+            window steps as (order by step_number)
+        ) step
+        where step_number <> place or from_message_number <> ended
+        order by step_number
+        limit $3
+        "#,
+        session_id,
+        base_message_number,
+        LISTED
+    )
+    .fetch_all(&mut *tx)
+    .await?;
+    Ok(Steps {
+        totals: Sums {
+            turns: sums.turns,
+            input_tokens: sums.input,
+            output_tokens: sums.output,
+            cached_tokens: sums.cached,
+            cache_write_tokens: sums.cache_write,
+            cost_micros: sums.cost,
+        },
+        to_message_number: sums.to_message_number,
+        last_step_number: sums.last,
+        broken,
+    })
+}
+
+/// The number up to which the session has allocated. It may be above its own last message where messages of the
+/// conversation's other sessions fill all that is between: then its run opened, or was retried, after theirs.
+async fn last_message_number(
+    tx: &mut PgConnection,
+    session_id: &str,
+    row: &Row,
+    base_message_number: i64,
+) -> Result<i64> {
+    let numbers = sqlx::query!(
+        r#"
+        with own as (
+            select coalesce(max(message_number), $3) as last from conversation_records where session_id = $1
+        )
+        select own.last as "own!",
+            (select count(*) from conversation_records r
+                where r.conversation_id = $2 and r.message_number > own.last and r.message_number <= $4) as "others!"
+        from own
+        "#,
+        session_id,
+        row.conversation_id,
+        base_message_number,
+        row.last_message_number
+    )
+    .fetch_one(tx)
+    .await?;
+    let filled =
+        row.last_message_number > numbers.own && row.last_message_number - numbers.own == numbers.others;
+    Ok(if filled { row.last_message_number } else { numbers.own })
+}
+
+async fn wrong_runs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<String>> {
+    Ok(sqlx::query_scalar!(
+        r#"
+        select r.run_id
+        from session_runs r
+        left join lateral (
+            select count(*) as steps, coalesce(sum(s.input_tokens), 0) as input,
+                coalesce(sum(s.output_tokens), 0) as output, coalesce(sum(s.executed_local_tool_count), 0) as tools
+            from session_steps s
+            where s.session_id = r.session_id and s.run_id = r.run_id
+        ) sums on true
+        where r.session_id = $1
+            and (r.steps, r.input_tokens, r.output_tokens, r.tool_calls)
+                is distinct from (sums.steps, sums.input, sums.output, sums.tools)
+        order by r.created_at
+        "#,
+        session_id
+    )
+    .fetch_all(tx)
+    .await?)
+}
+
+async fn dangling(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>> {
+    Ok(sqlx::query_scalar!(
+        r#"
+        select e.seq
+        from session_events e
+        where e.session_id = $1
+            and e.type in ('GEN_COMPLETE', 'TOOL_RESULT')
+            and not exists (
+                select from conversation_records r
+                where r.session_id = e.session_id
+                    and r.message_number = (e.payload ->> 'message_number')::bigint
+                    and r.role = case e.type when 'GEN_COMPLETE' then 'assistant' else 'tool' end)
+        order by e.seq
+        limit $2
+        "#,
+        session_id,
+        LISTED
+    )
+    .fetch_all(tx)
+    .await?)
+}
+
+async fn lost_blobs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>> {
+    Ok(sqlx::query_scalar!(
+        r#"
+        select e.seq
+        from session_events e
+        left join blobs b on b.sha256 = coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256')
+        where e.session_id = $1
+            and (e.type = 'checkpoint' or e.type = 'context_update' and e.payload ? 'value_sha256')
+            and (b.sha256 is null or encode(sha256(b.bytes), 'hex') <> b.sha256)
+        order by e.seq
+        limit $2
+        "#,
+        session_id,
+        LISTED
+    )
+    .fetch_all(tx)
+    .await?)
+}

@@ -1,0 +1,168 @@
+//! The caches written anew from the logs.
+
+use super::facts::Facts;
+use super::{check, checks};
+use crate::run::{self, Wakes};
+use crate::{Error, Result, Store};
+use serde::Serialize;
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use wakeful_workflow::advance::Blob;
+use wakeful_workflow::event::Event;
+
+/// One column that was written anew.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    pub name: &'static str,
+    pub was: Value,
+    pub is: Value,
+}
+
+/// What a rebuild did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Rebuilt {
+    pub session_id: String,
+    pub changes: Vec<Change>,
+    /// The journal's fold was not that of the messages, so that a checkpoint was appended which is.
+    pub checkpoint_written: bool,
+    /// What still differs, because it is a log's own fault or its run is open.
+    pub left: Vec<&'static str>,
+}
+
+impl Store {
+    /// Writes state, totals, pointers and, while the session rests, its status anew from the logs. Where the journal
+    /// does not give the state of the messages, a checkpoint that does is appended: the messages are the truth.
+    ///
+    /// A worker that has the session reads it again, since `wake_seq` moves. Where everything agrees nothing is written.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Corrupt`] for a log that cannot be read, [`Error::Database`].
+    pub async fn rebuild(&self, session_id: &str) -> Result<Rebuilt> {
+        let mut tx = self.pool.begin().await?;
+        lock(&mut tx, session_id).await?;
+        let facts = Facts::read(&mut tx, session_id).await?;
+        let changes = changes(&facts);
+        let mut rebuilt = Rebuilt { session_id: session_id.to_owned(), changes, ..Rebuilt::default() };
+        if !rebuilt.changes.is_empty() {
+            write(&mut tx, session_id, &facts).await?;
+        }
+        // After the pointers, for an entry takes the next number.
+        if !journal_gives_the_state(&facts) {
+            checkpoint(&mut tx, session_id, &facts).await?;
+            rebuilt.checkpoint_written = true;
+        }
+        rebuilt.left = checks(&Facts::read(&mut tx, session_id).await?)
+            .into_iter()
+            .filter(|check| !check.agrees)
+            .map(|check| check.name)
+            .collect();
+        tx.commit().await?;
+        Ok(rebuilt)
+    }
+}
+
+/// Conversation, then session. The row's own status may be what is wrong, so nothing of it is read here.
+async fn lock(tx: &mut PgConnection, session_id: &str) -> Result<()> {
+    let conversation_id = sqlx::query_scalar!(
+        "select conversation_id from conversation_sessions where session_id = $1",
+        session_id
+    )
+    .fetch_optional(&mut *tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+    run::lock_conversation(tx, &conversation_id).await?;
+    run::lock_session(tx, session_id).await?;
+    Ok(())
+}
+
+fn changes(facts: &Facts) -> Vec<Change> {
+    let row = &facts.row;
+    let mut columns = vec![
+        ("state", row.state.clone(), facts.state.clone()),
+        ("status", json!(row.status), json!(status(facts))),
+        ("to_message_number", json!(row.to_message_number), json!(facts.to_message_number)),
+        ("last_step_number", json!(row.last_step_number), json!(facts.last_step_number)),
+        ("last_event_seq", json!(row.last_event_seq), json!(facts.last_event_seq)),
+        ("last_message_number", json!(row.last_message_number), json!(facts.last_message_number)),
+    ];
+    let totals = row.totals.columns().into_iter().zip(facts.totals.columns());
+    columns.extend(totals.map(|((name, was), (_, is))| (name, json!(was), json!(is))));
+    columns
+        .into_iter()
+        .filter(|(name, was, is)| !check(name, "", was.clone(), is.clone()).agrees)
+        .map(|(name, was, is)| Change { name, was, is })
+        .collect()
+}
+
+/// What the status becomes: a run that is open moves it by itself.
+fn status(facts: &Facts) -> &str {
+    match &facts.recovered {
+        Ok(recovered) if !facts.row.live => &recovered.lifecycle_state,
+        Ok(_) | Err(_) => &facts.row.status,
+    }
+}
+
+fn journal_gives_the_state(facts: &Facts) -> bool {
+    let Ok(recovered) = &facts.recovered else { return false };
+    check("state", "journal", facts.state.clone(), recovered.state()).agrees
+}
+
+async fn write(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result<()> {
+    sqlx::query!(
+        "update conversation_sessions
+        set state = $2,
+            status = $3,
+            to_message_number = $4,
+            last_step_number = $5,
+            last_event_seq = $6,
+            last_message_number = $7,
+            total_turns = $8::bigint::integer,
+            total_input_tokens = $9,
+            total_output_tokens = $10,
+            total_cached_tokens = $11,
+            total_cache_write_tokens = $12,
+            total_cost_micros = $13,
+            wake_seq = wake_seq + 1
+        where session_id = $1",
+        session_id,
+        facts.state,
+        status(facts),
+        facts.to_message_number,
+        facts.last_step_number,
+        facts.last_event_seq,
+        facts.last_message_number,
+        facts.totals.turns,
+        facts.totals.input_tokens,
+        facts.totals.output_tokens,
+        facts.totals.cached_tokens,
+        facts.totals.cache_write_tokens,
+        facts.totals.cost_micros
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn checkpoint(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result<()> {
+    let Value::Object(state) = &facts.state else {
+        return Err(Error::corrupt("state", "not an object"));
+    };
+    let blob = Blob::of_state(state);
+    sqlx::query!(
+        "insert into blobs (sha256, size, media_type, bytes)
+        values ($1, length($2::bytea), 'application/json', $2)
+        -- What is there under this name may be what was broken.
+        on conflict (sha256) do update set bytes = excluded.bytes, size = excluded.size",
+        blob.sha256,
+        blob.bytes
+    )
+    .execute(&mut *tx)
+    .await?;
+    let event = Event::Checkpoint {
+        step_number: facts.last_step_number,
+        to_message_number: facts.to_message_number,
+        lifecycle_state: status(facts).to_owned(),
+        state_sha256: blob.sha256,
+    };
+    run::journal(tx, session_id, None, None, Wakes::Planner, &[event]).await
+}

@@ -1,0 +1,475 @@
+//! `kill -9` while a model speaks (K6 to K10), and streams that end before they are whole (K11): never half a message,
+//! and readers end with exactly what is in the transcript.
+
+use crate::stream::{Frame, Reader, last_text, shown, work};
+use crate::support::checker::{Traces, check};
+use crate::support::raw::{Protocol, RawModel, Sent, prefill};
+use crate::support::{Database, Options};
+use serde_json::{Value, json};
+use sha2::Digest;
+
+/// Each piece is more than a chunk holds, so it is a chunk.
+fn pieces() -> Vec<String> {
+    ["once", "upon", "a", "time"].map(|word| format!("{} ", word).repeat(1100 / word.len())).to_vec()
+}
+
+fn whole() -> String {
+    pieces().concat()
+}
+
+async fn speaking(protocol: Protocol) -> RawModel {
+    let pieces = pieces();
+    RawModel::saying(protocol, &pieces.iter().map(String::as_str).collect::<Vec<_>>()).await
+}
+
+/// A model that a prefill is sent to, or one that none is sent to.
+fn options(model: &RawModel, prefilled: bool) -> Options {
+    let options = model.options();
+    if prefilled { options.config("[models.\"anthropic/test\"]\nprefill = true") } else { options }
+}
+
+/// A run that was cut off once and went on.
+struct Survived {
+    traces: Traces,
+    bodies: Vec<Value>,
+}
+
+impl Survived {
+    /// The only reply.
+    fn reply(&self) -> &str {
+        let replies: Vec<&Value> =
+            self.traces.records.iter().filter(|record| record["role"] == "assistant").collect();
+        let [reply] = replies.as_slice() else { panic!("one reply: {replies:?}") };
+        reply["content"][0]["text"].as_str().unwrap()
+    }
+
+    /// (strategy, prior_seq) of each attempt that was cut off.
+    fn resumed(&self) -> Vec<(&str, i64)> {
+        let entries = self.traces.journal("GEN_RESUMED").into_iter();
+        entries
+            .map(|entry| (entry["strategy"].as_str().unwrap(), entry["prior_seq"].as_i64().unwrap()))
+            .collect()
+    }
+
+    fn attempts(&self) -> Vec<i64> {
+        let called = self.traces.journal("LLM_CALLED").into_iter();
+        called.map(|called| called["attempt"].as_i64().unwrap()).collect()
+    }
+}
+
+/// Asks, lets the failpoint kill the process, and lets another one finish.
+async fn survive(model: RawModel, options: &Options, failpoint: &str) -> Survived {
+    let database = Database::new().await;
+    let process = options.clone().env("FAILPOINTS", failpoint).serve(&database).await;
+    let id = id(&process.client().chat("c1", "Tell me a story.").await);
+    let (status, process) = process.ended().await;
+    assert!(!status.success() && process.log().contains("failpoint"), "{}", process.log());
+
+    let process = options.serve(&database).await;
+    process.client().wait_for(&id, "completed").await;
+    assert!(process.terminate().success());
+    finished(&database, &id, &model, options).await
+}
+
+async fn finished(database: &Database, id: &str, model: &RawModel, options: &Options) -> Survived {
+    let traces = check(database, id, &options.effects()).await;
+    let sent = model.bodies();
+    let hashes: Vec<String> = sent.iter().map(|body| hex::encode(sha2::Sha256::digest(body))).collect();
+    let called: Vec<&str> = traces
+        .journal("LLM_CALLED")
+        .into_iter()
+        .map(|called| called["request_sha256"].as_str().expect("a hash"))
+        .collect();
+    // One that was killed before it asked has written its intent all the same.
+    assert_eq!(
+        called[called.len() - sent.len()..],
+        hashes,
+        "each entry has the hash of the bytes that were sent"
+    );
+    Survived { traces, bodies: sent.iter().map(|body| serde_json::from_str(body).unwrap()).collect() }
+}
+
+#[tokio::test]
+async fn k06_a_call_that_was_written_down_and_not_made_is_made_with_the_same_bytes() {
+    for protocol in Protocol::BOTH {
+        let model = speaking(protocol).await;
+        let options = options(&model, false);
+        let survived = survive(model, &options, "K6=1*return").await;
+        assert_eq!(survived.reply(), whole());
+        assert_eq!(survived.attempts(), [1, 2]);
+        assert_eq!(survived.bodies.len(), 1, "the first attempt died before it asked");
+        let called = survived.traces.journal("LLM_CALLED");
+        assert_eq!(called[0]["request_sha256"], called[1]["request_sha256"]);
+        assert_eq!(survived.resumed(), [("replace", -1)]);
+    }
+}
+
+#[tokio::test]
+async fn k07_an_answer_that_had_begun_and_was_shown_to_nobody_is_replaced() {
+    // Nothing was committed, so there is nothing to go on from either.
+    for prefilled in [false, true] {
+        let model = speaking(Protocol::Anthropic).await;
+        let options = options(&model, prefilled);
+        let survived = survive(model, &options, "K7=1*return").await;
+        assert_eq!(survived.reply(), whole());
+        assert_eq!(survived.attempts(), [1, 2]);
+        assert_eq!(survived.bodies[0], survived.bodies[1]);
+        assert_eq!(survived.resumed(), [("replace", -1)]);
+    }
+}
+
+#[tokio::test]
+async fn k08_an_answer_that_was_half_shown_is_replaced_and_never_left_half() {
+    for protocol in Protocol::BOTH {
+        let model = speaking(protocol).await;
+        let options = options(&model, false);
+        let survived = survive(model, &options, "K8=2*off->1*return").await;
+        assert_eq!(survived.reply(), whole());
+        assert_eq!(survived.bodies[0], survived.bodies[1], "from the start");
+        assert_eq!(survived.resumed(), [("replace", 2)]);
+    }
+}
+
+#[tokio::test]
+async fn k08_an_answer_that_was_half_shown_is_gone_on_from_where_the_model_takes_a_prefill() {
+    let model = speaking(Protocol::Anthropic).await;
+    let options = options(&model, true);
+    let survived = survive(model, &options, "K8=2*off->1*return").await;
+    assert_eq!(survived.reply(), whole());
+    assert_eq!(survived.resumed(), [("resume", 2)]);
+    assert_eq!(survived.attempts(), [1, 2]);
+    let mut second = survived.bodies[1].clone();
+    assert_eq!(
+        prefill(&second),
+        Some(pieces()[..3].concat().trim_end()),
+        "the three chunks, without the blank"
+    );
+    second["messages"].as_array_mut().unwrap().pop();
+    assert_eq!(second, survived.bodies[0], "and all else as it was");
+}
+
+#[tokio::test]
+async fn k09_a_chunk_that_nobody_was_told_of_is_seen_once_by_a_reader_elsewhere() {
+    for prefilled in [false, true] {
+        let database = Database::new().await;
+        let model = speaking(Protocol::Anthropic).await;
+        let options = options(&model, prefilled);
+        let api = options.clone().arg("--roles=api").serve(&database).await;
+        let client = api.client();
+        let worker = work(&options.clone().env("FAILPOINTS", "K9=1*off->1*return"), &database).await;
+        let id = id(&client.chat("c1", "Tell me a story.").await);
+        let mut reader = Reader::open(&client, &id, None).await;
+        let (status, worker) = worker.ended().await;
+        assert!(!status.success() && worker.log().contains("failpoint"), "{}", worker.log());
+
+        let mut seen = reader.until("gen_chunk").await;
+        while shown(&seen) != pieces()[..2].concat() {
+            seen.push(reader.next().await.unwrap());
+        }
+        let worker = work(&options, &database).await;
+        seen.extend(reader.until("checkpoint").await);
+        assert_frames(&seen, &whole());
+        let first = seen.iter().filter(|frame| frame.event == "gen_reset").nth(1).unwrap();
+        assert_eq!(first.data["attempt"], 2);
+        assert!(worker.terminate().success());
+        let survived = finished(&database, &id, &model, &options).await;
+        assert_eq!(survived.reply(), whole());
+        assert_eq!(survived.resumed(), [(if prefilled { "resume" } else { "replace" }, 1)]);
+    }
+}
+
+#[tokio::test]
+async fn k10_an_answer_that_came_whole_and_was_not_committed_is_asked_for_again() {
+    for (prefilled, strategy) in [(false, "replace"), (true, "resume")] {
+        let model = speaking(Protocol::Anthropic).await;
+        let options = options(&model, prefilled);
+        let survived = survive(model, &options, "K10=1*return").await;
+        // Prefilled, the model is asked to go on from all of its answer and has nothing left to say but the blank.
+        assert_eq!(survived.reply(), whole());
+        assert_eq!(survived.resumed(), [(strategy, 3)]);
+    }
+}
+
+#[tokio::test]
+async fn k11_a_stream_that_ends_without_its_end_marker_is_no_answer() {
+    for protocol in Protocol::BOTH {
+        let model = RawModel::start(protocol, move |_, number| {
+            Sent::Events(match number {
+                0 => protocol.half_text(&["This is ha"]),
+                _ => protocol.text(&["This is all of it."]),
+            })
+        })
+        .await;
+        let survived = retried(model).await;
+        assert_eq!(survived.reply(), "This is all of it.");
+    }
+}
+
+#[tokio::test]
+async fn k11_a_tool_call_whose_arguments_break_off_is_never_run() {
+    for protocol in Protocol::BOTH {
+        // What came of the arguments may well be JSON: it is the end marker that makes it a call.
+        for arguments in ["{\"cents\": 12", "{\"cents\": 12}"] {
+            let model = RawModel::start(protocol, move |_, number| {
+                Sent::Events(match number {
+                    0 => protocol.half_call("I charge you.", "charge", arguments),
+                    _ => protocol.text(&["On second thoughts, it is free."]),
+                })
+            })
+            .await;
+            let survived = retried(model).await;
+            assert_eq!(survived.reply(), "On second thoughts, it is free.");
+            assert!(survived.traces.calls.is_empty() && survived.traces.journal("TOOL_INVOKED").is_empty());
+        }
+    }
+}
+
+/// One process, whose first call to `model` breaks off. Its model would take a prefill.
+async fn retried(model: RawModel) -> Survived {
+    let database = Database::new().await;
+    let options = options(&model, false);
+    let process = options.serve(&database).await;
+    let id = id(&process.client().chat("c1", "Hello.").await);
+    process.client().wait_for(&id, "completed").await;
+    assert!(process.terminate().success());
+    let survived = finished(&database, &id, &model, &options).await;
+    assert!(options.effects().is_empty(), "no tool ran");
+    assert_eq!(survived.bodies[0], survived.bodies[1]);
+    assert_eq!(survived.attempts(), [1, 2]);
+    survived
+}
+
+#[tokio::test]
+async fn what_came_before_a_tool_call_is_not_gone_on_from() {
+    let anthropic = Protocol::Anthropic;
+    let model = RawModel::start(anthropic, move |body, number| {
+        assert_eq!(prefill(body), None);
+        Sent::Events(match number {
+            0 => anthropic.half_call("I charge you.", "charge", "{\"cents\": 12"),
+            _ => anthropic.text(&["It is free."]),
+        })
+    })
+    .await;
+    let options = options(&model, true);
+    let database = Database::new().await;
+    let process = options.serve(&database).await;
+    let id = id(&process.client().chat("c1", "Hello.").await);
+    process.client().wait_for(&id, "completed").await;
+    let survived = finished(&database, &id, &model, &options).await;
+    assert_eq!(survived.reply(), "It is free.");
+    assert_eq!(survived.resumed(), [("replace", 0)]);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_stream_that_is_cut_again_and_again_is_gone_on_from_until_it_is_whole() {
+    let anthropic = Protocol::Anthropic;
+    let model = RawModel::start(anthropic, move |body, _| {
+        Sent::Events(match prefill(body) {
+            None => anthropic.half_text(&["One, "]),
+            Some("One,") => anthropic.half_text(&[" two,"]),
+            Some("One, two,") => anthropic.text(&[" three."]),
+            Some(other) => panic!("{other:?}"),
+        })
+    })
+    .await;
+    let options = options(&model, true);
+    let database = Database::new().await;
+    let process = options.serve(&database).await;
+    let id = id(&process.client().chat("c1", "Count.").await);
+    process.client().wait_for(&id, "completed").await;
+    let survived = finished(&database, &id, &model, &options).await;
+    assert_eq!(survived.reply(), "One, two, three.");
+    let resumed = survived.resumed();
+    assert_eq!(resumed.len(), 2);
+    assert!(resumed.iter().all(|(strategy, _)| *strategy == "resume"), "{resumed:?}");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_prefill_that_the_provider_refuses_costs_a_refusal_and_no_run() {
+    let anthropic = Protocol::Anthropic;
+    let model = RawModel::start(anthropic, move |body, number| match (prefill(body), number) {
+        (Some(_), _) => Sent::Refusal(400, "This model does not support assistant message prefill."),
+        (None, 0) => Sent::Events(anthropic.half_text(&["This is ha"])),
+        (None, _) => Sent::Events(anthropic.text(&["This is all of it."])),
+    })
+    .await;
+    let options = options(&model, true);
+    let database = Database::new().await;
+    let process = options.serve(&database).await;
+    let id = id(&process.client().chat("c1", "Hello.").await);
+    process.client().wait_for(&id, "completed").await;
+    process.wait_for_log("does not go on from a text").await;
+    let survived = finished(&database, &id, &model, &options).await;
+    assert_eq!(survived.reply(), "This is all of it.");
+    assert_eq!(survived.resumed(), [("resume", 0), ("replace", 0)]);
+    assert_eq!(survived.bodies.len(), 3);
+    assert_eq!(survived.bodies[0], survived.bodies[2]);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_message_that_came_meanwhile_makes_it_another_request_and_no_text_is_gone_on_from() {
+    let model = speaking(Protocol::Anthropic).await;
+    let options = options(&model, true);
+    let database = Database::new().await;
+    let api = options.clone().arg("--roles=api").serve(&database).await;
+    let worker = work(&options.clone().env("FAILPOINTS", "K8=2*off->1*return"), &database).await;
+    let id = id(&api.client().chat("c1", "Tell me a story.").await);
+    let (status, _worker) = worker.ended().await;
+    assert!(!status.success());
+    api.client().chat("c1", "A short one.").await;
+    let worker = work(&options, &database).await;
+    api.client().wait_for(&id, "completed").await;
+    assert!(worker.terminate().success());
+    let survived = finished(&database, &id, &model, &options).await;
+    assert_eq!(survived.reply(), whole());
+    assert_eq!(survived.resumed(), [("replace", 2)]);
+}
+
+#[tokio::test]
+async fn a_reader_ends_with_the_final_text_when_worker_and_api_die_at_once() {
+    for prefilled in [false, true] {
+        let database = Database::new().await;
+        let model = speaking(Protocol::Anthropic).await;
+        let options = options(&model, prefilled);
+        // Both roles in one process: text, text, death.
+        let process = options.clone().env("FAILPOINTS", "K8=2*off->1*return").serve(&database).await;
+        let client = process.client();
+        let id = id(&client.chat("c1", "Tell me a story.").await);
+        let mut seen = Vec::new();
+        let mut reader = Reader::open(&client, &id, None).await;
+        while let Some(frame) = reader.next().await {
+            seen.push(frame);
+        }
+        assert!(whole().starts_with(&shown(&seen)), "half of it at most");
+        let (status, _process) = process.ended().await;
+        assert!(!status.success());
+
+        let process = options.serve(&database).await;
+        let last = seen.iter().filter_map(|frame| frame.id).max();
+        let mut reader = Reader::open(&process.client(), &id, last).await;
+        seen.extend(reader.until("checkpoint").await);
+        assert_frames(&seen, &whole());
+        assert!(process.terminate().success());
+        let survived = finished(&database, &id, &model, &options).await;
+        assert_eq!(survived.reply(), whole());
+    }
+}
+
+/// Journal frames without gap or repeat; chunks numbered from 0 after each reset, each once; what is shown is always a
+/// beginning of the answer, and the last word is the answer.
+fn assert_frames(frames: &[Frame], answer: &str) {
+    let numbers: Vec<i64> = frames.iter().filter_map(|frame| frame.id).collect();
+    assert_eq!(numbers, (1..=numbers.len() as i64).collect::<Vec<_>>());
+    let mut next = None;
+    for (at, frame) in frames.iter().enumerate() {
+        match frame.event.as_str() {
+            "gen_reset" => next = Some((frame.data["generation_id"].clone(), 0)),
+            "gen_chunk" => {
+                let (generation, number) = next.as_mut().expect("a reset before the first chunk");
+                assert_eq!(
+                    (&frame.data["generation_id"], &frame.data["chunk_no"]),
+                    (&*generation, &json!(number))
+                );
+                *number += 1;
+                assert!(answer.starts_with(&shown(&frames[..=at])));
+            }
+            "gen_complete" => assert_eq!(frame.data["payload"]["text"], answer),
+            _ => {}
+        }
+    }
+    assert_eq!(frames.iter().filter(|frame| frame.event == "gen_complete").count(), 1);
+    assert_eq!(last_text(frames), answer);
+}
+
+#[tokio::test]
+async fn a_reader_that_was_shown_what_the_database_lost_is_told_to_forget_it() {
+    let database = Database::new().await;
+    let model = speaking(Protocol::Anthropic).await;
+    let options = options(&model, false);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    // Two events before the first text, then three pieces.
+    model.hold_after(5);
+    let id = id(&client.chat("c1", "Tell me a story.").await);
+    let mut reader = Reader::open(&client, &id, None).await;
+    let mut seen = Vec::new();
+    while shown(&seen) != pieces()[..3].concat() {
+        seen.push(reader.next().await.unwrap());
+    }
+    lose(&database, &id, "delete from generation_chunks where session_id = $1 and chunk_no > 0").await;
+    let again = reader.until("gen_chunk").await;
+    assert_eq!(again[0].event, "gen_reset", "{again:?}");
+    assert_eq!(shown(&again), pieces()[0], "what is left is shown anew");
+    seen.extend(again);
+
+    // The worker lives: with its next chunk it writes the lost ones again.
+    model.hold_after(6);
+    while shown(&seen) != whole() {
+        seen.push(reader.next().await.unwrap());
+    }
+    assert!(seen.iter().all(|frame| frame.event != "gen_complete"));
+    model.release();
+    seen.extend(reader.until("checkpoint").await);
+    assert_frames(&seen, &whole());
+    assert!(process.terminate().success());
+    finished(&database, &id, &model, &options).await;
+}
+
+#[tokio::test]
+async fn a_reader_of_a_model_call_that_the_database_lost_is_told_to_forget_it() {
+    let database = Database::new().await;
+    let model = speaking(Protocol::Anthropic).await;
+    let options = options(&model, false);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    model.hold_after(4);
+    let id = id(&client.chat("c1", "Tell me a story.").await);
+    let mut reader = Reader::open(&client, &id, None).await;
+    let mut seen = Vec::new();
+    while shown(&seen) != pieces()[..2].concat() {
+        seen.push(reader.next().await.unwrap());
+    }
+    let both = "with g as (delete from generations where session_id = $1)
+        delete from generation_chunks where session_id = $1";
+    lose(&database, &id, both).await;
+    let reset = reader.next().await.unwrap();
+    assert_eq!((reset.event.as_str(), &reset.data["generation_id"]), ("gen_reset", &Value::Null));
+    model.release();
+    let rest = reader.until("checkpoint").await;
+    assert!(
+        rest.iter().all(|frame| frame.id.is_some()),
+        "nothing is shown of what cannot be shown whole: {rest:?}"
+    );
+    assert_eq!(last_text(&rest), whole());
+    assert!(process.terminate().success());
+    finished(&database, &id, &model, &options).await;
+}
+
+#[tokio::test]
+async fn a_silent_stream_shows_that_it_lives_as_often_as_is_configured() {
+    let database = Database::new().await;
+    let model = speaking(Protocol::Anthropic).await;
+    let process = model.options().env("WAKEFUL_SERVER__SSE_HEARTBEAT_S", "1").serve(&database).await;
+    let client = process.client();
+    let id = id(&client.chat("c1", "Tell me a story.").await);
+    client.wait_for(&id, "completed").await;
+    let mut reader = Reader::open(&client, &id, None).await;
+    reader.until("checkpoint").await;
+    // With the default of 15 s these would take as long as the test may wait.
+    for _ in 0..5 {
+        assert_eq!(reader.comment().await, "alive");
+    }
+    assert!(process.terminate().success());
+}
+
+async fn lose(database: &Database, id: &str, sql: &'static str) {
+    let lost = sqlx::query(sql).bind(id).execute(&database.pool).await.unwrap();
+    assert!(lost.rows_affected() > 0);
+}
+
+fn id(answer: &Value) -> String {
+    answer["session_id"].as_str().expect("a session").to_owned()
+}

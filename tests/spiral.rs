@@ -1,0 +1,176 @@
+//! Repair works on the request's copy. A transcript may hold what a provider refuses, two user turns in a row for
+//! example: it stays as it is, and what the repair does to a request never costs a message of it.
+
+use crate::support::raw::{Protocol, RawModel, Sent};
+use crate::support::{Client, Database, Options};
+use serde_json::{Value, json};
+
+/// A message that the model's provider refuses, so that its run fails without a reply.
+const REFUSED: &str = "This one fails.";
+
+/// Says which message it answers, and refuses the one that is to fail.
+async fn model(protocol: Protocol) -> RawModel {
+    RawModel::start(protocol, move |body, _| {
+        let last = user_texts(body).pop().expect("a user's message").to_owned();
+        if last == REFUSED {
+            Sent::Refusal(400, "as told")
+        } else {
+            Sent::Events(protocol.text(&[&format!("A reply to: {last}")]))
+        }
+    })
+    .await
+}
+
+/// The texts of the user's messages, block by block.
+fn user_texts(body: &Value) -> Vec<&str> {
+    let messages = body["messages"].as_array().expect("messages").iter();
+    let of_user = messages.filter(|message| message["role"] == "user");
+    of_user
+        .flat_map(|message| match &message["content"] {
+            Value::String(text) => vec![text.as_str()],
+            blocks => {
+                blocks.as_array().expect("blocks").iter().filter_map(|block| block["text"].as_str()).collect()
+            }
+        })
+        .collect()
+}
+
+/// Every row of the transcript as it is stored, with the transaction that wrote it: (number, role, content, xmin).
+async fn transcript(database: &Database) -> Vec<(i64, String, String, String)> {
+    let sql = "select message_number, role, content::text || details::text, xmin::text
+        from conversation_records order by message_number";
+    sqlx::query_as(sql).fetch_all(&database.pool).await.unwrap()
+}
+
+fn roles(transcript: &[(i64, String, String, String)]) -> Vec<&str> {
+    transcript.iter().map(|row| row.1.as_str()).collect()
+}
+
+async fn repairs(database: &Database, session_id: &str) -> Vec<i64> {
+    let sql = "select (payload ->> 'repairs')::bigint from session_events
+        where session_id = $1 and type = 'LLM_CALLED' order by seq";
+    sqlx::query_scalar(sql).bind(session_id).fetch_all(&database.pool).await.unwrap()
+}
+
+/// Posts a message to a process of its own and waits for the end of its run.
+async fn turn(database: &Database, options: &Options, text: &str, status: &str) -> String {
+    let process = options.serve(database).await;
+    let client = process.client();
+    let answer = client.chat("c1", text).await;
+    let session_id = answer["session_id"].as_str().unwrap().to_owned();
+    client.wait_for(&session_id, status).await;
+    assert!(process.terminate().success());
+    session_id
+}
+
+#[tokio::test]
+async fn k38_one_violation_and_five_turns_with_a_fresh_worker_each_lose_no_reply() {
+    let database = Database::new().await;
+    let model = model(Protocol::Anthropic).await;
+    let options = model.options();
+    let session_id = turn(&database, &options, REFUSED, "failed").await;
+    assert_eq!(roles(&transcript(&database).await), ["user"]);
+
+    for number in 1..=5 {
+        let before = transcript(&database).await;
+        let text = format!("Message {number}");
+        turn(&database, &options, &text, "completed").await;
+        let after = transcript(&database).await;
+        assert_eq!(after[..before.len()], before, "what was stored is as it was");
+        assert_eq!(roles(&after[before.len()..]), ["user", "assistant"]);
+        assert!(after.last().unwrap().2.contains(&format!("A reply to: {text}")), "{after:?}");
+    }
+    let stored = transcript(&database).await;
+    assert_eq!(roles(&stored)[..3], ["user", "user", "assistant"], "both user rows stay");
+    assert_eq!(roles(&stored).iter().filter(|role| **role == "assistant").count(), 5);
+    assert_eq!(stored.iter().map(|row| row.0).collect::<Vec<_>>(), (2..=12).collect::<Vec<_>>());
+    assert_eq!(
+        repairs(&database, &session_id).await,
+        [0, 1, 1, 1, 1, 1],
+        "one merge a call, for the one violation"
+    );
+    for body in &model.bodies()[1..] {
+        alternates(&serde_json::from_str(body).unwrap());
+    }
+}
+
+/// What would happen if the repair worked on the transcript itself and new messages were told by their position: the
+/// list is shorter by what was merged, so the reply stands where a stored message was, and is taken for it. Its loss is
+/// the next violation.
+#[tokio::test]
+async fn a_repair_in_place_would_lose_every_reply_and_more_with_each_turn() {
+    let database = Database::new().await;
+    let model = model(Protocol::Anthropic).await;
+    let options = model.options().env("WAKEFUL_MUTANT", "repair_in_place");
+    let session_id = turn(&database, &options, REFUSED, "failed").await;
+    for number in 1..=5 {
+        turn(&database, &options, &format!("Message {number}"), "completed").await;
+    }
+    assert_eq!(roles(&transcript(&database).await), ["user"; 6]);
+    assert_eq!(repairs(&database, &session_id).await, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(model.bodies().len(), 6, "each reply was made, and paid for");
+}
+
+#[tokio::test]
+async fn k39_a_message_after_a_run_without_reply_leaves_both_where_they_are() {
+    for protocol in Protocol::BOTH {
+        for cancelled in [false, true] {
+            let database = Database::new().await;
+            let model = model(protocol).await;
+            let process = model.options().serve(&database).await;
+            let client = process.client();
+            let session_id = if cancelled { interrupt(&client, &model).await } else { fail(&client).await };
+            let before = transcript(&database).await;
+            assert_eq!(roles(&before), ["user"]);
+            client.chat("c1", "Once more.").await;
+            client.wait_for(&session_id, "completed").await;
+
+            let after = transcript(&database).await;
+            assert_eq!(after[..1], before);
+            assert_eq!(roles(&after), ["user", "user", "assistant"]);
+            let body: Value = serde_json::from_str(model.bodies().last().unwrap()).unwrap();
+            let first = if cancelled { "This is interrupted." } else { REFUSED };
+            assert_eq!(user_texts(&body), [first, "Once more."]);
+            let merged = match protocol {
+                Protocol::Anthropic => {
+                    alternates(&body);
+                    1
+                }
+                // Two user messages in a row are legal there.
+                Protocol::OpenAi => 0,
+            };
+            assert_eq!(repairs(&database, &session_id).await, [0, merged]);
+            assert!(process.terminate().success());
+        }
+    }
+}
+
+async fn fail(client: &Client) -> String {
+    let answer = client.chat("c1", REFUSED).await;
+    let session_id = answer["session_id"].as_str().unwrap().to_owned();
+    client.wait_for(&session_id, "failed").await;
+    session_id
+}
+
+async fn interrupt(client: &Client, model: &RawModel) -> String {
+    model.hold_after(0);
+    let answer = client.chat("c1", "This is interrupted.").await;
+    let session_id = answer["session_id"].as_str().unwrap().to_owned();
+    crate::support::eventually("the model call", || async { (!model.bodies().is_empty()).then_some(()) })
+        .await;
+    let path = format!("/v1/sessions/{session_id}/cancel");
+    let (status, answer) = client.post(&path, &json!({"reason": "test"})).await;
+    assert!(status.is_success(), "{answer}");
+    client.wait_for(&session_id, "failed").await;
+    model.release();
+    session_id
+}
+
+/// What the strictest servers of Anthropic's protocol want.
+fn alternates(body: &Value) {
+    let messages = body["messages"].as_array().unwrap();
+    for (at, message) in messages.iter().enumerate() {
+        assert_eq!(message["role"], if at % 2 == 0 { "user" } else { "assistant" }, "{body:#}");
+    }
+    assert_eq!(messages.last().unwrap()["role"], "user");
+}

@@ -1,0 +1,146 @@
+//! What an operator does to a session.
+
+use super::chat::{check_text, message_text, parse};
+use super::{DEFAULT_SPACE, Id, Problem};
+use crate::{Ctx, telemetry};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use wakeful_store::resolve::{Decision, Effect, Resolved};
+use wakeful_workflow::resolve::Resolution;
+
+/// A reason is one line for the journal.
+const REASON_BYTES: usize = 1000;
+
+type Steered = Result<(StatusCode, Json<Value>), Problem>;
+type Body = Result<Bytes, BytesRejection>;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reason {
+    reason: Option<String>,
+}
+
+/// Continues a failed run where it stood.
+pub(super) async fn retry(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
+    let reason = reason(&ctx, &id, &body?).await?;
+    let run_id = ctx.store.retry(&id, reason.as_deref()).await?;
+    Ok(accepted(&ctx, &id, json!({"session_id": id, "run_id": run_id})))
+}
+
+/// Asks the open run to end.
+pub(super) async fn cancel(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
+    let reason = reason(&ctx, &id, &body?).await?;
+    let run_id = ctx.store.cancel(&id, reason.as_deref()).await?;
+    Ok(accepted(&ctx, &id, json!({"session_id": id, "run_id": run_id})))
+}
+
+/// Makes the session go on with what it owes, and says what was wrong.
+pub(super) async fn wake(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
+    reason(&ctx, &id, &body?).await?;
+    let healed = ctx.store.wake_session(&id).await?;
+    Ok(accepted(&ctx, &id, json!({"session_id": id, "healed": healed})))
+}
+
+/// Puts the session away.
+pub(super) async fn archive(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
+    let reason = reason(&ctx, &id, &body?).await?;
+    ctx.store.archive(&id, reason.as_deref()).await?;
+    Ok(accepted(&ctx, &id, json!({"session_id": id, "status": "archived"})))
+}
+
+/// Ends the session for good.
+pub(super) async fn terminate(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
+    let reason = reason(&ctx, &id, &body?).await?;
+    ctx.store.terminate(&id, reason.as_deref()).await?;
+    Ok(accepted(&ctx, &id, json!({"session_id": id, "status": "terminated"})))
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum EffectOutcome {
+    Happened,
+    DidNotHappen,
+    LetModelDecide,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resolve {
+    call_id: Option<String>,
+    delivery_id: Option<String>,
+    outcome: EffectOutcome,
+    result: Option<String>,
+    reason: Option<String>,
+    by: Option<String>,
+    #[serde(default)]
+    tell: bool,
+}
+
+/// Says what became of an uncertain effect: 202, or 200 when it was said before.
+pub(super) async fn resolve(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    body: Body,
+) -> Result<(StatusCode, Json<Resolved>), Problem> {
+    let given: Resolve = parse(&body?)?;
+    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
+    check_text("by", given.by.as_deref(), 256)?;
+    let effect = match (given.call_id, given.delivery_id) {
+        (Some(call_id), None) => Effect::Call(call_id),
+        (None, Some(delivery_id)) => Effect::Delivery(delivery_id),
+        (Some(_), Some(_)) | (None, None) => {
+            return Err(Problem::bad_request("one of `call_id` and `delivery_id` is needed"));
+        }
+    };
+    let (Effect::Call(effect_id) | Effect::Delivery(effect_id)) = &effect;
+    check_text("the effect's id", Some(effect_id), 256)?;
+    let resolution = match (given.outcome, given.result) {
+        (EffectOutcome::Happened, Some(result)) => Resolution::Happened { result: message_text(result)? },
+        // A delivery has no result that anybody reads.
+        (EffectOutcome::Happened, None) if matches!(effect, Effect::Delivery(_)) => {
+            Resolution::Happened { result: String::new() }
+        }
+        (EffectOutcome::Happened, None) => {
+            return Err(Problem::bad_request("`result` is needed: what the call would have returned"));
+        }
+        (EffectOutcome::DidNotHappen, None) => Resolution::DidNotHappen,
+        (EffectOutcome::LetModelDecide, None) => Resolution::LetModelDecide,
+        (EffectOutcome::DidNotHappen | EffectOutcome::LetModelDecide, Some(_)) => {
+            return Err(Problem::bad_request("only what happened has a `result`"));
+        }
+    };
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let decision = Decision {
+        effect,
+        resolution,
+        by: given.by,
+        reason: given.reason,
+        tell: given.tell,
+        trace_context: telemetry::trace_context(),
+    };
+    let resolved = ctx.store.resolve(&id, &decision).await?;
+    ctx.notifier.job();
+    ctx.notifier.session(&id);
+    let status = if resolved.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(resolved)))
+}
+
+/// The reason of a body; an empty one has none. The session must be of the caller's space.
+async fn reason(ctx: &Ctx, id: &str, body: &[u8]) -> Result<Option<String>, Problem> {
+    let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
+    check_text("reason", given.reason.as_deref(), REASON_BYTES)?;
+    ctx.store.session(Some(DEFAULT_SPACE), id).await?;
+    Ok(given.reason)
+}
+
+fn accepted(ctx: &Ctx, id: &str, body: Value) -> (StatusCode, Json<Value>) {
+    ctx.notifier.job();
+    ctx.notifier.session(id);
+    (StatusCode::ACCEPTED, Json(body))
+}

@@ -1,0 +1,82 @@
+//! `wakeful session resolve`: what a person found out about an effect whose outcome nobody could know.
+
+use super::super::Usage;
+use super::super::output::{Output, printable};
+use super::{Exit, not_now};
+use wakeful_store::resolve::{Decision, Effect};
+use wakeful_store::{Error, Store};
+use wakeful_workflow::resolve::Resolution;
+
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("outcome").required(true)))]
+pub(super) struct Args {
+    session: String,
+    /// A call's id or a delivery's, as `session why` lists them.
+    effect: String,
+    /// It took effect, and this is what it would have returned.
+    #[arg(long, group = "outcome", value_name = "RESULT")]
+    happened: Option<String>,
+    /// It did not take effect. Refused while the process that began it may still do it.
+    #[arg(long, group = "outcome")]
+    did_not_happen: bool,
+    /// Nobody can find out: the model is told so, and goes on.
+    #[arg(long, group = "outcome")]
+    let_model_decide: bool,
+    /// Why, for the journal.
+    #[arg(long)]
+    reason: Option<String>,
+    /// Who says so, for the journal.
+    #[arg(long, value_name = "WHO")]
+    by: Option<String>,
+    /// Send the session a message with what is known now, if its model was told that the outcome is unknown.
+    #[arg(long)]
+    tell: bool,
+}
+
+pub(super) async fn resolve(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
+    let resolution = match (args.happened, args.did_not_happen) {
+        (Some(result), _) if result.len() > crate::api::BODY_LIMIT_BYTES => {
+            let text = format!("the result is larger than {} bytes", crate::api::BODY_LIMIT_BYTES);
+            return Err(Usage(text).into());
+        }
+        (Some(result), _) => Resolution::Happened { result },
+        (None, true) => Resolution::DidNotHappen,
+        (None, false) => Resolution::LetModelDecide,
+    };
+    let mut decision = Decision {
+        effect: Effect::Call(args.effect.clone()),
+        resolution,
+        by: args.by,
+        reason: args.reason,
+        tell: args.tell,
+        trace_context: crate::telemetry::trace_context(),
+    };
+    let mut resolved = store.resolve(&args.session, &decision).await;
+    // Ids of calls are the providers'; ours of deliveries never equal one of the session's calls.
+    if let Err(Error::NotFound { what: "call", .. }) = resolved {
+        decision.effect = Effect::Delivery(args.effect.clone());
+        resolved = store.resolve(&args.session, &decision).await;
+    }
+    let resolved = match resolved {
+        Err(Error::NotFound { what: "delivery", id }) => {
+            return Err(Error::NotFound { what: "call or delivery", id }.into());
+        }
+        Err(Error::Conflict { session_id, status, wanted }) => {
+            return Ok(not_now(&session_id, status, wanted));
+        }
+        resolved => resolved?,
+    };
+    store.announce(&args.session).await?;
+    output.one(&resolved, || {
+        let goes_on =
+            resolved.run_id.as_ref().map(|run| format!("; {} goes on", printable(run))).unwrap_or_default();
+        let before = if resolved.duplicate { " (as it was said before)" } else { "" };
+        format!(
+            "{}: {} is {}{goes_on}{before}\n",
+            printable(&resolved.session_id),
+            printable(&resolved.effect),
+            resolved.status
+        )
+    })?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,70 @@
+//! The healer's timer: every worker looks now and then for sessions that nobody would go on with, and wakes them.
+//!
+//! No protocol relies on it. It finds what somebody else wrote into the tables, or what a restored database lacks.
+
+use crate::Ctx;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::{info, warn};
+use wakeful_store::heal::Cursor;
+use wakeful_store::queue;
+
+/// Rows of each kind in one look.
+const PAGE: i64 = 500;
+/// Looks in one sweep: the next sweep goes on where this one stopped.
+const PAGES: usize = 20;
+
+/// Sweeps at once and then every `[queue] heal_s`, until `ctx.draining` fires.
+pub(super) async fn run(ctx: Arc<Ctx>) {
+    let every = Duration::from_secs(ctx.config.queue.heal_s);
+    let mut cursor = Cursor::default();
+    let mut sessions_healed = 0;
+    loop {
+        if let Err(error) = sweep(&ctx, &mut cursor, &mut sessions_healed).await {
+            warn!(%error, "Looking for sessions to heal failed; looking again later");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(queue::jittered(every)) => {}
+            () = ctx.draining.cancelled() => return,
+        }
+    }
+}
+
+async fn sweep(ctx: &Ctx, cursor: &mut Cursor, sessions_healed: &mut u64) -> wakeful_store::Result<()> {
+    let before = *sessions_healed;
+    for _ in 0..PAGES {
+        let page = ctx.store.look_for_unattended(cursor, PAGE).await?;
+        for session_id in &page.sessions {
+            heal(ctx, session_id, sessions_healed).await;
+        }
+        if page.last || ctx.draining.is_cancelled() {
+            break;
+        }
+    }
+    if *sessions_healed > before {
+        info!(
+            healed = *sessions_healed - before,
+            healed_since_start = *sessions_healed,
+            "Healed sessions that nobody would have gone on with"
+        );
+    }
+    Ok(())
+}
+
+async fn heal(ctx: &Ctx, session_id: &str, sessions_healed: &mut u64) {
+    match ctx.store.wake_session(session_id).await {
+        // Another worker was faster, or what looked wrong was over in the next moment.
+        Ok(healed) if healed.is_empty() => {}
+        Ok(healed) => {
+            *sessions_healed += 1;
+            let wrong: Vec<String> = healed.iter().map(ToString::to_string).collect();
+            warn!(session.id = session_id, healed = wrong.join("; "), "Healed a session");
+            ctx.notifier.job();
+            ctx.notifier.session(session_id);
+        }
+        // One session that cannot be healed keeps no other from it.
+        Err(error) => {
+            warn!(session.id = session_id, %error, "A session could not be healed; trying again later")
+        }
+    }
+}
