@@ -48,6 +48,11 @@ test-peers: postgres peers with-postgres ## Run the tests against servers that o
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(PEER_TESTS)
 	scripts/check-deploy
 
+.PHONY: storm
+storm: postgres with-postgres ## Many seeded storms: SEEDS=n [SEED_BASE=m] [JOBS=j, default 2]
+	SEEDS=$(or $(SEEDS),20) SEED_BASE=$(or $(SEED_BASE),1) JOBS=$(or $(JOBS),2) \
+		$(CARGO) test $(BUILD) --test main -- --ignored --nocapture --exact storm::as_many_seeds_as_one_likes
+
 .PHONY: mutants
 mutants: postgres with-postgres ## Put one defect after the other into the product: the tests must notice each
 	@scripts/mutants $(ARGS)

@@ -2,11 +2,11 @@
 
 use super::fleet::Fleet;
 use super::plan::{Blow, Message, Plan};
-use super::server::Server;
 use super::summary::Summary;
 use super::verdict;
 use crate::support::model::turns_since_user;
 use crate::support::proxy::Proxy;
+use crate::support::server::Server;
 use crate::support::{Answer, Client, Database, ModelServer, Options, checker};
 use futures::FutureExt;
 use futures::future::join_all;

@@ -21,7 +21,8 @@ impl Server {
         let mut options = Options::new(dir.path());
         // What it has acknowledged must outlive its processes; the machine does not fail here.
         options.fsync = false;
-        options.settings = vec![("synchronous_commit".to_owned(), "on".to_owned())];
+        let settings = [("synchronous_commit", "on"), ("full_page_writes", "on"), ("max_connections", "200")];
+        options.settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         let mut server = Server { cluster: None, options, dir };
         server.start_again().await;
         server
@@ -50,6 +51,12 @@ impl Server {
         let options = self.options.clone();
         let started = tokio::task::spawn_blocking(move || Cluster::start(options)).await.expect("no panic");
         self.cluster = Some(started.expect("a Postgres starts"));
+    }
+
+    /// Ends it and starts it with recovery.
+    pub async fn restart(&mut self) {
+        self.stop().await;
+        self.start_again().await;
     }
 
     /// Runs statements as the superuser, each by itself, also while it takes no writes.

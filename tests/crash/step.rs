@@ -1,0 +1,160 @@
+//! Kills inside a step.
+
+use super::{BOTH, GUARDED, Kill, Survived, survive, survive_rows};
+use crate::support::World;
+use futures::future::join_all;
+use serde_json::Value;
+
+#[tokio::test]
+async fn k03_a_claim_that_never_read_its_session_costs_nothing() {
+    for (_, survived) in survive_rows("K3").await {
+        let sql = "select count(*) from session_seed_messages where session_id = $1";
+        let seeds: i64 = survived.world.database.value(sql, &survived.world.session_id).await;
+        let sessions: i64 = survived
+            .world
+            .database
+            .value("select count(*) from conversation_sessions where $1 <> ''", "all")
+            .await;
+        assert_eq!((sessions, seeds), (1, 1));
+        assert!(survived.traces.journal("GEN_RESUMED").is_empty());
+    }
+}
+
+#[tokio::test]
+async fn k05_a_run_that_had_not_begun_begins_once() {
+    for (_, survived) in survive_rows("K5").await {
+        each_call_ran_once(&survived);
+        let to = |state: &str| {
+            let moves = survived.traces.journal("state_transition");
+            moves.iter().filter(|one| one["to_state"] == state).count()
+        };
+        assert_eq!((to("running"), to("completed")), (2, 2), "once a message");
+    }
+}
+
+#[tokio::test]
+async fn k06_a_kill_during_the_model_call_costs_that_call_and_nothing_else() {
+    for (_, survived) in survive_rows("K6").await {
+        let resumed = survived.traces.journal("GEN_RESUMED");
+        assert_eq!(resumed.len(), 1);
+        let attempts: Vec<&Value> =
+            survived.traces.journal("LLM_CALLED").into_iter().map(|called| &called["attempt"]).collect();
+        let resumed_at =
+            survived.traces.events.iter().position(|event| event["type"] == "GEN_RESUMED").unwrap();
+        let calls_before =
+            survived.traces.events[..resumed_at].iter().filter(|event| event["type"] == "LLM_CALLED").count();
+        assert_eq!(attempts[calls_before - 1], 1, "the attempt that was cut off");
+        assert_eq!(attempts[calls_before], 2, "the one that replaced it");
+        assert_eq!(attempts.len(), 5);
+        let second = survived.traces.steps.iter().filter(|step| step["attempt"] == 2).count();
+        assert_eq!(second, 1, "one step took two attempts");
+    }
+}
+
+#[tokio::test]
+async fn k10_an_answer_that_was_not_committed_is_asked_for_again() {
+    for (_, survived) in survive_rows("K10").await {
+        assert_eq!(survived.traces.journal("GEN_RESUMED").len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn k12_k13_a_kill_around_a_send_leaves_one_mail() {
+    const MAIL: &[&str] = &["compose_email"];
+    let kills = ["K12=1*return", "K13=1*return", "K21=1*return", "K22=2*off->1*return"];
+    let survived = join_all(kills.map(|kill| survive(MAIL, Kill::At(kill)))).await;
+    let undisturbed = World::undisturbed(MAIL).await;
+    for survived in survived {
+        let sql = "select count(*) from deliveries where session_id = $1 and status = 'sent'";
+        let sent: i64 = survived.world.database.value(sql, &survived.world.session_id).await;
+        // The model may have been asked for the reply when the deliverer killed its process.
+        assert!(survived.repeated() <= 1);
+        let bodies = survived.world.model.bodies();
+        let distinct = crate::support::checker::distinct(&bodies);
+        assert_eq!(distinct, undisturbed.iter().collect::<Vec<_>>(), "the same requests as undisturbed");
+        assert_eq!(sent, 2, "one a message");
+        assert_eq!(survived.world.mails(), 2, "one a message");
+        assert_eq!(survived.traces.journal("GEN_SENT").len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn k17_a_call_that_had_not_started_runs_once_and_the_model_is_asked_nothing_again() {
+    for (_, survived) in survive_rows("K17").await {
+        each_call_ran_once(&survived);
+    }
+}
+
+#[tokio::test]
+async fn k18_k19_a_guarded_call_that_may_have_run_is_not_run_again_and_the_model_is_told() {
+    let undisturbed = World::undisturbed(GUARDED).await;
+    for (row, survived) in [survive_rows("K18").await, survive_rows("K19").await].into_iter().flatten() {
+        if row.tools != GUARDED {
+            continue;
+        }
+        let bodies = survived.world.model.bodies();
+        assert_eq!(bodies[0], undisturbed[0], "what was before is as it was");
+        let next: Value = serde_json::from_str(&bodies[1]).unwrap();
+        let result = next["messages"].as_array().unwrap().last().unwrap();
+        assert_eq!(result["role"], "tool");
+        assert!(result["content"].as_str().unwrap().contains("OUTCOME UNKNOWN"), "{result}");
+        let statuses: Vec<&Value> = survived.traces.calls.iter().map(|call| &call["status"]).collect();
+        assert_eq!(statuses, ["uncertain", "done"]);
+    }
+}
+
+#[tokio::test]
+async fn k18_k19_an_idempotent_call_that_may_have_run_is_run_again_under_the_same_id() {
+    for (row, survived) in [survive_rows("K18").await, survive_rows("K19").await].into_iter().flatten() {
+        if row.tools == GUARDED {
+            continue;
+        }
+        let effects = survived.world.options.effects();
+        // The last one is the second message's.
+        let first = &effects[..effects.len() - 1];
+        assert!(first.iter().all(|line| *line == effects[0]), "one key: {effects:?}");
+        assert_eq!(survived.traces.calls[0]["attempts"], 2);
+    }
+}
+
+#[tokio::test]
+async fn k20_of_two_calls_in_one_turn_only_the_open_one_is_recovered() {
+    for (row, survived) in survive_rows("K20").await {
+        if row.uncertain == 0 {
+            continue;
+        }
+        let next: Value = serde_json::from_str(&survived.world.model.bodies()[1]).unwrap();
+        let messages = next["messages"].as_array().unwrap();
+        let results: Vec<&str> =
+            messages[messages.len() - 2..].iter().map(|m| m["content"].as_str().unwrap()).collect();
+        assert!(results[0].contains("OUTCOME UNKNOWN"), "{results:?}");
+        assert_eq!(results[1], "Reserved for 2.");
+    }
+}
+
+#[tokio::test]
+async fn k21_a_kill_before_the_steps_commit_repeats_neither_tool_nor_model() {
+    for (_, survived) in survive_rows("K21").await {
+        each_call_ran_once(&survived);
+        assert!(survived.traces.calls.iter().all(|call| call["attempts"] == 1));
+    }
+}
+
+#[tokio::test]
+async fn k22_a_kill_right_after_a_commit_repeats_nothing() {
+    for (_, survived) in survive_rows("K22").await {
+        each_call_ran_once(&survived);
+        assert!(survived.traces.journal("GEN_RESUMED").is_empty());
+    }
+}
+
+fn each_call_ran_once(survived: &Survived) {
+    assert_eq!(survived.world.options.effects().len(), survived.traces.calls.len(), "each ran once");
+}
+
+#[test]
+fn the_table_knows_its_tools() {
+    for row in super::table::ROWS {
+        assert!(row.tools.iter().all(|tool| BOTH.contains(tool)), "{row:?}");
+    }
+}
