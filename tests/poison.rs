@@ -109,7 +109,7 @@ async fn k36(mode: &str, last_words: &str) {
     let asked = ward.model.bodies().iter().filter(|body| body.contains("poison")).count();
     assert_eq!(asked, 2, "{mode}: the two turns before");
     ward.mend();
-    ward.store.retry(&poisoned).await.unwrap();
+    ward.store.retry(&poisoned, None).await.unwrap();
     client.wait_for(&poisoned, "completed").await;
     assert_eq!(ward.effects("charge", &poisoned), 1);
     assert_eq!(ward.effects("misbehave", &poisoned), 5);

@@ -218,7 +218,7 @@ async fn sessions_that_share_a_conversation_agree_with_their_own_logs() {
     assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
 
     // Its own last message is below the number from which its run goes on.
-    world.store.retry(&first).await.unwrap();
+    world.store.retry(&first, None).await.unwrap();
     for session_id in [&first, &woken.session_id] {
         let verification = world.store.verify(session_id).await.unwrap();
         assert!(verification.agrees, "{verification:#?}");
