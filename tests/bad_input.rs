@@ -89,7 +89,7 @@ async fn what_does_not_exist_is_404_and_what_is_not_taken_is_405() {
             .await
             .unwrap_or_else(|error| panic!("{path}: {error}"));
     }
-    for verb in ["messages", "retry", "cancel"] {
+    for verb in ["messages", "retry", "cancel", "wake", "archive", "terminate"] {
         let request = client.post_request(&format!("/v1/sessions/sess_none/{verb}")).body("{\"text\":\"a\"}");
         // A reason is all that the others take.
         let request = if verb == "messages" { request } else { request.body("") };

@@ -117,12 +117,14 @@ async fn each_failure_of_a_command_has_its_exit_status() {
     client.wait_for(id, "completed").await;
     let cli = async |args: &[&str]| run(&options, &database.url, args).await;
 
-    for verb in ["show", "tail", "why", "retry", "cancel"] {
+    for verb in ["show", "tail", "why", "retry", "cancel", "wake", "archive", "terminate"] {
         let ran = cli(&["session", verb, "sess_none"]).await;
         assert_eq!((ran.code, ran.out.as_str()), (3, ""), "{verb}: {}", ran.err);
         assert!(ran.err.contains("session sess_none does not exist"), "{}", ran.err);
     }
     assert_eq!(cli(&["session", "send", "sess_none", "x"]).await.code, 3);
+    assert_eq!(cli(&["session", "resolve", "sess_none", "call_1", "--did-not-happen"]).await.code, 3);
+    assert_eq!(cli(&["session", "resolve", id, "call_1"]).await.code, 2, "an outcome is needed");
     for verb in ["retry", "cancel"] {
         let ran = cli(&["session", verb, id]).await;
         assert_eq!(ran.code, 4);
@@ -436,4 +438,9 @@ async fn the_doctor_names_the_session_whose_effect_is_uncertain() {
     assert!(ran.out.contains(&format!("wakeful session why {id}")), "{}", ran.out);
     let why = run(&options, &database.url, &["session", "why", id]).await;
     assert!(why.out.contains("Nobody knows whether charge took effect"), "{}", why.out);
+    let command = format!("wakeful session resolve {id} call_1");
+    for said in [&ran.out, &why.out, &run(&options, &database.url, &["session", "show", id]).await.out] {
+        let said: Vec<&str> = said.split_whitespace().collect();
+        assert!(said.join(" ").contains(&command), "{said:?}");
+    }
 }

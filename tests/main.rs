@@ -11,6 +11,7 @@
 mod support;
 
 mod bad_input;
+mod cancel;
 mod chat;
 mod cli;
 mod crash;
@@ -19,14 +20,18 @@ mod deliver;
 mod demo;
 mod dev;
 mod drain;
+mod heal;
 mod inbox;
+mod journal;
 mod outage;
 mod peers;
 mod poison;
 mod readme;
 mod reproduce;
+mod resolve;
 mod spiral;
 mod startup;
+mod statuses;
 mod steer;
 mod store;
 mod storm;

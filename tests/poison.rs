@@ -1,1 +1,238 @@
+//! Steps that kill or hang whoever works on them (K36): they fail after their attempts, and take nobody along.
 
+use crate::support::checker::{Traces, check};
+use crate::support::model::turns_since_user;
+use crate::support::world::wake;
+use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
+use futures::StreamExt;
+use futures::future::join_all;
+use serde_json::{Value, json};
+use std::process::ExitStatus;
+use wakeful::store::Store;
+
+/// A database, and a model that has a message `poison MODE` charge a card, then misbehave, then say its reply.
+struct Ward {
+    database: Database,
+    model: ModelServer,
+    options: Options,
+    store: Store,
+}
+
+impl Ward {
+    async fn new(limits: &str) -> Ward {
+        let model = ModelServer::start(|body, _| {
+            let messages = body["messages"].as_array().unwrap();
+            let last = messages.iter().rev().find(|message| message["role"] == "user").unwrap();
+            match (last["content"].as_str().unwrap().strip_prefix("poison "), turns_since_user(body)) {
+                (Some(_), 0) => Answer::call("charge", json!({"cents": 5})),
+                (Some(mode), 1) => Answer::call("misbehave", json!({ "mode": mode })),
+                (Some(_), _) => Answer::text("That went well."),
+                (None, _) => Answer::text("Fine."),
+            }
+        })
+        .await;
+        let config = format!(
+            "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
+             tools = [\"charge\", \"misbehave\"]\n[agents.default.limits]\n{limits}"
+        );
+        let options = Options::new().config(&config).env("OPENAI_BASE_URL", &model.url);
+        let database = Database::new().await;
+        let store = database.store().await;
+        Ward { database, model, options, store }
+    }
+
+    async fn wake(&self, conversation: &str, text: &str) -> String {
+        wake(&self.store, conversation, "openai/test", text).await
+    }
+
+    /// A process that does not come to an end by itself, if all is well.
+    async fn serve(&self) -> Process {
+        self.options.serve(&self.database).await
+    }
+
+    /// One life of a process, until it dies of what it works on.
+    async fn life(&self) -> (ExitStatus, Process) {
+        self.options.spawn(&self.database.url).ended().await
+    }
+
+    fn effects(&self, tool: &str, session_id: &str) -> usize {
+        let of = format!("{tool} {session_id} ");
+        self.options.effects().iter().filter(|line| line.starts_with(&of)).count()
+    }
+
+    fn mend(&self) {
+        std::fs::write(self.options.path("hold-mended"), "").unwrap();
+    }
+}
+
+/// The poisoned session's entries that say that it failed.
+async fn told(database: &Database, session_id: &str) -> Vec<Value> {
+    let traces = Traces::of(database, session_id).await;
+    let moved = traces.journal("state_transition").into_iter();
+    moved.filter(|payload| payload["to_state"] == "failed").cloned().collect()
+}
+
+/// Poison of one mode, with a new neighbour in each life of the process, to its end and beyond.
+async fn k36(mode: &str, last_words: &str) {
+    eprintln!("{mode}");
+    let ward = Ward::new("attempts = 3\ntool_s = 1").await;
+    let poisoned = ward.wake("poisoned", &format!("poison {mode}")).await;
+    let mut neighbours = Vec::new();
+    // The first life commits the turn with the call, three more make no progress.
+    for life in 1..=4 {
+        neighbours.push(ward.wake(&format!("neighbour{life}"), "Hello.").await);
+        let (status, process) = ward.life().await;
+        let log = process.log();
+        assert!(log.contains(last_words), "{mode}: {log}");
+        assert_eq!(status.success(), mode == "exit", "{mode}: {status}");
+        if mode == "spin" {
+            let line = log.lines().find(|line| line.contains(last_words)).unwrap();
+            let named =
+                ["tool misbehave", "call call_", poisoned.as_str()].iter().all(|name| line.contains(name));
+            assert!(named, "{line}");
+        }
+        assert_eq!(ward.effects("misbehave", &poisoned), life, "{mode}");
+    }
+    let process = ward.serve().await;
+    let client = process.client();
+    let failed = client.wait_for(&poisoned, "failed").await;
+    let error = failed["error"].as_str().unwrap();
+    assert!(error.contains("no progress in 3 attempts: its worker died each time. Remedy: read"), "{error}");
+    for neighbour in &neighbours {
+        client.wait_for(neighbour, "completed").await;
+        check(&ward.database, neighbour, &[]).await;
+    }
+    assert_eq!(ward.effects("charge", &poisoned), 1, "{mode}: the guarded effect is not repeated");
+    assert_eq!(told(&ward.database, &poisoned).await.len(), 1);
+
+    // Mended, it goes on where it stood.
+    let asked = ward.model.bodies().iter().filter(|body| body.contains("poison")).count();
+    assert_eq!(asked, 2, "{mode}: the two turns before");
+    ward.mend();
+    ward.store.retry(&poisoned).await.unwrap();
+    client.wait_for(&poisoned, "completed").await;
+    assert_eq!(ward.effects("charge", &poisoned), 1);
+    assert_eq!(ward.effects("misbehave", &poisoned), 5);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn k36_a_tool_that_ends_its_process_fails_its_run_and_not_its_neighbours() {
+    let table = [
+        ("abort", ""),
+        ("exit", ""),
+        ("overflow", "overflowed its stack"),
+        ("allocate", "memory allocation of"),
+    ];
+    join_all(table.map(|(mode, last_words)| k36(mode, last_words))).await;
+}
+
+#[tokio::test]
+async fn k36_a_tool_that_never_yields_is_ended_by_the_watchdog_and_fails_its_run_alone() {
+    k36("spin", "has kept its thread for").await;
+}
+
+#[tokio::test]
+async fn k36_a_tool_that_hangs_or_panics_and_yields_costs_no_process() {
+    let ward = Ward::new("attempts = 3\ntool_s = 1").await;
+    let process = ward.serve().await;
+    let client = process.client();
+    for (mode, told) in [("yield", "did not finish within 1 seconds"), ("panic", "failed inside")] {
+        let session_id = ward.wake(mode, &format!("poison {mode}")).await;
+        client.wait_for(&session_id, "completed").await;
+        let bodies = ward.model.bodies();
+        assert!(bodies.last().unwrap().contains(told), "{bodies:?}");
+        assert_eq!(ward.effects("misbehave", &session_id), 1);
+        assert_eq!(ward.effects("charge", &session_id), 1);
+    }
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn k36_code_that_takes_every_thread_ends_the_process_too() {
+    let ward = Ward::new("attempts = 8\ntool_s = 1").await;
+    // More than there are threads, whatever the machine: then neither timers nor the heartbeat run.
+    let threads = std::thread::available_parallelism().unwrap().get();
+    let mut sessions = Vec::new();
+    for number in 0..=threads {
+        sessions.push(ward.wake(&format!("poisoned{number}"), "poison spin").await);
+    }
+    let (status, process) = ward.life().await;
+    assert!(!status.success());
+    let log = process.log();
+    assert!(log.contains("has kept its thread for"), "{log}");
+    let last = log.lines().find(|line| line.contains("Aborting. On the threads: ")).unwrap();
+    let named = sessions.iter().filter(|id| last.contains(id.as_str()));
+    assert_eq!(named.count(), threads, "{log}");
+    // Nothing of it is lost.
+    ward.mend();
+    let process = ward.serve().await;
+    for session_id in &sessions {
+        process.client().wait_for(session_id, "completed").await;
+        assert_eq!(ward.effects("charge", session_id), 1);
+    }
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn k36_a_process_that_was_stopped_for_long_is_not_taken_for_one_that_hangs() {
+    let mut ward = Ward::new("attempts = 3\ntool_s = 1").await;
+    ward.options = ward.options.env("WAKEFUL_QUEUE__LEASE_S", "60").env("WAKEFUL_QUEUE__HEARTBEAT_S", "1");
+    let process = ward.serve().await;
+    let session_id = ward.wake("blocked", "poison block").await;
+    eventually("the tool to run", || async { (ward.effects("misbehave", &session_id) == 1).then_some(()) })
+        .await;
+    process.signal(libc::SIGSTOP);
+    // Longer than the six seconds that the call may keep its thread: this is the case, and nothing waits for it.
+    std::thread::sleep(std::time::Duration::from_secs(8));
+    process.signal(libc::SIGCONT);
+    // It answers, so it has run since; and two looks of the watchdog later it is still there.
+    let client = process.client();
+    let resumed = std::time::Instant::now();
+    eventually("two looks", || async { (resumed.elapsed().as_millis() > 600).then_some(()) }).await;
+    ward.mend();
+    client.wait_for(&session_id, "completed").await;
+    assert_eq!(ward.effects("misbehave", &session_id), 1);
+    assert!(!process.log().contains("has kept its thread"), "{}", process.log());
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn k36_the_user_is_told_once_though_the_failing_commit_is_killed_before_and_after() {
+    // Fewer attempts than deaths that a neighbour may have caused: those are counted in their place.
+    let ward = Ward::new("attempts = 1\ntool_s = 1").await;
+    let poisoned = ward.wake("poisoned", "poison abort").await;
+    for _ in 1..=4 {
+        let (status, _) = ward.life().await;
+        assert!(!status.success());
+    }
+    for failpoint in ["K5=1*return", "K22=1*return"] {
+        let options = ward.options.clone().env("FAILPOINTS", failpoint);
+        let (status, process) = options.spawn(&ward.database.url).ended().await;
+        assert!(!status.success() && process.log().contains("failpoint"), "{}", process.log());
+        let times = usize::from(failpoint.starts_with("K22"));
+        assert_eq!(told(&ward.database, &poisoned).await.len(), times, "{failpoint}");
+    }
+    let process = ward.serve().await;
+    let client = process.client();
+    let failed = client.wait_for(&poisoned, "failed").await;
+    assert!(failed["error"].as_str().unwrap().contains("its worker died each time"), "{failed}");
+    // A reader of the whole stream is told once, and sees all that is there before it is asked for more.
+    client.chat("poisoned", "Are you there?").await;
+    let mut frames = client.stream(&poisoned, None).await;
+    let mut told = Vec::new();
+    loop {
+        let frame = frames.next().await.expect("the stream stays open");
+        let data: Value = serde_json::from_str(&frame.data).unwrap();
+        let to = data["payload"]["to_state"].as_str().unwrap_or_default();
+        match to {
+            "failed" => told.push(data["payload"]["reason"].clone()),
+            "completed" => break,
+            _ => {}
+        }
+    }
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].as_str().unwrap().contains("Remedy: "), "{told:?}");
+    assert_eq!(ward.effects("charge", &poisoned), 1);
+    assert!(process.terminate().success());
+}

@@ -1,5 +1,7 @@
 //! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
 
+mod journal;
+mod verify;
 mod world;
 
 use crate::support::wire::Proxy;
@@ -10,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use wakeful::store::delivery::Settled;
+use wakeful::store::heal::Cursor;
 use wakeful::store::queue::Kind;
 use wakeful::store::step::Commit;
 use wakeful::store::wake::{Delivered, NewMessage};
@@ -221,8 +224,12 @@ async fn the_token_of_an_earlier_claim_moves_nothing() {
     let mut earlier = Claims::start(&world.store, Kind::Step, 1, Duration::from_millis(1));
     let first = earlier.next().await;
     earlier.stop();
-    let zombie =
-        Driver { world: &world, session: world.store.hydrate(&session_id).await.unwrap(), job: first };
+    let zombie = Driver {
+        world: &world,
+        session: world.store.hydrate(&session_id).await.unwrap(),
+        job: first,
+        policy: Policy::default(),
+    };
     let mut driver = world.drive(&session_id).await;
     assert_eq!(driver.job.lease.job_id, zombie.job.lease.job_id);
 
@@ -349,14 +356,31 @@ async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
     let over = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> =
         (0..3).map(|seed| tokio::spawn(work(world.store.clone(), Arc::clone(&over), seed))).collect();
+    let healers: Vec<_> = (0..2)
+        .map(|_| {
+            let (store, over) = (world.store.clone(), Arc::clone(&over));
+            tokio::spawn(async move {
+                let mut cursor = Cursor::default();
+                while !over.load(Ordering::Relaxed) {
+                    // Small pages, so that the cursors go round.
+                    for id in store.look_for_unattended(&mut cursor, 2).await.unwrap().sessions {
+                        assert_eq!(store.wake_session(&id).await.unwrap(), [], "found by a look");
+                    }
+                }
+            })
+        })
+        .collect();
     let hammers = (0..6_u64).map(|hammer| {
         let (store, sessions, sent) = (world.store.clone(), sessions.clone(), Arc::clone(&sent));
         tokio::spawn(async move {
             for turn in 0..40_u64 {
                 let id = &sessions[((hammer * 7 + turn * 3) % 4) as usize];
-                let done = match (hammer + turn) % 4 {
+                let done = match (hammer + turn) % 5 {
                     0 => store.cancel(id, None).await.map(|_| ()),
                     1 => store.retry(id, None).await.map(|_| ()),
+                    2 => store.wake_session(id).await.map(|healed| {
+                        assert_eq!(healed, [], "every commit leaves a session in order");
+                    }),
                     _ => store.send(id, &message("more")).await.map(|_| {
                         sent.fetch_add(1, Ordering::Relaxed);
                     }),
@@ -378,7 +402,7 @@ async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
     }
     world.until("select count(*) = 0 from jobs").await;
     over.store(true, Ordering::Relaxed);
-    for worker in workers {
+    for worker in workers.into_iter().chain(healers) {
         worker.await.unwrap();
     }
     let sent = sent.load(Ordering::Relaxed) as i64;

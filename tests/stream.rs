@@ -31,12 +31,14 @@ async fn journal_frames_are_numbered_from_one_and_a_reader_goes_on_where_it_stop
     let events: Vec<&str> = all.iter().map(|frame| frame.event.as_str()).collect();
     for event in [
         "message_received",
+        "trigger_event",
         "llm_called",
         "gen_start",
         "gen_complete",
         "tool_invoked",
         "tool_result",
         "state_transition",
+        "invocation_result",
         "checkpoint",
     ] {
         assert!(events.contains(&event), "no {event} in {events:?}");

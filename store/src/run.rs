@@ -192,7 +192,9 @@ pub(crate) async fn open(
             reason: reason.map(str::to_owned),
         });
     }
-    journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    if !events.is_empty() {
+        journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    }
     if session.status != SessionStatus::Queued {
         sqlx::query!(
             "update conversation_sessions

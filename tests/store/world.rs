@@ -52,7 +52,8 @@ impl World {
         let job = claims.next().await;
         claims.stop();
         assert_eq!(job.session_id.as_deref(), Some(session_id));
-        Driver { world: self, session: self.store.hydrate(session_id).await.unwrap(), job }
+        let session = self.store.hydrate(session_id).await.unwrap();
+        Driver { world: self, session, job, policy: Policy::default() }
     }
 
     /// Commits `outcome` while another claim has the job: nothing is written, and the store says so.
@@ -145,11 +146,12 @@ pub(super) struct Driver<'a> {
     pub(super) world: &'a World,
     pub(super) session: Session,
     pub(super) job: Job,
+    pub(super) policy: Policy,
 }
 
 impl Driver<'_> {
     pub(super) fn transition(&self, outcome: Outcome) -> Transition {
-        advance(&self.session, outcome, Policy::default())
+        advance(&self.session, outcome, self.policy)
     }
 
     pub(super) async fn write(&self, transition: &Transition) -> Commit {

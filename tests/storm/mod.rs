@@ -6,12 +6,11 @@
 mod fleet;
 mod plan;
 mod run;
-mod server;
 mod summary;
 mod verdict;
 
+use crate::support::server::Server;
 use plan::Plan;
-use server::Server;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

@@ -2,11 +2,11 @@
 
 use super::fleet::Fleet;
 use super::plan::{Blow, Message, Plan};
-use super::server::Server;
 use super::summary::Summary;
 use super::verdict;
 use crate::support::model::turns_since_user;
 use crate::support::proxy::Proxy;
+use crate::support::server::Server;
 use crate::support::{Answer, Client, Database, ModelServer, Options, checker};
 use futures::FutureExt;
 use futures::future::join_all;
@@ -33,7 +33,7 @@ pub struct Wrong {
 pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
     let plan = Plan::of(seed);
     let began = Instant::now();
-    let database = Database::on(server.url()).await;
+    let database = Database::on(&server.url(), "pg_default").await;
     let proxy = Proxy::start(&database.url);
     let model = ModelServer::start(|body, _| say(body)).await;
     model.pace(Duration::from_millis(60));

@@ -17,23 +17,21 @@ pub struct Database {
 
 impl Database {
     pub async fn new() -> Database {
-        let empty = Database::empty().await;
-        // Migrating is what the template is for: this only proves that the copy is whole.
-        empty.store().await.check_schema().await.expect("the template is migrated");
-        empty
+        Database::on(&admin_url(), "pg_default").await
     }
 
-    async fn empty() -> Database {
-        Database::on(admin_url()).await
-    }
-
-    /// The same on a server of the caller's own.
-    pub async fn on(admin_url: String) -> Database {
-        let template = template(&admin_url).await;
+    /// The same on another server, in one of its tablespaces.
+    pub async fn on(admin_url: &str, tablespace: &str) -> Database {
+        let template = template(admin_url).await;
         let name = format!("wakeful_test_{}", uuid_like());
-        let mut admin = connect(&admin_url).await;
-        run(&mut admin, format!("create database {name} template {template} strategy file_copy")).await;
-        Database::open(admin_url, name).await
+        let mut admin = connect(admin_url).await;
+        let create =
+            format!("create database {name} template {template} strategy file_copy tablespace {tablespace}");
+        run(&mut admin, create).await;
+        let database = Database::open(admin_url.to_owned(), name).await;
+        // Migrating is what the template is for: this only proves that the copy is whole.
+        database.store().await.check_schema().await.expect("the template is migrated");
+        database
     }
 
     /// A database without any table.

@@ -8,6 +8,7 @@ pub mod process;
 pub mod program;
 pub mod proxy;
 pub mod raw;
+pub mod server;
 pub mod wire;
 pub mod wire_rules;
 pub mod world;
@@ -17,6 +18,7 @@ pub use database::Database;
 pub use model::{Answer, ModelServer};
 pub use process::{Options, Process};
 pub use program::Program;
+pub use server::Server;
 pub use world::World;
 
 use std::future::Future;

@@ -164,6 +164,18 @@ impl Shared {
         units.filter(|(unit, kept_ms)| *kept_ms > unit.limit_ms).collect()
     }
 
+    /// What has a thread now.
+    fn busy(&self) -> String {
+        let units = self.units();
+        let busy = units.iter().filter(|unit| unit.polled_ms.load(Ordering::Relaxed) > 0);
+        let busy: Vec<&str> = busy.map(|unit| unit.what.as_str()).collect();
+        if busy.is_empty() {
+            "nothing that is watched; did a tool spawn it?".to_owned()
+        } else {
+            busy.join(", ")
+        }
+    }
+
     /// How long the runtime has run nothing of ours.
     fn still(&self) -> Duration {
         let pulse_ms = self.pulse_ms.load(Ordering::Relaxed);
@@ -196,18 +208,11 @@ fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken
             ));
         }
         if overdue.is_empty() {
-            let units = shared.units();
-            let busy = units.iter().filter(|unit| unit.polled_ms.load(Ordering::Relaxed) > 0);
-            let busy: Vec<&str> = busy.map(|unit| unit.what.as_str()).collect();
             say(&format!(
                 "Nothing has run in this process for {} s: every thread of its runtime is kept by code that does not \
                  yield. It aborts, to be started anew. In hand: {}",
                 shared.still().as_secs(),
-                if busy.is_empty() {
-                    "nothing that is watched; did a tool spawn it?".to_owned()
-                } else {
-                    busy.join(", ")
-                }
+                shared.busy()
             ));
             std::process::abort();
         }
@@ -222,7 +227,7 @@ fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken
             std::thread::sleep(TICK);
             tick(&shared);
         }
-        say("Aborting: what did not yield still does not");
+        say(&format!("Aborting. On the threads: {}", shared.busy()));
         std::process::abort();
     }
 }

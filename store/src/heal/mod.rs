@@ -350,7 +350,10 @@ async fn owe(
             _,
         ) => return Ok(()),
     };
-    clear_cancel(tx, &session.session_id).await?;
+    if !reopened {
+        // It was asked for of an earlier run.
+        clear_cancel(tx, &session.session_id).await?;
+    }
     let session = if session.status == SessionStatus::Running {
         correct_status(tx, &session, &run_id, healed).await?
     } else {

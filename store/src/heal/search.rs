@@ -63,11 +63,12 @@ impl Store {
                     and not exists (
                         select from conversation_counters c
                         join session_runs holder on holder.run_id = c.open_run_id
-                        join session_runs mine on mine.session_id = page.session_id
+                        join session_runs mine on mine.conversation_id = c.conversation_id
                         where c.conversation_id = page.conversation_id
                             and c.queued_runs > 0
                             and holder.status = 'running'
                             and holder.session_id <> page.session_id
+                            and mine.session_id = page.session_id
                             and mine.status = 'queued'
                     )
                 ) as "found!"

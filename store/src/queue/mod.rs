@@ -112,7 +112,7 @@ pub struct Job {
     pub attempt: i32,
     /// Claims since the last progress, this one included.
     pub stuck: i32,
-    /// How many of those before this one ended without a word: their process died or lost its lease.
+    /// How many of those before this one ended without a word: their process died or fell silent.
     pub died: i32,
     pub last_error: Option<String>,
     _slot: Arc<Slot>,
@@ -229,7 +229,7 @@ impl Store {
                 worker_id = $4,
                 run_at = clock_timestamp() + make_interval(secs => $5),
                 stuck = stuck + 1,
-                died = died + case when lease is null then 0 else 1 end,
+                died = died + case when lease is not null and stuck > 0 then 1 else 0 end,
                 attempt = attempt + 1
             from taken
             where jobs.job_id = taken.job_id

@@ -84,6 +84,7 @@ fn changes(facts: &Facts) -> Vec<Change> {
         ("last_step_number", json!(row.last_step_number), json!(facts.last_step_number)),
         ("last_event_seq", json!(row.last_event_seq), json!(facts.last_event_seq)),
         ("last_message_number", json!(row.last_message_number), json!(facts.last_message_number)),
+        ("totals of runs", json!(facts.wrong_runs), json!([])),
     ];
     let totals = row.totals.columns().into_iter().zip(facts.totals.columns());
     columns.extend(totals.map(|((name, was), (_, is))| (name, json!(was), json!(is))));
@@ -137,6 +138,26 @@ async fn write(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result
         facts.totals.cached_tokens,
         facts.totals.cache_write_tokens,
         facts.totals.cost_micros
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!(
+        "update session_runs
+        set steps = sums.steps,
+            input_tokens = sums.input_tokens,
+            output_tokens = sums.output_tokens,
+            tool_calls = sums.tool_calls
+        from (
+            select r.run_id, count(s.step_number) as steps, coalesce(sum(s.input_tokens), 0) as input_tokens,
+                coalesce(sum(s.output_tokens), 0) as output_tokens,
+                coalesce(sum(s.executed_local_tool_count), 0) as tool_calls
+            from session_runs r
+            left join session_steps s on s.session_id = r.session_id and s.run_id = r.run_id
+            where r.run_id = any ($1)
+            group by r.run_id
+        ) sums
+        where session_runs.run_id = sums.run_id",
+        &facts.wrong_runs
     )
     .execute(tx)
     .await?;

@@ -22,7 +22,7 @@ impl Tool for Misbehave {
             parameters: json!({
                 "type": "object",
                 "properties": {
-                    "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "yield"]},
+                    "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "block", "yield"]},
                 },
                 "required": ["mode"],
                 "additionalProperties": false,
@@ -34,7 +34,8 @@ impl Tool for Misbehave {
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         super::record("misbehave", call)?;
         let mended = std::env::var("OWN_TOOLS_HOLD").map(|hold| format!("{hold}-mended")).unwrap_or_default();
-        if std::fs::exists(mended).unwrap_or(false) {
+        let is_mended = || std::fs::exists(&mended).unwrap_or(false);
+        if is_mended() {
             return Ok(ToolOutput::text("Behaved."));
         }
         match arguments["mode"].as_str() {
@@ -46,6 +47,12 @@ impl Tool for Misbehave {
             Some("spin") => loop {
                 std::hint::spin_loop();
             },
+            Some("block") => {
+                while !is_mended() {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Ok(ToolOutput::text("Behaved at last."))
+            }
             Some("yield") => loop {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             },

@@ -460,3 +460,32 @@ fn job_span(job: &Job) -> Span {
     }
     span
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deaths_that_a_neighbour_may_have_caused_use_up_no_attempt() {
+        for limit in 1..=8 {
+            // Twice together with the one that kills; by itself from the third claim on.
+            for died in 0..3 {
+                let tries = Tries { stuck: died + 1, died };
+                assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
+                assert_eq!(tries.ended_by_faults(), 1, "its first fault is its first");
+            }
+        }
+        let dead = Tries { stuck: 4, died: 3 };
+        assert_eq!(dead.used_up(1, None), Some(Fault::WorkerDied { attempts: 3 }));
+        assert_eq!(dead.used_up(4, None), None);
+        assert!(Tries { stuck: 5, died: 4 }.used_up(4, None).is_some());
+    }
+
+    #[test]
+    fn faults_use_up_attempts_one_by_one() {
+        assert_eq!(Tries { stuck: 2, died: 0 }.used_up(2, Some("429")), None);
+        let stuck = Tries { stuck: 3, died: 0 }.used_up(2, Some("429"));
+        assert_eq!(stuck, Some(Fault::Stuck { attempts: 2, last_error: "429".to_owned() }));
+        assert_eq!(Tries::default().ended_by_faults(), 1);
+    }
+}

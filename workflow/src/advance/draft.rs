@@ -357,7 +357,8 @@ impl<'a> Draft<'a> {
     fn close_with(mut self, status: SessionStatus, error: Option<String>, moved: Event) -> Transition {
         let result = Event::invocation_result(status, error.as_deref());
         let (checkpoint, snapshot) = self.checkpoint(status);
-        let otherwise = self.only_a_checkpoint_tells().then(|| self.checkpoint(self.session.status).0);
+        let otherwise =
+            self.only_a_checkpoint_tells().then(|| Box::new(self.checkpoint(self.session.status).0));
         let events = vec![moved, result, checkpoint];
         self.transition.next = Next::Close(Closing { status, error, events, snapshot, otherwise });
         self.transition

@@ -471,7 +471,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
     assert_eq!(closed(&stopped), [("a", CallStatus::Uncertain, None), ("b", CallStatus::Done, Some(4))]);
     let closing = closing(&stopped);
     assert_eq!((closing.status, &stopped.step), (SessionStatus::NeedsAttention, &None));
-    assert!(closing.error.as_deref().unwrap().contains("session resolve"));
+    assert!(closing.error.as_deref().unwrap().contains("wakeful session resolve"));
 
     session.apply(&stopped);
     assert_eq!(session.calls, [row("a", Effect::Guarded, CallStatus::Uncertain)]);
@@ -503,6 +503,7 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
         settled("done", CallStatus::Done),
     ]);
     session.inbox = vec![message(6, "stop")];
+    session.cancel_reason = Some("the guest left".to_owned());
     let cancelled = advance(&session, Outcome::Stopped(Stop::Cancelled), TELL);
     assert_eq!(
         closed(&cancelled),
@@ -520,6 +521,8 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
     assert!(cancelled.generation_over);
     let closing = closing(&cancelled);
     assert_eq!((closing.status, closing.error.as_deref()), (SessionStatus::Failed, Some("cancelled")));
+    let Event::StateTransition { reason, .. } = &closing.events[0] else { panic!("{:?}", closing.events) };
+    assert_eq!(reason.as_deref(), Some("cancelled: the guest left"));
     session.apply(&cancelled);
     assert!(session.open_turn().is_none() && session.calls.is_empty());
 }

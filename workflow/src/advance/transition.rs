@@ -54,7 +54,7 @@ pub struct Closing {
     pub snapshot: Blob,
     /// The checkpoint that is written instead when the run goes on after all: only where the state changed and nothing
     /// else of this commit journals it. Its blob is `snapshot`.
-    pub otherwise: Option<Event>,
+    pub otherwise: Option<Box<Event>>,
 }
 
 /// JSON that the journal points at, named by its hash.
@@ -115,7 +115,7 @@ impl Transition {
                 self.events.retain(|event| !matches!(event, Event::ToolFailedUncertain { .. }));
             }
             if let Some(checkpoint) = closing.otherwise {
-                self.events.push(checkpoint);
+                self.events.push(*checkpoint);
                 self.blobs.push(closing.snapshot);
             }
             self.next = if self.step.is_some() { Next::NextStep } else { Next::SameStep };

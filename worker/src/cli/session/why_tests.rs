@@ -149,6 +149,21 @@ fn a_run_behind_another_session_points_there() {
 }
 
 #[test]
+fn an_uncertain_effect_has_the_commands_that_resolve_it() {
+    let mut standing = standing("completed");
+    standing.open_calls = vec![call("uncertain", true)];
+    standing.open_calls[0].call_id = "it's".into();
+    standing.unsent = vec![delivery("uncertain")];
+    let remedies: Vec<String> =
+        explain(&standing, AROUND).into_iter().filter_map(|finding| finding.remedy).collect();
+    assert!(
+        remedies[0].contains(r"wakeful session resolve sess_1 'it'\''s' --did-not-happen"),
+        "{remedies:?}"
+    );
+    assert!(remedies[1].contains("wakeful session resolve sess_1 dlv_1 --happened ''"), "{remedies:?}");
+}
+
+#[test]
 fn what_else_is_open_follows_the_reason() {
     let mut standing = standing("completed");
     standing.session.cancel_requested = true;

@@ -227,7 +227,7 @@ impl Timeline {
             // One statement writes all of it; the step is the sum of what it writes, and stands below that.
             let written = chat.journal.iter().filter(|entry| {
                 entry.step_number == Some(step.step_number)
-                    && !matches!(entry.kind.as_str(), "state_transition" | "checkpoint")
+                    && !matches!(entry.kind.as_str(), "state_transition" | "invocation_result" | "checkpoint")
             });
             let at = written.map(|entry| entry.ts).max().unwrap_or(step.committed_at);
             lines.push(Line {

@@ -1,0 +1,272 @@
+//! A cancel in every state, the dead worker's included: the calls are closed in words that the model sees next time,
+//! nothing is done again, and what was done stays visible.
+
+use crate::support::client::texts;
+use crate::support::world::wake;
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use wakeful::store::wake::{NewMessage, NewSession};
+
+/// Says the tool call that the user names, mails when told to, and else repeats the last message.
+async fn model() -> ModelServer {
+    ModelServer::start(|body, _| {
+        let messages = body["messages"].as_array().unwrap();
+        let last = messages.last().unwrap();
+        let mail = || json!({"to": ["ann@example.org"], "subject": "Hi", "body": "Ann."});
+        match (last["role"].as_str(), last["content"].as_str().unwrap_or_default()) {
+            (Some("user"), "charge") => Answer::call("charge", json!({"cents": 500})),
+            (Some("user"), "reserve") => Answer::call("reserve", json!({"persons": 2})),
+            (Some("user"), "ask") => Answer::call("ask_user", json!({"question": "Which?"})),
+            (Some("user"), "mail and charge") => Answer::call("compose_email", mail()),
+            // The mail is on its way: now the charge.
+            (Some("tool"), text) if text.contains("queued") => Answer::call("charge", json!({"cents": 500})),
+            (_, text) => Answer::text(&format!("I see: {text}")),
+        }
+    })
+    .await
+}
+
+fn options(model: &ModelServer) -> Options {
+    Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url)
+}
+
+fn id(answer: &Value) -> String {
+    answer["session_id"].as_str().expect("a session").to_owned()
+}
+
+async fn cancel(client: &Client, id: &str) -> (StatusCode, Value) {
+    client.post(&format!("/v1/sessions/{id}/cancel"), &json!({"reason": "the guest left"})).await
+}
+
+/// The reasons of the session's transitions to `failed`.
+async fn reasons(client: &Client, id: &str) -> Vec<Value> {
+    let (_, page) = client.get(&format!("/v1/sessions/{id}/events?limit=500")).await;
+    let moved = page["items"].as_array().unwrap().iter().filter(|entry| entry["type"] == "state_transition");
+    let moved = moved.filter(|entry| entry["payload"]["to_state"] == "failed");
+    moved.map(|entry| entry["payload"]["reason"].clone()).collect()
+}
+
+/// A worker that is stopped in the middle of what `text` asks for, cancelled, and killed; and another one in its place.
+struct Died {
+    _database: Database,
+    model: ModelServer,
+    options: Options,
+    api: Process,
+    worker: Process,
+    id: String,
+    asked: usize,
+}
+
+async fn cancelled_and_killed(text: &str, until: impl AsyncFn(&ModelServer, &Options, &Database)) -> Died {
+    let (database, model) = (Database::new().await, model().await);
+    let options = options(&model);
+    let api = options.clone().arg("--roles=api").serve(&database).await;
+    std::fs::write(options.path("hold-charge"), "").unwrap();
+    std::fs::write(options.path("hold-reserve"), "").unwrap();
+    if text == "talk" {
+        model.hold();
+    }
+    let worker = options.clone().arg("--roles=worker").spawn(&database.url);
+    let client = api.client();
+    let id = id(&client.chat("c1", text).await);
+    until(&model, &options, &database).await;
+    // Stopped, it hears of nothing: the cancel finds it as dead as it is going to be.
+    worker.signal(libc::SIGSTOP);
+    let (status, first) = cancel(&client, &id).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{first}");
+    let (status, second) = cancel(&client, &id).await;
+    assert_eq!((status, second), (StatusCode::ACCEPTED, first), "twice is once");
+    worker.kill();
+    for tool in ["charge", "reserve"] {
+        std::fs::remove_file(options.path(&format!("hold-{tool}"))).unwrap();
+    }
+    model.release();
+    let asked = model.bodies().len();
+    let worker = options.clone().arg("--roles=worker").spawn(&database.url);
+    let session = client.wait_for(&id, "failed").await;
+    assert_eq!((&session["error"], &session["cancel_requested"]), (&json!("cancelled"), &json!(false)));
+    assert_eq!(reasons(&client, &id).await, ["cancelled: the guest left"]);
+    assert_eq!(cancel(&client, &id).await.0, StatusCode::CONFLICT);
+    Died { _database: database, model, options, api, worker, id, asked }
+}
+
+impl Died {
+    /// The next message is answered by a model that sees what became of the calls. Gives the transcript it saw.
+    async fn lives_on(self) -> Vec<Value> {
+        assert_eq!(self.model.bodies().len(), self.asked, "the cancelled run asks the model nothing more");
+        let client = self.api.client();
+        client.chat("c1", "And now?").await;
+        let session = client.wait_for(&self.id, "completed").await;
+        assert_eq!(texts(&session, "assistant").last().unwrap(), "I see: And now?");
+        assert_eq!(self.model.bodies().len(), self.asked + 1);
+        assert!(self.worker.terminate().success());
+        let body: Value = serde_json::from_str(self.model.bodies().last().unwrap()).unwrap();
+        body["messages"].as_array().unwrap().clone()
+    }
+
+    async fn session(&self) -> Value {
+        self.api.client().session(&self.id).await
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_that_its_worker_did_not_live_to_see_closes_the_call_and_repeats_nothing() {
+    // K43. An effect that is safe to repeat is not repeated either: nobody wants it any more.
+    for tool in ["charge", "reserve"] {
+        let died = cancelled_and_killed(tool, async |_, options, _| {
+            eventually("the effect", || async { (options.effects().len() == 1).then_some(()) }).await;
+        })
+        .await;
+        let session = died.session().await;
+        assert_eq!(session["tool_calls"][0]["status"], "uncertain", "{tool}");
+        assert!(texts(&session, "tool")[0].starts_with("OUTCOME UNKNOWN"), "{session}");
+        let options = died.options.clone();
+        let seen = died.lives_on().await;
+        assert_eq!(options.effects().len(), 1, "{tool}");
+        let marker = seen.iter().find(|message| message["role"] == "tool").expect("the call's result");
+        assert!(marker["content"].as_str().unwrap().contains("OUTCOME UNKNOWN"), "{marker}");
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_during_a_model_call_whose_worker_died_asks_nothing_again() {
+    let died = cancelled_and_killed("talk", async |model, _, _| model.asked(1).await).await;
+    assert_eq!(texts(&died.session().await, "assistant"), [""; 0]);
+    died.lives_on().await;
+}
+
+#[tokio::test]
+async fn what_a_cancelled_run_has_sent_stays_visible() {
+    let died = cancelled_and_killed("mail and charge", async |_, options, database| {
+        // Not in the middle of writing that down: a stopped process keeps its locks.
+        eventually("the mail and the charge", || async {
+            let sent = "select count(*) from deliveries where status = 'sent' and $1 <> ''";
+            let sent: i64 = database.value(sent, "all").await;
+            (sent == 1 && options.effects().len() == 1).then_some(())
+        })
+        .await;
+    })
+    .await;
+    let session = died.session().await;
+    assert_eq!(session["deliveries"][0]["status"], "sent");
+    assert_eq!(session["deliveries"].as_array().unwrap().len(), 1);
+    let statuses: Vec<&Value> =
+        session["tool_calls"].as_array().unwrap().iter().map(|call| &call["status"]).collect();
+    assert_eq!(statuses, ["done", "uncertain"]);
+    let options = died.options.clone();
+    died.lives_on().await;
+    let mails = std::fs::read_dir(options.path("mail").join("new")).unwrap().count();
+    assert_eq!((mails, options.effects().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_mail_that_waits_is_sent_although_its_run_was_cancelled() {
+    let (database, model) = (Database::new().await, model().await);
+    let options = options(&model);
+    let api = options.clone().arg("--roles=api").serve(&database).await;
+    let client = api.client();
+    std::fs::write(options.path("hold-charge"), "").unwrap();
+    // Its deliverer dies each time before it sends; the worker with it, in the middle of the charge.
+    let dying = options.clone().env("FAILPOINTS", "K12=1*sleep(60000)").arg("--roles=worker");
+    let worker = dying.spawn(&database.url);
+    let id = id(&client.chat("c1", "mail and charge").await);
+    eventually("the charge", || async { (options.effects().len() == 1).then_some(()) }).await;
+    worker.kill();
+    assert_eq!(cancel(&client, &id).await.0, StatusCode::ACCEPTED);
+    let worker = options.clone().arg("--roles=worker").spawn(&database.url);
+    client.wait_for(&id, "failed").await;
+    eventually("the mail", || async {
+        let session = client.session(&id).await;
+        (session["deliveries"][0]["status"] == "sent").then_some(())
+    })
+    .await;
+    assert_eq!(std::fs::read_dir(options.path("mail").join("new")).unwrap().count(), 1);
+    assert!(worker.terminate().success());
+}
+
+#[tokio::test]
+async fn a_run_in_need_of_a_person_is_cancelled_without_a_repeat() {
+    let (database, model) = (Database::new().await, model().await);
+    let options = options(&model).config("on_uncertain = \"needs_attention\"");
+    std::fs::write(options.path("hold"), "").unwrap();
+    let process = options.serve(&database).await;
+    let id = id(&process.client().chat("c1", "charge").await);
+    eventually("the charge", || async { (options.effects().len() == 1).then_some(()) }).await;
+    process.kill();
+    std::fs::remove_file(options.path("hold")).unwrap();
+    let process = options.serve(&database).await;
+    let client = process.client();
+    client.wait_for(&id, "needs_attention").await;
+    assert_eq!(cancel(&client, &id).await.0, StatusCode::ACCEPTED);
+    let session = client.wait_for(&id, "failed").await;
+    assert!(texts(&session, "tool")[0].starts_with("OUTCOME UNKNOWN"), "{session}");
+    assert_eq!(session["tool_calls"][0]["status"], "uncertain", "it stays listed");
+    assert_eq!((options.effects().len(), model.bodies().len()), (1, 1));
+    assert_eq!(reasons(&client, &id).await, ["cancelled: the guest left"]);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
+    let (database, model) = (Database::new().await, model().await);
+    let store = database.store().await;
+    let options = options(&model);
+    let worker = options.clone().arg("--roles=worker").spawn(&database.url);
+    // One that has asked its user, and gave the conversation up for that.
+    let asking = wake(&store, "c1", "openai/test", "ask").await;
+    let status = "select status from conversation_sessions where session_id = $1";
+    let becomes = async |id: &str, expected: &str| {
+        eventually(&format!("{id} to be {expected}"), || async {
+            (database.value::<String>(status, id).await == expected).then_some(())
+        })
+        .await;
+    };
+    becomes(&asking, "waiting_input").await;
+    model.hold();
+    let holder = beside(&store, "t1", "talk").await;
+    model.asked(2).await;
+    let behind = beside(&store, "t2", "never mind").await;
+
+    store.cancel(&behind, Some("never mind")).await.unwrap();
+    assert_eq!(database.value::<String>(status, &behind).await, "failed");
+    // Its question has to be closed in words: it waits for the conversation with the cancel in its hand.
+    store.cancel(&asking, None).await.unwrap();
+    store.cancel(&asking, None).await.unwrap();
+    assert_eq!(database.value::<String>(status, &asking).await, "queued");
+    model.release();
+    becomes(&holder, "completed").await;
+    becomes(&asking, "failed").await;
+    let called: String = database.value("select status from tool_calls where session_id = $1", &asking).await;
+    assert_eq!(called, "abandoned");
+    assert_eq!(model.bodies().len(), 2);
+
+    // The message of the run that never began is nobody's debt, and is read with the next one.
+    assert_eq!(store.wake_session(&behind).await.unwrap(), []);
+    let message =
+        NewMessage { client_key: None, text: "After all.".into(), sender: None, trace_context: None };
+    store.send(&behind, &message).await.unwrap();
+    becomes(&behind, "completed").await;
+    let said = store.messages(&behind, None, 10).await.unwrap();
+    let said: Vec<&str> = said.iter().map(|message| message.text.as_str()).collect();
+    assert_eq!(said, ["never mind", "After all.", "I see: After all."]);
+    assert!(worker.terminate().success());
+}
+
+async fn beside(store: &wakeful::store::Store, trigger_id: &str, text: &str) -> String {
+    let new = NewSession {
+        space_id: "default".to_owned(),
+        mailbox_id: "default".to_owned(),
+        conversation_id: "default/c1".to_owned(),
+        trigger_type: "test".to_owned(),
+        trigger_id: trigger_id.to_owned(),
+        agent: "default".to_owned(),
+        model_id: "openai/test".to_owned(),
+        model_context_window: 128_000,
+        tool_names: vec![],
+        policy: None,
+        seeds: vec![],
+    };
+    let message = NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None };
+    store.wake(&new, &message).await.expect("a message is taken").session_id
+}
