@@ -82,7 +82,8 @@ fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
         return Ok(());
     };
     let written = std::fs::OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| {
-        writeln!(file, "{tool} {} {}", call.session_id, call.call_id)?;
+        // One write: what several processes append at once would mingle otherwise.
+        file.write_all(format!("{tool} {} {}\n", call.session_id, call.call_id).as_bytes())?;
         file.sync_all()
     });
     written.map_err(|error| ToolError(error.to_string()))
