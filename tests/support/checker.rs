@@ -60,6 +60,10 @@ pub async fn check(database: &Database, session_id: &str, effects: &[String]) ->
     totals_are_sums(database, &traces).await;
     calls_are_settled(&traces, &effects_of(session_id, effects));
     nothing_is_left(database, session_id).await;
+    // Last, for it is the product's own word.
+    let verification = database.store().await.verify(session_id).await.expect("the session is read");
+    let differ: Vec<_> = verification.checks.iter().filter(|check| !check.agrees).collect();
+    assert!(verification.agrees, "`session verify` says: {differ:#?}");
     traces
 }
 
