@@ -6,112 +6,19 @@
 //!
 //! A session that is in order is left untouched, to the last bit: a heal that has nothing to do writes nothing.
 
+mod conversation;
+mod healed;
 mod search;
 
+pub use healed::Healed;
 pub use search::{Cursor, Page};
 
 use crate::run::{self, Conversation, Locked, Wakes, journal};
 use crate::wake::clear_cancel;
-use crate::{Error, Result, Store};
-use serde::Serialize;
+use crate::{Result, Store};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
-
-/// One thing that was wrong, and is right now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "what", rename_all = "snake_case")]
-pub enum Healed {
-    /// The session's conversation had no row.
-    ConversationMade,
-    /// The conversation would have given numbers to new messages that old ones have.
-    NumbersCaughtUp {
-        was: i64,
-        is: i64,
-    },
-    QueuedRunsCounted {
-        was: i32,
-        is: i64,
-    },
-    /// The conversation pointed at a run that is not open, or not at the one that is.
-    OpenRunCorrected {
-        was: Option<String>,
-        is: Option<String>,
-    },
-    /// The session's status said something else than its run.
-    StatusCorrected {
-        was: String,
-        is: String,
-    },
-    /// The status spoke of a run that was over or paused: it goes on.
-    RunReopened {
-        run_id: String,
-    },
-    /// Nobody would have read the messages that wait, or done what the status says.
-    RunOpened {
-        run_id: String,
-    },
-    /// A run was open although its session is put away.
-    RunEnded {
-        run_id: String,
-    },
-    /// The run's turn had come and nobody had given it the conversation.
-    ConversationGiven {
-        session_id: String,
-        run_id: String,
-    },
-    /// A run was open and no job would have worked on it.
-    JobMade {
-        step_number: i64,
-    },
-    /// Messages waited to be sent and no job would have sent them.
-    DeliverJobMade {
-        channel: String,
-    },
-    /// Model calls in flight of a session that is at rest.
-    GenerationsForgotten {
-        generations: u64,
-        chunks: u64,
-    },
-}
-
-impl std::fmt::Display for Healed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = |run: &Option<String>| run.clone().unwrap_or_else(|| "none".to_owned());
-        match self {
-            Healed::ConversationMade => write!(f, "the conversation had no row"),
-            Healed::NumbersCaughtUp { was, is } => {
-                write!(f, "the conversation's last message number was {was} and is {is}")
-            }
-            Healed::QueuedRunsCounted { was, is } => {
-                write!(f, "the conversation counted {was} queued runs and there are {is}")
-            }
-            Healed::OpenRunCorrected { was, is } => {
-                write!(f, "the conversation's open run was {} and is {}", name(was), name(is))
-            }
-            Healed::StatusCorrected { was, is } => {
-                write!(f, "the status was {was} and is {is}, as its run is")
-            }
-            Healed::RunReopened { run_id } => {
-                write!(f, "the status spoke of an open run and there was none: {run_id} goes on")
-            }
-            Healed::RunOpened { run_id } => write!(f, "nobody would have gone on: {run_id} is opened"),
-            Healed::RunEnded { run_id } => {
-                write!(f, "{run_id} was open in a session that is put away: it is ended")
-            }
-            Healed::ConversationGiven { session_id, run_id } => {
-                write!(f, "the conversation was free: {run_id} of {session_id} has it")
-            }
-            Healed::JobMade { step_number } => write!(f, "no job would have gone on with step {step_number}"),
-            Healed::DeliverJobMade { channel } => {
-                write!(f, "no job would have sent what waits for {channel}")
-            }
-            Healed::GenerationsForgotten { generations, chunks } => {
-                write!(f, "{generations} model calls ({chunks} chunks) were left of a session at rest")
-            }
-        }
-    }
-}
 
 impl Store {
     /// Makes the session go on with what it owes, and says what was wrong. Nothing wrong: nothing is written.
@@ -120,14 +27,14 @@ impl Store {
     /// touches no lease. A session that a worker has in hand is left to it.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Corrupt`] for a status that is none, [`Error::Database`].
+    /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for a status that is none, [`crate::Error::Database`].
     pub async fn wake_session(&self, session_id: &str) -> Result<Vec<Healed>> {
         let mut tx = self.pool.begin().await?;
         let mut healed = Vec::new();
-        let (conversation, session) = lock(&mut tx, session_id, &mut healed).await?;
-        let conversation = correct_conversation(&mut tx, conversation, &mut healed).await?;
+        let (found, session) = conversation::lock(&mut tx, session_id, &mut healed).await?;
+        let conversation = conversation::correct(&mut tx, found, &mut healed).await?;
         owe(&mut tx, &conversation, session, &mut healed).await?;
-        give_conversation(&mut tx, &conversation.conversation_id, &mut healed).await?;
+        conversation::give(&mut tx, &conversation.conversation_id, &mut healed).await?;
         make_deliver_jobs(&mut tx, &conversation.conversation_id, &mut healed).await?;
         forget_generations(&mut tx, session_id, &mut healed).await?;
         if healed.is_empty() {
@@ -137,88 +44,6 @@ impl Store {
         }
         Ok(healed)
     }
-}
-
-async fn lock(
-    tx: &mut PgConnection,
-    session_id: &str,
-    healed: &mut Vec<Healed>,
-) -> Result<(Conversation, Locked)> {
-    let row = sqlx::query!(
-        "select conversation_id, space_id, mailbox_id, seed_message_count from conversation_sessions
-        where session_id = $1",
-        session_id
-    )
-    .fetch_optional(&mut *tx)
-    .await?
-    .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
-    let conversation = match run::lock_conversation(tx, &row.conversation_id).await {
-        Err(Error::NotFound { .. }) => {
-            sqlx::query!(
-                "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
-                values ($1, $2, $3, $4)
-                on conflict (conversation_id) do nothing",
-                row.conversation_id,
-                row.space_id,
-                row.mailbox_id,
-                i64::from(row.seed_message_count)
-            )
-            .execute(&mut *tx)
-            .await?;
-            healed.push(Healed::ConversationMade);
-            run::lock_conversation(tx, &row.conversation_id).await?
-        }
-        locked => locked?,
-    };
-    Ok((conversation, run::lock_session(tx, session_id).await?))
-}
-
-/// Makes the conversation's row fit its runs and its messages.
-async fn correct_conversation(
-    tx: &mut PgConnection,
-    conversation: Conversation,
-    healed: &mut Vec<Healed>,
-) -> Result<Conversation> {
-    let found = sqlx::query!(
-        r#"select
-            (select count(*) from session_runs where conversation_id = $1 and status = 'queued') as "queued!",
-            (select run_id from session_runs where conversation_id = $1 and status = 'running') as running,
-            (select coalesce(max(message_number), 0) from conversation_records where conversation_id = $1) as "last!""#,
-        conversation.conversation_id
-    )
-    .fetch_one(&mut *tx)
-    .await?;
-    let mut corrected = conversation.clone();
-    if i64::from(conversation.queued_runs) != found.queued {
-        healed.push(Healed::QueuedRunsCounted { was: conversation.queued_runs, is: found.queued });
-        corrected.queued_runs = i32::try_from(found.queued).unwrap_or(i32::MAX);
-    }
-    if conversation.open_run_id != found.running {
-        healed.push(Healed::OpenRunCorrected {
-            was: conversation.open_run_id.clone(),
-            is: found.running.clone(),
-        });
-        corrected.open_run_id = found.running;
-    }
-    // While a run is open its session counts, and gives the number back at the end.
-    if corrected.open_run_id.is_none() && conversation.last_message_number < found.last {
-        healed.push(Healed::NumbersCaughtUp { was: conversation.last_message_number, is: found.last });
-        corrected.last_message_number = found.last;
-    }
-    if !healed.is_empty() {
-        sqlx::query!(
-            "update conversation_counters
-            set queued_runs = $2, open_run_id = $3, last_message_number = $4
-            where conversation_id = $1",
-            corrected.conversation_id,
-            corrected.queued_runs,
-            corrected.open_run_id,
-            corrected.last_message_number
-        )
-        .execute(&mut *tx)
-        .await?;
-    }
-    Ok(corrected)
 }
 
 /// A run's row, as far as a heal looks.
@@ -298,7 +123,7 @@ async fn owe(
         if put_away {
             // Whoever has the job finds that nothing is owed and ends it; the run is ended after that.
             if !found.has_job {
-                end_runs(tx, &session, healed).await?;
+                conversation::end_runs(tx, &session, healed).await?;
             }
             return Ok(());
         }
@@ -409,63 +234,6 @@ async fn make_job(tx: &mut PgConnection, session: &Locked, healed: &mut Vec<Heal
     if made.rows_affected() == 1 {
         healed.push(Healed::JobMade { step_number });
     }
-    Ok(())
-}
-
-/// Ends the open and the queued runs of a session that is put away, and gives the conversation back.
-async fn end_runs(tx: &mut PgConnection, session: &Locked, healed: &mut Vec<Healed>) -> Result<()> {
-    let ended = sqlx::query_scalar!(
-        "update session_runs
-        set status = 'failed', error = $2, completed_at = clock_timestamp()
-        where session_id = $1 and status in ('running', 'queued')
-        returning run_id",
-        session.session_id,
-        session.status.as_str()
-    )
-    .fetch_all(&mut *tx)
-    .await?;
-    sqlx::query!(
-        "update conversation_counters c
-        set open_run_id = case when open_run_id = any ($2) then null else open_run_id end,
-            queued_runs = (
-                select count(*) from session_runs r
-                where r.conversation_id = c.conversation_id and r.status = 'queued'
-            ),
-            last_message_number = greatest(last_message_number, (
-                select max(message_number) from conversation_records r
-                where r.conversation_id = c.conversation_id
-            ))
-        where conversation_id = $1",
-        session.conversation_id,
-        &ended
-    )
-    .execute(tx)
-    .await?;
-    healed.extend(ended.into_iter().map(|run_id| Healed::RunEnded { run_id }));
-    Ok(())
-}
-
-/// Starts the oldest queued run of a conversation that nobody has.
-async fn give_conversation(
-    tx: &mut PgConnection,
-    conversation_id: &str,
-    healed: &mut Vec<Healed>,
-) -> Result<()> {
-    let conversation = run::lock_conversation(tx, conversation_id).await?;
-    if conversation.open_run_id.is_some() {
-        return Ok(());
-    }
-    let Some(next) = run::lock_next(tx, &conversation).await? else {
-        return Ok(());
-    };
-    sqlx::query!(
-        "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
-        conversation_id
-    )
-    .execute(&mut *tx)
-    .await?;
-    run::start(tx, &conversation, &next.session, &next.run_id, next.trace_context.as_deref()).await?;
-    healed.push(Healed::ConversationGiven { session_id: next.session.session_id, run_id: next.run_id });
     Ok(())
 }
 
