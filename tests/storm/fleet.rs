@@ -51,6 +51,16 @@ impl Fleet {
         }
     }
 
+    /// Starts everything, and the storm's clock when the first message can be taken: a slow machine takes its time.
+    pub async fn is_up(&mut self, plan: &Plan) {
+        while self.api.lock().expect("nobody panics with it").is_none() {
+            assert!(self.began.elapsed() < PATIENCE, "the API does not come up");
+            self.look_after(plan);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.began = Instant::now();
+    }
+
     /// What a supervisor does: starts what is down, wakes what was stopped long enough, and notices who died. Gives the
     /// pids of workers that died since the last look.
     pub fn look_after(&mut self, plan: &Plan) -> Vec<i32> {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub const LEASE: Duration = Duration::from_secs(2);
 
 /// How long after the last blow everything must be at rest. Nothing is measured by it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What is shown of a storm that went wrong.
 pub struct Wrong {
@@ -120,6 +120,7 @@ struct Held {
 impl Storm<'_> {
     /// Gives the sessions' ids, in the plan's order, when all is said and nothing is owed.
     async fn rage(&mut self) -> Vec<String> {
+        self.fleet.is_up(self.plan).await;
         let began = Instant::now();
         let api = Arc::clone(&self.fleet.api);
         let posting = self.plan.sessions.iter().enumerate().map(|(number, messages)| {
@@ -149,9 +150,6 @@ impl Storm<'_> {
             if refused_until.take_if(|until| *until <= Instant::now()).is_some() {
                 self.proxy.refuse(false);
             }
-            if blows.peek().is_none() {
-                self.proxy.disarm();
-            }
             died.extend(self.fleet.look_after(self.plan));
             for pid in died {
                 held.extend(self.held_by(pid).await);
@@ -169,6 +167,7 @@ impl Storm<'_> {
                 panic!("it does not come to rest: {:#}", self.owed().await);
             }
         }
+        self.proxy.disarm();
         self.fleet.summary.cut_statements = self.proxy.sprung();
         sessions.expect("all was said")
     }
