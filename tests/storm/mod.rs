@@ -80,4 +80,6 @@ async fn seeds(base: u64, count: u64, jobs: u64) {
     println!("\n{}", total.table(run::LEASE, began.elapsed()));
     assert!(!failed.load(Ordering::SeqCst), "a seed failed: see above");
     assert_eq!(total.seeds as u64, count);
+    let (rebilled, disruptions) = (total.rebilled, total.disruptions());
+    assert!(rebilled <= disruptions, "{rebilled} model calls were paid for again, {disruptions} things broke");
 }
