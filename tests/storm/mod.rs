@@ -81,5 +81,8 @@ async fn seeds(base: u64, count: u64, jobs: u64) {
     assert!(!failed.load(Ordering::SeqCst), "a seed failed: see above");
     assert_eq!(total.seeds as u64, count);
     let (rebilled, disruptions) = (total.rebilled, total.disruptions());
-    assert!(rebilled <= disruptions, "{rebilled} model calls were paid for again, {disruptions} things broke");
+    assert!(
+        rebilled <= disruptions,
+        "{rebilled} model calls were paid for again, {disruptions} things broke"
+    );
 }

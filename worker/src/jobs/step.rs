@@ -1,22 +1,28 @@
 //! The step job: the eight hops, one after the other, and again for the next step while the lease is kept.
 
+mod commit;
+mod mutant;
+mod span;
+mod tries;
+
 use crate::Ctx;
 use crate::perform::{Interrupted, perform};
-use crate::telemetry::{self, names};
+use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::{Instrument, Span, debug, info, info_span, warn};
+use tracing::{Instrument, Span, debug, warn};
+use tries::Tries;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
-use wakeful_workflow::advance::{Next, Outcome, Transition, advance};
+use wakeful_workflow::advance::Outcome;
 use wakeful_workflow::agent::{Agent, Limits, Policy};
 use wakeful_workflow::fault::{Fault, Verdict};
-use wakeful_workflow::plan::{Action, How, Stop, plan};
+use wakeful_workflow::plan::{Action, Stop, plan};
 use wakeful_workflow::session::Session;
 
 /// Claims after which a session that cannot be read is given up.
@@ -41,7 +47,7 @@ enum End {
 /// Never; the signature is apalis'.
 pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let ctx = Arc::clone(&ctx);
-    let span = job_span(&job);
+    let span = span::of_claim(&job);
     let lease = &mut job.lease;
     lease.trace_context = span.in_scope(|| telemetry::passed_on(lease.trace_context.as_deref()));
     async {
@@ -112,7 +118,7 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
 async fn claim(ctx: &Ctx, job: &Job, session_id: &str) -> wakeful_store::Result<End> {
     crate::failpoint("K3");
     let session = ctx.store.hydrate(session_id).await?;
-    let span = run_span(ctx, &session);
+    let span = span::of_run(ctx, &session);
     run(ctx, job, session).instrument(span).await
 }
 
@@ -151,10 +157,10 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
         if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let transition = advanced(&session, outcome, policy);
+        let transition = mutant::advance(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
-        crate::failpoint(commit_failpoint(&transition));
-        let commit = commit(ctx, job, &session, &transition, performance).await?;
+        crate::failpoint(commit::failpoint_before(&transition));
+        let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
         crate::failpoint("K22");
         ctx.notifier.session(session.session_id.as_str());
         if !transition.deliveries.is_empty() {
@@ -196,37 +202,6 @@ enum Decided {
     Again,
 }
 
-/// Claims of this step without progress, this one included, and how many of those before it died. Both are 0 once
-/// this claim has made progress.
-#[derive(Clone, Copy, Default)]
-struct Tries {
-    stuck: i64,
-    died: i64,
-}
-
-impl Tries {
-    fn of(job: &Job) -> Tries {
-        Tries { stuck: i64::from(job.stuck), died: i64::from(job.died) }
-    }
-
-    /// Claims that gave the job back for a fault, the present one counted as one of them.
-    fn ended_by_faults(self) -> i64 {
-        (self.stuck - self.died).max(1)
-    }
-
-    /// Why there is to be no further attempt.
-    fn used_up(self, limit: i64, last_error: Option<&str>) -> Option<Fault> {
-        let attempts = self.stuck - 1;
-        if self.died < limit.max(Limits::DEATHS) && self.ended_by_faults() <= limit {
-            return None;
-        }
-        Some(match last_error {
-            Some(error) => Fault::Stuck { attempts, last_error: error.to_owned() },
-            None => Fault::WorkerDied { attempts },
-        })
-    }
-}
-
 /// Plans, and performs what was planned.
 async fn decide(
     ctx: &Ctx,
@@ -235,16 +210,7 @@ async fn decide(
     agent: &Agent,
     tries: Tries,
 ) -> wakeful_store::Result<Decided> {
-    let action = match plan(session, &agent.limits) {
-        // The defect of looking at the newest entry alone: it is a result, so the model is next.
-        Action::CallTools { calls }
-            if crate::mutant("last_event_only")
-                && calls.iter().any(|planned| matches!(planned.how, How::Reuse(..))) =>
-        {
-            Action::CallModel
-        }
-        action => action,
-    };
+    let action = mutant::plan(session, &agent.limits);
     if action == Action::Rest {
         ctx.store.end_job(&job.lease).await?;
         return Ok(Decided::End(End::Closed));
@@ -293,79 +259,6 @@ async fn decide(
     })
 }
 
-/// Commits, and tries again while the database is away and the lease lasts: the answer has been paid for. A second
-/// try of a commit that went through finds the session moved and writes nothing.
-async fn commit(
-    ctx: &Ctx,
-    job: &Job,
-    session: &Session,
-    transition: &Transition,
-    performance: Performance,
-) -> wakeful_store::Result<Commit> {
-    let span = info_span!(
-        names::COMMIT_STEP,
-        { names::SESSION_ID } = %session.session_id,
-        { names::CONVERSATION_ID } = %session.conversation_id,
-        { names::RUN_ID } = %transition.run_id,
-        { names::STEP_NUMBER } = transition.step_number,
-    );
-    let mut faults = 0;
-    loop {
-        let committing = ctx.store.commit(&job.lease, session, transition.clone(), performance);
-        match committing.instrument(span.clone()).await {
-            Err(error) if error.is_transient() && job.lease.is_live() => {
-                faults += 1;
-                warn!(%error, "The commit failed; trying again");
-                tokio::time::sleep(queue::delay(faults, None)).await;
-            }
-            Ok(commit) => {
-                if matches!(commit, Commit::Moved | Commit::Stale) {
-                    telemetry::failed(&span, "fenced");
-                }
-                report(session, transition, commit);
-                return Ok(commit);
-            }
-            Err(error) => {
-                telemetry::failed(&span, "database");
-                return Err(error);
-            }
-        }
-    }
-}
-
-fn report(session: &Session, transition: &Transition, commit: Commit) {
-    let step = transition.step_number;
-    match commit {
-        Commit::Continued { .. } if transition.step.is_some() => {
-            info!(session.id = %session.session_id, step, "Committed step {step}");
-        }
-        Commit::Continued { .. } => {
-            debug!(session.id = %session.session_id, step, "Committed part of step {step}")
-        }
-        Commit::Closed => {
-            let status = transition.status().map_or("", |status| status.as_str());
-            let error = match &transition.next {
-                Next::Close(closing) => closing.error.as_deref(),
-                Next::SameStep | Next::NextStep => None,
-            };
-            match error {
-                None => {
-                    info!(session.id = %session.session_id, run.id = %transition.run_id, step, "The run is {status}")
-                }
-                Some(error) => {
-                    warn!(session.id = %session.session_id, run.id = %transition.run_id, step, error, "The run is {status}");
-                }
-            }
-        }
-        Commit::Moved => {
-            debug!(session.id = %session.session_id, step, "The session moved; reading it again")
-        }
-        Commit::Stale => {
-            warn!(session.id = %session.session_id, step, "Another worker has the session: nothing was written")
-        }
-    }
-}
-
 /// Whether the lease is to be given up after so many steps of this claim.
 async fn gives_way(ctx: &Ctx, steps: u32) -> wakeful_store::Result<bool> {
     Ok(steps.is_multiple_of(ctx.config.queue.slice_steps) && ctx.store.others_wait(Kind::Step).await?)
@@ -389,103 +282,5 @@ async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
     );
     if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
         warn!(%error, "The job was not given back; it is free when its lease ends");
-    }
-}
-
-/// What `outcome` makes of the session: [`advance`], unless this process is to show what it guards against.
-fn advanced(session: &Session, outcome: Outcome, policy: Policy) -> Transition {
-    let shrunk = match &outcome {
-        Outcome::Replied(generated) if crate::mutant("repair_in_place") => generated.repairs,
-        _ => return advance(session, outcome, policy),
-    };
-    // The defect: repair worked on the session itself, whose list is shorter now, and what stands beyond the place
-    // where the list once ended is taken for new.
-    let mut repaired = session.clone();
-    repaired.last_message_number -= shrunk;
-    let mut transition = advance(&repaired, outcome, policy);
-    transition.records.retain(|record| record.message_number > session.last_message_number);
-    transition
-}
-
-/// Which failpoint stands before this commit: a turn that asks for tools, or the end of a step.
-fn commit_failpoint(transition: &Transition) -> &'static str {
-    if transition.step.is_some() {
-        "K21"
-    } else if transition.calls_opened.is_empty() {
-        "K5"
-    } else {
-        "K10_commit"
-    }
-}
-
-/// What a claim contributes to its session's run.
-fn run_span(ctx: &Ctx, session: &Session) -> Span {
-    let agent = ctx.config.agent(&session.agent).ok();
-    let (provider, model) = agent
-        .as_ref()
-        .and_then(|agent| agent.model.split_once('/'))
-        .map_or((None, None), |(p, m)| (Some(p), Some(m)));
-    info_span!(
-        "invoke_agent",
-        "otel.name" = names::invoke_agent(&session.agent),
-        "otel.kind" = names::KIND_INTERNAL,
-        { names::OPERATION_NAME } = names::OPERATION_INVOKE_AGENT,
-        { names::AGENT_NAME } = session.agent,
-        { names::PROVIDER_NAME } = provider,
-        { names::REQUEST_MODEL } = model,
-        { names::SESSION_ID } = %session.session_id,
-        { names::CONVERSATION_ID } = %session.conversation_id,
-        { names::RUN_ID } = session.run.as_ref().map(|run| run.run_id.as_str()),
-    )
-}
-
-/// A trace of its own for every claim, linked to what enqueued the job and to the claim before.
-fn job_span(job: &Job) -> Span {
-    let span = info_span!(
-        parent: None,
-        names::PROCESS_STEP,
-        "otel.kind" = names::KIND_CONSUMER,
-        { names::SESSION_ID } = job.session_id,
-        { names::CONVERSATION_ID } = %job.conversation_id,
-        { names::STEP_NUMBER } = job.step_number,
-        { names::STEP_ATTEMPT } = job.attempt,
-        { names::JOB_ID } = job.lease.job_id,
-        { names::MESSAGING_SYSTEM } = names::MESSAGING_SYSTEM_WAKEFUL,
-        { names::MESSAGING_OPERATION_NAME } = names::MESSAGING_PROCESS,
-        { names::MESSAGING_OPERATION_TYPE } = names::MESSAGING_PROCESS,
-        { names::MESSAGING_DESTINATION_NAME } = job.kind.as_str(),
-    );
-    if let Some(trace_context) = &job.lease.trace_context {
-        telemetry::link(&span, trace_context);
-    }
-    span
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn deaths_that_a_neighbour_may_have_caused_use_up_no_attempt() {
-        for limit in 1..=8 {
-            // Twice together with the one that kills; by itself from the third claim on.
-            for died in 0..3 {
-                let tries = Tries { stuck: died + 1, died };
-                assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
-                assert_eq!(tries.ended_by_faults(), 1, "its first fault is its first");
-            }
-        }
-        let dead = Tries { stuck: 4, died: 3 };
-        assert_eq!(dead.used_up(1, None), Some(Fault::WorkerDied { attempts: 3 }));
-        assert_eq!(dead.used_up(4, None), None);
-        assert!(Tries { stuck: 5, died: 4 }.used_up(4, None).is_some());
-    }
-
-    #[test]
-    fn faults_use_up_attempts_one_by_one() {
-        assert_eq!(Tries { stuck: 2, died: 0 }.used_up(2, Some("429")), None);
-        let stuck = Tries { stuck: 3, died: 0 }.used_up(2, Some("429"));
-        assert_eq!(stuck, Some(Fault::Stuck { attempts: 2, last_error: "429".to_owned() }));
-        assert_eq!(Tries::default().ended_by_faults(), 1);
     }
 }

@@ -1,0 +1,93 @@
+//! Hop 7: the commit, tried again while the database is away, and the line of the log that says what became of it.
+
+use crate::Ctx;
+use crate::telemetry::{self, names};
+use tracing::{Instrument, debug, info, info_span, warn};
+use wakeful_store::queue::{self, Job};
+use wakeful_store::step::{Commit, Performance};
+use wakeful_workflow::advance::{Next, Transition};
+use wakeful_workflow::session::Session;
+
+/// Commits, and tries again while the database is away and the lease lasts: the answer has been paid for. A second
+/// try of a commit that went through finds the session moved and writes nothing.
+pub(super) async fn commit(
+    ctx: &Ctx,
+    job: &Job,
+    session: &Session,
+    transition: &Transition,
+    performance: Performance,
+) -> wakeful_store::Result<Commit> {
+    let span = info_span!(
+        names::COMMIT_STEP,
+        { names::SESSION_ID } = %session.session_id,
+        { names::CONVERSATION_ID } = %session.conversation_id,
+        { names::RUN_ID } = %transition.run_id,
+        { names::STEP_NUMBER } = transition.step_number,
+    );
+    let mut faults = 0;
+    loop {
+        let committing = ctx.store.commit(&job.lease, session, transition.clone(), performance);
+        match committing.instrument(span.clone()).await {
+            Err(error) if error.is_transient() && job.lease.is_live() => {
+                faults += 1;
+                warn!(%error, "The commit failed; trying again");
+                tokio::time::sleep(queue::delay(faults, None)).await;
+            }
+            Ok(commit) => {
+                if matches!(commit, Commit::Moved | Commit::Stale) {
+                    telemetry::failed(&span, "fenced");
+                }
+                report(session, transition, commit);
+                return Ok(commit);
+            }
+            Err(error) => {
+                telemetry::failed(&span, "database");
+                return Err(error);
+            }
+        }
+    }
+}
+
+fn report(session: &Session, transition: &Transition, commit: Commit) {
+    let step = transition.step_number;
+    match commit {
+        Commit::Continued { .. } if transition.step.is_some() => {
+            info!(session.id = %session.session_id, step, "Committed step {step}");
+        }
+        Commit::Continued { .. } => {
+            debug!(session.id = %session.session_id, step, "Committed part of step {step}")
+        }
+        Commit::Closed => {
+            let status = transition.status().map_or("", |status| status.as_str());
+            let error = match &transition.next {
+                Next::Close(closing) => closing.error.as_deref(),
+                Next::SameStep | Next::NextStep => None,
+            };
+            match error {
+                None => {
+                    info!(session.id = %session.session_id, run.id = %transition.run_id, step, "The run is {status}")
+                }
+                Some(error) => {
+                    warn!(session.id = %session.session_id, run.id = %transition.run_id, step, error, "The run is {status}");
+                }
+            }
+        }
+        Commit::Moved => {
+            debug!(session.id = %session.session_id, step, "The session moved; reading it again")
+        }
+        Commit::Stale => {
+            warn!(session.id = %session.session_id, step, "Another worker has the session: nothing was written")
+        }
+    }
+}
+
+/// Which failpoint stands before this commit: a turn that asks for tools, or the end of a step.
+pub(super) fn failpoint_before(transition: &Transition) -> &'static str {
+    if transition.step.is_some() {
+        "K21"
+    } else if transition.calls_opened.is_empty() {
+        "K5"
+    } else {
+        "K10_commit"
+    }
+}

@@ -1,0 +1,65 @@
+//! How often a step may be tried.
+
+use wakeful_store::queue::Job;
+use wakeful_workflow::agent::Limits;
+use wakeful_workflow::fault::Fault;
+
+/// Claims of this step without progress, this one included, and how many of those before it died. Both are 0 once
+/// this claim has made progress.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tries {
+    pub(super) stuck: i64,
+    died: i64,
+}
+
+impl Tries {
+    pub(super) fn of(job: &Job) -> Tries {
+        Tries { stuck: i64::from(job.stuck), died: i64::from(job.died) }
+    }
+
+    /// Claims that gave the job back for a fault, the present one counted as one of them.
+    pub(super) fn ended_by_faults(self) -> i64 {
+        (self.stuck - self.died).max(1)
+    }
+
+    /// Why there is to be no further attempt.
+    pub(super) fn used_up(self, limit: i64, last_error: Option<&str>) -> Option<Fault> {
+        let attempts = self.stuck - 1;
+        if self.died < limit.max(Limits::DEATHS) && self.ended_by_faults() <= limit {
+            return None;
+        }
+        Some(match last_error {
+            Some(error) => Fault::Stuck { attempts, last_error: error.to_owned() },
+            None => Fault::WorkerDied { attempts },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deaths_that_a_neighbour_may_have_caused_use_up_no_attempt() {
+        for limit in 1..=8 {
+            // Twice together with the one that kills; by itself from the third claim on.
+            for died in 0..3 {
+                let tries = Tries { stuck: died + 1, died };
+                assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
+                assert_eq!(tries.ended_by_faults(), 1, "its first fault is its first");
+            }
+        }
+        let dead = Tries { stuck: 4, died: 3 };
+        assert_eq!(dead.used_up(1, None), Some(Fault::WorkerDied { attempts: 3 }));
+        assert_eq!(dead.used_up(4, None), None);
+        assert!(Tries { stuck: 5, died: 4 }.used_up(4, None).is_some());
+    }
+
+    #[test]
+    fn faults_use_up_attempts_one_by_one() {
+        assert_eq!(Tries { stuck: 2, died: 0 }.used_up(2, Some("429")), None);
+        let stuck = Tries { stuck: 3, died: 0 }.used_up(2, Some("429"));
+        assert_eq!(stuck, Some(Fault::Stuck { attempts: 2, last_error: "429".to_owned() }));
+        assert_eq!(Tries::default().ended_by_faults(), 1);
+    }
+}
