@@ -5,4 +5,7 @@
 alter table jobs add column died integer not null default 0;
 
 -- When the delivery's present attempt began: until some time after it, "it is not there" proves nothing.
-alter table deliveries add column sending_at timestamptz;
+alter table deliveries
+    add column sending_at timestamptz,
+    -- Until then nobody may say that it did not happen.
+    add column settled_by timestamptz;

@@ -120,6 +120,8 @@ impl Store {
             set status = case when next.late then next.status else 'sending' end,
                 attempt = attempt + case when next.late and next.status = 'queued' then 0 else 1 end,
                 sending_at = case when next.status = 'queued' then clock_timestamp() else sending_at end,
+                settled_by = case when next.status = 'queued' then clock_timestamp() + make_interval(secs => $6)
+                    else settled_by end,
                 not_after = next.not_after,
                 lease = $2
             from next, j
@@ -150,6 +152,37 @@ impl Store {
                 })
             })
             .transpose()
+    }
+
+    /// Writes down that a delivery which may have gone out is now sent once more: from here on the time runs in which
+    /// this attempt may be under way. `false`: the lease is lost, so it must not be sent.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`]; then it must not be sent.
+    pub async fn send_again(
+        &self,
+        lease: &Lease,
+        delivery_id: &str,
+        attempt_limit: Duration,
+    ) -> Result<bool> {
+        let begun = sqlx::query!(
+            "with j as (
+                update jobs set stuck = stuck
+                where job_id = $2 and lease = $3
+                returning job_id
+            )
+            update deliveries
+            set sending_at = clock_timestamp(), settled_by = clock_timestamp() + make_interval(secs => $4)
+            from j
+            where delivery_id = $1 and deliveries.lease = $3 and status = 'sending'",
+            delivery_id,
+            lease.job_id,
+            lease.token,
+            attempt_limit.as_secs_f64()
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(begun.rows_affected() == 1)
     }
 
     /// Gives a claimed delivery back: it was certainly not sent and will be tried again.
@@ -231,7 +264,8 @@ impl Store {
             None => (format!("sent/{delivery_id}"), Event::GenSent { delivery_id, channel }),
             Some(reason) => {
                 let status = status.to_owned();
-                let dedupe = format!("unsent/{delivery_id}");
+                // An operator may have it tried again after such an end, and then it may have another one.
+                let dedupe = format!("unsent/{delivery_id}/{}/{status}", claimed.attempt);
                 (dedupe, Event::DeliveryFailed { delivery_id, channel, status, reason })
             }
         };

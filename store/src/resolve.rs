@@ -196,12 +196,10 @@ async fn resolve_delivery(
     decision: &Decision,
 ) -> Result<Resolved> {
     let delivery = sqlx::query!(
-        r#"select d.channel, d.status, d.attempt, d.resolution, j.run_at as "sender_until?",
+        r#"select d.channel, d.status, d.attempt, d.resolution,
+            case when d.settled_by > clock_timestamp() then d.settled_by end as sender_until,
             coalesce(d.not_after < clock_timestamp(), false) as "late!"
         from deliveries d
-        left join jobs j
-            on j.kind = 'deliver' and j.conversation_id = d.conversation_id and j.channel = d.channel
-                and j.lease = d.lease and j.run_at > clock_timestamp()
         where d.session_id = $1 and d.delivery_id = $2"#,
         session.session_id,
         delivery_id

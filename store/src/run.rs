@@ -236,7 +236,15 @@ pub(crate) async fn start(
     .fetch_optional(&mut *tx)
     .await?;
     let inbox = sqlx::query!(
-        "select inbox_id, content from session_inbox where session_id = $1 and status = 'pending' order by inbox_id",
+        // What came after this run was asked to end was promised another one.
+        "select inbox_id, content from session_inbox
+        where session_id = $1
+            and status = 'pending'
+            and (
+                outcome <> 'new_run'
+                or not (select cancel_requested from conversation_sessions where session_id = $1)
+            )
+        order by inbox_id",
         session.session_id
     )
     .fetch_all(&mut *tx)
@@ -346,7 +354,7 @@ pub(crate) async fn start(
         values ('step', $1, $2, $3, $4, $5)
         on conflict (session_id) where kind = 'step'
             do update set step_number = excluded.step_number, trace_context = excluded.trace_context,
-                run_at = clock_timestamp(), lease = null, worker_id = null, stuck = 0, attempt = 0,
+                run_at = clock_timestamp(), lease = null, worker_id = null, stuck = 0, died = 0, attempt = 0,
                 last_error = null",
         session.space_id,
         session.conversation_id,

@@ -48,19 +48,48 @@ impl Store {
         transition: Transition,
         performance: Performance,
     ) -> Result<Commit> {
-        let done = match &transition.next {
-            Next::SameStep | Next::NextStep => {
-                self.continue_run(lease, session, &transition, performance).await
-            }
-            Next::Close(_) => self.close_run(lease, session, transition, performance).await,
-        };
-        match self.noted(done) {
-            // Is the lease lost, or did only the session move?
-            Err(Error::Database(error)) if missed_fence(&error) => {
-                Ok(if self.holds(lease).await? { Commit::Moved } else { Commit::Stale })
-            }
-            other => other,
+        let mut aligned = false;
+        loop {
+            let done = match &transition.next {
+                Next::SameStep | Next::NextStep => {
+                    self.continue_run(lease, session, &transition, performance).await
+                }
+                Next::Close(_) => self.close_run(lease, session, transition.clone(), performance).await,
+            };
+            return match self.noted(done) {
+                // Is the lease lost, or did only the session move?
+                Err(Error::Database(error)) if missed_fence(&error) => {
+                    if !self.holds(lease).await? {
+                        Ok(Commit::Stale)
+                    } else if !aligned && self.align_job(lease).await? {
+                        aligned = true;
+                        continue;
+                    } else {
+                        Ok(Commit::Moved)
+                    }
+                }
+                other => other,
+            };
         }
+    }
+
+    /// Gives the job the step number that follows from its session's row, which decides. A job that a hand made or
+    /// changed would miss the fence for ever. What a commit was planned on still guards it against applying twice.
+    async fn align_job(&self, lease: &Lease) -> Result<bool> {
+        let aligned = sqlx::query!(
+            "update jobs
+            set step_number = s.last_step_number + 1
+            from conversation_sessions s
+            where jobs.job_id = $1
+                and jobs.lease = $2
+                and s.session_id = jobs.session_id
+                and jobs.step_number <> s.last_step_number + 1",
+            lease.job_id,
+            lease.token
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(aligned.rows_affected() == 1)
     }
 
     async fn continue_run(
@@ -134,7 +163,8 @@ impl Store {
         let next = run::lock_next(&mut tx, &conversation).await?;
         let failed = sqlx::query!(
             "update conversation_sessions
-            set status = 'failed', error = $2, completed_at = clock_timestamp(), cancel_requested = false
+            set status = 'failed', error = $2, completed_at = clock_timestamp(), cancel_requested = false,
+                cancel_reason = null
             where session_id = $1
             returning last_message_number",
             session_id,
@@ -146,25 +176,35 @@ impl Store {
             sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
                 .execute(&mut *tx)
                 .await?;
-        let Some(run_id) = conversation.open_run_id.clone().filter(|_| ended.rows_affected() == 1) else {
+        if ended.rows_affected() == 0 {
             // Dropping the transaction undoes the update.
             return Ok(false);
-        };
+        }
+        // The conversation may be another session's, or nobody's, where a hand made the job.
+        let run_id = sqlx::query_scalar!(
+            "select run_id from session_runs where session_id = $1 and status = 'running'",
+            session_id
+        )
+        .fetch_optional(&mut *tx)
+        .await?
+        .filter(|run_id| conversation.open_run_id.as_ref() == Some(run_id));
         let event = Event::StateTransition {
             from_state: SessionStatus::Running.as_str().to_owned(),
             to_state: SessionStatus::Failed.as_str().to_owned(),
             reason: Some(error.to_owned()),
         };
         let events = [event, Event::invocation_result(SessionStatus::Failed, Some(error))];
-        run::journal(&mut tx, session_id, Some(&run_id), None, run::Wakes::Planner, &events).await?;
-        let ending = run::Ending {
-            session_id,
-            run_id: &run_id,
-            status: SessionStatus::Failed,
-            error: Some(error),
-            last_message_number: failed.last_message_number,
-        };
-        run::close(&mut tx, conversation, ending, next).await?;
+        run::journal(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events).await?;
+        if let Some(run_id) = &run_id {
+            let ending = run::Ending {
+                session_id,
+                run_id,
+                status: SessionStatus::Failed,
+                error: Some(error),
+                last_message_number: failed.last_message_number,
+            };
+            run::close(&mut tx, conversation, ending, next).await?;
+        }
         tx.commit().await?;
         Ok(true)
     }
@@ -273,7 +313,8 @@ async fn write(
                     status = coalesce($13, status),
                     error = case when $14 then $15 else error end,
                     completed_at = case when $14 then clock_timestamp() else completed_at end,
-                    cancel_requested = cancel_requested and not $14
+                    cancel_requested = cancel_requested and not $14,
+                    cancel_reason = case when $14 then null else cancel_reason end
                 where session_id = $1
                     and last_message_number = $2
                     and last_step_number = $3::bigint - 1
@@ -311,7 +352,11 @@ async fn write(
                     as c (call_id, name, args_sha256, effect)
             ), closed as (
                 update tool_calls
-                set status = c.status,
+                set status = case
+                        -- What came of it was written down after this was planned: it is known after all.
+                        when c.status = 'uncertain' and tool_calls.status in ('done', 'failed') then tool_calls.status
+                        else c.status
+                    end,
                     result_message_number = c.message_number,
                     settled_at = coalesce(tool_calls.settled_at, clock_timestamp())
                 from s, j, unnest($32::text[], $33::text[], $34::bigint[]) as c (call_id, status, message_number)

@@ -90,9 +90,25 @@ impl Lease {
         &self.hold.lost
     }
 
+    /// The lease's end as it is known now. What a heartbeat adds later is not in it.
+    pub fn term(&self) -> Term {
+        Term(self.hold.ends_ms.load(Ordering::Acquire))
+    }
+
     /// Whether the lease has certainly not ended: an effect may start only then.
     pub fn is_live(&self) -> bool {
         !self.hold.lost.is_cancelled() && boottime_ms() < self.hold.ends_ms.load(Ordering::Acquire)
+    }
+}
+
+/// A moment at which a lease ends at the earliest.
+#[derive(Clone, Copy, Debug)]
+pub struct Term(u64);
+
+impl Term {
+    /// Whether it is still to come.
+    pub fn lasts(self) -> bool {
+        boottime_ms() < self.0
     }
 }
 

@@ -51,9 +51,7 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
 
 async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
     let channel_name = job.channel.as_deref().unwrap_or_default();
-    let lease = Duration::from_secs(ctx.config.queue.lease_s);
-    // An attempt begins while its lease lasts, and ends within its time.
-    let terms = Terms { max_age: ctx.config.max_age(channel_name), attempt_limit: lease + SEND };
+    let terms = Terms { max_age: ctx.config.max_age(channel_name), attempt_limit: attempt_limit(ctx) };
     loop {
         // Read before looking: what is enqueued after the look moves this number.
         let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(text)? else {
@@ -107,6 +105,11 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Res
         }
     }
     Ok(())
+}
+
+/// An attempt begins while its lease lasts, and ends within its time.
+fn attempt_limit(ctx: &Ctx) -> Duration {
+    Duration::from_secs(ctx.config.queue.lease_s) + SEND
 }
 
 /// What is to be done about a claimed delivery.
@@ -175,6 +178,13 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Ne
             Err(error) if used_up => {
                 return uncertain(&format!("{DIED}, and the channel does not say: {error}"));
             }
+            Err(error) => return again(error.to_string(), before),
+        }
+    }
+    if claimed.maybe_sent {
+        match ctx.store.send_again(&job.lease, &claimed.delivery_id, attempt_limit(ctx)).await {
+            Ok(true) => {}
+            Ok(false) => return again("the lease was lost before it was sent again".to_owned(), before),
             Err(error) => return again(error.to_string(), before),
         }
     }

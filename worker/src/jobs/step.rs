@@ -26,7 +26,7 @@ use wakeful_workflow::plan::{Action, Stop, plan};
 use wakeful_workflow::session::Session;
 
 /// Claims after which a session that cannot be read is given up.
-const UNREADABLE_ATTEMPTS: i32 = 5;
+const UNREADABLE_ATTEMPTS: i64 = 5;
 
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
@@ -81,15 +81,25 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
     };
     // A fault of the database is nobody's attempt: the step is looked at again under the same lease.
     let mut faults = 0;
+    // Counted by the claim, and anew once it has made progress: a fault of the database after that finds them so.
+    let mut counts = Counts { tries: Tries::of(job), attempt: job.attempt };
     loop {
-        match claim(ctx, job, session_id).await {
+        match claim(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
                 warn!(%error, "The database failed the step; looking again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
-            Err(error @ Error::Corrupt { .. }) if job.stuck >= UNREADABLE_ATTEMPTS => {
+            // A job of no session: nothing is owed.
+            Err(Error::NotFound { .. }) => {
+                warn!(session.id = session_id, "A job whose session is not there is ended");
+                return match ctx.store.end_job(&job.lease).await {
+                    Ok(()) => End::Closed,
+                    Err(error) => End::Retry { kind: "database", error: error.to_string(), at_least: None },
+                };
+            }
+            Err(error @ Error::Corrupt { .. }) if counts.tries.stuck >= UNREADABLE_ATTEMPTS => {
                 return give_up(ctx, job, session_id, &error).await;
             }
             Err(error) => return End::Retry { kind: "database", error: error.to_string(), at_least: None },
@@ -115,23 +125,28 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
 }
 
 /// One claim: hydrate once, then step after step with the warm copy.
-async fn claim(ctx: &Ctx, job: &Job, session_id: &str) -> wakeful_store::Result<End> {
+async fn claim(ctx: &Ctx, job: &Job, session_id: &str, counts: &mut Counts) -> wakeful_store::Result<End> {
     crate::failpoint("K3");
     let session = ctx.store.hydrate(session_id).await?;
     let span = span::of_run(ctx, &session);
-    run(ctx, job, session).instrument(span).await
+    run(ctx, job, session, counts).instrument(span).await
+}
+
+/// What the claim counted: the tries of this step, and the how-manieth claim of it this is.
+struct Counts {
+    tries: Tries,
+    attempt: i32,
 }
 
 /// The run, as far as this claim takes it.
-async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Result<End> {
-    let (mut tries, mut attempt) = (Tries::of(job), job.attempt);
+async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) -> wakeful_store::Result<End> {
     let mut steps = 0;
     let mut began = Instant::now();
     loop {
         let agent = ctx.config.agent(&session.agent);
         let policy = agent.as_ref().map_or_else(|_| Policy::default(), Agent::policy);
         let outcome = match &agent {
-            Ok(agent) => decide(ctx, job, &mut session, agent, tries).await?,
+            Ok(agent) => decide(ctx, job, &mut session, agent, counts.tries).await?,
             // Without its agent a run can only end: by the person who cancelled it, or by this fault.
             Err(error) => match plan(&session, &Limits::default()) {
                 Action::Rest => {
@@ -158,7 +173,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
             telemetry::failed(&Span::current(), fault.kind());
         }
         let transition = mutant::advance(&session, outcome, policy);
-        let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt };
+        let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt: counts.attempt };
         crate::failpoint(commit::failpoint_before(&transition));
         let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
         crate::failpoint("K22");
@@ -174,11 +189,11 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
                     ctx.store.refresh(&mut session).await?;
                 }
                 if transition.step.is_some() || !transition.records.is_empty() {
-                    tries = Tries::default();
+                    counts.tries = Tries::default();
                 }
                 if transition.step.is_some() {
                     steps += 1;
-                    (attempt, began) = (1, Instant::now());
+                    (counts.attempt, began) = (1, Instant::now());
                     if ctx.draining.is_cancelled() || gives_way(ctx, steps).await? {
                         return Ok(release(ctx, job).await);
                     }
@@ -189,7 +204,15 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session) -> wakeful_store::Resul
                 ctx.notifier.job();
                 return Ok(End::Closed);
             }
-            Commit::Moved => session = ctx.store.hydrate(session.session_id.as_str()).await?,
+            Commit::Moved => {
+                let read = ctx.store.hydrate(session.session_id.as_str()).await?;
+                if read == session {
+                    // Planned on again it would miss again, and pay for the model each time.
+                    let error = "the commit missed a session that is as it was read".to_owned();
+                    return Ok(End::Retry { kind: "moved", error, at_least: None });
+                }
+                session = read;
+            }
             Commit::Stale => return Ok(End::Stale),
         }
     }

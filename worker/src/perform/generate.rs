@@ -48,8 +48,9 @@ pub(super) async fn call_model(
         None => (base, None),
     };
     let repairs = request.repairs.total() as i64;
-    if request.repairs.total() > 0 {
-        info!(session.id = %session.session_id, repairs = ?request.repairs, "Repaired the request's copy of the transcript");
+    if repairs > 0 {
+        let kinds = &request.repairs;
+        info!(session.id = %session.session_id, repairs, ?kinds, "Repaired {repairs} violations on the request's copy of the transcript");
     }
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
     let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;

@@ -90,7 +90,12 @@ impl Turn<'_> {
 
     async fn run(&self, call: &ToolCall) -> Result<Ending, Interrupted> {
         if let Some(refusal) = self.refusal(call) {
-            return Ok(failed(refusal.0));
+            // Begun under an earlier configuration, it may have taken effect: that it is refused now proves nothing.
+            let begun = self
+                .session
+                .call(&call.call_id)
+                .is_some_and(|row| row.status.may_have_run() && row.outcome.is_none());
+            return Ok(if begun { Ending::Uncertain { known: false } } else { failed(refusal.0) });
         }
         let (effect, status) = match self.session.call(&call.call_id) {
             Some(row) => (row.effect, row.status),
@@ -119,6 +124,8 @@ impl Turn<'_> {
         if !self.lease.is_live() {
             return Err(Interrupted::Moved);
         }
+        // The end that `started` will record, or an earlier one.
+        let term = self.lease.term();
         crate::failpoint("K17");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
         let Some(started) = started else {
@@ -126,7 +133,7 @@ impl Turn<'_> {
         };
         crate::failpoint("K18");
         // The commit may have taken long: an effect starts only while the lease that it recorded certainly lasts.
-        if !self.lease.is_live() {
+        if !self.lease.is_live() || !term.lasts() {
             return Err(Interrupted::Moved);
         }
         let ending = match self.invoke(call).await {

@@ -154,8 +154,13 @@ impl<'a> Draft<'a> {
                           session resolve`";
             return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
         }
+        // Those that settled before the run paused for a person are in the transcript already.
+        let earlier = self
+            .session
+            .open_turn()
+            .map_or(0, |turn| turn.record.tool_calls().count() - turn.unanswered.len());
         let (usage, finish_reason) = self.turn_cost();
-        self.complete_step(usage, finish_reason, executed as i64);
+        self.complete_step(usage, finish_reason, (earlier + executed) as i64);
         // A message that waits already answers the question in the next step: no run waits for what is there.
         if asked && self.session.inbox.is_empty() {
             return self.close(SessionStatus::WaitingInput, None);
@@ -169,6 +174,8 @@ impl<'a> Draft<'a> {
         // A turn that pauses for an answer has been counted; any other one would never be.
         let uncounted =
             turn.as_ref().is_some_and(|turn| turn.record.step_number == self.transition.step_number);
+        let mut executed =
+            turn.as_ref().map_or(0, |turn| turn.record.tool_calls().count() - turn.unanswered.len());
         let open: Vec<ToolCall> =
             turn.map(|turn| turn.unanswered.into_iter().cloned().collect()).unwrap_or_default();
         for call in open {
@@ -178,9 +185,13 @@ impl<'a> Draft<'a> {
                     if status != CallStatus::Uncertain {
                         self.journal_uncertain(&call);
                     }
+                    executed += 1;
                     self.answer(&call, CallStatus::Uncertain, outcome_unknown());
                 }
-                Some(Call { status, outcome: Some(outcome), .. }) => self.answer(&call, status, outcome),
+                Some(Call { status, outcome: Some(outcome), .. }) => {
+                    executed += 1;
+                    self.answer(&call, status, outcome);
+                }
                 Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
         }
@@ -189,7 +200,7 @@ impl<'a> Draft<'a> {
         self.transition.generation_over = true;
         if uncounted {
             let (usage, finish_reason) = self.turn_cost();
-            self.complete_step(usage, finish_reason, 0);
+            self.complete_step(usage, finish_reason, executed as i64);
         }
         let reason = match &self.session.cancel_reason {
             Some(reason) => format!("cancelled: {reason}"),
@@ -204,11 +215,34 @@ impl<'a> Draft<'a> {
         self.journal_interrupted(&After::Nothing(&without_nul(fault.to_string())));
         self.transition.generation_over = true;
         self.drain_inbox();
+        self.surface_half_done();
         let error = match fault.verdict() {
             Verdict::Fail { remedy } => format!("{fault}. Remedy: {remedy}"),
             Verdict::Retry { .. } => fault.to_string(),
         };
         self.close(SessionStatus::Failed, Some(without_nul(error)))
+    }
+
+    /// A guarded call that was found half-way has no worker left to settle it: it is uncertain from here on, listed and
+    /// resolvable, and a retry tells the model.
+    fn surface_half_done(&mut self) {
+        let open: Vec<ToolCall> = self
+            .session
+            .open_turn()
+            .map(|turn| turn.unanswered.into_iter().cloned().collect())
+            .unwrap_or_default();
+        for call in open {
+            let half_done = self.session.call(&call.call_id).is_some_and(|row| {
+                row.effect == Effect::Guarded
+                    && row.outcome.is_none()
+                    && row.status.may_have_run()
+                    && row.status != CallStatus::Uncertain
+            });
+            if half_done {
+                self.journal_uncertain(&call);
+                self.leave_open(&call, CallStatus::Uncertain);
+            }
+        }
     }
 
     /// Follow-ups become messages of this step, in the order in which they came.

@@ -108,15 +108,26 @@ impl Transition {
     /// is kept. The next step plans what arrived.
     pub fn continuing(mut self) -> Transition {
         if let Next::Close(closing) = self.next {
-            if closing.status == SessionStatus::NeedsAttention {
-                // No person has been asked yet. The rows stay `started`, so that the next plan finds them and asks.
-                self.calls_closed
-                    .retain(|call| call.status != CallStatus::Uncertain || call.message_number.is_some());
-                self.events.retain(|event| !matches!(event, Event::ToolFailedUncertain { .. }));
-            }
+            // Whom nobody has been asked about or told of yet stays `started`, so that the next plan finds it.
+            let (left, kept): (Vec<ClosedCall>, Vec<ClosedCall>) = self
+                .calls_closed
+                .into_iter()
+                .partition(|call| call.status == CallStatus::Uncertain && call.message_number.is_none());
+            self.calls_closed = kept;
+            let is_left = |id: &CallId| left.iter().any(|call| &call.call_id == id);
+            self.events.retain(
+                |event| !matches!(event, Event::ToolFailedUncertain { call_id, .. } if is_left(call_id)),
+            );
             if let Some(checkpoint) = closing.otherwise {
                 self.events.push(*checkpoint);
                 self.blobs.push(closing.snapshot);
+            }
+            if self.step.is_none() && self.records.is_empty() {
+                // Nothing but the run's end was to be said, and it does not end: repeated, for its answer was lost, it
+                // would say so twice. The next plan finds the calls that were cut off.
+                self.events.clear();
+                self.blobs.clear();
+                self.generation_over = false;
             }
             self.next = if self.step.is_some() { Next::NextStep } else { Next::SameStep };
         }
