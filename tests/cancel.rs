@@ -236,12 +236,19 @@ async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
     store.cancel(&asking, None).await.unwrap();
     store.cancel(&asking, None).await.unwrap();
     assert_eq!(database.value::<String>(status, &asking).await, "queued");
+    // What comes now is no answer to the question that is being closed: it is for the run after it.
+    let message =
+        NewMessage { client_key: None, text: "Another thing.".into(), sender: None, trace_context: None };
+    store.send(&asking, &message).await.unwrap();
     model.release();
     becomes(&holder, "completed").await;
-    becomes(&asking, "failed").await;
+    becomes(&asking, "completed").await;
+    let said = store.messages(&asking, None, 10).await.unwrap();
+    let said: Vec<&str> = said.iter().map(|message| message.text.as_str()).collect();
+    assert_eq!(said[said.len() - 2..], ["Another thing.", "I see: Another thing."], "{said:?}");
     let called: String = database.value("select status from tool_calls where session_id = $1", &asking).await;
     assert_eq!(called, "abandoned");
-    assert_eq!(model.bodies().len(), 2);
+    assert_eq!(model.bodies().len(), 3);
 
     // The message of the run that never began is nobody's debt, and is read with the next one.
     assert_eq!(store.wake_session(&behind).await.unwrap(), []);

@@ -194,6 +194,37 @@ async fn k13_a_kill_after_the_send_is_settled_as_the_channel_allows() {
 }
 
 #[tokio::test]
+async fn what_is_tried_again_on_an_operators_word_may_fail_and_holds_nothing_up() {
+    let mut office = Office::new("guarded").await;
+    office.dies("K13=1*return").await;
+    let process = office.comes_back().await;
+    assert_eq!(office.outbox().await[0].0, "uncertain");
+    office.says("refused nobody of that name");
+    sqlx::query("update deliveries set settled_by = clock_timestamp()")
+        .execute(&office.database.pool)
+        .await
+        .unwrap();
+    let delivery: String = office
+        .database
+        .value("select delivery_id from deliveries where session_id = $1", &office.session_id)
+        .await;
+    let path = format!("/v1/sessions/{}/resolve", office.session_id);
+    let word = json!({"delivery_id": delivery, "outcome": "did_not_happen"});
+    let (status, resolved) = process.client().post(&path, &word).await;
+    assert_eq!((status.as_u16(), &resolved["status"]), (202, &json!("queued")), "{resolved}");
+    office.is_done().await;
+    assert_eq!(office.outbox().await[0].0, "failed");
+    assert_eq!(office.journal().await, ["DELIVERY_FAILED uncertain", "DELIVERY_FAILED failed"]);
+
+    office.says("");
+    office.ask(&process.client(), "Second").await;
+    process.client().wait_for(&office.session_id, "completed").await;
+    office.is_done().await;
+    assert_eq!(office.sent().last().unwrap().1, "Second");
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn k14_a_kill_after_the_send_was_written_down_changes_nothing() {
     let mut office = Office::new("guarded").await;
     office.dies("K14=1*return").await;

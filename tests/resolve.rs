@@ -309,6 +309,15 @@ async fn uncertain_delivery() -> (Database, Options, Process, String, String) {
     (database, options, api, id, delivery)
 }
 
+/// Of whoever had the delivery: no attempt at it may be under way any more.
+async fn time_is_over(database: &Database) {
+    for statement in
+        ["update jobs set run_at = clock_timestamp()", "update deliveries set settled_by = clock_timestamp()"]
+    {
+        sqlx::query(statement).execute(&database.pool).await.unwrap();
+    }
+}
+
 fn mails(options: &Options) -> usize {
     std::fs::read_dir(options.path("mail").join("new")).map_or(0, Iterator::count)
 }
@@ -334,12 +343,12 @@ async fn a_delivery_that_happened_is_sent_and_one_that_did_not_is_sent_now() {
     let path = format!("/v1/sessions/{id}/resolve");
     let not = json!({"delivery_id": delivery, "outcome": "did_not_happen"});
     let (status, problem) = client.post(&path, &not).await;
-    assert_eq!(status, StatusCode::CONFLICT, "its sender's lease lasts: {problem}");
+    assert_eq!(status, StatusCode::CONFLICT, "its sender may only be stopped: {problem}");
     assert!(problem["detail"].as_str().unwrap().contains("may still carry it out until 20"), "{problem}");
     let (status, _) =
         client.post(&path, &json!({"delivery_id": delivery, "outcome": "let_model_decide"})).await;
     assert_eq!(status, StatusCode::CONFLICT);
-    sqlx::query("update jobs set run_at = clock_timestamp()").execute(&database.pool).await.unwrap();
+    time_is_over(&database).await;
     let cli = Options {
         args: ["session", "resolve", &id, &delivery, "--did-not-happen"].map(str::to_owned).into(),
         ..options.clone()
@@ -359,7 +368,7 @@ async fn a_delivery_that_happened_is_sent_and_one_that_did_not_is_sent_now() {
     let (database, options, api, id, delivery) = uncertain_delivery().await;
     let late = "update deliveries set not_after = clock_timestamp() - interval '1 s' where delivery_id = $1";
     sqlx::query(late).bind(&delivery).execute(&database.pool).await.unwrap();
-    sqlx::query("update jobs set run_at = clock_timestamp()").execute(&database.pool).await.unwrap();
+    time_is_over(&database).await;
     let not = json!({"delivery_id": delivery, "outcome": "did_not_happen"});
     let (_, resolved) = api.client().post(&format!("/v1/sessions/{id}/resolve"), &not).await;
     assert_eq!((&resolved["status"], mails(&options)), (&json!("expired"), 0), "{resolved}");

@@ -243,6 +243,16 @@ async fn the_token_of_an_earlier_claim_moves_nothing() {
 }
 
 #[tokio::test]
+async fn a_job_whose_step_a_hand_changed_costs_no_answer() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    sqlx::query("update jobs set step_number = 7").execute(&world.database.pool).await.unwrap();
+    assert_eq!(driver.commit(replied(vec![text("Hi.")])).await, Commit::Closed);
+}
+
+#[tokio::test]
 async fn a_commit_whose_answer_was_lost_applies_once() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;

@@ -478,7 +478,19 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
     session.status = SessionStatus::Running;
     let told = advance(&session, called(vec![("a", Ending::Uncertain { known: true })]), ASK);
     assert_eq!((closed(&told)[0].2, &told.next), (Some(5), &Next::NextStep));
-    assert_eq!(told.step.unwrap().usage, USAGE, "the turn is counted when it is complete");
+    let step = told.step.unwrap();
+    assert_eq!(step.usage, USAGE, "the turn is counted when it is complete");
+    assert_eq!(step.executed_local_tool_count, 2, "and so is what ran before the pause");
+}
+
+#[test]
+fn a_run_that_was_to_fail_and_goes_on_for_a_message_has_not_said_that_it_failed() {
+    let session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
+    let failed = advance(&session, Outcome::Stopped(Stop::Failed(Fault::EmptyReply)), TELL);
+    assert!(names(&failed.events).contains(&"GEN_FAILED".to_owned()));
+    let woken = failed.continuing();
+    assert_eq!((woken.next, names(&woken.events)), (Next::SameStep, vec![]));
+    assert!(!woken.generation_over, "the next plan finds the call that was cut off");
 }
 
 #[test]
@@ -543,16 +555,21 @@ fn what_a_cancelled_turn_cost_is_counted_once() {
 #[test]
 fn a_failed_run_keeps_its_open_calls_and_takes_the_messages_that_wait() {
     let calls = vec![row("a", Effect::Guarded, CallStatus::Started)];
-    let mut session = with_inbox(turn(calls.clone()), &[message(1, "hi")]);
+    let mut session = with_inbox(turn(calls), &[message(1, "hi")]);
     let fault = Fault::StepLimit { limit: 3 };
     let failed = advance(&session, Outcome::Stopped(Stop::Failed(fault)), TELL);
-    assert!(failed.calls_closed.is_empty() && failed.step.is_none());
+    assert_eq!(closed(&failed), [("a", CallStatus::Uncertain, None)], "nobody is left to settle it");
+    assert!(names(&failed.events).contains(&"TOOL_FAILED_UNCERTAIN".to_owned()) && failed.step.is_none());
+    let woken = failed.clone().continuing();
+    assert_eq!(closed(&woken), [], "it goes on, and its next plan finds the call");
+    assert!(!names(&woken.events).contains(&"TOOL_FAILED_UNCERTAIN".to_owned()));
     assert!(failed.generation_over, "no call is in flight in a run that is over");
     assert_eq!((roles(&failed), &failed.inbox_drained), (vec![Role::User], &vec![1]));
     let error = closing(&failed).error.clone().unwrap();
     assert!(error.contains("limit of 3 steps") && error.contains("Remedy: "), "{error}");
     session.apply(&failed);
-    assert_eq!((session.calls, session.status), (calls, SessionStatus::Failed));
+    let listed = vec![row("a", Effect::Guarded, CallStatus::Uncertain)];
+    assert_eq!((session.calls, session.status), (listed, SessionStatus::Failed));
 }
 
 #[test]
