@@ -111,7 +111,7 @@ impl Died {
 }
 
 #[tokio::test]
-async fn a_cancel_that_its_worker_did_not_live_to_see_closes_the_call_and_repeats_nothing() {
+async fn k43_a_cancel_that_its_worker_did_not_live_to_see_closes_the_call_and_repeats_nothing() {
     // K43. An effect that is safe to repeat is not repeated either: nobody wants it any more.
     for tool in ["charge", "reserve"] {
         let died = cancelled_and_killed(tool, async |_, options, _| {

@@ -115,7 +115,7 @@ async fn two_processes_drain_2000_sessions_of_5_steps_each_step_once() {
 }
 
 #[tokio::test]
-async fn a_drain_lets_the_step_in_hand_end_and_hands_the_run_over() {
+async fn k37_a_drain_lets_the_step_in_hand_end_and_hands_the_run_over() {
     let mut world = World::new("drained", &["reserve"]).await;
     world.model.hold();
     let process = world.serve().await;
@@ -142,7 +142,7 @@ async fn a_drain_lets_the_step_in_hand_end_and_hands_the_run_over() {
 }
 
 #[tokio::test]
-async fn a_second_signal_gives_the_step_back_at_once_and_counts_no_attempt() {
+async fn k37_a_second_signal_gives_the_step_back_at_once_and_counts_no_attempt() {
     let mut world = World::new("given back", &["reserve"]).await;
     world.model.hold();
     let process = world.serve().await;

@@ -76,7 +76,7 @@ impl Still {
 }
 
 #[tokio::test]
-async fn a_message_in_each_status_has_its_answer() {
+async fn k26_a_message_in_each_status_has_its_answer() {
     let still = Still::new().await;
     for status in STATUSES {
         let (id, run_id) = still.session(status, status).await;

@@ -78,7 +78,7 @@ impl Zombie {
 }
 
 #[tokio::test]
-async fn stopped_during_a_model_call_it_neither_writes_nor_sends() {
+async fn k23_stopped_during_a_model_call_it_neither_writes_nor_sends() {
     for number in [0, 1] {
         let zombie = Zombie::begin(MAIL, number, |options| options).await;
         zombie.asks_the_model(number + 1).await;
@@ -95,7 +95,7 @@ async fn stopped_during_a_model_call_it_neither_writes_nor_sends() {
 }
 
 #[tokio::test]
-async fn stopped_before_a_guarded_effect_it_never_has_it() {
+async fn k23_stopped_before_a_guarded_effect_it_never_has_it() {
     // The call is committed as started and nothing has happened yet: here it stops.
     let change = |options: Options| options.env("FAILPOINTS", "K18=sleep(8000)");
     let zombie = Zombie::begin(GUARDED, 9, change).await;
@@ -106,7 +106,7 @@ async fn stopped_before_a_guarded_effect_it_never_has_it() {
 }
 
 #[tokio::test]
-async fn stopped_after_a_guarded_effect_it_does_not_report_it() {
+async fn k23_stopped_after_a_guarded_effect_it_does_not_report_it() {
     let zombie = Zombie::begin(GUARDED, 9, |options| {
         std::fs::write(options.path("held"), "").unwrap();
         options
@@ -144,7 +144,7 @@ async fn end_lease(zombie: &Zombie) {
 }
 
 #[tokio::test]
-async fn a_commit_under_a_lost_lease_writes_nothing() {
+async fn k23_a_commit_under_a_lost_lease_writes_nothing() {
     // A turn with calls is a continuing commit, the reply a closing one.
     for number in [0, 1] {
         let zombie = Zombie::begin(MAIL, number, deaf).await;
