@@ -165,12 +165,12 @@ impl Store {
             "update conversation_sessions
             set status = 'failed', error = $2, completed_at = clock_timestamp(), cancel_requested = false,
                 cancel_reason = null
-            where session_id = $1
+            where session_id = $1 and status in ('queued', 'running')
             returning last_message_number",
             session_id,
             error
         )
-        .fetch_one(&mut *tx)
+        .fetch_optional(&mut *tx)
         .await?;
         let ended =
             sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
@@ -180,6 +180,11 @@ impl Store {
             // Dropping the transaction undoes the update.
             return Ok(false);
         }
+        let Some(failed) = failed else {
+            // It has no open run, and its job was made by a hand: no status is to be written.
+            tx.commit().await?;
+            return Ok(true);
+        };
         // The conversation may be another session's, or nobody's, where a hand made the job.
         let run_id = sqlx::query_scalar!(
             "select run_id from session_runs where session_id = $1 and status = 'running'",
@@ -354,7 +359,8 @@ async fn write(
                 update tool_calls
                 set status = case
                         -- What came of it was written down after this was planned: it is known after all.
-                        when c.status = 'uncertain' and tool_calls.status in ('done', 'failed') then tool_calls.status
+                        when c.status = 'uncertain' and tool_calls.status in ('done', 'failed')
+                            and tool_calls.outcome is not null then tool_calls.status
                         else c.status
                     end,
                     result_message_number = c.message_number,

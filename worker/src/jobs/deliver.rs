@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::{Instrument, Span, info, info_span, warn};
 use wakeful_store::delivery::{Claimed, Settled, Terms};
-use wakeful_store::queue::{self, Job};
+use wakeful_store::queue::{self, Job, Term};
 
 /// Attempts after which a message that is refused temporarily counts as failed.
 const ATTEMPTS: i32 = 10;
@@ -63,11 +63,13 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
                 return Ok(());
             }
             crate::failpoint("K12_claim");
+            // Within it the attempt has to begin: what the claim writes down of the attempt's end goes by no later one.
+            let term = job.lease.term();
             let claimed =
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
             let Some(claimed) = claimed.map_err(text)? else { break };
             let span = delivery_span(job, channel_name, &claimed);
-            let sent = one(ctx, job, channel_name, &claimed).instrument(span.clone()).await;
+            let sent = one(ctx, job, channel_name, &claimed, term).instrument(span.clone()).await;
             sent.inspect_err(|_| telemetry::failed(&span, "retry"))?;
         }
         if ctx.store.end_deliver_job(&job.lease, seen).await.map_err(text)? {
@@ -80,8 +82,8 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
 ///
 /// # Errors
 /// What to try again, in words.
-async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Result<(), String> {
-    let settled = match next(ctx, job, channel_name, claimed).await {
+async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, term: Term) -> Result<(), String> {
+    let settled = match next(ctx, job, channel_name, claimed, term).await {
         Next::Settle(settled) => settled,
         Next::Again { error, unsent } => {
             if unsent {
@@ -129,7 +131,7 @@ enum Before {
     MaybeSent,
 }
 
-async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Next {
+async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut term: Term) -> Next {
     let again = |error: String, before| Next::Again { error, unsent: before == Before::Unsent };
     let expired = || {
         let error = format!("it was not sent by {channel_name} in time, and is not sent late");
@@ -182,6 +184,7 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Ne
         }
     }
     if claimed.maybe_sent {
+        term = job.lease.term();
         match ctx.store.send_again(&job.lease, &claimed.delivery_id, attempt_limit(ctx)).await {
             Ok(true) => {}
             Ok(false) => return again("the lease was lost before it was sent again".to_owned(), before),
@@ -189,7 +192,7 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed) -> Ne
         }
     }
     // Nothing is sent on a lease that may have ended: its successor sends.
-    if !job.lease.is_live() {
+    if !job.lease.is_live() || !term.lasts() {
         return again("the lease may have ended before it was sent".to_owned(), before);
     }
     crate::failpoint("K12");

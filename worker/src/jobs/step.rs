@@ -92,7 +92,7 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             // A job of no session: nothing is owed.
-            Err(Error::NotFound { .. }) => {
+            Err(Error::NotFound { what: "session", ref id }) if id == session_id => {
                 warn!(session.id = session_id, "A job whose session is not there is ended");
                 return match ctx.store.end_job(&job.lease).await {
                     Ok(()) => End::Closed,
@@ -185,15 +185,18 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
             Commit::Continued { wake_seq } => {
                 let transition = transition.continuing();
                 session.apply(&transition);
-                if wake_seq != session.wake_seq {
-                    ctx.store.refresh(&mut session).await?;
-                }
+                // Before anything that may fail: what was committed is progress whatever comes next.
                 if transition.step.is_some() || !transition.records.is_empty() {
                     counts.tries = Tries::default();
                 }
                 if transition.step.is_some() {
-                    steps += 1;
                     (counts.attempt, began) = (1, Instant::now());
+                }
+                if wake_seq != session.wake_seq {
+                    ctx.store.refresh(&mut session).await?;
+                }
+                if transition.step.is_some() {
+                    steps += 1;
                     if ctx.draining.is_cancelled() || gives_way(ctx, steps).await? {
                         return Ok(release(ctx, job).await);
                     }
@@ -210,6 +213,13 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                     // Planned on again it would miss again, and pay for the model each time.
                     let error = "the commit missed a session that is as it was read".to_owned();
                     return Ok(End::Retry { kind: "moved", error, at_least: None });
+                }
+                // It may have been our own commit, whose answer was lost.
+                if read.last_message_number > session.last_message_number {
+                    counts.tries = Tries::default();
+                }
+                if read.last_step_number > session.last_step_number {
+                    (counts.attempt, began) = (1, Instant::now());
                 }
                 session = read;
             }
