@@ -59,10 +59,12 @@ fn print(output: &Output, recovered: &Recovered) -> anyhow::Result<Exit> {
 fn text(output: &Output, recovered: &Recovered) -> String {
     let mut fields = Table::new(&[Column::fixed(""), Column::flexible("")]);
     fields.row(["lifecycle_state".into(), recovered.lifecycle_state.as_str().into()]);
-    fields.row(["last_entry_type".into(), recovered.last_entry_type.as_str().into()]);
+    let last = recovered.last_entry_type.as_str();
+    fields.row(["last_entry_type".into(), if last.is_empty() { "(none was replayed)" } else { last }.into()]);
     fields.row(["entries_replayed".into(), recovered.entries_replayed.into()]);
     let mut text = output.aligned(&fields, 0);
-    let _ = writeln!(text, "{}", output.paint(Tone::Plain, "context_state"));
+    let empty = if recovered.context_state.is_empty() { "     {}" } else { "" };
+    let _ = writeln!(text, "{}{empty}", output.paint(Tone::Plain, "context_state"));
     let mut state = Table::new(&[Column::flexible("KEY"), Column::flexible("VALUE")]);
     for (key, value) in &recovered.context_state {
         state.row([key.as_str().into(), value.to_string().into()]);
