@@ -75,11 +75,11 @@ async fn told(database: &Database, session_id: &str) -> Vec<Value> {
 /// Poison of one mode, with a new neighbour in each life of the process, to its end and beyond.
 async fn k36(mode: &str, last_words: &str) {
     eprintln!("{mode}");
-    let ward = Ward::new("attempts = 3\ntool_s = 1").await;
+    let ward = Ward::new("attempts = 5\ntool_s = 1").await;
     let poisoned = ward.wake("poisoned", &format!("poison {mode}")).await;
     let mut neighbours = Vec::new();
-    // The first life commits the turn with the call, three more make no progress.
-    for life in 1..=4 {
+    // The first life commits the turn with the call, five more make no progress.
+    for life in 1..=6 {
         neighbours.push(ward.wake(&format!("neighbour{life}"), "Hello.").await);
         let (status, process) = ward.life().await;
         let log = process.log();
@@ -97,7 +97,7 @@ async fn k36(mode: &str, last_words: &str) {
     let client = process.client();
     let failed = client.wait_for(&poisoned, "failed").await;
     let error = failed["error"].as_str().unwrap();
-    assert!(error.contains("no progress in 3 attempts: its worker died each time. Remedy: read"), "{error}");
+    assert!(error.contains("no progress in 5 attempts: its worker died each time. Remedy: read"), "{error}");
     for neighbour in &neighbours {
         client.wait_for(neighbour, "completed").await;
         check(&ward.database, neighbour, &[]).await;
@@ -112,7 +112,7 @@ async fn k36(mode: &str, last_words: &str) {
     ward.store.retry(&poisoned, None).await.unwrap();
     client.wait_for(&poisoned, "completed").await;
     assert_eq!(ward.effects("charge", &poisoned), 1);
-    assert_eq!(ward.effects("misbehave", &poisoned), 5);
+    assert_eq!(ward.effects("misbehave", &poisoned), 7);
     assert!(process.terminate().success());
 }
 
@@ -162,8 +162,9 @@ async fn k36_code_that_takes_every_thread_ends_the_process_too() {
     let log = process.log();
     assert!(log.contains("has kept its thread for"), "{log}");
     let last = log.lines().find(|line| line.contains("Aborting. On the threads: ")).unwrap();
-    let named = sessions.iter().filter(|id| last.contains(id.as_str()));
-    assert_eq!(named.count(), threads, "{log}");
+    // Each thread has one of them, unless a busy machine gave the watchdog reason before all had begun.
+    let named = sessions.iter().filter(|id| last.contains(id.as_str())).count();
+    assert!((1..=threads).contains(&named), "{log}");
     // Nothing of it is lost.
     ward.mend();
     let process = ward.serve().await;
@@ -202,7 +203,7 @@ async fn k36_the_user_is_told_once_though_the_failing_commit_is_killed_before_an
     // Fewer attempts than deaths that a neighbour may have caused: those are counted in their place.
     let ward = Ward::new("attempts = 1\ntool_s = 1").await;
     let poisoned = ward.wake("poisoned", "poison abort").await;
-    for _ in 1..=4 {
+    for _ in 1..=6 {
         let (status, _) = ward.life().await;
         assert!(!status.success());
     }

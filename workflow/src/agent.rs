@@ -58,8 +58,9 @@ pub struct Limits {
 
 impl Limits {
     /// How many deaths at one step fail its run at the earliest. A process that dies takes the claims of its neighbours
-    /// along, twice before the one that killed it is claimed by itself: their runs must not fail for it.
-    pub const DEATHS: i64 = 3;
+    /// along, twice before the one that killed it is claimed by itself, and once more for each time that this one made
+    /// some progress first: their runs must not fail for it.
+    pub const DEATHS: i64 = 5;
 }
 
 impl Default for Limits {

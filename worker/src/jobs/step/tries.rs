@@ -42,17 +42,17 @@ mod tests {
     #[test]
     fn deaths_that_a_neighbour_may_have_caused_use_up_no_attempt() {
         for limit in 1..=8 {
-            // Twice together with the one that kills; by itself from the third claim on.
-            for died in 0..3 {
+            // Twice together with the one that kills, and again when that one made progress in between.
+            for died in 0..5 {
                 let tries = Tries { stuck: died + 1, died };
                 assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
                 assert_eq!(tries.ended_by_faults(), 1, "its first fault is its first");
             }
         }
-        let dead = Tries { stuck: 4, died: 3 };
-        assert_eq!(dead.used_up(1, None), Some(Fault::WorkerDied { attempts: 3 }));
-        assert_eq!(dead.used_up(4, None), None);
-        assert!(Tries { stuck: 5, died: 4 }.used_up(4, None).is_some());
+        let dead = Tries { stuck: 6, died: 5 };
+        assert_eq!(dead.used_up(1, None), Some(Fault::WorkerDied { attempts: 5 }));
+        assert_eq!(dead.used_up(6, None), None);
+        assert!(Tries { stuck: 7, died: 6 }.used_up(6, None).is_some());
     }
 
     #[test]
