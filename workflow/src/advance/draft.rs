@@ -1,18 +1,21 @@
 //! How a transition comes about: a draft that each kind of outcome adds to.
 
-use super::transition::{Blob, ClosedCall, Closing, Next, OpenedCall, StepResult, Transition};
+mod journal;
+
+use super::transition::{ClosedCall, Closing, Next, OpenedCall, StepResult, Transition};
 use super::{Ending, Generated, Performed};
 use crate::agent::{JournalLevel, OnUncertain, Policy};
-use crate::derive::{self, StateUpdate};
+use crate::derive;
 use crate::effect::Effect;
-use crate::event::{Event, UpdateValue};
+use crate::event::Event;
 use crate::fault::{Fault, Verdict};
-use crate::id::{CallId, GenerationId, RunId};
+use crate::id::{CallId, RunId};
 use crate::record::{
     Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
 };
 use crate::resolve::outcome_unknown;
-use crate::session::{Call, CallOutcome, CallStatus, Interrupted, Session, SessionStatus, State};
+use crate::session::{Call, CallOutcome, CallStatus, Session, SessionStatus, State};
+use journal::After;
 use sha2::Digest;
 use std::collections::{BTreeMap, HashSet};
 
@@ -254,35 +257,6 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Attempts that died are journalled when the step goes on: their rows were asynchronous, and journal numbers
-    /// must never be used twice. Each was followed by the next one, the last by what comes `after`.
-    fn journal_interrupted(&mut self, after: &After<'_>) {
-        let session = self.session;
-        let attempts = &session.interrupted;
-        for (index, attempt) in attempts.iter().enumerate() {
-            let resumed_by = |next: &GenerationId, resumes: Option<&GenerationId>| Event::GenResumed {
-                generation_id: next.clone(),
-                strategy: if resumes == Some(&attempt.generation_id) { "resume" } else { "replace" }
-                    .to_owned(),
-                replaces: attempt.generation_id.clone(),
-                prior_seq: attempt.last_chunk,
-            };
-            let end = match (attempts.get(index + 1), after) {
-                (Some(next), _) => resumed_by(&next.generation_id, next.resumes.as_ref()),
-                (None, After::Answered(generation_id, resumes)) => resumed_by(generation_id, *resumes),
-                (None, After::Nothing(reason)) => Event::GenFailed {
-                    generation_id: attempt.generation_id.clone(),
-                    reason: (*reason).to_owned(),
-                },
-            };
-            self.transition.events.extend([
-                llm_called(attempt),
-                Event::GenStart { generation_id: attempt.generation_id.clone(), stream: true },
-                end,
-            ]);
-        }
-    }
-
     /// Appends a message and returns its number.
     fn push(&mut self, role: Role, content: Vec<Block>, details: Details) -> i64 {
         let message_number = self.session.last_message_number + self.transition.records.len() as i64 + 1;
@@ -329,24 +303,6 @@ impl<'a> Draft<'a> {
             status,
             message_number: Some(message_number),
         });
-    }
-
-    fn journal_update(&mut self, update: &StateUpdate) {
-        let json = update.value.to_string();
-        let value = if json.len() > INLINE_VALUE_BYTES {
-            let blob = Blob::of(json.into_bytes());
-            let pointer = UpdateValue::Blob { value_sha256: blob.sha256.clone(), bytes: blob.bytes.len() };
-            self.transition.blobs.push(blob);
-            pointer
-        } else {
-            UpdateValue::Inline { value: update.value.clone() }
-        };
-        self.transition.events.push(Event::ContextUpdate { key: update.key.clone(), value });
-    }
-
-    fn journal_uncertain(&mut self, call: &ToolCall) {
-        let (call_id, name) = (call.call_id.clone(), call.name.clone());
-        self.transition.events.push(Event::ToolFailedUncertain { call_id, name });
     }
 
     fn leave_open(&mut self, call: &ToolCall, status: CallStatus) {
@@ -398,34 +354,6 @@ impl<'a> Draft<'a> {
         self.transition
     }
 
-    /// Whether the state changed without an entry that says how.
-    fn only_a_checkpoint_tells(&self) -> bool {
-        self.policy.journal == JournalLevel::Checkpoint && !self.transition.state_updates.is_empty()
-    }
-
-    fn moved_to(&self, status: SessionStatus, reason: Option<String>) -> Event {
-        Event::StateTransition {
-            from_state: self.session.status.as_str().to_owned(),
-            to_state: status.as_str().to_owned(),
-            reason,
-        }
-    }
-
-    fn checkpoint(&self, status: SessionStatus) -> (Event, Blob) {
-        let snapshot = Blob::of_state(&self.state);
-        let committed = match &self.transition.step {
-            Some(step) => (self.transition.step_number, step.to_message_number),
-            None => (self.session.last_step_number, self.session.to_message_number),
-        };
-        let event = Event::Checkpoint {
-            step_number: committed.0,
-            to_message_number: committed.1,
-            lifecycle_state: status.as_str().to_owned(),
-            state_sha256: snapshot.sha256.clone(),
-        };
-        (event, snapshot)
-    }
-
     fn last_record(&self) -> &Record {
         self.transition.records.last().expect("the assistant message was just pushed")
     }
@@ -460,27 +388,6 @@ impl<'a> Draft<'a> {
                 other @ (Block::Text { .. } | Block::ToolResult(_) | Block::Provider { .. }) => other,
             })
             .collect()
-    }
-}
-
-/// What follows the attempts that were cut off.
-enum After<'a> {
-    /// The generation that answered, and the attempt whose text it went on from.
-    Answered(&'a GenerationId, Option<&'a GenerationId>),
-    /// Nobody calls again, for this reason.
-    Nothing(&'a str),
-}
-
-fn llm_called(attempt: &Interrupted) -> Event {
-    Event::LlmCalled {
-        generation_id: attempt.generation_id.clone(),
-        model: attempt.model.clone(),
-        attempt: attempt.attempt,
-        request_sha256: attempt.request_sha256.clone(),
-        context_strategy: "full".to_owned(),
-        prompt_tokens: None,
-        repairs: attempt.repairs,
-        started_at: Some(attempt.started_at.clone()),
     }
 }
 

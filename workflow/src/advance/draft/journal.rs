@@ -1,0 +1,108 @@
+//! The draft's journal entries: of model calls that were cut off, of the state's changes, and where it can be folded from.
+
+use super::{Draft, INLINE_VALUE_BYTES};
+use crate::advance::transition::Blob;
+use crate::agent::JournalLevel;
+use crate::derive::StateUpdate;
+use crate::event::{Event, UpdateValue};
+use crate::id::GenerationId;
+use crate::record::ToolCall;
+use crate::session::{Interrupted, SessionStatus};
+
+impl Draft<'_> {
+    /// Attempts that died are journalled when the step goes on: their rows were asynchronous, and journal numbers
+    /// must never be used twice. Each was followed by the next one, the last by what comes `after`.
+    pub(super) fn journal_interrupted(&mut self, after: &After<'_>) {
+        let session = self.session;
+        let attempts = &session.interrupted;
+        for (index, attempt) in attempts.iter().enumerate() {
+            let resumed_by = |next: &GenerationId, resumes: Option<&GenerationId>| Event::GenResumed {
+                generation_id: next.clone(),
+                strategy: if resumes == Some(&attempt.generation_id) { "resume" } else { "replace" }
+                    .to_owned(),
+                replaces: attempt.generation_id.clone(),
+                prior_seq: attempt.last_chunk,
+            };
+            let end = match (attempts.get(index + 1), after) {
+                (Some(next), _) => resumed_by(&next.generation_id, next.resumes.as_ref()),
+                (None, After::Answered(generation_id, resumes)) => resumed_by(generation_id, *resumes),
+                (None, After::Nothing(reason)) => Event::GenFailed {
+                    generation_id: attempt.generation_id.clone(),
+                    reason: (*reason).to_owned(),
+                },
+            };
+            self.transition.events.extend([
+                llm_called(attempt),
+                Event::GenStart { generation_id: attempt.generation_id.clone(), stream: true },
+                end,
+            ]);
+        }
+    }
+
+    pub(super) fn journal_update(&mut self, update: &StateUpdate) {
+        let json = update.value.to_string();
+        let value = if json.len() > INLINE_VALUE_BYTES {
+            let blob = Blob::of(json.into_bytes());
+            let pointer = UpdateValue::Blob { value_sha256: blob.sha256.clone(), bytes: blob.bytes.len() };
+            self.transition.blobs.push(blob);
+            pointer
+        } else {
+            UpdateValue::Inline { value: update.value.clone() }
+        };
+        self.transition.events.push(Event::ContextUpdate { key: update.key.clone(), value });
+    }
+
+    pub(super) fn journal_uncertain(&mut self, call: &ToolCall) {
+        let (call_id, name) = (call.call_id.clone(), call.name.clone());
+        self.transition.events.push(Event::ToolFailedUncertain { call_id, name });
+    }
+
+    /// Whether the state changed without an entry that says how.
+    pub(super) fn only_a_checkpoint_tells(&self) -> bool {
+        self.policy.journal == JournalLevel::Checkpoint && !self.transition.state_updates.is_empty()
+    }
+
+    pub(super) fn moved_to(&self, status: SessionStatus, reason: Option<String>) -> Event {
+        Event::StateTransition {
+            from_state: self.session.status.as_str().to_owned(),
+            to_state: status.as_str().to_owned(),
+            reason,
+        }
+    }
+
+    pub(super) fn checkpoint(&self, status: SessionStatus) -> (Event, Blob) {
+        let snapshot = Blob::of_state(&self.state);
+        let committed = match &self.transition.step {
+            Some(step) => (self.transition.step_number, step.to_message_number),
+            None => (self.session.last_step_number, self.session.to_message_number),
+        };
+        let event = Event::Checkpoint {
+            step_number: committed.0,
+            to_message_number: committed.1,
+            lifecycle_state: status.as_str().to_owned(),
+            state_sha256: snapshot.sha256.clone(),
+        };
+        (event, snapshot)
+    }
+}
+
+/// What follows the attempts that were cut off.
+pub(super) enum After<'a> {
+    /// The generation that answered, and the attempt whose text it went on from.
+    Answered(&'a GenerationId, Option<&'a GenerationId>),
+    /// Nobody calls again, for this reason.
+    Nothing(&'a str),
+}
+
+fn llm_called(attempt: &Interrupted) -> Event {
+    Event::LlmCalled {
+        generation_id: attempt.generation_id.clone(),
+        model: attempt.model.clone(),
+        attempt: attempt.attempt,
+        request_sha256: attempt.request_sha256.clone(),
+        context_strategy: "full".to_owned(),
+        prompt_tokens: None,
+        repairs: attempt.repairs,
+        started_at: Some(attempt.started_at.clone()),
+    }
+}
