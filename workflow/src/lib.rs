@@ -10,7 +10,9 @@
 //! |---|---|
 //! | what a session is | [`session`] |
 //! | what was said | [`record`] |
+//! | what of it its reader is not shown | [`internal`] |
 //! | what happened | [`event`], [`mod@recover`] |
+//! | what made a session, and how it replies | [`trigger`] |
 //! | what an agent may do | [`agent`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | what an effect may be found as after a crash | [`effect`] |
@@ -27,12 +29,14 @@ pub mod effect;
 pub mod event;
 pub mod fault;
 pub mod id;
+pub mod internal;
 pub mod plan;
 pub mod record;
 pub mod recover;
 pub mod resolve;
 pub mod resume;
 pub mod session;
+pub mod trigger;
 pub mod wire;
 
 #[cfg(test)]
