@@ -86,6 +86,10 @@ mod tests {
             let session = after_an_email(trigger_type);
             assert_eq!(marks(&session, text("I have written to Ann.")), [internal], "{trigger_type}");
         }
+        let mut fork = after_an_email("fork");
+        fork.policy.replies_as = Some("email".to_owned());
+        assert_eq!(marks(&fork, text("I have written to Ann.")), [true], "as its source");
+
         let email = after_an_email("email");
         let mut two = text("Now the file.");
         two.push(Block::ToolCall(tool_call("call_2")));
