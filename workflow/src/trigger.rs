@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The type of a session that begins its conversation anew: it is its own trigger.
+pub const NEW: &str = "new";
+
 /// Who or what is behind a session, whatever way it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -22,7 +25,7 @@ impl TriggerSource {
     /// The source behind a trigger's type. A type that is not Wakeful's own is that of a route of somebody's own.
     pub fn of(trigger_type: &str) -> TriggerSource {
         match trigger_type {
-            "chat" | "email" | "message" | "herald" | "herald-chat" => TriggerSource::User,
+            "chat" | "email" | "message" | "herald" | "herald-chat" | NEW => TriggerSource::User,
             "cron" | "schedule" => TriggerSource::Schedule,
             "api" => TriggerSource::Api,
             "fork" => TriggerSource::Fork,
@@ -64,6 +67,7 @@ mod tests {
             ("message", "user", false),
             ("herald", "user", true),
             ("herald-chat", "user", false),
+            (NEW, "user", false),
             ("cron", "schedule", true),
             ("webhook", "webhook", false),
             ("a-route-of-ones-own", "webhook", false),

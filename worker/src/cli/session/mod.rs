@@ -1,5 +1,6 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod new;
 mod recover;
 mod resolve;
 mod show;
@@ -10,6 +11,7 @@ mod why;
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, dollars, print, printable};
 use super::{Exit, Usage};
+use crate::App;
 use crate::api::{DEFAULT_SPACE, valid_verbs};
 use crate::config::Config;
 use serde_json::json;
@@ -66,6 +68,8 @@ enum Verb {
         #[arg(long, value_name = "KEY")]
         client_key: Option<String>,
     },
+    /// Begin anew in a conversation: its next message goes to a new session. The old one stays as it is.
+    New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
     Retry {
         id: String,
@@ -106,7 +110,7 @@ enum Verb {
     Verify(verify::Args),
 }
 
-pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
     if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
         // A file needs no database.
         let ran = recover::from_file(&Output::new(&args.output), file).await;
@@ -120,6 +124,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         }
         Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
         Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
+        Verb::New(args) => new::new(app, &config, &store, &output, args).await,
         Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
         Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
         Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
