@@ -6,6 +6,7 @@
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | say what became of an uncertain effect | [`resolve`] |
 //! | archive or terminate one | [`retire`] |
+//! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
@@ -27,6 +28,7 @@ pub mod diagnosis;
 pub mod error;
 pub mod event;
 pub mod failpoint;
+pub mod fork;
 pub mod generation;
 pub mod heal;
 pub mod hydrate;
@@ -41,6 +43,7 @@ pub mod schema;
 pub mod session;
 pub mod standing;
 pub mod step;
+pub mod tree;
 pub mod verify;
 pub mod wake;
 

@@ -17,6 +17,7 @@
 //! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
 //! | how a model call that was cut off goes on | [`resume`] |
+//! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 
 pub mod advance;
@@ -26,6 +27,8 @@ pub mod derive;
 pub mod effect;
 pub mod event;
 pub mod fault;
+pub mod files;
+pub mod fork;
 pub mod id;
 pub mod plan;
 pub mod policy;
