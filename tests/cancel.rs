@@ -7,6 +7,7 @@ use crate::support::{Answer, Client, Database, ModelServer, Options, Process, ev
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::workflow::policy::SessionPolicy;
 
 /// Says the tool call that the user names, mails when told to, and else repeats the last message.
 async fn model() -> ModelServer {
@@ -272,8 +273,8 @@ async fn beside(store: &wakeful::store::Store, trigger_id: &str, text: &str) -> 
         agent: "default".to_owned(),
         model_id: "openai/test".to_owned(),
         model_context_window: 128_000,
-        tool_names: vec![],
-        policy: None,
+        tools: vec![],
+        policy: SessionPolicy::default(),
         seeds: vec![],
     };
     let message = NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None };

@@ -1,8 +1,7 @@
-//! Hydration: a session out of the database, in two round trips.
+//! Hydration: a session out of the database, in one round trip.
 //!
-//! The first statement reads the row and everything that may still change, under one snapshot: `wake_seq` is never
-//! newer than the inbox and the ledger that it speaks of. The second reads the transcript, which only grows, up to
-//! the number that the first one saw.
+//! One statement is one snapshot: `wake_seq` is never newer than the inbox and the ledger that it speaks of, and the
+//! transcript ends where the row says. Messages come as the text that was stored, and are parsed once.
 //!
 //! A pending message whose outcome is `new_run` came after its session's run was asked to end: the run that it was
 //! promised reads it, and the one that is ending does not.
@@ -11,7 +10,9 @@ use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use wakeful_workflow::effect::Effect;
-use wakeful_workflow::record::{Record, Role, Usage};
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::prefix::Prefix;
+use wakeful_workflow::record::Usage;
 use wakeful_workflow::session::{
     Call, CallStatus, InboxMessage, Interrupted, Run, Seed, Session, SessionStatus, Totals,
 };
@@ -23,18 +24,23 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
-        let mut connection = self.pool.acquire().await?;
         let row = sqlx::query!(
             r#"
-            select s.session_id, s.conversation_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.status,
+            select s.session_id, s.conversation_id, s.parent_session_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.policy,
+                s.prefix_sha256, p.bytes as "prefix?", s.status,
                 s.cancel_requested, case when s.cancel_requested then s.cancel_reason end as cancel_reason, s.wake_seq,
-                s.last_message_number, s.to_message_number, s.last_event_seq,
+                s.base_message_number, s.last_message_number, s.to_message_number, s.last_event_seq,
                 s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
                 s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros, s.state,
                 r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
                 (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
                         order by m.ordinal)
                     from session_seed_messages m where m.session_id = s.session_id) as seeds,
+                (select json_agg(json_build_object('message_number', m.message_number, 'run_id', m.run_id,
+                        'step_number', m.step_number, 'role', m.role, 'content', m.content, 'internal', m.internal,
+                        'details', m.details) order by m.message_number)::text
+                    from conversation_records m
+                    where m.session_id = s.session_id and m.message_number <= s.last_message_number) as records,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
                     from session_inbox i
                     where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
@@ -51,55 +57,51 @@ impl Store {
                     from generations g where g.session_id = s.session_id) as generations
             from conversation_sessions s
             left join session_runs r on r.session_id = s.session_id and r.status = 'running'
+            left join blobs p on p.sha256 = s.prefix_sha256
             where s.session_id = $1
             "#,
             session_id
         )
-        .fetch_optional(&mut *connection)
+        .fetch_optional(&self.pool)
         .await?
         .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
-        let records = sqlx::query!(
-            r#"
-            select message_number, run_id, step_number, role, content::text as "content!", internal,
-                details::text as "details!"
-            from conversation_records
-            where session_id = $1 and message_number <= $2
-            order by message_number
-            "#,
-            session_id,
-            row.last_message_number
-        )
-        .fetch_all(&mut *connection)
-        .await?;
-
-        let records = records
-            .into_iter()
-            .map(|record| {
-                Ok(Record {
-                    message_number: record.message_number,
-                    run_id: record.run_id.into(),
-                    step_number: record.step_number,
-                    role: Role::parse(&record.role).ok_or_else(|| Error::corrupt("role", &record.role))?,
-                    content: from_text("message", &record.content)?,
-                    internal: record.internal,
-                    details: from_text("message details", &record.details)?,
-                })
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let records = match &row.records {
+            Some(records) => from_text("messages", records)?,
+            None => Vec::new(),
+        };
+        let policy = match row.policy {
+            Some(policy) => {
+                serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
+            }
+            None => SessionPolicy::default(),
+        };
+        let prefix = match (&row.prefix_sha256, &row.prefix) {
+            (Some(sha256), Some(bytes)) => {
+                Some(Prefix::read(sha256, bytes).map_err(|error| Error::corrupt("pinned prefix", error))?)
+            }
+            (Some(sha256), None) => {
+                return Err(Error::corrupt("pinned prefix", format!("there is no blob {sha256}")));
+            }
+            (None, _) => None,
+        };
         let Value::Object(state) = row.state else {
             return Err(Error::corrupt("state", "not an object"));
         };
         Ok(Session {
             session_id: row.session_id.into(),
             conversation_id: row.conversation_id.into(),
+            parent_session_id: row.parent_session_id.map(Into::into),
             space_id: row.space_id,
             mailbox_id: row.mailbox_id,
             trigger_type: row.trigger_type,
             agent: row.agent,
+            policy,
+            prefix,
             status: SessionStatus::parse(&row.status).ok_or_else(|| Error::corrupt("status", &row.status))?,
             cancel_requested: row.cancel_requested,
             cancel_reason: row.cancel_reason,
             wake_seq: row.wake_seq,
+            base_message_number: row.base_message_number,
             last_message_number: row.last_message_number,
             to_message_number: row.to_message_number,
             last_event_seq: row.last_event_seq,

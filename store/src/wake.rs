@@ -8,7 +8,10 @@ use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
+use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::event::Event;
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::session::{Seed, SessionStatus};
 
 /// At most so many messages may wait in one session.
@@ -27,8 +30,9 @@ pub struct NewSession {
     pub agent: String,
     pub model_id: String,
     pub model_context_window: i32,
-    pub tool_names: Vec<String>,
-    pub policy: Option<serde_json::Value>,
+    /// The tools as its model is told of them: pinned, with the system prompt among the seeds.
+    pub tools: Vec<ToolDefinition>,
+    pub policy: SessionPolicy,
     /// What the model sees before the first message, rendered.
     pub seeds: Vec<Seed>,
 }
@@ -246,11 +250,15 @@ async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locke
         return run::lock_session(tx, &session_id).await;
     }
     let session_id = new_id("sess");
+    let prefix = Prefix::new(&new.seeds, new.tools.clone());
+    let prefix_sha256 = pin(&mut *tx, &prefix).await?;
+    let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
+    let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
     sqlx::query!(
         "insert into conversation_sessions
             (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
-             model_context_window, status, policy, tool_names, seed_message_count)
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'created', $10, $11, $12)",
+             model_context_window, status, policy, tool_names, seed_message_count, prefix_sha256)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'created', $10, $11, $12, $13)",
         session_id,
         new.conversation_id,
         new.space_id,
@@ -260,9 +268,10 @@ async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locke
         new.agent,
         new.model_id,
         new.model_context_window,
-        new.policy,
-        &new.tool_names,
-        new.seeds.len() as i32
+        policy,
+        &tool_names as &[&str],
+        new.seeds.len() as i32,
+        prefix_sha256
     )
     .execute(&mut *tx)
     .await?;
@@ -285,6 +294,21 @@ async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locke
     .execute(&mut *tx)
     .await?;
     run::lock_session(tx, &session_id).await
+}
+
+/// Keeps a session's prefix under its hash, which it gives. Sessions that begin alike share it.
+pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String> {
+    let blob = prefix.blob();
+    sqlx::query!(
+        "insert into blobs (sha256, size, media_type, bytes)
+        values ($1, length($2::bytea), 'application/json', $2)
+        on conflict (sha256) do nothing",
+        blob.sha256,
+        blob.bytes
+    )
+    .execute(tx)
+    .await?;
+    Ok(blob.sha256)
 }
 
 /// Puts the message into the inbox and does what the session's status asks for.

@@ -17,6 +17,7 @@ use wakeful::workflow::advance::{Next, Outcome, StepResult, Transition, advance}
 use wakeful::workflow::agent::Policy;
 use wakeful::workflow::derive::StateUpdate;
 use wakeful::workflow::event::Event;
+use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
 use wakeful::workflow::session::Session;
 
@@ -139,8 +140,8 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
             agent: "assistant".into(),
             model_id: "scripted/bench".into(),
             model_context_window: 200_000,
-            tool_names: vec!["write_file".into()],
-            policy: None,
+            tools: Vec::new(),
+            policy: SessionPolicy::default(),
             seeds: Vec::new(),
         };
         let message = NewMessage { client_key: None, text: text(200), sender: None, trace_context: None };

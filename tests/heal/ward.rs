@@ -7,6 +7,7 @@ use sqlx::AssertSqlSafe;
 use wakeful::store::Store;
 use wakeful::store::heal::{Cursor, Healed};
 use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::workflow::policy::SessionPolicy;
 
 /// A database that a test spoils, and the processes that meet there.
 pub(super) struct Ward {
@@ -54,8 +55,8 @@ impl Ward {
             agent: "default".to_owned(),
             model_id: "openai/test".to_owned(),
             model_context_window: 128_000,
-            tool_names: vec![],
-            policy: None,
+            tools: vec![],
+            policy: SessionPolicy::default(),
             seeds: vec![],
         };
         self.store.wake(&new, &message(text)).await.unwrap().session_id

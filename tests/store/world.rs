@@ -18,8 +18,9 @@ use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{NewMessage, NewSession};
 use wakeful::store::{Store, new_id};
 use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
-use wakeful::workflow::agent::Policy;
+use wakeful::workflow::agent::{Policy, ToolDefinition};
 use wakeful::workflow::effect::Effect;
+use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
 use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
 
@@ -264,9 +265,18 @@ pub(super) fn new_session(conversation: &str, trigger: &str) -> NewSession {
         agent: "default".into(),
         model_id: "test/test".into(),
         model_context_window: 1000,
-        tool_names: vec!["reserve".into()],
-        policy: None,
+        tools: vec![reserve()],
+        policy: SessionPolicy::default(),
         seeds: vec![Seed { role: Role::System, content: "You are a test.".into(), is_new: true }],
+    }
+}
+
+fn reserve() -> ToolDefinition {
+    ToolDefinition {
+        name: "reserve".into(),
+        description: "Reserves a table.".into(),
+        parameters: json!({"type": "object"}),
+        effect: Effect::Idempotent,
     }
 }
 

@@ -4,6 +4,8 @@ use super::{Answer, Client, Database, ModelServer, Options, Process, checker, ch
 use serde_json::json;
 use wakeful::store::Store;
 use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::tool::registry::Registry;
+use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::Role;
 use wakeful::workflow::session::Seed;
 
@@ -112,8 +114,8 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
         agent: "default".to_owned(),
         model_id: model.to_owned(),
         model_context_window: 128_000,
-        tool_names: vec!["current_time".to_owned()],
-        policy: None,
+        tools: Registry::built_in().unwrap().definitions(&["current_time"]).unwrap(),
+        policy: SessionPolicy::default(),
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
     let message = NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None };

@@ -65,8 +65,10 @@ use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
 use wakeful_workflow::agent::{Agent, ToolDefinition};
+use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::SessionId;
+use wakeful_workflow::session::Session;
 
 /// What every part of a process shares.
 pub struct Ctx {
@@ -98,6 +100,19 @@ impl Ctx {
         self.tools
             .definitions(&agent.tools)
             .map_err(|error| Fault::NotConfigured { message: format!("agent {:?}: {error}", agent.name) })
+    }
+
+    /// The agent of `session`, with what the session's own policy puts above its configuration.
+    ///
+    /// # Errors
+    /// When the configuration has no such agent.
+    pub fn agent_of(&self, session: &Session) -> Result<Agent, config::AgentError> {
+        self.config.agent(&session.agent).map(|agent| session.policy.of(agent))
+    }
+
+    /// What the tool may do to the world, as its code says today: a definition that a session keeps may be older.
+    pub fn effect_of(&self, told: &ToolDefinition) -> Effect {
+        self.tools.definition(&told.name).map_or(told.effect, |now| now.effect)
     }
 
     /// The folder of one session, made or not.

@@ -1,6 +1,7 @@
 //! Sessions to try the rules on.
 
 use crate::effect::Effect;
+use crate::policy::SessionPolicy;
 use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
 use crate::session::{
     Call, CallOutcome, CallStatus, InboxMessage, Interrupted, Run, Seed, Session, SessionStatus, State,
@@ -21,14 +22,18 @@ pub fn session() -> Session {
     Session {
         session_id: "sess_1".into(),
         conversation_id: "default/c".into(),
+        parent_session_id: None,
         space_id: "default".into(),
         mailbox_id: "default".into(),
         trigger_type: "chat".into(),
         agent: "assistant".into(),
+        policy: SessionPolicy::default(),
+        prefix: None,
         status: SessionStatus::Running,
         cancel_requested: false,
         cancel_reason: None,
         wake_seq: 1,
+        base_message_number: 1,
         last_message_number: 2,
         to_message_number: 1,
         last_event_seq: 3,

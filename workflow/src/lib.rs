@@ -11,14 +11,14 @@
 //! | what a session is | [`session`] |
 //! | what was said | [`record`] |
 //! | what happened | [`event`], [`mod@recover`] |
-//! | what an agent may do | [`agent`] |
+//! | what an agent may do, and what holds for one session alone | [`agent`], [`policy`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | how two sessions differ | [`mod@diff`] |
 //! | what an effect may be found as after a crash | [`effect`] |
 //! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
 //! | how a model call that was cut off goes on | [`resume`] |
-//! | what the model sees | [`context`], [`wire`] |
+//! | what the model sees | [`prefix`], [`context`], [`wire`] |
 
 pub mod advance;
 pub mod agent;
@@ -30,6 +30,8 @@ pub mod event;
 pub mod fault;
 pub mod id;
 pub mod plan;
+pub mod policy;
+pub mod prefix;
 pub mod record;
 pub mod recover;
 pub mod resolve;

@@ -4,6 +4,8 @@ use crate::agent::ToolDefinition;
 use crate::context::{Context, Message};
 use crate::effect::Effect;
 use crate::id::{CallId, ConversationId, GenerationId, RunId, SessionId};
+use crate::policy::SessionPolicy;
+use crate::prefix::{Prefix, system_of};
 use crate::record::{Block, Record, Role, ToolCall, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -227,17 +229,25 @@ pub type State = Map<String, Value>;
 pub struct Session {
     pub session_id: SessionId,
     pub conversation_id: ConversationId,
+    /// The session that it was forked from.
+    pub parent_session_id: Option<SessionId>,
     pub space_id: String,
     pub mailbox_id: String,
     pub trigger_type: String,
     /// Name of the agent in the configuration.
     pub agent: String,
+    /// What holds for this session whatever the configuration says.
+    pub policy: SessionPolicy,
+    /// What its requests begin with. `None` in sessions of before it was pinned.
+    pub prefix: Option<Prefix>,
     pub status: SessionStatus,
     pub cancel_requested: bool,
     /// Why, in the words of who asked.
     pub cancel_reason: Option<String>,
     /// Moved by every writer but the lease holder whose write changes what [`crate::plan`] sees.
     pub wake_seq: i64,
+    /// The conversation's last number before this session's first record.
+    pub base_message_number: i64,
     /// Allocated, while a run is open.
     pub last_message_number: i64,
     /// Committed by a step.
@@ -317,14 +327,13 @@ impl Session {
         self.state.keys().any(|key| key.starts_with(crate::derive::FILE_PREFIX))
     }
 
-    /// What the model sees next: seeds, records, then the follow-ups that wait in the inbox.
+    /// What the model sees next: the prefix, seeds, records, then the follow-ups that wait in the inbox. `tools` are those
+    /// of the agent's configuration, for a session whose prefix was never pinned.
     pub fn context(&self, tools: Vec<ToolDefinition>) -> Context {
-        let system: Vec<&str> = self
-            .seeds
-            .iter()
-            .filter(|seed| seed.role == Role::System)
-            .map(|seed| seed.content.as_str())
-            .collect();
+        let (system, tools) = match &self.prefix {
+            Some(prefix) => (prefix.system.clone(), prefix.tools.clone()),
+            None => (system_of(&self.seeds), tools),
+        };
         let seeds = self.seeds.iter().filter(|seed| seed.role != Role::System).map(|seed| Message {
             role: seed.role,
             content: vec![Block::Text { text: seed.content.clone() }],
@@ -335,12 +344,7 @@ impl Session {
             role: Role::User,
             content: vec![Block::Text { text: message.text.clone() }],
         });
-        Context {
-            system: system.join("\n\n"),
-            tools,
-            messages: seeds.chain(records).chain(inbox).collect(),
-            prefill: None,
-        }
+        Context { system, tools, messages: seeds.chain(records).chain(inbox).collect(), prefill: None }
     }
 }
 

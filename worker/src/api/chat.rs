@@ -14,6 +14,7 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span, info_span};
 use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
+use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::record::Role;
 use wakeful_workflow::session::Seed;
 
@@ -105,6 +106,10 @@ pub(super) fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
 fn new_session(ctx: &Ctx, conversation_id: String, agent: Option<&str>) -> Result<NewSession, Problem> {
     let name = agent.unwrap_or(crate::config::DEFAULT_AGENT);
     let agent = ctx.config.agent(name).map_err(|error| Problem::bad_request(error.to_string()))?;
+    let tools = ctx
+        .tools
+        .definitions(&agent.tools)
+        .map_err(|error| Problem::bad_request(format!("the agent {name:?} cannot be used here: {error}")))?;
     let window = ctx.config.models.get(&agent.model).and_then(|model| model.context_window);
     let trigger_id =
         conversation_id.split_once('/').map_or(conversation_id.as_str(), |(_, id)| id).to_owned();
@@ -117,8 +122,8 @@ fn new_session(ctx: &Ctx, conversation_id: String, agent: Option<&str>) -> Resul
         agent: agent.name,
         model_id: agent.model,
         model_context_window: i32::try_from(window.unwrap_or(CONTEXT_WINDOW)).unwrap_or(i32::MAX),
-        tool_names: agent.tools,
-        policy: None,
+        tools,
+        policy: SessionPolicy::default(),
         seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],
     })
 }

@@ -143,7 +143,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
     let mut steps = 0;
     let mut began = Instant::now();
     loop {
-        let agent = ctx.config.agent(&session.agent);
+        let agent = ctx.agent_of(&session);
         let policy = agent.as_ref().map_or_else(|_| Policy::default(), Agent::policy);
         let outcome = match &agent {
             Ok(agent) => decide(ctx, job, &mut session, agent, counts.tries).await?,

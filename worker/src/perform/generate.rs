@@ -7,7 +7,6 @@ use crate::model::Deltas;
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use opentelemetry::{Array, StringValue, Value};
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span, info, info_span, warn};
@@ -30,9 +29,10 @@ pub(super) async fn call_model(
     agent: &Agent,
 ) -> Result<Outcome, Interrupted> {
     let model = ctx.models.get(&agent.model)?;
-    let tools = ctx.tools_of(agent)?;
-    let effects: BTreeMap<_, _> = tools.iter().map(|tool| (tool.name.clone(), tool.effect)).collect();
-    let context = session.context(tools);
+    // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
+    let configured = if session.prefix.is_some() { Vec::new() } else { ctx.tools_of(agent)? };
+    let context = session.context(configured);
+    let effects = context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();
     let base = model.request(&context);
     let base_sha256 = base.sha256();
     let next =

@@ -208,7 +208,7 @@ impl Turn<'_> {
             { names::SESSION_ID } = %self.session.session_id,
             { names::CONVERSATION_ID } = %self.session.conversation_id,
         );
-        let running = AssertUnwindSafe(self.ctx.tools.call(&call.name, &context, call.arguments.clone()));
+        let running = AssertUnwindSafe(self.ctx.tools.run(&call.name, &context, call.arguments.clone()));
         let what =
             format!("tool {} (call {}) of session {}", call.name, call.call_id, self.session.session_id);
         let running = running.catch_unwind().instrument(span.clone());
@@ -236,14 +236,23 @@ impl Turn<'_> {
                 "The arguments were not a JSON object, so the tool did not run. Call it again with valid JSON. Received: {shown}"
             )));
         }
-        if !self.agent.tools.contains(&call.name) || self.ctx.tools.get(&call.name).is_none() {
+        let pinned = self.session.prefix.as_ref();
+        let told = pinned.map(|prefix| prefix.tool(&call.name));
+        // All three: what the agent may use now, what this process can run, what the model was told of.
+        if !self.agent.tools.contains(&call.name)
+            || self.ctx.tools.get(&call.name).is_none()
+            || told == Some(None)
+        {
             return Some(ToolError(format!(
                 "There is no tool named {:?}. The tools are: {}.",
                 call.name,
                 self.agent.tools.join(", ")
             )));
         }
-        self.ctx.tools.validate(&call.name, &call.arguments).err()
+        match told.flatten() {
+            Some(told) => self.ctx.tools.validate_as(told, &call.arguments).err(),
+            None => self.ctx.tools.validate(&call.name, &call.arguments).err(),
+        }
     }
 }
 

@@ -120,9 +120,24 @@ impl Registry {
     /// # Errors
     /// An unknown tool, or every violation with its path and what was expected there, in at most about 1 KB.
     pub fn validate(&self, name: &str, arguments: &Value) -> Result<(), ToolError> {
-        let entry = self.entry(name)?;
-        let violations: Vec<String> = entry.validator.iter_errors(arguments).map(|e| describe(&e)).collect();
-        if violations.is_empty() { Ok(()) } else { Err(ToolError(refusal(name, &violations))) }
+        violations(name, &self.entry(name)?.validator, arguments)
+    }
+
+    /// Checks `arguments` against the schema that `told` gives, which is the one that the model was told of: a session
+    /// keeps the definitions that it began with, and the tool may have another one by now.
+    ///
+    /// # Errors
+    /// Those of [`Registry::validate`].
+    pub fn validate_as(&self, told: &ToolDefinition, arguments: &Value) -> Result<(), ToolError> {
+        let entry = self.entry(&told.name)?;
+        if entry.definition.parameters == told.parameters {
+            return violations(&told.name, &entry.validator, arguments);
+        }
+        match jsonschema::validator_for(&told.parameters) {
+            Ok(validator) => violations(&told.name, &validator, arguments),
+            // Nobody can hold anything against it; the tool's own reading of its arguments is left.
+            Err(_) => Ok(()),
+        }
     }
 
     /// Validates `arguments`, runs the call and replaces NULs in what comes of it.
@@ -136,6 +151,19 @@ impl Registry {
         arguments: Value,
     ) -> Result<ToolOutput, ToolError> {
         self.validate(name, &arguments)?;
+        self.run(name, call, arguments).await
+    }
+
+    /// The same for arguments that were validated before.
+    ///
+    /// # Errors
+    /// An unknown tool, and the tool's own.
+    pub async fn run(
+        &self,
+        name: &str,
+        call: &ToolCallContext,
+        arguments: Value,
+    ) -> Result<ToolOutput, ToolError> {
         let entry = self.entry(name)?;
         match entry.tool.call(call, arguments).await {
             Ok(output) => Ok(output.without_nul()),
@@ -166,6 +194,11 @@ impl Registry {
             None => format!("; known tools: {}", clip(&self.names().collect::<Vec<_>>().join(", "), 400)),
         }
     }
+}
+
+fn violations(name: &str, validator: &Validator, arguments: &Value) -> Result<(), ToolError> {
+    let violations: Vec<String> = validator.iter_errors(arguments).map(|error| describe(&error)).collect();
+    if violations.is_empty() { Ok(()) } else { Err(ToolError(refusal(name, &violations))) }
 }
 
 fn is_valid_name(name: &str) -> bool {

@@ -289,7 +289,10 @@ impl<'a> Draft<'a> {
             }
             self.transition.state_updates.push(update);
         }
-        self.transition.deliveries.extend(derive::outgoing(&result));
+        // What a dry run would have sent is in the result, and goes nowhere.
+        if self.session.policy.tool_mode.is_live() {
+            self.transition.deliveries.extend(derive::outgoing(&result));
+        }
         let (ok, bytes) = (!result.is_error, result.content.len());
         let message_number = self.push(Role::Tool, vec![Block::ToolResult(result)], Details::default());
         self.transition.events.push(Event::ToolResult {

@@ -98,7 +98,8 @@ impl Blob {
         Blob::of(serde_json::to_vec(state).expect("a map of JSON values serialises"))
     }
 
-    pub(super) fn of(bytes: Vec<u8>) -> Self {
+    /// `bytes` under the name that their SHA-256 gives them.
+    pub fn of(bytes: Vec<u8>) -> Self {
         Blob { sha256: hex::encode(sha2::Sha256::digest(&bytes)), bytes }
     }
 }

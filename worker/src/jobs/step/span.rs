@@ -8,7 +8,7 @@ use wakeful_workflow::session::Session;
 
 /// What a claim contributes to its session's run.
 pub(super) fn of_run(ctx: &Ctx, session: &Session) -> Span {
-    let agent = ctx.config.agent(&session.agent).ok();
+    let agent = ctx.agent_of(session).ok();
     let (provider, model) = agent
         .as_ref()
         .and_then(|agent| agent.model.split_once('/'))

@@ -1,0 +1,93 @@
+//! The pinned prefix: what every request of a session begins with, fixed when the session is made.
+//!
+//! Tool names alone would not do: a deploy that changes a tool's schema would change the beginning of the next request
+//! of every session in flight. That ends the provider's prompt cache, makes a replay another conversation, and is refused
+//! by models that bind their thinking to what stood before it. So the rendered system prompt and the tools' definitions
+//! are kept as bytes, named by their hash, and shared by all the sessions that begin with them.
+
+use crate::advance::Blob;
+use crate::agent::ToolDefinition;
+use crate::record::Role;
+use crate::session::Seed;
+use serde::{Deserialize, Serialize};
+
+/// The rendered system prompt and the tools as the model is told of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Prefix {
+    pub system: String,
+    /// Sorted by name.
+    pub tools: Vec<ToolDefinition>,
+}
+
+impl Prefix {
+    /// The prefix of a session that begins with `seeds` and is offered `tools`.
+    pub fn new(seeds: &[Seed], mut tools: Vec<ToolDefinition>) -> Prefix {
+        tools.sort_by(|a, b| a.name.cmp(&b.name));
+        Prefix { system: system_of(seeds), tools }
+    }
+
+    /// As it is stored. Equal prefixes give equal bytes: fields in their order, keys of schemas sorted.
+    pub fn blob(&self) -> Blob {
+        Blob::of(serde_json::to_vec(self).expect("text and JSON values serialise"))
+    }
+
+    /// Reads what [`Prefix::blob`] wrote under the name `sha256`.
+    ///
+    /// # Errors
+    /// In words: the bytes are others than the name says, or they are no prefix.
+    pub fn read(sha256: &str, bytes: &[u8]) -> Result<Prefix, String> {
+        if Blob::of(bytes.to_vec()).sha256 != sha256 {
+            return Err(format!("the bytes stored as {sha256} have another hash"));
+        }
+        serde_json::from_slice(bytes).map_err(|error| error.to_string())
+    }
+
+    /// The definition of the tool called `name`.
+    pub fn tool(&self, name: &str) -> Option<&ToolDefinition> {
+        self.tools.iter().find(|tool| tool.name == name)
+    }
+}
+
+/// The system prompt that `seeds` make.
+pub fn system_of(seeds: &[Seed]) -> String {
+    let system: Vec<&str> =
+        seeds.iter().filter(|seed| seed.role == Role::System).map(|seed| seed.content.as_str()).collect();
+    system.join("\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effect::Effect;
+    use serde_json::json;
+
+    fn tool(name: &str) -> ToolDefinition {
+        ToolDefinition {
+            name: name.into(),
+            description: "d".into(),
+            parameters: json!({"type": "object", "properties": {"b": {"type": "number"}, "a": {}}}),
+            effect: Effect::Pure,
+        }
+    }
+
+    fn seed(role: Role, content: &str) -> Seed {
+        Seed { role, content: content.into(), is_new: true }
+    }
+
+    #[test]
+    fn the_order_of_tools_makes_no_difference_and_the_bytes_read_back() {
+        let seeds = [seed(Role::System, "Be brief."), seed(Role::User, "earlier")];
+        let prefix = Prefix::new(&seeds, vec![tool("b"), tool("a")]);
+        assert_eq!(prefix, Prefix::new(&seeds, vec![tool("a"), tool("b")]));
+        assert_eq!(prefix.system, "Be brief.");
+        let blob = prefix.blob();
+        assert_eq!(Prefix::read(&blob.sha256, &blob.bytes).unwrap(), prefix);
+    }
+
+    #[test]
+    fn other_bytes_under_its_name_are_refused() {
+        let blob = Prefix::default().blob();
+        let other = Prefix { system: "x".into(), tools: Vec::new() }.blob();
+        assert!(Prefix::read(&blob.sha256, &other.bytes).unwrap_err().contains("another hash"));
+    }
+}
