@@ -7,6 +7,7 @@ mod migrate;
 mod output;
 mod printable;
 mod queue;
+mod report;
 mod serve;
 mod session;
 
