@@ -2,6 +2,7 @@
 
 pub(crate) mod chat;
 mod fork;
+mod conversations;
 mod health;
 mod problem;
 mod sessions;
@@ -50,7 +51,8 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/fork", post(fork::fork))
         .route("/sessions/{id}/tree", get(fork::tree))
         .route("/sessions/{id}/stream", get(stream::stream))
-        .route("/conversations/{id}/sessions", get(sessions::of_conversation))
+        .route("/conversations/{id}/sessions", get(conversations::sessions))
+        .route("/conversations/{id}/new", post(conversations::begin_anew))
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard));
     Router::new()
         .nest("/v1", v1)
