@@ -21,6 +21,7 @@
 
 pub mod advance;
 pub mod agent;
+pub mod bundle;
 pub mod context;
 pub mod derive;
 pub mod effect;
