@@ -18,6 +18,7 @@
 //! | know whether it takes writes | [`readiness`] |
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
 //! | lay two of them side by side | [`side`] |
+//! | carry a session to another database | [`export`], [`import`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
 //! Locks are taken in one order everywhere: conversation, session, job. A statement sees one snapshot, and after
@@ -30,11 +31,13 @@ pub mod delivery;
 pub mod diagnosis;
 pub mod error;
 pub mod event;
+pub mod export;
 pub mod failpoint;
 pub mod fork;
 pub mod generation;
 pub mod heal;
 pub mod hydrate;
+pub mod import;
 pub mod journal;
 pub mod ledger;
 pub mod queue;

@@ -25,6 +25,7 @@
 
 pub mod advance;
 pub mod agent;
+pub mod bundle;
 pub mod context;
 pub mod derive;
 pub mod diff;
