@@ -6,6 +6,7 @@
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | say what became of an uncertain effect | [`resolve`] |
 //! | archive or terminate one | [`retire`] |
+//! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild one from the database, or read some of its messages | [`hydrate`], [`record`] |
 //! | commit what a step did | [`step`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
@@ -16,6 +17,8 @@
 //! | hand out work | [`queue`] |
 //! | know whether it takes writes | [`readiness`] |
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
+//! | lay two of them side by side | [`side`] |
+//! | carry a session to another database | [`export`], [`import`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
 //! Locks are taken in one order everywhere: conversation, session, job. A statement sees one snapshot, and after
@@ -28,10 +31,13 @@ pub mod delivery;
 pub mod diagnosis;
 pub mod error;
 pub mod event;
+pub mod export;
 pub mod failpoint;
+pub mod fork;
 pub mod generation;
 pub mod heal;
 pub mod hydrate;
+pub mod import;
 pub mod journal;
 pub mod ledger;
 pub mod queue;
@@ -42,8 +48,10 @@ pub mod retire;
 pub mod run;
 pub mod schema;
 pub mod session;
+pub mod side;
 pub mod standing;
 pub mod step;
+pub mod tree;
 pub mod verify;
 pub mod wake;
 

@@ -8,9 +8,6 @@ use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::record::Role;
 use wakeful_workflow::session::Seed;
 
-/// The window assumed of a model whose configuration names none.
-const CONTEXT_WINDOW: u64 = 128_000;
-
 /// No session can be made of what was asked for: there is no such agent, or it has tools that this process has not.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -31,7 +28,6 @@ pub fn of_chat(
     let tools = tools
         .definitions(&agent.tools)
         .map_err(|error| CannotBegin(format!("the agent {name:?} cannot be used here: {error}")))?;
-    let window = config.models.get(&agent.model).and_then(|model| model.context_window);
     let trigger_id =
         conversation_id.split_once('/').map_or(conversation_id.as_str(), |(_, id)| id).to_owned();
     Ok(NewSession {
@@ -42,8 +38,8 @@ pub fn of_chat(
         trigger_id,
         continues: Continues::Conversation,
         agent: agent.name,
+        model_context_window: config.context_window(&agent.model),
         model_id: agent.model,
-        model_context_window: i32::try_from(window.unwrap_or(CONTEXT_WINDOW)).unwrap_or(i32::MAX),
         tools,
         policy: SessionPolicy::default(),
         repository_id: None,

@@ -73,7 +73,8 @@ impl<'a> Draft<'a> {
         let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
         let internal = is_remark(self.session, &generated.reply.content);
         let content = self.with_unique_call_ids(generated.reply.content);
-        let details = Details { usage: Some(usage), finish_reason: Some(finish_reason), inbox_id: None };
+        let details =
+            Details { usage: Some(usage), finish_reason: Some(finish_reason), ..Details::default() };
         let message_number = self.push(Role::Assistant, content, details);
         self.transition.records.last_mut().expect("the reply was just pushed").internal = internal;
         self.transition.events.extend([

@@ -1,10 +1,13 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod fork;
+mod diff;
 mod new;
 mod recover;
 mod resolve;
 mod show;
 mod tail;
+mod tree;
 mod verify;
 mod wake;
 mod why;
@@ -86,6 +89,10 @@ enum Verb {
     },
     /// Say what became of an effect whose outcome nobody could know.
     Resolve(resolve::Args),
+    /// Make a new session that begins with the messages of this one up to a cut, and let it go on from there.
+    Fork(fork::Args),
+    /// Show the tree of forks that a session stands in.
+    Tree { id: String },
     /// Put a session at rest away: it takes no messages and never runs again.
     Archive {
         id: String,
@@ -104,6 +111,8 @@ enum Verb {
     Wake { id: String },
     /// Say why a session is where it is, and what to do about it.
     Why { id: String },
+    /// Lay one session beside another one: what was called, what was kept, what was said. Exit status 8 when they differ.
+    Diff(diff::Args),
     /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
     Recover(recover::Args),
     /// Hold a session's caches against its logs. Exit status 8 when they differ.
@@ -131,8 +140,11 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Archive { id, reason } => steer(&store, &output, &id, Steer::Archive, reason).await,
         Verb::Terminate { id, reason } => steer(&store, &output, &id, Steer::Terminate, reason).await,
         Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
+        Verb::Fork(args) => fork::fork(&store, app, &config, &output, args).await,
+        Verb::Tree { id } => tree::tree(&store, &output, &id).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
+        Verb::Diff(args) => diff::diff(&store, &output, args).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,
         Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };
