@@ -65,6 +65,10 @@ async fn a_session_shows_what_it_is_made_of_and_each_of_its_runs() {
         session["tool_names"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     assert!(tools.is_sorted() && tools.contains(&"reserve") && tools.len() == 7, "{tools:?}");
     assert_eq!(session["prefix_sha256"].as_str().unwrap().len(), 64);
+    assert!(
+        session["completed_at"].is_string() && session["error"].as_str().unwrap().contains("400"),
+        "{session}"
+    );
 
     let runs = session["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 2);

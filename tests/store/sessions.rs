@@ -206,3 +206,27 @@ async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_sta
     assert_eq!(state.len(), 5, "four emails and a file: {state:?}");
     assert!(world.store.messages_between(&session_id, 3, 3).await.unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn the_conversations_and_the_spaces_sessions_are_found_by_their_indexes() {
+    let world = World::new().await;
+    let fill = "insert into conversation_sessions (session_id, conversation_id, space_id, mailbox_id, trigger_type,
+            trigger_id, agent, model_id, model_context_window, status)
+        select 'sess_' || n, 'default/c' || n / 10, 's' || n / 100, 'm', 'chat', n::text, 'a', 'm', 1, 'completed'
+        from generate_series(1, 5000) n";
+    world.execute(fill).await;
+    world.execute("analyze conversation_sessions").await;
+    for (index, asked) in [
+        ("idx_sessions_conversation", "where conversation_id = 'default/c7' order by ordinal desc limit 1"),
+        (
+            "idx_sessions_space",
+            "where space_id = 's7' and mailbox_id = 'm' order by started_at desc limit 10",
+        ),
+    ] {
+        let sql = format!("explain select session_id from conversation_sessions {asked}");
+        let plan: Vec<String> =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_all(&world.database.pool).await.unwrap();
+        assert!(plan.iter().any(|line| line.contains(index)), "{plan:?}");
+        assert!(!plan.iter().any(|line| line.contains("Sort")), "in the order of the index: {plan:?}");
+    }
+}
