@@ -157,7 +157,6 @@ impl ForkRequest {
                 .map(|tools| tools.iter().map(|tool| tool.name.clone()).collect())
                 .or(parent.tools),
             tool_mode: self.tool_mode,
-            replies_as: parent.replies_as,
             replay: self.replay.clone(),
             other: parent.other,
         }

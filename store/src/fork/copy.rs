@@ -14,7 +14,6 @@ use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Role, ToolResult};
 use wakeful_workflow::session::{Seed, State};
-use wakeful_workflow::trigger::replies_by_mail;
 
 /// The parent as one statement saw it.
 pub(super) struct Parent {
@@ -41,7 +40,6 @@ impl Parent {
         let row = sqlx::query!(
             r#"
             select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
-                coalesce(s.policy ->> 'replies_as', s.imported_from ->> 'trigger_type', s.trigger_type) as "replies_as!",
                 (select json_agg(json_build_object('message_number', r.message_number, 'message_id', r.message_id,
                         'step_number', r.step_number, 'role', r.role,
                         'asks', (select coalesce(json_agg(b -> 'call_id'), '[]') from json_array_elements(
@@ -69,14 +67,12 @@ impl Parent {
                 line.seq = said.get(&line.message_number).copied();
             }
         }
-        let mut policy = match row.policy {
+        let policy = match row.policy {
             Some(policy) => {
                 serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
             }
             None => SessionPolicy::default(),
         };
-        // What is bookkeeping beside a mail is that in a fork as well, or a replay would differ from its source.
-        policy.replies_as = Some(row.replies_as).filter(|trigger_type| replies_by_mail(trigger_type));
         let Value::Object(initial_state) = row.initial_state else {
             return Err(Error::corrupt("initial state", "not an object"));
         };
