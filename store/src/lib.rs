@@ -22,6 +22,7 @@
 //! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
 //! decide a race.
 
+pub mod context;
 pub mod delivery;
 pub mod diagnosis;
 pub mod error;

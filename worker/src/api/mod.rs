@@ -1,6 +1,7 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
 pub(crate) mod chat;
+pub(crate) mod context;
 mod health;
 mod problem;
 mod sessions;
@@ -38,6 +39,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/messages", get(sessions::messages).post(sessions::send))
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
+        .route("/sessions/{id}/context", get(context::show))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))

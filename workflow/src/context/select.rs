@@ -2,7 +2,7 @@
 
 use super::compaction;
 use super::strategy::{ContextPolicy, Rebase, Strategy};
-use super::weight::{self, Rate};
+use super::weight::{self, Rate, Weight};
 use super::{Context, Message};
 use crate::agent::ToolDefinition;
 use crate::prefix::system_of;
@@ -38,21 +38,33 @@ pub fn build(
     Built { context: select(session, tools, current), rebase }
 }
 
-/// The same for a strategy that a person asks about: one that is not the session's begins with everything. A summary
-/// that is due is not written for it.
+/// The same for a strategy that a person asks about, and what it weighs. One that is not the session's begins with
+/// everything. A summary that is due is not written for it.
 pub fn build_as(
     session: &Session,
     tools: Vec<ToolDefinition>,
     policy: &ContextPolicy,
     window_tokens: i64,
     strategy: Strategy,
-) -> Built {
+) -> (Built, Weight) {
     if strategy == policy.strategy {
-        return build(session, tools, policy, window_tokens);
+        let built = build(session, tools, policy, window_tokens);
+        let weight = weight::weigh(session, &built.context, built.rebase.as_ref());
+        return (built, weight);
     }
     let policy = ContextPolicy { strategy, ..*policy };
-    let session = Session { rebase: None, ..session.clone() };
-    build(&session, tools, &policy, window_tokens)
+    let anew = Session { rebase: None, ..session.clone() };
+    let rate = Rate::of(session, &tools);
+    let built = build(&anew, tools, &policy, window_tokens);
+    let current = built.rebase.as_ref();
+    // What the provider counted last is of another selection, unless nothing is left out of either.
+    let counted = if session.rebase.is_none() { session } else { &Session { records: Vec::new(), ..anew } };
+    let weight = Weight {
+        messages: built.context.messages.len(),
+        bytes: weight::bytes(&built.context),
+        tokens: weight::estimate(counted, &built.context, current, &rate),
+    };
+    (built, weight)
 }
 
 /// Everything: the prefix, seeds, records, then the follow-ups that wait in the inbox.

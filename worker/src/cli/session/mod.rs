@@ -1,5 +1,6 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod context;
 mod recover;
 mod resolve;
 mod show;
@@ -10,6 +11,7 @@ mod why;
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, dollars, print, printable};
 use super::{Exit, Usage};
+use crate::App;
 use crate::api::{DEFAULT_SPACE, valid_verbs};
 use crate::config::Config;
 use serde_json::json;
@@ -100,13 +102,15 @@ enum Verb {
     Wake { id: String },
     /// Say why a session is where it is, and what to do about it.
     Why { id: String },
+    /// Show what the model would see now, and what each context strategy would weigh.
+    Context(context::Args),
     /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
     Recover(recover::Args),
     /// Hold a session's caches against its logs. Exit status 8 when they differ.
     Verify(verify::Args),
 }
 
-pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
     if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
         // A file needs no database.
         let ran = recover::from_file(&Output::new(&args.output), file).await;
@@ -128,6 +132,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
+        Verb::Context(args) => context::context(&app, &store, &config, &output, args).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,
         Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };
