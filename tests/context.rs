@@ -12,6 +12,7 @@ use wakeful::workflow::id::{CallId, SessionId};
 /// The model counts 100 tokens for every request, so the second message fills a window of 150.
 const NARROW: &str =
     "[models.\"openai/test\"]\ncontext_window = 150\n[agents.default.context]\nstrategy = \"compaction\"";
+const LATER: &str = "A third thing, which is said at just such a length as the second thing was.";
 const LONG: &str = "And a second thing, which is said at such a length that nothing more goes in.";
 
 struct Talk {
@@ -59,6 +60,13 @@ impl Talk {
         check(&self.database, id, &self.options.effects()).await
     }
 
+    /// What it left, whatever tools ran.
+    async fn traces(&self, id: &str) -> Traces {
+        let verification = self.store().await.verify(id).await.unwrap();
+        assert!(verification.agrees, "{:?}", verification.checks);
+        Traces::of(&self.database, id).await
+    }
+
     async fn store(&self) -> Store {
         self.database.store().await
     }
@@ -95,7 +103,7 @@ async fn a_context_that_is_nearly_full_is_summarised_and_nothing_of_it_is_lost()
     let talk = Talk::new(NARROW, obliging).await;
     let process = talk.options.serve(&talk.database).await;
     let client = process.client();
-    let id = talk.says(&client, &["First.", LONG, "Third."]).await;
+    let id = talk.says(&client, &["First.", LONG, LATER]).await;
     let traces = talk.check(&id).await;
 
     let bodies: Vec<Value> = talk.model.bodies().iter().map(|body| parsed(body)).collect();
@@ -126,7 +134,7 @@ async fn a_context_that_is_nearly_full_is_summarised_and_nothing_of_it_is_lost()
     );
     assert_eq!(rebases[0]["summary_message_number"], record["message_number"]);
     let kept: Vec<String> = client::texts(&client.session(&id).await, "user");
-    assert_eq!(kept, ["First.", LONG, "Third."], "the originals stay");
+    assert_eq!(kept, ["First.", LONG, LATER], "the originals stay");
     assert_eq!(traces.session["total_input_tokens"], 500, "both summaries are counted");
     assert_eq!(traces.steps.len(), 3);
     let strategies: Vec<&Value> =
@@ -207,7 +215,7 @@ async fn after_three_summaries_that_failed_the_run_goes_on_without_one() {
     assert_eq!(talk.model.bodies().len(), 5);
     assert!(traces.journal("CONTEXT_REBASED").is_empty());
     // The next run tries again.
-    talk.says(&client, &["Third."]).await;
+    talk.says(&client, &[LATER]).await;
     assert_eq!(talk.model.bodies().len(), 9);
     talk.check(&id).await;
 }
@@ -239,8 +247,7 @@ async fn a_request_that_the_provider_calls_too_long_is_summarised_once() {
     assert!(error.contains("longer than the model's context window"), "{error}");
     let refused = traces.journal("GEN_FAILED");
     assert_eq!(refused.len(), 2, "{refused:?}");
-    let verification = talk.store().await.verify(&id).await.unwrap();
-    assert!(verification.agrees, "{:?}", verification.checks);
+    talk.traces(&id).await;
 }
 
 #[tokio::test]
@@ -304,7 +311,7 @@ async fn a_large_output_is_kept_whole_beside_the_message_that_shows_its_ends() {
     let process = talk.options.serve(&talk.database).await;
     let client = process.client();
     let id = talk.says(&client, &["Read it."]).await;
-    let traces = talk.check(&id).await;
+    let traces = talk.traces(&id).await;
     let results: Vec<&Value> = traces.records.iter().filter(|record| record["role"] == "tool").collect();
     let read = &results[1]["content"][0];
     let shown = read["content"].as_str().unwrap();
@@ -357,7 +364,7 @@ async fn k30_an_output_and_its_message_are_committed_together_or_not_at_all() {
     process.client().wait_for(id, "completed").await;
     let found: (i64, i64) = (talk.database.value(texts, "all").await, talk.database.value(results, id).await);
     assert_eq!(found, (1, 3));
-    talk.check(id).await;
+    talk.traces(id).await;
 
     // A blob that somebody took away is seen.
     sqlx::query("delete from blobs where media_type like 'text/plain%'")
