@@ -14,6 +14,7 @@ mod bad_input;
 mod cancel;
 mod chat;
 mod cli;
+mod context;
 mod crash;
 mod crash_stream;
 mod deliver;

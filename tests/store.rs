@@ -462,6 +462,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                     replied(vec![asks(&call(&new_id("call"), "reserve"))])
                 }
                 Action::CallModel => replied(vec![text("Answer.")]),
+                Action::Compact => unreachable!("no strategy is asked here"),
                 Action::CallTools { calls } => Outcome::Called(
                     calls
                         .into_iter()

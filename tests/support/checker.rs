@@ -92,7 +92,8 @@ fn numbers_are_dense(traces: &Traces) {
 fn each_message_has_one_reply(records: &[Value]) {
     let mut open = BTreeSet::new();
     let mut replied = true;
-    for record in records {
+    // A summary is nobody's reply.
+    for record in records.iter().filter(|record| !is_summary(record)) {
         let calls = blocks(record, "tool_call");
         match record["role"].as_str().expect("a role") {
             "user" => {
@@ -123,8 +124,10 @@ fn the_journal_fits(traces: &Traces) {
     let pointed = |kind: &str| {
         traces.journal(kind).into_iter().map(|payload| number(payload, "message_number")).collect::<Vec<_>>()
     };
-    let of_role =
-        |role: &str| traces.of_role(role).map(|record| number(record, "message_number")).collect::<Vec<_>>();
+    let of_role = |role: &str| {
+        let said = traces.of_role(role).filter(|record| !is_summary(record));
+        said.map(|record| number(record, "message_number")).collect::<Vec<_>>()
+    };
     assert_eq!(pointed("GEN_COMPLETE"), of_role("assistant"), "each answer is journalled once");
     assert_eq!(pointed("TOOL_RESULT"), of_role("tool"), "each result is journalled once");
 
@@ -132,12 +135,20 @@ fn the_journal_fits(traces: &Traces) {
         traces.journal(kind).into_iter().map(|payload| text(payload, "generation_id")).collect::<Vec<_>>()
     };
     let started = generations("GEN_START");
-    assert_eq!(generations("LLM_CALLED"), started, "each model call starts once");
+    // Nobody is shown a summary as it is written, so its call has an entry and no start.
+    let calls = traces.journal("LLM_CALLED");
+    let (summaries, replies): (Vec<&Value>, Vec<&Value>) =
+        calls.into_iter().partition(|called| called["purpose"] == "compaction");
+    let replies: Vec<String> = replies.into_iter().map(|called| text(called, "generation_id")).collect();
+    assert_eq!(replies, started, "each model call starts once");
+    let summaries: BTreeSet<String> =
+        summaries.into_iter().map(|called| text(called, "generation_id")).collect();
     assert_eq!(started.len(), started.iter().collect::<BTreeSet<_>>().len(), "no generation starts twice");
     let replaced: Vec<String> =
         traces.journal("GEN_RESUMED").into_iter().map(|payload| text(payload, "replaces")).collect();
     let mut ended = [replaced, generations("GEN_COMPLETE"), generations("GEN_FAILED")].concat();
     let mut started = started;
+    ended.retain(|generation| !summaries.contains(generation));
     ended.sort();
     started.sort();
     assert_eq!(ended, started, "each model call is completed, replaced or failed, and only once");
@@ -256,6 +267,10 @@ pub async fn dump(database: &Database) -> BTreeMap<String, Vec<Value>> {
         dump.insert(table, rows);
     }
     dump
+}
+
+fn is_summary(record: &Value) -> bool {
+    record["details"]["summary"] == true
 }
 
 /// The ids in a record's blocks of one type.

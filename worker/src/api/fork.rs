@@ -121,7 +121,7 @@ impl Fork {
 fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
     check_text("model", Some(&id), 256)?;
     ctx.models.get(&id).map_err(|fault| Problem::bad_request(format!("`model`: {fault}")))?;
-    Ok(Model { context_window: ctx.config.context_window(&id), id })
+    Ok(Model { context_window: i32::try_from(ctx.config.context_window(&id)).unwrap_or(i32::MAX), id })
 }
 
 fn known_tools(ctx: &Ctx, names: &[String]) -> Result<Vec<ToolDefinition>, Problem> {
