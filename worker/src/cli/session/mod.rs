@@ -1,6 +1,8 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod diff;
 mod fork;
+mod new;
 mod recover;
 mod resolve;
 mod show;
@@ -69,6 +71,8 @@ enum Verb {
         #[arg(long, value_name = "KEY")]
         client_key: Option<String>,
     },
+    /// Begin anew in a conversation: its next message goes to a new session. The old one stays as it is.
+    New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
     Retry {
         id: String,
@@ -107,6 +111,8 @@ enum Verb {
     Wake { id: String },
     /// Say why a session is where it is, and what to do about it.
     Why { id: String },
+    /// Lay one session beside another one: what was called, what was kept, what was said. Exit status 8 when they differ.
+    Diff(diff::Args),
     /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
     Recover(recover::Args),
     /// Hold a session's caches against its logs. Exit status 8 when they differ.
@@ -127,6 +133,7 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         }
         Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
         Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
+        Verb::New(args) => new::new(app, &config, &store, &output, args).await,
         Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
         Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
         Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
@@ -137,6 +144,7 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Tree { id } => tree::tree(&store, &output, &id).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
+        Verb::Diff(args) => diff::diff(&store, &output, args).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,
         Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };
