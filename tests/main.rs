@@ -21,6 +21,7 @@ mod deliver;
 mod demo;
 mod dev;
 mod drain;
+mod fork;
 mod heal;
 mod inbox;
 mod journal;
