@@ -111,6 +111,12 @@ impl From<wakeful_store::Error> for Problem {
     }
 }
 
+impl From<crate::origin::CannotBegin> for Problem {
+    fn from(cannot: crate::origin::CannotBegin) -> Problem {
+        Problem::bad_request(cannot.to_string())
+    }
+}
+
 impl From<BytesRejection> for Problem {
     fn from(rejection: BytesRejection) -> Problem {
         if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
