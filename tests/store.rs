@@ -3,6 +3,7 @@
 mod fork;
 mod bundle;
 mod journal;
+mod sessions;
 mod verify;
 mod world;
 
