@@ -19,6 +19,7 @@ mod crash_stream;
 mod deliver;
 mod demo;
 mod dev;
+mod diff;
 mod drain;
 mod heal;
 mod inbox;

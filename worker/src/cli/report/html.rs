@@ -22,7 +22,7 @@ const SHOWN: usize = 1_000;
 /// None that a report could bring about: the template writes into memory.
 pub(super) fn of(report: &Report) -> anyhow::Result<String> {
     let page = Page {
-        title: format!("{} | {}", report.left.session_id, report.right.session_id),
+        title: safe(&format!("{} | {}", report.left.session_id, report.right.session_id)),
         verdict: report.verdict.as_str(),
         equal: report.verdict == Level::Equal,
         sides: [side("Left", &report.left), side("Right", &report.right)],
