@@ -1,8 +1,8 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
 pub(crate) mod chat;
-mod fork;
 mod conversations;
+mod fork;
 mod health;
 mod problem;
 mod sessions;
