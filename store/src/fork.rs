@@ -147,8 +147,8 @@ impl ForkRequest {
         Ok(hex::encode(sha2::Sha256::digest(crate::step::to_json(&asked)?.as_bytes())))
     }
 
-    /// The child's own rules.
-    fn policy(&self, parent: SessionPolicy) -> SessionPolicy {
+    /// The child's own rules: its parent's, with what is asked for above them. It replies as its parent does.
+    fn policy(&self, parent: SessionPolicy, trigger_type: &str) -> SessionPolicy {
         SessionPolicy {
             model: self.model.as_ref().map(|model| model.id.clone()).or(parent.model),
             tools: self
@@ -158,6 +158,7 @@ impl ForkRequest {
                 .or(parent.tools),
             tool_mode: self.tool_mode,
             replay: self.replay.clone(),
+            replies_as: Some(parent.replies_as.unwrap_or_else(|| trigger_type.to_owned())),
             other: parent.other,
         }
     }

@@ -121,7 +121,6 @@ async fn session(tx: &mut PgConnection, session_id: &str) -> Result<(SessionRow,
     let row = sqlx::query!(
         r#"
         select s.*, c.parent_conversation_id as "parent_conversation_id?",
-            c.forked_at_message_number as "forked_at_message_number?",
             coalesce((s.imported_from ->> 'redacted')::boolean, false) as "was_redacted!"
         from conversation_sessions s
         left join conversation_counters c on c.conversation_id = s.conversation_id
@@ -169,7 +168,7 @@ async fn session(tx: &mut PgConnection, session_id: &str) -> Result<(SessionRow,
         forked_from_message_id: row.forked_from_message_id,
         parent_conversation_id: row.parent_conversation_id,
         forked_at_message_number: row.forked_at_message_number,
-        base_step_number: 0,
+        base_step_number: row.base_step_number,
         rebase: None,
     };
     Ok((session, row.was_redacted))

@@ -145,6 +145,7 @@ impl Logs {
             Event::StateTransition { to_state, .. } => self.lifecycle = Some(to_state.clone()),
             Event::Checkpoint { lifecycle_state, .. } => self.lifecycle = Some(lifecycle_state.clone()),
             Event::TriggerEvent { .. }
+            | Event::SessionForked { .. }
             | Event::LlmCalled { .. }
             | Event::GenStart { .. }
             | Event::GenResumed { .. }
