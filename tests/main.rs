@@ -21,6 +21,7 @@ mod crash_stream;
 mod deliver;
 mod demo;
 mod dev;
+mod diff;
 mod drain;
 mod fork;
 mod heal;
