@@ -105,6 +105,14 @@ impl Ctx {
             .map_err(|error| Fault::NotConfigured { message: format!("agent {:?}: {error}", agent.name) })
     }
 
+    /// The tools that the configuration gives `session`: none where what its model is told of is pinned.
+    ///
+    /// # Errors
+    /// Those of [`Ctx::tools_of`].
+    pub fn configured_tools(&self, session: &Session, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
+        if session.prefix.is_some() { Ok(Vec::new()) } else { self.tools_of(agent) }
+    }
+
     /// The agent of `session`, with what the session's own policy puts above its configuration.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! open meanwhile.
 
 mod chunks;
+mod compact;
 mod generate;
 mod tools;
 
@@ -56,6 +57,7 @@ pub async fn perform(
             }
             Ok(outcome)
         }
+        Action::Compact => compact::compact(ctx, lease, session, agent).await,
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
         Action::Stop(stop) => Ok(Outcome::Stopped(stop)),
         Action::Pause => Ok(Outcome::Paused),

@@ -3,12 +3,13 @@
 use super::Interrupted;
 use crate::Ctx;
 use crate::telemetry::{self, names};
+use crate::tool::read_output::StoredOutputs;
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace};
 use futures::FutureExt;
 use futures::future::join_all;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
@@ -194,6 +195,7 @@ impl Turn<'_> {
             call_id: call.call_id.clone(),
             workspace: self.workspace(),
             cancelled,
+            outputs: Arc::new(StoredOutputs::new(self.ctx.store.clone(), self.session.session_id.clone())),
         };
         let span = info_span!(
             "execute_tool",
