@@ -42,7 +42,7 @@ impl Parent {
         let row = sqlx::query!(
             r#"
             select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
-                coalesce(s.imported_from ->> 'trigger_type', s.trigger_type) as "trigger_type!",
+                s.forked_at_message_number, coalesce(s.imported_from ->> 'trigger_type', s.trigger_type) as "trigger_type!",
                 (select json_agg(json_build_object('message_number', r.message_number, 'message_id', r.message_id,
                         'step_number', r.step_number, 'role', r.role,
                         'summary', coalesce((r.details ->> 'summary')::boolean, false),
@@ -67,7 +67,9 @@ impl Parent {
         };
         if matches!(at, At::Event(_)) {
             let said = said_at(tx, session_id).await?;
-            for line in &mut lines {
+            // What it copied itself was there before its journal began, summaries included.
+            let copied = row.forked_at_message_number.unwrap_or(0);
+            for line in lines.iter_mut().filter(|line| line.message_number > copied) {
                 line.seq = said.get(&line.message_number).copied();
             }
         }
