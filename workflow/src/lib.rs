@@ -10,23 +10,32 @@
 //! |---|---|
 //! | what a session is | [`session`] |
 //! | what was said | [`record`] |
+//! | what of it its reader is not shown | [`internal`] |
 //! | what happened | [`event`], [`mod@recover`] |
+//! | what made a session, and how it replies | [`trigger`] |
 //! | what an agent may do, and what holds for one session alone | [`agent`], [`policy`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
+//! | how two sessions differ | [`mod@diff`] |
 //! | what an effect may be found as after a crash | [`effect`] |
 //! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
 //! | how a model call that was cut off goes on | [`resume`] |
+//! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 
 pub mod advance;
 pub mod agent;
+pub mod bundle;
 pub mod context;
 pub mod derive;
+pub mod diff;
 pub mod effect;
 pub mod event;
 pub mod fault;
+pub mod files;
+pub mod fork;
 pub mod id;
+pub mod internal;
 pub mod plan;
 pub mod policy;
 pub mod prefix;
@@ -35,6 +44,7 @@ pub mod recover;
 pub mod resolve;
 pub mod resume;
 pub mod session;
+pub mod trigger;
 pub mod wire;
 
 #[cfg(test)]

@@ -181,6 +181,9 @@ pub struct Details {
     /// It is a summary of what was said before it. The context shows it where a rebase points at it, and nowhere else.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub summary: bool,
+    /// On messages that a fork copied: the id under which it was first said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_message_id: Option<String>,
 }
 
 impl Record {

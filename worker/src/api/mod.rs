@@ -2,12 +2,15 @@
 
 pub(crate) mod chat;
 pub(crate) mod context;
+mod conversations;
+mod fork;
 mod health;
 mod problem;
 mod sessions;
 mod steer;
 mod stream;
 
+pub(crate) use fork::recorded_by;
 pub use problem::{Problem, valid_verbs};
 pub use sessions::detail;
 
@@ -40,14 +43,18 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/context", get(context::show))
+        .route("/sessions/{id}/diff/{other}", get(sessions::diff))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))
         .route("/sessions/{id}/resolve", post(steer::resolve))
         .route("/sessions/{id}/archive", post(steer::archive))
         .route("/sessions/{id}/terminate", post(steer::terminate))
+        .route("/sessions/{id}/fork", post(fork::fork))
+        .route("/sessions/{id}/tree", get(fork::tree))
         .route("/sessions/{id}/stream", get(stream::stream))
-        .route("/conversations/{id}/sessions", get(sessions::of_conversation))
+        .route("/conversations/{id}/sessions", get(conversations::sessions))
+        .route("/conversations/{id}/new", post(conversations::begin_anew))
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard));
     Router::new()
         .nest("/v1", v1)

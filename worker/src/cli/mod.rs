@@ -7,6 +7,7 @@ mod migrate;
 mod output;
 mod printable;
 mod queue;
+mod report;
 mod serve;
 mod session;
 
@@ -123,7 +124,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Serve(args) => serve::run(app, config, args).await,
             Command::Migrate(args) => migrate::run(config, args).await,
             Command::Doctor(args) => doctor::run(app, config, args).await,
-            Command::Session(args) => session::run(app, config, args).await,
+            Command::Session(args) => session::run(&app, config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
         }
     });
@@ -150,7 +151,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
                 wakeful_store::Error::Database(_) => Exit::Unavailable,
-                wakeful_store::Error::Corrupt { .. } => Exit::Failed,
+                wakeful_store::Error::Bundle(_)
+                | wakeful_store::Error::File { .. }
+                | wakeful_store::Error::Corrupt { .. } => Exit::Failed,
             };
         }
     }

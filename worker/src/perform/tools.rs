@@ -17,6 +17,7 @@ use wakeful_store::queue::{self, Lease};
 use wakeful_workflow::advance::{Ending, Outcome, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
+use wakeful_workflow::files;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{How, PlannedCall};
 use wakeful_workflow::record::{Block, ToolCall};
@@ -192,10 +193,7 @@ impl Turn<'_> {
         let context = ToolCallContext {
             session_id: self.session.session_id.clone(),
             call_id: call.call_id.clone(),
-            workspace: Workspace {
-                path: self.ctx.workspace_of(&self.session.session_id),
-                expected: self.session.has_files(),
-            },
+            workspace: self.workspace(),
             cancelled,
             outputs: Arc::new(StoredOutputs::new(self.ctx.store.clone(), self.session.session_id.clone())),
         };
@@ -228,6 +226,14 @@ impl Turn<'_> {
         };
         telemetry::failed(&span, kind);
         ran
+    }
+
+    fn workspace(&self) -> Workspace {
+        let path = self.ctx.workspace_of(&self.session.session_id);
+        let expected = self.session.has_files();
+        // Taken out of the transcript only where they are needed: once in a fork's life.
+        let inherited = if expected && !path.exists() { files::inherited(self.session) } else { None };
+        Workspace { path, expected, inherited: inherited.map(Into::into) }
     }
 
     /// Why the call may not run at all: then the model is told, and the tool is not touched.

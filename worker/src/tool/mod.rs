@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::context::OutputSlice;
 use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::record::without_nul;
 
@@ -73,6 +74,8 @@ pub struct Workspace {
     /// The session has files: a missing folder means that they are on another host, which is an error and never
     /// an empty folder.
     pub expected: bool,
+    /// Of a fork whose folder is not there yet: the files that it begins with, to make the folder of.
+    pub inherited: Option<Arc<[WrittenFile]>>,
 }
 
 /// What a tool gives back.

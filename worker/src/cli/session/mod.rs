@@ -1,10 +1,14 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
 mod context;
+mod diff;
+mod fork;
+mod new;
 mod recover;
 mod resolve;
 mod show;
 mod tail;
+mod tree;
 mod verify;
 mod wake;
 mod why;
@@ -68,6 +72,8 @@ enum Verb {
         #[arg(long, value_name = "KEY")]
         client_key: Option<String>,
     },
+    /// Begin anew in a conversation: its next message goes to a new session. The old one stays as it is.
+    New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
     Retry {
         id: String,
@@ -84,6 +90,10 @@ enum Verb {
     },
     /// Say what became of an effect whose outcome nobody could know.
     Resolve(resolve::Args),
+    /// Make a new session that begins with the messages of this one up to a cut, and let it go on from there.
+    Fork(fork::Args),
+    /// Show the tree of forks that a session stands in.
+    Tree { id: String },
     /// Put a session at rest away: it takes no messages and never runs again.
     Archive {
         id: String,
@@ -104,13 +114,15 @@ enum Verb {
     Why { id: String },
     /// Show what the model would see now, and what each context strategy would weigh.
     Context(context::Args),
+    /// Lay one session beside another one: what was called, what was kept, what was said. Exit status 8 when they differ.
+    Diff(diff::Args),
     /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
     Recover(recover::Args),
     /// Hold a session's caches against its logs. Exit status 8 when they differ.
     Verify(verify::Args),
 }
 
-pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
     if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
         // A file needs no database.
         let ran = recover::from_file(&Output::new(&args.output), file).await;
@@ -124,15 +136,19 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
         }
         Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
         Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
+        Verb::New(args) => new::new(app, &config, &store, &output, args).await,
         Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
         Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
         Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,
         Verb::Archive { id, reason } => steer(&store, &output, &id, Steer::Archive, reason).await,
         Verb::Terminate { id, reason } => steer(&store, &output, &id, Steer::Terminate, reason).await,
         Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
+        Verb::Fork(args) => fork::fork(&store, app, &config, &output, args).await,
+        Verb::Tree { id } => tree::tree(&store, &output, &id).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
-        Verb::Context(args) => context::context(&app, &store, &config, &output, args).await,
+        Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
+        Verb::Diff(args) => diff::diff(&store, &output, args).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,
         Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };

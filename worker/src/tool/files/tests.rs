@@ -23,7 +23,7 @@ pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
     ToolCallContext {
         session_id: SessionId::from("sess_1"),
         call_id: CallId::from("call_1_0"),
-        workspace: Workspace { path: path.to_owned(), expected },
+        workspace: Workspace { path: path.to_owned(), expected, inherited: None },
         cancelled: CancellationToken::new(),
         outputs: Arc::new(NoOutputs),
     }
@@ -213,7 +213,7 @@ fn a_parent_swapped_while_a_call_runs_leads_nowhere() {
     let (root, ws) = place();
     let outside = root.path().join("outside");
     fs::create_dir(&outside).unwrap();
-    let workspace = Workspace { path: ws.clone(), expected: true };
+    let workspace = Workspace { path: ws.clone(), expected: true, inherited: None };
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
