@@ -205,7 +205,7 @@ impl Store {
         copy::records(&mut tx, &parent, &cut, &child).await?;
         failpoint("K29");
         let snapshot = Blob::of_state(&state);
-        let events = [
+        let mut events = vec![
             Event::SessionForked {
                 parent_session_id: request.parent_session_id.as_str().into(),
                 parent_conversation_id: parent.conversation_id.as_str().into(),
@@ -222,6 +222,8 @@ impl Store {
                 state_sha256: snapshot.sha256.clone(),
             },
         ];
+        // The child's requests go on from the parent's to the byte, so its context begins where the parent's did.
+        events.extend(copy::rebase(&mut tx, &parent, &cut, &child).await?.map(Event::ContextRebased));
         copy::keep(&mut tx, &snapshot).await?;
         run::journal(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
         let run_id = if request.start { Some(start(&mut tx, request, &session_id).await?) } else { None };

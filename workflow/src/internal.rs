@@ -66,6 +66,8 @@ mod tests {
             started_at: String::new(),
             repairs: 0,
             resumes: None,
+            context_strategy: Default::default(),
+            rebase: None,
             reply: Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE },
             effects: Default::default(),
         };

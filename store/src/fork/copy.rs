@@ -1,6 +1,7 @@
 //! What a fork takes over, row by row.
 
 use super::ForkRequest;
+use crate::context::newest_rebase;
 use crate::hydrate::from_text;
 use crate::wake::pin;
 use crate::{Error, Result};
@@ -8,6 +9,7 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use std::collections::HashMap;
 use wakeful_workflow::advance::Blob;
+use wakeful_workflow::context::Rebase;
 use wakeful_workflow::derive;
 use wakeful_workflow::fork::{self, At, Cut, Line};
 use wakeful_workflow::policy::SessionPolicy;
@@ -329,4 +331,23 @@ pub(super) async fn keep(tx: &mut PgConnection, blob: &Blob) -> Result<()> {
     .execute(tx)
     .await?;
     Ok(())
+}
+
+/// Gives the child the newest rebase that the parent decided at or before the cut.
+pub(super) async fn rebase(
+    tx: &mut PgConnection,
+    parent: &Parent,
+    cut: &Cut,
+    child: &Child<'_>,
+) -> Result<Option<Rebase>> {
+    let newest = newest_rebase(tx, &parent.session_id, cut.at_message_number).await?;
+    let Some(rebase) = newest else { return Ok(None) };
+    sqlx::query!(
+        "update conversation_sessions set rebase = $2 where session_id = $1",
+        child.session_id,
+        rebase
+    )
+    .execute(tx)
+    .await?;
+    serde_json::from_value(rebase).map(Some).map_err(|error| Error::corrupt("rebase", error))
 }
