@@ -1,6 +1,9 @@
 //! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
 
+mod bundle;
+mod fork;
 mod journal;
+mod sessions;
 mod verify;
 mod world;
 

@@ -222,8 +222,13 @@ impl Driver<'_> {
 
     /// One step that enqueues one email.
     pub(super) async fn sends_mail(&mut self, call_id: &str) {
-        let email = call(call_id, "compose_email");
-        self.continues(replied(vec![asks(&email)])).await;
+        self.sends_mail_as(call_id, call_id).await;
+    }
+
+    /// The same where the model's id for the call is taken, and another one is given to it.
+    pub(super) async fn sends_mail_as(&mut self, asked: &str, given: &str) {
+        self.continues(replied(vec![asks(&call(asked, "compose_email"))])).await;
+        let email = call(given, "compose_email");
         let mail = json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": "Hi", "body": "Bob."});
         self.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail)))])).await;
     }

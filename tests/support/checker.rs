@@ -45,8 +45,20 @@ impl Traces {
         number(&self.session, column)
     }
 
+    /// Number of the last message that was there before the session did anything: a fork copied some.
+    fn copied(&self) -> i64 {
+        let forked_at = self.session["forked_at_message_number"].as_i64();
+        forked_at.unwrap_or_else(|| self.session_number("base_message_number"))
+    }
+
+    /// Its own messages.
+    fn own(&self) -> impl Iterator<Item = &Value> {
+        let copied = self.copied();
+        self.records.iter().filter(move |record| number(record, "message_number") > copied)
+    }
+
     fn of_role(&self, role: &str) -> impl Iterator<Item = &Value> {
-        self.records.iter().filter(move |record| record["role"] == role)
+        self.own().filter(move |record| record["role"] == role)
     }
 }
 
@@ -74,9 +86,10 @@ fn numbers_are_dense(traces: &Traces) {
     assert_eq!(traces.session_number("to_message_number"), last, "the checkpoint is at the last message");
     let last = traces.session_number("last_event_seq");
     assert_eq!(numbers(&traces.events, "seq"), (1..=last).collect::<Vec<_>>(), "journal");
-    let last = traces.session_number("last_step_number");
-    assert_eq!(numbers(&traces.steps, "step_number"), (1..=last).collect::<Vec<_>>(), "steps");
-    let mut at = base;
+    let (first, last) =
+        (traces.session_number("base_step_number") + 1, traces.session_number("last_step_number"));
+    assert_eq!(numbers(&traces.steps, "step_number"), (first..=last).collect::<Vec<_>>(), "steps");
+    let mut at = traces.copied();
     for step in &traces.steps {
         assert_eq!(
             number(step, "from_message_number"),
@@ -155,8 +168,7 @@ fn the_journal_fits(traces: &Traces) {
 
     let mut invoked: Vec<String> =
         traces.journal("TOOL_INVOKED").into_iter().map(|payload| text(payload, "call_id")).collect();
-    let mut asked: Vec<String> =
-        traces.records.iter().flat_map(|record| blocks(record, "tool_call")).collect();
+    let mut asked: Vec<String> = traces.own().flat_map(|record| blocks(record, "tool_call")).collect();
     let mut known: Vec<String> = traces.calls.iter().map(|call| text(call, "call_id")).collect();
     invoked.sort();
     asked.sort();

@@ -66,7 +66,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
-use wakeful_store::queue::{News, Notifier};
+use wakeful_store::queue::{News, Notifier, heard};
 use wakeful_workflow::agent::{Agent, ToolDefinition};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
@@ -135,19 +135,8 @@ impl Ctx {
     async fn cancelled(&self, session_id: &str) {
         let mut news = self.news.sessions();
         loop {
-            let heard = async {
-                loop {
-                    match news.recv().await {
-                        Ok(id) if &*id == session_id || &*id == "*" => break,
-                        Ok(_) => {}
-                        // Missed some: one of them may have been ours. Closed: the timer alone is left.
-                        Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => break,
-                        Err(tokio::sync::broadcast::error::RecvError::Closed) => std::future::pending().await,
-                    }
-                }
-            };
             tokio::select! {
-                () = heard => {}
+                () = heard(&mut news, session_id) => {}
                 () = tokio::time::sleep(Duration::from_secs(2)) => {}
             }
             // Every chunk of the session's own model call is news as well: they are looked at together.

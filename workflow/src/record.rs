@@ -178,12 +178,12 @@ pub struct Details {
     /// The inbox row that a user's message came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inbox_id: Option<i64>,
-    /// It is a summary of what was said before it. The context shows it where a rebase points at it, and nowhere else.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub summary: bool,
     /// On messages that a fork copied: the id under which it was first said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_message_id: Option<String>,
+    /// It is a summary of what was said before it. The context shows it where a rebase points at it, and nowhere else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub summary: bool,
 }
 
 impl Record {

@@ -1,7 +1,6 @@
 //! What a fork takes over, row by row.
 
 use super::ForkRequest;
-use crate::context::newest_rebase;
 use crate::hydrate::from_text;
 use crate::wake::pin;
 use crate::{Error, Result};
@@ -46,6 +45,7 @@ impl Parent {
                 s.prefix_sha256,
                 (select json_agg(json_build_object('message_number', r.message_number, 'message_id', r.message_id,
                         'step_number', r.step_number, 'role', r.role,
+                        'summary', coalesce((r.details ->> 'summary')::boolean, false),
                         'asks', (select coalesce(json_agg(b -> 'call_id'), '[]') from json_array_elements(
                             case r.role when 'assistant' then r.content else '[]' end) b where b ->> 'type' = 'tool_call'),
                         'answers', (select coalesce(json_agg(b -> 'call_id'), '[]') from json_array_elements(
@@ -177,6 +177,7 @@ pub(super) async fn session(
     cut: &Cut,
     child: &Child<'_>,
     state: &State,
+    rebase: Option<&Rebase>,
 ) -> Result<()> {
     let seeds = match &request.system_prompt {
         Some(patch) => Some(fork::patched(seeds(&mut *tx, &parent.session_id).await?, patch)),
@@ -196,16 +197,18 @@ pub(super) async fn session(
         request.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
     let policy = serde_json::to_value(request.policy(parent.policy.clone(), &parent.trigger_type))
         .map_err(|error| Error::corrupt("policy", error))?;
+    let rebase =
+        rebase.map(serde_json::to_value).transpose().map_err(|error| Error::corrupt("rebase", error))?;
     let message_id = cut.kept.checked_sub(1).map(|last| parent.lines[last].message_id.as_str());
     sqlx::query!(
         "insert into conversation_sessions
             (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
              model_context_window, status, policy, initial_state, state, tool_names, seed_message_count,
              base_message_number, last_message_number, to_message_number, last_step_number, base_step_number,
-             forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256)
+             forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256, rebase)
         select $2, $3, p.space_id, p.mailbox_id, $4, $5, p.agent, coalesce($6, p.model_id),
             coalesce($7, p.model_context_window), 'created', $8, p.initial_state, $9, coalesce($10, p.tool_names),
-            coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15
+            coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15, $16
         from conversation_sessions p
         where p.session_id = $1",
         parent.session_id,
@@ -222,7 +225,8 @@ pub(super) async fn session(
         cut.at_message_number,
         cut.last_step_number,
         message_id,
-        prefix_sha256
+        prefix_sha256,
+        rebase
     )
     .execute(&mut *tx)
     .await?;
@@ -331,23 +335,4 @@ pub(super) async fn keep(tx: &mut PgConnection, blob: &Blob) -> Result<()> {
     .execute(tx)
     .await?;
     Ok(())
-}
-
-/// Gives the child the newest rebase that the parent decided at or before the cut.
-pub(super) async fn rebase(
-    tx: &mut PgConnection,
-    parent: &Parent,
-    cut: &Cut,
-    child: &Child<'_>,
-) -> Result<Option<Rebase>> {
-    let newest = newest_rebase(tx, &parent.session_id, cut.at_message_number).await?;
-    let Some(rebase) = newest else { return Ok(None) };
-    sqlx::query!(
-        "update conversation_sessions set rebase = $2 where session_id = $1",
-        child.session_id,
-        rebase
-    )
-    .execute(tx)
-    .await?;
-    serde_json::from_value(rebase).map(Some).map_err(|error| Error::corrupt("rebase", error))
 }

@@ -97,7 +97,7 @@ pub async fn view(
         Some(_) => Vec::new(),
         None => registry.definitions(&agent.tools).map_err(|error| unconfigured(error.to_string()))?,
     };
-    let window_tokens = i64::from(config.context_window(&agent.model));
+    let window_tokens = config.context_window(&agent.model);
     let price = config.price(&agent.model);
     let asked = strategy.unwrap_or(agent.context.strategy);
     let of =

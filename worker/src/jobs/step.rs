@@ -261,7 +261,7 @@ async fn decide(
     }
     let mut action = match ctx.configured_tools(session, agent) {
         Ok(tools) => {
-            let window = i64::from(ctx.config.context_window(&agent.model));
+            let window = ctx.config.context_window(&agent.model);
             in_context(action, session, agent, &tools, window)
         }
         // Performing it meets the same fault.

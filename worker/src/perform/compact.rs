@@ -27,7 +27,7 @@ pub(super) async fn compact(
 ) -> Result<Outcome, Interrupted> {
     let model = ctx.models.get(&agent.model)?;
     let tools = ctx.configured_tools(session, agent)?;
-    let window = i64::from(ctx.config.context_window(&agent.model));
+    let window = ctx.config.context_window(&agent.model);
     let mut attempt = session.interrupted.last().map_or(0, |last| last.attempt);
     let mut without = 0;
     let mut context = compaction::request(session, tools.clone(), 0);

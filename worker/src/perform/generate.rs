@@ -31,7 +31,7 @@ pub(super) async fn call_model(
     let model = ctx.models.get(&agent.model)?;
     // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
     let configured = ctx.configured_tools(session, agent)?;
-    let window = i64::from(ctx.config.context_window(&agent.model));
+    let window = ctx.config.context_window(&agent.model);
     // Decided anew by whoever finds this call cut off, and the same: it is journalled with the answer.
     let Built { context, rebase } = context::build(session, configured, &agent.context, window);
     let effects = context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();

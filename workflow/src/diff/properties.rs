@@ -162,7 +162,7 @@ fn joined(words: &[Piece], other: Of) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn a_session_is_equal_to_itself(one in side()) {

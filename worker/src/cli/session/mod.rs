@@ -112,10 +112,10 @@ enum Verb {
     Wake { id: String },
     /// Say why a session is where it is, and what to do about it.
     Why { id: String },
-    /// Show what the model would see now, and what each context strategy would weigh.
-    Context(context::Args),
     /// Lay one session beside another one: what was called, what was kept, what was said. Exit status 8 when they differ.
     Diff(diff::Args),
+    /// Show what the model would see now, and what each context strategy would weigh.
+    Context(context::Args),
     /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
     Recover(recover::Args),
     /// Hold a session's caches against its logs. Exit status 8 when they differ.
@@ -147,8 +147,8 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Tree { id } => tree::tree(&store, &output, &id).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
-        Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
         Verb::Diff(args) => diff::diff(&store, &output, args).await,
+        Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,
         Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };
