@@ -11,6 +11,7 @@
 mod support;
 
 mod bad_input;
+mod bundle;
 mod cancel;
 mod chat;
 mod cli;

@@ -202,9 +202,12 @@ pub struct SessionRow {
     pub total_cost_micros: i64,
     pub started_at: String,
     pub completed_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository_id: Option<String>,
     pub parent_session_id: Option<String>,
     pub forked_from_message_id: Option<String>,
     pub parent_conversation_id: Option<String>,
+    /// The last message that a fork was given.
     pub forked_at_message_number: Option<i64>,
     /// Steps of the session that this one was forked from: its own begin after them.
     #[serde(default, skip_serializing_if = "is_zero")]
