@@ -5,6 +5,7 @@
 //! | start or wake a session | [`wake`], [`run`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | say what became of an uncertain effect | [`resolve`] |
+//! | read what a replay runs again, and find one that was begun | [`replay`] |
 //! | archive or terminate one | [`retire`] |
 //! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
@@ -34,6 +35,7 @@ pub mod journal;
 pub mod ledger;
 pub mod queue;
 pub mod readiness;
+pub mod replay;
 pub mod resolve;
 pub mod retire;
 pub mod run;

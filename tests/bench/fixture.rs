@@ -87,6 +87,7 @@ impl Claims {
     pub fn start(store: &Store, concurrency: usize) -> Claims {
         let settings = Settings {
             kind: Kind::Step,
+            runner: "".into(),
             concurrency,
             lease: Duration::from_secs(3600),
             poll: Duration::from_millis(20),

@@ -39,6 +39,8 @@ pub struct Generated {
     pub repairs: i64,
     /// The attempt whose text the request's prefill was: the reply begins with it.
     pub resumes: Option<GenerationId>,
+    /// The length of that prefill.
+    pub prefill_bytes: Option<i64>,
     pub reply: Reply,
     /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
     pub effects: BTreeMap<String, Effect>,

@@ -17,6 +17,7 @@
 //! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
 //! | how a model call that was cut off goes on | [`resume`] |
+//! | what a session that runs another one again takes from it | [`replay`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 
 pub mod advance;
@@ -32,6 +33,7 @@ pub mod policy;
 pub mod prefix;
 pub mod record;
 pub mod recover;
+pub mod replay;
 pub mod resolve;
 pub mod resume;
 pub mod session;

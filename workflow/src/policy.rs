@@ -57,6 +57,8 @@ impl ToolMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replay {
     pub source_session_id: SessionId,
+    /// Up to here its messages were copied; what follows is run again.
+    pub after_message_number: i64,
     pub answers: Answers,
 }
 

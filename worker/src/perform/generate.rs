@@ -135,6 +135,7 @@ pub(super) async fn call_model(
         started_at,
         repairs,
         resumes: resumes.cloned(),
+        prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),
         reply,
         effects,
     }))

@@ -3,9 +3,13 @@
 use async_trait::async_trait;
 use serde_json::Value;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
+use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::without_nul;
 
 pub mod ask_user;
@@ -30,6 +34,29 @@ pub trait Tool: Send + Sync {
     /// # Errors
     /// [`ToolError`]: the model is told its text, the run goes on.
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError>;
+
+    /// What the call would give, with nothing done to the world: for a replay, whose tools are not live. As it stands, a
+    /// pure tool runs, and any other says that it was not carried out. A tool that knows its outcome beforehand gives
+    /// that instead.
+    ///
+    /// # Errors
+    /// As [`Tool::call`].
+    async fn dry_run(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let definition = self.definition();
+        match definition.effect {
+            Effect::Pure => self.call(call, arguments).await,
+            Effect::Idempotent | Effect::Guarded => Ok(not_carried_out(&definition.name)),
+        }
+    }
+}
+
+/// What the model is told of a call with effects that only rehearses.
+pub fn not_carried_out(tool: &str) -> ToolOutput {
+    ToolOutput {
+        content: format!("Dry run: {tool} was not carried out, and nothing was changed."),
+        details: Some(serde_json::json!({ "type": "dryRun", "tool": tool })),
+        question: None,
+    }
 }
 
 /// What a tool may know of the call it runs for.
@@ -40,6 +67,8 @@ pub struct ToolCallContext {
     pub call_id: CallId,
     /// The session's own folder, and whether it must exist already (this session has written there before).
     pub workspace: Workspace,
+    /// Live, for [`Tool::call`] of an ordinary session. In any other mode nothing may be done to the world.
+    pub mode: ToolMode,
     /// Fires when the call is over for Wakeful: it returned, its time limit ended, its lease was lost, its run was
     /// cancelled, or the process drains. Work that the tool has spawned should end then.
     pub cancelled: CancellationToken,
@@ -52,6 +81,9 @@ pub struct Workspace {
     /// The session has files: a missing folder means that they are on another host, which is an error and never
     /// an empty folder.
     pub expected: bool,
+    /// Where the session's tools are not live, its files are those that its messages say it has written, and no folder is
+    /// read or made.
+    pub rehearsed: Option<Arc<Vec<WrittenFile>>>,
 }
 
 /// What a tool gives back.

@@ -71,7 +71,8 @@ impl<'a> Draft<'a> {
         self.journal_interrupted(&After::Answered(&generated.generation_id, generated.resumes.as_ref()));
         let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
         let content = self.with_unique_call_ids(generated.reply.content);
-        let details = Details { usage: Some(usage), finish_reason: Some(finish_reason), inbox_id: None };
+        let details =
+            Details { usage: Some(usage), finish_reason: Some(finish_reason), ..Details::default() };
         let message_number = self.push(Role::Assistant, content, details);
         self.transition.events.extend([
             Event::LlmCalled {
@@ -82,6 +83,7 @@ impl<'a> Draft<'a> {
                 context_strategy: "full".to_owned(),
                 prompt_tokens: Some(usage.input_tokens),
                 repairs: generated.repairs,
+                prefill_bytes: generated.prefill_bytes,
                 started_at: Some(generated.started_at),
             },
             Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },

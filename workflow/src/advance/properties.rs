@@ -254,6 +254,7 @@ impl World {
             started_at: String::new(),
             repairs: 0,
             resumes: None,
+            prefill_bytes: None,
             reply,
             effects: TOOLS.iter().map(|(name, effect)| ((*name).to_owned(), *effect)).collect(),
         })

@@ -3,13 +3,15 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 use wakeful_workflow::id::SessionId;
+use wakeful_workflow::policy::ToolMode;
 
 /// A call in the workspace `path`.
 pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
     ToolCallContext {
         session_id: SessionId::from("sess_1"),
         call_id: CallId::from("call_1_0"),
-        workspace: Workspace { path: path.to_owned(), expected },
+        workspace: Workspace { path: path.to_owned(), expected, rehearsed: None },
+        mode: ToolMode::Live,
         cancelled: CancellationToken::new(),
     }
 }

@@ -103,6 +103,7 @@ fn llm_called(attempt: &Interrupted) -> Event {
         context_strategy: "full".to_owned(),
         prompt_tokens: None,
         repairs: attempt.repairs,
+        prefill_bytes: None,
         started_at: Some(attempt.started_at.clone()),
     }
 }
