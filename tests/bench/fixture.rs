@@ -232,7 +232,7 @@ pub fn step(session: &Session) -> Transition {
         details,
     };
     let details =
-        Details { usage: Some(USAGE), finish_reason: Some(FinishReason::ToolCalls), inbox_id: None };
+        Details { usage: Some(USAGE), finish_reason: Some(FinishReason::ToolCalls), ..Details::default() };
     Transition {
         records: vec![
             record(first, Role::Assistant, assistant_content(&call_id), details),

@@ -8,7 +8,7 @@
 //! without a number. Chunks are committed asynchronously and may be lost with the server, and a journal number must
 //! never be used twice.
 
-use crate::id::{CallId, GenerationId};
+use crate::id::{CallId, ConversationId, GenerationId, SessionId};
 use crate::session::SessionStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -89,6 +89,20 @@ pub enum Event {
         by: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
+    },
+    /// The session was made out of another one, whose messages up to this number it begins with. Always the first entry.
+    #[serde(rename = "SESSION_FORKED")]
+    SessionForked {
+        parent_session_id: SessionId,
+        parent_conversation_id: ConversationId,
+        at_message_number: i64,
+        /// The message that was asked for.
+        asked_message_number: i64,
+        /// Why the cut is not there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        moved: Option<String>,
+        /// Of what was asked for: what a repetition is held against.
+        request_sha256: String,
     },
     /// A person ended the session for good.
     #[serde(rename = "SESSION_TERMINATED")]

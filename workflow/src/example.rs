@@ -90,7 +90,7 @@ pub fn user(message_number: i64, text: &str) -> Record {
 
 pub fn assistant(message_number: i64, run_id: &str, content: Vec<Block>) -> Record {
     let details =
-        Details { usage: Some(USAGE), finish_reason: Some(FinishReason::ToolCalls), inbox_id: None };
+        Details { usage: Some(USAGE), finish_reason: Some(FinishReason::ToolCalls), ..Details::default() };
     record(message_number, run_id, Role::Assistant, content, details)
 }
 

@@ -18,6 +18,7 @@
 //! | what a failure means | [`fault`] |
 //! | how a model call that was cut off goes on | [`resume`] |
 //! | what a session that runs another one again takes from it | [`replay`] |
+//! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 
 pub mod advance;
@@ -27,6 +28,8 @@ pub mod derive;
 pub mod effect;
 pub mod event;
 pub mod fault;
+pub mod files;
+pub mod fork;
 pub mod id;
 pub mod plan;
 pub mod policy;

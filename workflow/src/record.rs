@@ -168,6 +168,9 @@ pub struct Details {
     /// The inbox row that a user's message came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inbox_id: Option<i64>,
+    /// On messages that a fork copied: the id under which it was first said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_message_id: Option<String>,
 }
 
 impl Record {

@@ -1,0 +1,285 @@
+//! Forks: where a session may be cut, and what its copy begins with.
+//!
+//! A cut is a message number: what was said up to there, it included, is the fork's. It never stands inside a tool turn,
+//! for the model would be shown calls that nobody answers; and it is moved back only, so that a fork never holds what was
+//! said later than it was asked for.
+
+use crate::agent::ToolDefinition;
+use crate::id::CallId;
+use crate::prefix::{Prefix, system_of};
+use crate::record::{Record, Role};
+use crate::session::Seed;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Where to cut a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum At {
+    /// Before its first message: nothing but its seeds is copied.
+    Start,
+    /// After its last message.
+    End,
+    /// After the message of this number.
+    Message(i64),
+    /// After the message of this id.
+    MessageId(String),
+    /// After the last message of a user.
+    LastUser,
+    /// After the last result of a tool.
+    LastTool,
+    /// After the last message of this step.
+    Step(i64),
+    /// After the last message that had been said when the journal entry of this number was written.
+    Event(i64),
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            At::Start => f.write_str("start"),
+            At::End => f.write_str("end"),
+            At::Message(number) => write!(f, "{number}"),
+            At::MessageId(id) => f.write_str(id),
+            At::LastUser => f.write_str("last-user"),
+            At::LastTool => f.write_str("last-tool"),
+            At::Step(number) => write!(f, "step:{number}"),
+            At::Event(seq) => write!(f, "event:{seq}"),
+        }
+    }
+}
+
+/// What cannot be read as a place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no place: a message's number or its id, start, end, last-user, last-tool, step:N or event:N"
+)]
+pub struct NoPlace(String);
+
+impl FromStr for At {
+    type Err = NoPlace;
+
+    fn from_str(text: &str) -> Result<At, NoPlace> {
+        let number = |text: &str| text.parse::<i64>().ok().filter(|number| *number >= 0);
+        let place = match text {
+            "start" => Some(At::Start),
+            "end" => Some(At::End),
+            "last-user" => Some(At::LastUser),
+            "last-tool" => Some(At::LastTool),
+            _ if text.starts_with("msg_") => Some(At::MessageId(text.to_owned())),
+            _ => match text.split_once(':') {
+                Some(("step", step)) => number(step).map(At::Step),
+                Some(("event", seq)) => number(seq).map(At::Event),
+                Some(_) => None,
+                None => number(text).map(At::Message),
+            },
+        };
+        place.ok_or_else(|| NoPlace(text.chars().take(80).collect()))
+    }
+}
+
+/// A message, as far as a cut looks at it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    pub message_number: i64,
+    pub message_id: String,
+    pub step_number: i64,
+    pub role: Role,
+    /// The calls that it asks for.
+    #[serde(default)]
+    pub asks: Vec<CallId>,
+    /// The calls that it answers.
+    #[serde(default)]
+    pub answers: Vec<CallId>,
+    /// Number of the journal entry that says so. `None` for what stood there before the journal began, as the messages of
+    /// a fork do that it copied.
+    pub seq: Option<i64>,
+}
+
+/// Where a fork is cut, and what that leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The message that was asked for; the session's base where none was.
+    pub asked_message_number: i64,
+    /// Everything up to here is copied; the session's base where that is nothing.
+    pub at_message_number: i64,
+    /// How many messages that is.
+    pub kept: usize,
+    /// The last step that is copied whole. The fork's own steps follow it.
+    pub last_step_number: i64,
+    /// Why the cut is not where it was asked for.
+    pub moved: Option<String>,
+    /// The model has yet to answer the last of them.
+    pub awaits_model: bool,
+}
+
+/// Why a session cannot be cut there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Uncut(String);
+
+/// Finds the cut in `lines`, the session's messages in order. `base_message_number` is the number before the first of them.
+/// With `edited` the message that is asked for is a user's and is left out: another text takes its place.
+///
+/// # Errors
+/// [`Uncut`] when there is no such message, or nothing would be left before a tool turn.
+pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> Result<Cut, Uncut> {
+    // How many messages are kept.
+    let asked = place(lines, base_message_number, at)?;
+    let number = |kept: usize| match kept.checked_sub(1) {
+        Some(last) => lines[last].message_number,
+        None => base_message_number,
+    };
+    let wanted = if edited {
+        let Some(message) = asked.checked_sub(1).map(|last| &lines[last]) else {
+            return Err(Uncut("the start is no message whose text could be another".to_owned()));
+        };
+        if message.role != Role::User {
+            return Err(Uncut(format!(
+                "message {} is the {}'s: only a user's text can be another",
+                message.message_number,
+                message.role.as_str()
+            )));
+        }
+        asked - 1
+    } else {
+        asked
+    };
+    let kept = outside_of_turns(lines, wanted);
+    if kept == 0 && wanted > 0 && !edited {
+        return Err(Uncut(format!(
+            "message {} is inside of the tool turn that the session begins with: nothing stands before it",
+            number(wanted)
+        )));
+    }
+    let moved = (kept < wanted).then(|| {
+        format!(
+            "message {} is inside of a tool turn, whose calls are not all answered there: cut before the turn",
+            number(wanted)
+        )
+    });
+    let kept_lines = &lines[..kept];
+    Ok(Cut {
+        asked_message_number: number(asked),
+        at_message_number: number(kept),
+        kept,
+        // A step has one answer of the model, and outside of turns it is whole.
+        last_step_number: kept_lines
+            .iter()
+            .filter(|line| line.role == Role::Assistant)
+            .map(|line| line.step_number)
+            .max()
+            .unwrap_or(0),
+        moved,
+        awaits_model: kept_lines.last().is_some_and(|line| matches!(line.role, Role::User | Role::Tool)),
+    })
+}
+
+/// How many messages stand at and before the place.
+fn place(lines: &[Line], base_message_number: i64, at: &At) -> Result<usize, Uncut> {
+    let after = |found: Option<usize>, missing: &dyn Fn() -> String| {
+        found.map(|index| index + 1).ok_or_else(|| Uncut(missing()))
+    };
+    match at {
+        At::Start => Ok(0),
+        At::End => Ok(lines.len()),
+        At::Message(number) if *number == base_message_number => Ok(0),
+        At::Message(number) => after(lines.iter().position(|line| line.message_number == *number), &|| {
+            let (first, last) = (lines.first(), lines.last());
+            match (first, last) {
+                (Some(first), Some(last)) => format!(
+                    "it has no message {number}: its messages are {} to {}",
+                    first.message_number, last.message_number
+                ),
+                _ => format!("it has no message {number}: it has none yet"),
+            }
+        }),
+        At::MessageId(id) => {
+            after(lines.iter().position(|line| line.message_id == *id), &|| format!("it has no message {id}"))
+        }
+        At::LastUser => after(lines.iter().rposition(|line| line.role == Role::User), &|| {
+            "no user has said anything in it".to_owned()
+        }),
+        At::LastTool => after(lines.iter().rposition(|line| line.role == Role::Tool), &|| {
+            "no tool was called in it".to_owned()
+        }),
+        At::Step(number) => after(lines.iter().rposition(|line| line.step_number == *number), &|| {
+            format!("it has no step {number}")
+        }),
+        At::Event(seq) => {
+            let said = lines.iter().take_while(|line| line.seq.is_none_or(|said| said <= *seq)).count();
+            after(said.checked_sub(1), &|| format!("nothing had been said at its entry {seq}"))
+        }
+    }
+}
+
+/// At most so many of the first `wanted` messages that no tool turn is cut in two.
+fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
+    let mut kept = wanted;
+    // An answer of the model ends the turn before it, whatever was left unanswered there.
+    while let Some(turn) = lines[..kept].iter().rposition(|line| line.role == Role::Assistant) {
+        let answered: Vec<&CallId> = lines[turn + 1..kept].iter().flat_map(|line| &line.answers).collect();
+        if lines[turn].asks.iter().all(|call| answered.contains(&call)) {
+            break;
+        }
+        kept = turn;
+    }
+    kept
+}
+
+impl Line {
+    /// The line of `record`.
+    pub fn of(record: &Record, message_id: String, seq: Option<i64>) -> Line {
+        Line {
+            message_number: record.message_number,
+            message_id,
+            step_number: record.step_number,
+            role: record.role,
+            asks: record.tool_calls().map(|call| call.call_id.clone()).collect(),
+            answers: record.tool_results().map(|result| result.call_id.clone()).collect(),
+            seq,
+        }
+    }
+}
+
+/// Another system prompt than the parent's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SystemPromptPatch {
+    Replace(String),
+    /// After the parent's, with a blank line between.
+    Append(String),
+}
+
+/// `seeds` with another system prompt.
+pub fn patched(seeds: Vec<Seed>, patch: &SystemPromptPatch) -> Vec<Seed> {
+    let (mut system, others): (Vec<Seed>, Vec<Seed>) =
+        seeds.into_iter().partition(|seed| seed.role == Role::System);
+    match patch {
+        SystemPromptPatch::Replace(text) => {
+            system = vec![Seed { role: Role::System, content: text.clone(), is_new: true }];
+        }
+        // No seed more: a session's first message has the number after its seeds.
+        SystemPromptPatch::Append(text) => match system.last_mut() {
+            Some(last) => last.content = format!("{}\n\n{text}", last.content),
+            None => system.push(Seed { role: Role::System, content: text.clone(), is_new: true }),
+        },
+    }
+    system.into_iter().chain(others).collect()
+}
+
+/// The prefix of a fork whose seeds or tools are others than its parent's; `None` where neither is, and the parent's own
+/// bytes are kept: the provider's cache goes on.
+pub fn prefix(
+    parent: Option<&Prefix>,
+    seeds: Option<&[Seed]>,
+    tools: Option<Vec<ToolDefinition>>,
+) -> Option<Prefix> {
+    let parent = parent.filter(|_| seeds.is_some() || tools.is_some())?;
+    let mut tools = tools.unwrap_or_else(|| parent.tools.clone());
+    tools.sort_by(|a, b| a.name.cmp(&b.name));
+    Some(Prefix { system: seeds.map_or_else(|| parent.system.clone(), system_of), tools })
+}
+
+#[cfg(test)]
+mod tests;
