@@ -7,6 +7,7 @@ use crate::model::Deltas;
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use opentelemetry::{Array, StringValue, Value};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span, info, info_span, warn};
@@ -16,6 +17,7 @@ use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Generated, Outcome};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::Context;
+use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::record::Usage;
@@ -29,10 +31,7 @@ pub(super) async fn call_model(
     agent: &Agent,
 ) -> Result<Outcome, Interrupted> {
     let model = ctx.models.get(&agent.model)?;
-    // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
-    let configured = if session.prefix.is_some() { Vec::new() } else { ctx.tools_of(agent)? };
-    let context = session.context(configured);
-    let effects = context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();
+    let (context, effects) = told(ctx, session, agent)?;
     let base = model.request(&context);
     let base_sha256 = base.sha256();
     let next =
@@ -139,6 +138,19 @@ pub(super) async fn call_model(
         reply,
         effects,
     }))
+}
+
+/// What the model sees, and the effect of each tool that it is told of.
+pub(super) fn told(
+    ctx: &Ctx,
+    session: &Session,
+    agent: &Agent,
+) -> Result<(Context, BTreeMap<String, Effect>), Fault> {
+    // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
+    let configured = if session.prefix.is_some() { Vec::new() } else { ctx.tools_of(agent)? };
+    let context = session.context(configured);
+    let effects = context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();
+    Ok((context, effects))
 }
 
 /// The attempt to go on from and the text that it said.

@@ -3,6 +3,7 @@
 
 mod chunks;
 mod generate;
+mod recorded;
 mod tools;
 
 use crate::Ctx;
@@ -11,6 +12,7 @@ use wakeful_workflow::advance::Outcome;
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::plan::{Action, Stop};
+use wakeful_workflow::replay::has_recorded_answers;
 use wakeful_workflow::session::Session;
 
 /// Why an action has no outcome.
@@ -50,7 +52,11 @@ pub async fn perform(
     match action {
         Action::Begin => Ok(Outcome::Begun),
         Action::CallModel => {
-            let outcome = generate::call_model(ctx, lease, session, agent).await?;
+            let outcome = if has_recorded_answers(session) {
+                recorded::answer(ctx, lease, session, agent).await?
+            } else {
+                generate::call_model(ctx, lease, session, agent).await?
+            };
             if crate::mutant("tools_before_commit") {
                 tools::call_before_commit(ctx, lease, session, agent, &outcome).await;
             }
