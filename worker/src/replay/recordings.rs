@@ -9,7 +9,7 @@ use wakeful_workflow::replay::Recording;
 use wakeful_workflow::session::Session;
 
 /// So many are kept. A further one is read again when it is asked for.
-const KEPT: usize = 8;
+const KEPT: usize = 16;
 
 /// Those that were read, the newest last.
 #[derive(Default)]
@@ -30,21 +30,26 @@ impl Recordings {
         let Some(rules) = session.policy.replay.clone() else {
             return Ok(None);
         };
-        let kept =
-            self.kept().iter().find(|(id, _)| *id == rules.source_session_id).map(|(_, one)| Arc::clone(one));
-        let recording = match kept {
-            Some(recording) => recording,
-            None => {
-                let read = Arc::new(ctx.store.recording(rules.source_session_id.as_str()).await?);
-                let mut kept = self.kept();
-                kept.push_back((rules.source_session_id.clone(), Arc::clone(&read)));
-                if kept.len() > KEPT {
-                    kept.pop_front();
-                }
-                read
-            }
-        };
+        let recording = self.read(ctx, &rules.source_session_id).await?;
         Ok(Some(Source { rules, recording }))
+    }
+
+    /// The recording of a session, as it was when this process first asked for it.
+    ///
+    /// # Errors
+    /// Those of [`wakeful_store::Store::recording`].
+    pub async fn read(&self, ctx: &Ctx, source: &SessionId) -> wakeful_store::Result<Arc<Recording>> {
+        let kept = self.kept().iter().find(|(id, _)| id == source).map(|(_, one)| Arc::clone(one));
+        if let Some(recording) = kept {
+            return Ok(recording);
+        }
+        let read = Arc::new(ctx.store.recording(source.as_str()).await?);
+        let mut kept = self.kept();
+        kept.push_back((source.clone(), Arc::clone(&read)));
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+        Ok(read)
     }
 
     fn kept(&self) -> std::sync::MutexGuard<'_, VecDeque<(SessionId, Arc<Recording>)>> {

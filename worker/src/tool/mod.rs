@@ -148,6 +148,37 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    struct Counts(Effect, std::sync::atomic::AtomicU32);
+
+    #[async_trait]
+    impl Tool for Counts {
+        fn definition(&self) -> ToolDefinition {
+            let (name, description) = ("counts".to_owned(), String::new());
+            ToolDefinition { name, description, parameters: json!({"type": "object"}), effect: self.0 }
+        }
+
+        async fn call(&self, _: &ToolCallContext, _: Value) -> Result<ToolOutput, ToolError> {
+            self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            Ok(ToolOutput::text("counted"))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tool_that_says_nothing_of_dry_runs_runs_only_if_it_is_pure() {
+        for (effect, runs) in [(Effect::Pure, 1), (Effect::Idempotent, 0), (Effect::Guarded, 0)] {
+            let counts = std::sync::Arc::new(Counts(effect, 0.into()));
+            let mut registry = registry::Registry::new();
+            registry.register(counts.clone()).unwrap();
+            let mut call = files::tests::context(std::path::Path::new("none"), false);
+            for mode in [ToolMode::Dry, ToolMode::Recorded] {
+                call.mode = mode;
+                let said = registry.run("counts", &call, json!({})).await.unwrap();
+                assert_eq!(said.content.contains("was not carried out"), runs == 0, "{said:?}");
+            }
+            assert_eq!(counts.1.load(std::sync::atomic::Ordering::SeqCst), 2 * runs);
+        }
+    }
+
     #[test]
     fn a_nul_is_replaced_in_every_part_of_an_output() {
         let output = ToolOutput {
