@@ -273,7 +273,7 @@ async fn beside(store: &wakeful::store::Store, trigger_id: &str, text: &str) -> 
         agent: "default".to_owned(),
         model_id: "openai/test".to_owned(),
         model_context_window: 128_000,
-        tools: vec![],
+        tools: crate::support::world::tools(),
         policy: SessionPolicy::default(),
         seeds: vec![],
     };

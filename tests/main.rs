@@ -26,6 +26,7 @@ mod journal;
 mod outage;
 mod peers;
 mod poison;
+mod prefix;
 mod readme;
 mod reproduce;
 mod resolve;

@@ -13,8 +13,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Texts take long enough on their way that a reader sees them grow.
-const SLOW: (usize, u64) = (4, 50);
+/// Texts take longer on their way than their pieces are gathered for, so that a reader sees them grow.
+const SLOW: (usize, u64) = (4, 400);
 
 #[derive(Clone, Copy)]
 enum Protocol {
@@ -78,8 +78,15 @@ async fn tool_loop(protocol: Protocol) {
     .await;
     let database = Database::new().await;
     let options = protocol.options(&aimock);
-    let process = options.serve(&database).await;
-    let (session, frames) = run(&process.client(), "A table for two, please.").await;
+    // Nobody works before the reader is there, so that it is shown the first answer as well.
+    let process = options.clone().arg("--roles=api").serve(&database).await;
+    let client = process.client();
+    let answer = client.chat("c1", "A table for two, please.").await;
+    let session_id = answer["session_id"].as_str().expect("an id");
+    let stream = client.stream(session_id, None).await;
+    let worker = options.clone().arg("--roles=worker").spawn(&database.url);
+    let frames = tokio::time::timeout(PATIENCE, until_completed(stream)).await.expect("the run completes");
+    let session = client.session(session_id).await;
 
     assert_eq!(texts(&session, "assistant"), ["Let me look.", "", REPLY]);
     assert_eq!(texts(&session, "tool").len(), 2);
@@ -109,6 +116,7 @@ async fn tool_loop(protocol: Protocol) {
         let (before, after) = (messages(&pair[0]), messages(&pair[1]));
         assert_eq!(before, &after[..before.len()]);
     }
+    end(worker).await;
     end(process).await;
 }
 

@@ -55,7 +55,7 @@ impl Ward {
             agent: "default".to_owned(),
             model_id: "openai/test".to_owned(),
             model_context_window: 128_000,
-            tools: vec![],
+            tools: crate::support::world::tools(),
             policy: SessionPolicy::default(),
             seeds: vec![],
         };

@@ -5,6 +5,8 @@ use serde_json::json;
 use wakeful::store::Store;
 use wakeful::store::wake::{NewMessage, NewSession};
 use wakeful::tool::registry::Registry;
+use wakeful::workflow::agent::ToolDefinition;
+use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::Role;
 use wakeful::workflow::session::Seed;
@@ -114,12 +116,31 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
         agent: "default".to_owned(),
         model_id: model.to_owned(),
         model_context_window: 128_000,
-        tools: Registry::built_in().unwrap().definitions(&["current_time"]).unwrap(),
+        tools: tools(),
         policy: SessionPolicy::default(),
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
     let message = NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None };
     store.wake(&new, &message).await.expect("a message is taken").session_id
+}
+
+/// The built-in tools and those of the example `own_tools`, as a session's model is told of them.
+pub fn tools() -> Vec<ToolDefinition> {
+    let built_in = Registry::built_in().expect("the built-in tools register");
+    let names: Vec<&str> = built_in.names().collect();
+    let own = |name: &str, effect| ToolDefinition {
+        name: name.to_owned(),
+        description: "One of the example's.".to_owned(),
+        parameters: json!({"type": "object"}),
+        effect,
+    };
+    let mut tools = built_in.definitions(&names).expect("they are registered");
+    tools.extend([
+        own("charge", Effect::Guarded),
+        own("misbehave", Effect::Idempotent),
+        own("reserve", Effect::Idempotent),
+    ]);
+    tools
 }
 
 fn has_effect(tool: &str) -> bool {

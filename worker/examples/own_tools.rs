@@ -3,8 +3,8 @@
 //! `cargo run -p wakeful --example own_tools -- serve` is `wakeful serve` with two more tools, which agents use when
 //! their `tools` name them. The tests run this program, so it can also be told by environment to write each effect to
 //! a file (`OWN_TOOLS_EFFECTS`), to take a while (`OWN_TOOLS_TAKE_MS`), to wait in the middle of a call while a file
-//! exists (`OWN_TOOLS_HOLD`, and the same with `-charge` or `-reserve` at its end for one of them), to misbehave, and to
-//! send its mail by a channel of its own.
+//! exists (`OWN_TOOLS_HOLD`, and the same with `-charge` or `-reserve` at its end for one of them), to be the next version
+//! of itself, whose reservations ask for more (`OWN_TOOLS_NEXT`), to misbehave, and to send its mail by a channel of its own.
 
 #[path = "own_tools/misbehave.rs"]
 mod misbehave;
@@ -56,13 +56,19 @@ struct Reserve;
 #[async_trait]
 impl Tool for Reserve {
     fn definition(&self) -> ToolDefinition {
+        let mut properties = json!({"persons": {"type": "integer", "minimum": 1}});
+        let mut required = vec!["persons"];
+        if std::env::var_os("OWN_TOOLS_NEXT").is_some() {
+            properties["name"] = json!({"type": "string"});
+            required.push("name");
+        }
         ToolDefinition {
             name: "reserve".into(),
             description: "Reserves a table.".into(),
             parameters: json!({
                 "type": "object",
-                "properties": {"persons": {"type": "integer", "minimum": 1}},
-                "required": ["persons"],
+                "properties": properties,
+                "required": required,
                 "additionalProperties": false,
             }),
             effect: Effect::Idempotent,
