@@ -13,6 +13,7 @@
 //! | what happened | [`event`], [`mod@recover`] |
 //! | what an agent may do, and what holds for one session alone | [`agent`], [`policy`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
+//! | how two sessions differ | [`mod@diff`] |
 //! | what an effect may be found as after a crash | [`effect`] |
 //! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
@@ -25,6 +26,7 @@ pub mod advance;
 pub mod agent;
 pub mod context;
 pub mod derive;
+pub mod diff;
 pub mod effect;
 pub mod event;
 pub mod fault;

@@ -1,0 +1,147 @@
+//! Which turn stands beside which.
+
+use super::Both;
+use super::ids::Ids;
+use super::side::Side;
+use super::turn::Turn;
+use crate::record::text_of;
+use sha2::{Digest, Sha256};
+use similar::{Algorithm, DiffOp, capture_diff_slices};
+use std::hash::Hash;
+use std::ops::Range;
+
+/// A turn of the left, of the right, or of both.
+pub(super) type Row = Both<Option<usize>>;
+
+type Fingerprint = [u8; 32];
+
+/// The turns side by side, in order, each in exactly one row.
+///
+/// As long as both say and do the same, turn stands by turn. After that, equal turns are found again, however many lie
+/// between; what lies between is paired by what was called, and then in its order.
+pub(super) fn turns(left: &Side, of_left: &[Turn<'_>], right: &Side, of_right: &[Turn<'_>]) -> Vec<Row> {
+    let (one, other) = (fingerprints(left, of_left), fingerprints(right, of_right));
+    let alike = one.iter().zip(&other).take_while(|(one, other)| one == other).count();
+    let mut rows: Vec<Row> = (0..alike).map(|at| Row { left: Some(at), right: Some(at) }).collect();
+    let (shape, other_shape) = (shapes(of_left), shapes(of_right));
+    let rest = Both { left: alike..one.len(), right: alike..other.len() };
+    for block in blocks(&one, &other, rest) {
+        match block {
+            Block::Same(same) => rows.extend(zip(same)),
+            Block::Between(between) => {
+                for block in blocks(&shape, &other_shape, between) {
+                    match block {
+                        Block::Same(range) | Block::Between(range) => rows.extend(zip(range)),
+                    }
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// The calls of two turns side by side: the same call first, then in order.
+pub(super) fn calls<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<Row> {
+    let whole = Both { left: 0..left.len(), right: 0..right.len() };
+    if left.len() == right.len() {
+        return zip(whole).collect();
+    }
+    blocks(left, right, whole)
+        .into_iter()
+        .flat_map(|block| match block {
+            Block::Same(range) | Block::Between(range) => zip(range),
+        })
+        .collect()
+}
+
+/// Two ranges that are equal, or that have nothing equal in them.
+enum Block {
+    Same(Both<Range<usize>>),
+    Between(Both<Range<usize>>),
+}
+
+/// The ranges of a longest common subsequence and what lies between them, in order.
+fn blocks<K: Hash + Ord>(left: &[K], right: &[K], within: Both<Range<usize>>) -> Vec<Block> {
+    let (one, other) = (&left[within.left.clone()], &right[within.right.clone()]);
+    let same = matches(one, other).into_iter().map(|(at, beside, len)| {
+        let (at, beside) = (within.left.start + at, within.right.start + beside);
+        Both { left: at..at + len, right: beside..beside + len }
+    });
+    let mut blocks = Vec::new();
+    let mut done = Both { left: within.left.start, right: within.right.start };
+    let end = Both { left: within.left.end..within.left.end, right: within.right.end..within.right.end };
+    for same in same.chain([end]) {
+        let between = Both { left: done.left..same.left.start, right: done.right..same.right.start };
+        if !between.left.is_empty() || !between.right.is_empty() {
+            blocks.push(Block::Between(between));
+        }
+        done = Both { left: same.left.end, right: same.right.end };
+        if !same.left.is_empty() {
+            blocks.push(Block::Same(same));
+        }
+    }
+    blocks
+}
+
+/// What is equal in both: where on the left, where on the right, how much. The same whichever is left.
+pub(super) fn matches<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<(usize, usize, usize)> {
+    // Of two that are equally good the algorithm takes the first it meets, and that depends on the order.
+    let swapped = left > right;
+    let (one, other) = if swapped { (right, left) } else { (left, right) };
+    // Bounded: where the two are long and unlike, it takes a good answer and not the best one.
+    capture_diff_slices(Algorithm::Myers, one, other)
+        .into_iter()
+        .filter_map(|op| match op {
+            DiffOp::Equal { old_index, new_index, len } if swapped => Some((new_index, old_index, len)),
+            DiffOp::Equal { old_index, new_index, len } => Some((old_index, new_index, len)),
+            DiffOp::Delete { .. } | DiffOp::Insert { .. } | DiffOp::Replace { .. } => None,
+        })
+        .collect()
+}
+
+/// First with first, second with second; what is left over stands alone.
+fn zip(range: Both<Range<usize>>) -> impl Iterator<Item = Row> {
+    let longest = range.left.len().max(range.right.len());
+    (0..longest).map(move |at| Row {
+        left: Some(range.left.start + at).filter(|at| range.left.contains(at)),
+        right: Some(range.right.start + at).filter(|at| range.right.contains(at)),
+    })
+}
+
+/// Equal for turns that say and do the same.
+fn fingerprints(side: &Side, turns: &[Turn<'_>]) -> Vec<Fingerprint> {
+    let ids = Ids::blind(side);
+    turns
+        .iter()
+        .map(|turn| {
+            let mut hasher = Sha256::new();
+            for record in turn.records() {
+                hasher.update(ids.record(record).to_string());
+                hasher.update([0]);
+            }
+            hasher.update([u8::from(turn.answer.is_some())]);
+            hasher.finalize().into()
+        })
+        .collect()
+}
+
+/// Equal for turns that begin with the same words and call the same tools.
+fn shapes(turns: &[Turn<'_>]) -> Vec<Fingerprint> {
+    turns
+        .iter()
+        .map(|turn| {
+            let mut hasher = Sha256::new();
+            for input in &turn.inputs {
+                hasher.update(text_of(&input.content));
+                hasher.update([0]);
+            }
+            hasher.update([1]);
+            for call in turn.calls() {
+                hasher.update(&call.name);
+                hasher.update([0]);
+            }
+            hasher.update([u8::from(turn.answer.is_some())]);
+            hasher.finalize().into()
+        })
+        .collect()
+}

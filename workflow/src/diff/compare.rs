@@ -1,0 +1,400 @@
+//! Two turns that stand side by side, part by part.
+
+use super::align::{self, Row};
+use super::ids::Ids;
+use super::side::Side;
+use super::turn::Turn;
+use super::value::{ValueDifference, Values};
+use super::words::{Budget, Of};
+use super::{Both, Difference, Level, Part, RequestMatch, SetupDifference, TurnDiff, TurnView};
+use crate::derive;
+use crate::id::CallId;
+use crate::record::{Block, Record, Role, ToolCall, ToolResult, text_of};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+
+/// Differences that are listed of one turn.
+const LISTED: usize = 200;
+/// Characters of a text that stands for the whole of it.
+const EXCERPT: usize = 240;
+
+/// Two sessions under comparison, with what each id of theirs stands for.
+pub(super) struct Comparison<'a> {
+    left: &'a Side,
+    right: &'a Side,
+    ids: Both<Ids<'a>>,
+    budget: Budget,
+}
+
+/// What differs in one turn, as it is found.
+#[derive(Default)]
+struct Found {
+    differences: Vec<Difference>,
+    unlisted: usize,
+    level: Option<Level>,
+}
+
+impl Found {
+    fn add(&mut self, level: Level, part: Part) {
+        self.level = self.level.max(Some(level));
+        if self.differences.len() < LISTED {
+            self.differences.push(Difference { level, part });
+        } else {
+            self.unlisted += 1;
+        }
+    }
+}
+
+impl<'a> Comparison<'a> {
+    /// Gives the calls that stand side by side in `rows` one name on both sides.
+    pub fn new(
+        left: &'a Side,
+        right: &'a Side,
+        of_left: &[Turn<'a>],
+        of_right: &[Turn<'a>],
+        rows: &[Row],
+    ) -> Comparison<'a> {
+        let blind = Both { left: Ids::blind(left), right: Ids::blind(right) };
+        let mut ids = Both { left: Ids::of(left), right: Ids::of(right) };
+        let mut number = 0;
+        for row in rows {
+            let calls = Both {
+                left: row.left.map(|at| keyed(&of_left[at], &blind.left)).unwrap_or_default(),
+                right: row.right.map(|at| keyed(&of_right[at], &blind.right)).unwrap_or_default(),
+            };
+            let keys = |calls: &[(String, &ToolCall)]| -> Vec<String> {
+                calls.iter().map(|(key, _)| key.clone()).collect()
+            };
+            for pair in align::calls(&keys(&calls.left), &keys(&calls.right)) {
+                number += 1;
+                let alone = |of: &str| format!("call {number} of the {of}");
+                let (on_left, on_right) = match (pair.left, pair.right) {
+                    (Some(_), Some(_)) => (format!("call {number}"), format!("call {number}")),
+                    (_, _) => (alone("left"), alone("right")),
+                };
+                if let Some(at) = pair.left {
+                    ids.left.call(&calls.left[at].1.call_id, on_left);
+                }
+                if let Some(at) = pair.right {
+                    ids.right.call(&calls.right[at].1.call_id, on_right);
+                }
+            }
+        }
+        Comparison { left, right, ids, budget: Budget::default() }
+    }
+
+    /// What the two were given to begin with.
+    pub fn setup(&mut self) -> Vec<SetupDifference> {
+        let seeds = |side: &Side| {
+            let said = side.seeds.iter().filter(|seed| seed.role != Role::System);
+            said.map(|seed| format!("{}: {}", seed.role.as_str(), seed.content))
+                .collect::<Vec<_>>()
+                .join("\n\n")
+        };
+        let tools = |side: &Side| {
+            let lines = side.tools.iter().map(|tool| {
+                let effect = serde_json::to_value(tool.effect).unwrap_or_default();
+                format!(
+                    "{} ({}): {}\n{}",
+                    tool.name,
+                    effect.as_str().unwrap_or_default(),
+                    tool.description,
+                    tool.parameters
+                )
+            });
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        let (left, right) = (self.left, self.right);
+        let given = [
+            ("agent", left.agent.clone(), right.agent.clone()),
+            ("model", left.model.clone(), right.model.clone()),
+            ("system_prompt", left.system.clone(), right.system.clone()),
+            ("tools", tools(left), tools(right)),
+            ("seeds", seeds(left), seeds(right)),
+        ];
+        given
+            .into_iter()
+            .filter(|(_, one, other)| one != other)
+            .map(|(what, one, other)| SetupDifference {
+                what,
+                words: self.budget.words((&one, &self.ids.left), (&other, &self.ids.right)),
+            })
+            .filter(|difference| !difference.words.is_empty())
+            .collect()
+    }
+
+    /// Where the states at the end differ.
+    pub fn state(&mut self) -> Vec<ValueDifference> {
+        self.values(&Value::Object(self.left.state.clone()), &Value::Object(self.right.state.clone()))
+    }
+
+    /// One row of the report.
+    pub fn turn(&mut self, number: usize, left: Option<&Turn<'a>>, right: Option<&Turn<'a>>) -> TurnDiff {
+        let mut found = Found::default();
+        match (left, right) {
+            (Some(left), Some(right)) if !self.is_same(left, right) => self.parts(&mut found, left, right),
+            (Some(_), Some(_)) | (None, None) => {}
+            (Some(turn), None) => alone(&mut found, Of::Left, turn),
+            (None, Some(turn)) => alone(&mut found, Of::Right, turn),
+        }
+        found.differences.sort_by_key(|difference| std::cmp::Reverse(difference.level));
+        let (left, right) =
+            (left.map(|turn| view(self.left, turn)), right.map(|turn| view(self.right, turn)));
+        let asked = |turn: &Option<TurnView>| turn.as_ref()?.answer.as_ref()?.request_sha256.clone();
+        TurnDiff {
+            turn: number,
+            level: found.level.unwrap_or(Level::Equal),
+            request: match (asked(&left), asked(&right)) {
+                (Some(one), Some(other)) if one == other => RequestMatch::Equal,
+                (Some(_), Some(_)) => RequestMatch::Differs,
+                (_, _) => RequestMatch::Unknown,
+            },
+            left,
+            right,
+            differences: found.differences,
+            unlisted: found.unlisted,
+        }
+    }
+
+    /// Whether nothing differs that counts.
+    fn is_same(&self, left: &Turn<'a>, right: &Turn<'a>) -> bool {
+        let read = |turn: &Turn<'a>, ids: &Ids<'a>| -> Vec<Value> {
+            turn.records().map(|record| ids.record(record)).collect()
+        };
+        order(left) == order(right) && read(left, &self.ids.left) == read(right, &self.ids.right)
+    }
+
+    fn parts(&mut self, found: &mut Found, left: &Turn<'a>, right: &Turn<'a>) {
+        let pairs = self.calls(found, left, right);
+        self.updates(found, left, right);
+        self.results(found, left, right, &pairs);
+        let inputs = |turn: &Turn<'a>| {
+            turn.inputs.iter().map(|record| text_of(&record.content)).collect::<Vec<_>>().join("\n\n")
+        };
+        let answer = |turn: &Turn<'a>| turn.answer.map(Record::text).unwrap_or_default();
+        let words = self.words(&inputs(left), &inputs(right));
+        if !words.is_empty() {
+            found.add(Level::Prose, Part::Input { words });
+        }
+        let words = self.words(&answer(left), &answer(right));
+        if !words.is_empty() {
+            found.add(Level::Prose, Part::Text { words });
+        }
+        let (one, other) = (finish_reason(left), finish_reason(right));
+        if one != other {
+            found.add(Level::Prose, Part::FinishReason { left: one, right: other });
+        }
+        for (what, differs) in [
+            ("another one may see a message", internal(left) != internal(right)),
+            ("what only the provider understands differs", raw(left) != raw(right)),
+            ("the messages came in another order", order(left) != order(right)),
+        ] {
+            if differs {
+                found.add(Level::Prose, Part::Shape { what: what.to_owned() });
+            }
+        }
+        if found.level.is_none() {
+            found.add(
+                Level::Prose,
+                Part::Shape { what: "a message is put together in another way".to_owned() },
+            );
+        }
+    }
+
+    /// Compares the calls, and gives those that stand side by side.
+    fn calls(
+        &mut self,
+        found: &mut Found,
+        left: &Turn<'a>,
+        right: &Turn<'a>,
+    ) -> Vec<(Option<&'a ToolCall>, Option<&'a ToolCall>)> {
+        let (one, other) = (keyed(left, &self.ids.left), keyed(right, &self.ids.right));
+        let key =
+            |calls: &[(String, &ToolCall)]| calls.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>();
+        let rows = align::calls(&key(&one), &key(&other));
+        let only = |on, call: &ToolCall| Part::CallOnly {
+            on,
+            name: call.name.clone(),
+            arguments: call.arguments.clone(),
+        };
+        let mut pairs = Vec::new();
+        for row in rows {
+            let (at_left, at_right) = (row.left.map(|at| one[at].1), row.right.map(|at| other[at].1));
+            pairs.push((at_left, at_right));
+            match (at_left, at_right) {
+                (Some(call), Some(beside)) => {
+                    let arguments = self.values(&call.arguments, &beside.arguments);
+                    let malformed = call.malformed != beside.malformed;
+                    if call.name != beside.name || malformed || !arguments.is_empty() {
+                        let position = Both {
+                            left: row.left.map_or(0, |at| at + 1),
+                            right: row.right.map_or(0, |at| at + 1),
+                        };
+                        let name = Both { left: call.name.clone(), right: beside.name.clone() };
+                        found.add(Level::Tools, Part::Call { position, name, arguments, malformed });
+                    }
+                }
+                (Some(call), None) => found.add(Level::Tools, only(Of::Left, call)),
+                (None, Some(call)) => found.add(Level::Tools, only(Of::Right, call)),
+                (None, None) => {}
+            }
+        }
+        pairs
+    }
+
+    /// Compares what the turns did to the state.
+    fn updates(&mut self, found: &mut Found, left: &Turn<'a>, right: &Turn<'a>) {
+        let updates = |turn: &Turn<'a>| {
+            let results = turn.records().flat_map(Record::tool_results);
+            let updates = results.flat_map(derive::updates).map(|update| (update.key, update.value));
+            Value::Object(Map::from_iter(updates))
+        };
+        let changes = self.values(&updates(left), &updates(right));
+        if !changes.is_empty() {
+            found.add(Level::State, Part::State { changes });
+        }
+    }
+
+    /// Compares what the calls gave: those side by side, then what answers no call, in order.
+    fn results(
+        &mut self,
+        found: &mut Found,
+        left: &Turn<'a>,
+        right: &Turn<'a>,
+        pairs: &[(Option<&'a ToolCall>, Option<&'a ToolCall>)],
+    ) {
+        let (mut one, mut other) = (Results::of(left), Results::of(right));
+        for (call, beside) in pairs {
+            let given = call.map(|call| one.take(&call.call_id)).unwrap_or_default();
+            let beside_it = beside.map(|call| other.take(&call.call_id)).unwrap_or_default();
+            // A call that one side alone made was told of; what it gave goes with it.
+            if call.is_some() && beside.is_some() {
+                self.given(found, &given, &beside_it);
+            }
+        }
+        self.given(found, &one.rest(), &other.rest());
+    }
+
+    fn given(&mut self, found: &mut Found, left: &[&'a ToolResult], right: &[&'a ToolResult]) {
+        for at in 0..left.len().max(right.len()) {
+            let (one, other) = (left.get(at), right.get(at));
+            let content =
+                |result: Option<&&'a ToolResult>| result.map_or("", |result| result.content.as_str());
+            let details = |result: Option<&&'a ToolResult>| {
+                result.and_then(|result| result.details.clone()).unwrap_or_default()
+            };
+            let is_error =
+                Both { left: one.map(|result| result.is_error), right: other.map(|result| result.is_error) };
+            let words = self.words(content(one), content(other));
+            let details = self.values(&details(one), &details(other));
+            let ended = is_error.left != is_error.right;
+            if ended || !words.is_empty() || !details.is_empty() {
+                let name = one.or(other).map(|result| result.name.clone()).unwrap_or_default();
+                let level = if ended { Level::State } else { Level::Prose };
+                found.add(level, Part::Result { name, is_error, words, details });
+            }
+        }
+    }
+
+    fn words(&mut self, left: &str, right: &str) -> Vec<super::Piece> {
+        self.budget.words((left, &self.ids.left), (right, &self.ids.right))
+    }
+
+    fn values(&mut self, left: &Value, right: &Value) -> Vec<ValueDifference> {
+        Values { left: &self.ids.left, right: &self.ids.right, budget: &mut self.budget }
+            .differences(left, right)
+    }
+}
+
+/// The calls of a turn, each with what it is told by.
+fn keyed<'a>(turn: &Turn<'a>, ids: &Ids<'a>) -> Vec<(String, &'a ToolCall)> {
+    turn.calls().map(|call| (format!("{}\0{}", call.name, ids.value(&call.arguments)), call)).collect()
+}
+
+/// The results of a turn, each to be taken once.
+struct Results<'a> {
+    results: Vec<Option<&'a ToolResult>>,
+    of: HashMap<&'a CallId, Vec<usize>>,
+}
+
+impl<'a> Results<'a> {
+    fn of(turn: &Turn<'a>) -> Results<'a> {
+        let results: Vec<_> = turn.records().flat_map(Record::tool_results).map(Some).collect();
+        let mut of: HashMap<&CallId, Vec<usize>> = HashMap::new();
+        for (at, result) in results.iter().flatten().enumerate() {
+            of.entry(&result.call_id).or_default().push(at);
+        }
+        Results { results, of }
+    }
+
+    fn take(&mut self, call_id: &CallId) -> Vec<&'a ToolResult> {
+        let at = self.of.remove(call_id).unwrap_or_default();
+        at.into_iter().filter_map(|at| self.results[at].take()).collect()
+    }
+
+    fn rest(self) -> Vec<&'a ToolResult> {
+        self.results.into_iter().flatten().collect()
+    }
+}
+
+fn alone(found: &mut Found, on: Of, turn: &Turn<'_>) {
+    let calls = turn.calls().next().is_some();
+    found.add(if calls { Level::Tools } else { Level::Prose }, Part::Turn { on });
+}
+
+fn view(side: &Side, turn: &Turn<'_>) -> TurnView {
+    let numbers = || turn.records().map(|record| record.message_number);
+    let texts: Vec<String> = turn.inputs.iter().map(|record| excerpt(&record.text())).collect();
+    TurnView {
+        first_message: numbers().min().unwrap_or(0),
+        last_message: numbers().max().unwrap_or(0),
+        answer_message: turn.answer.map(|record| record.message_number),
+        calls: turn.calls().map(|call| call.name.clone()).collect(),
+        input: excerpt(&texts.join(" ")),
+        text: excerpt(&turn.answer.map(Record::text).unwrap_or_default()),
+        finish_reason: finish_reason(turn),
+        answer: turn.answer.and_then(|record| side.answers.get(&record.message_number).cloned()),
+    }
+}
+
+/// The beginning of a text, on one line.
+fn excerpt(text: &str) -> String {
+    let mut line = String::new();
+    // A text of nothing but blanks is looked at no further than a whole excerpt would be.
+    for (at, c) in text.chars().enumerate() {
+        if at >= 4 * EXCERPT || line.chars().count() >= EXCERPT {
+            line.push('…');
+            break;
+        }
+        match c {
+            c if !c.is_whitespace() => line.push(c),
+            _ if line.is_empty() || line.ends_with(' ') => {}
+            _ => line.push(' '),
+        }
+    }
+    line.trim_end().to_owned()
+}
+
+fn finish_reason(turn: &Turn<'_>) -> Option<&'static str> {
+    turn.answer?.details.finish_reason.map(|reason| reason.as_str())
+}
+
+fn internal(turn: &Turn<'_>) -> Vec<bool> {
+    turn.records().map(|record| record.internal).collect()
+}
+
+/// Who speaks when, and which results came after something else was said.
+fn order(turn: &Turn<'_>) -> (Vec<Role>, Vec<bool>) {
+    let roles = turn.records().map(|record| record.role).collect();
+    (roles, turn.results.iter().map(|result| result.late).collect())
+}
+
+fn raw<'a>(turn: &Turn<'a>) -> Vec<(&'a str, &'a Value)> {
+    let blocks = turn.records().flat_map(|record| &record.content);
+    blocks
+        .filter_map(|block| match block {
+            Block::Provider { provider, raw } => Some((provider.as_str(), raw)),
+            Block::Text { .. } | Block::ToolCall(_) | Block::ToolResult(_) => None,
+        })
+        .collect()
+}

@@ -1,0 +1,94 @@
+//! What of a session is laid beside another one. It is made of a hydrated session or of a bundle, whichever there is.
+
+use crate::agent::ToolDefinition;
+use crate::event::Event;
+use crate::id::{GenerationId, SessionId};
+use crate::record::{Record, Role, Usage};
+use crate::session::{Seed, State};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+
+/// One session.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Side {
+    pub session_id: SessionId,
+    pub agent: String,
+    pub model: String,
+    pub status: String,
+    /// As the model was told.
+    pub system: String,
+    pub tools: Vec<ToolDefinition>,
+    /// What was said before the first record. Those of the role `system` are in `system`.
+    pub seeds: Vec<Seed>,
+    /// By their numbers.
+    pub records: Vec<Record>,
+    /// At the end.
+    pub state: State,
+    /// What the answers took, by the numbers of their messages. What is not known is not there.
+    pub answers: BTreeMap<i64, Answer>,
+}
+
+/// What one answer took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    #[serde(flatten)]
+    pub usage: Usage,
+    /// From the beginning of its step until the commit.
+    pub time_ms: Option<i64>,
+    pub model: Option<String>,
+    pub request_sha256: Option<String>,
+}
+
+/// A committed step: the answer in `from_message_number < n <= to_message_number` is its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    pub from_message_number: i64,
+    pub to_message_number: i64,
+    pub usage: Usage,
+    pub time_ms: i64,
+}
+
+impl Side {
+    /// What the answers among `records` took, out of the steps and the journal that they were committed with. Events that
+    /// say nothing of it may be left out.
+    pub fn answers<'a>(
+        records: &[Record],
+        steps: &[Step],
+        events: impl IntoIterator<Item = &'a Event>,
+    ) -> BTreeMap<i64, Answer> {
+        let mut called: HashMap<&GenerationId, (&str, &str)> = HashMap::new();
+        let mut asked: HashMap<i64, (&str, &str)> = HashMap::new();
+        for event in events {
+            if let Event::LlmCalled { generation_id, model, request_sha256, .. } = event {
+                called.insert(generation_id, (model, request_sha256));
+            }
+            if let Event::GenComplete { generation_id, message_number, .. } = event
+                && let Some(call) = called.get(generation_id)
+            {
+                asked.insert(*message_number, *call);
+            }
+        }
+        let mut steps: Vec<&Step> = steps.iter().collect();
+        steps.sort_by_key(|step| step.to_message_number);
+        let answers = records.iter().filter(|record| record.role == Role::Assistant);
+        answers
+            .filter_map(|record| {
+                let number = record.message_number;
+                let at = steps.partition_point(|step| step.to_message_number < number);
+                let step = steps.get(at).filter(|step| step.from_message_number < number);
+                let call = asked.get(&number);
+                if step.is_none() && call.is_none() {
+                    return None;
+                }
+                let usage = step.map(|step| step.usage).or(record.details.usage).unwrap_or_default();
+                let answer = Answer {
+                    usage,
+                    time_ms: step.map(|step| step.time_ms),
+                    model: call.map(|(model, _)| (*model).to_owned()),
+                    request_sha256: call.map(|(_, sha256)| (*sha256).to_owned()),
+                };
+                Some((number, answer))
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,131 @@
+//! Two JSON values, path by path.
+
+use super::ids::Ids;
+use super::words::{Budget, Piece};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Paths that are listed of one value; then the rest is one difference.
+const LISTED: usize = 100;
+/// Deeper values are compared as wholes.
+const DEPTH: usize = 64;
+/// Shorter texts are seen at a glance.
+const GLANCE: usize = 40;
+
+/// Where two values differ.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ValueDifference {
+    /// A JSON pointer (RFC 6901); empty for the whole.
+    pub path: String,
+    /// `None` where there is nothing at that path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub right: Option<Value>,
+    /// Two longer texts, word by word.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub words: Vec<Piece>,
+}
+
+/// Compares the values of two sides.
+pub(super) struct Values<'b, 'a> {
+    pub left: &'b Ids<'a>,
+    pub right: &'b Ids<'a>,
+    pub budget: &'b mut Budget,
+}
+
+impl Values<'_, '_> {
+    /// Where `left` and `right` differ, by path.
+    pub fn differences(mut self, left: &Value, right: &Value) -> Vec<ValueDifference> {
+        let mut found = Vec::new();
+        self.walk(&mut String::new(), 0, Some(left), Some(right), &mut found);
+        found
+    }
+
+    fn walk(
+        &mut self,
+        path: &mut String,
+        depth: usize,
+        left: Option<&Value>,
+        right: Option<&Value>,
+        found: &mut Vec<ValueDifference>,
+    ) {
+        if found.len() >= LISTED {
+            return;
+        }
+        match (left, right) {
+            (Some(Value::Object(one)), Some(Value::Object(other))) if depth < DEPTH => {
+                let (one, other) = (self.read(one, true), self.read(other, false));
+                let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+                for key in keys {
+                    self.step(
+                        path,
+                        &escaped(key),
+                        depth,
+                        one.get(key).copied(),
+                        other.get(key).copied(),
+                        found,
+                    );
+                }
+            }
+            (Some(Value::Array(one)), Some(Value::Array(other))) if depth < DEPTH => {
+                for at in 0..one.len().max(other.len()) {
+                    self.step(path, &at.to_string(), depth, one.get(at), other.get(at), found);
+                    if found.len() >= LISTED {
+                        return;
+                    }
+                }
+            }
+            (left, right) => {
+                let same = match (left, right) {
+                    (Some(one), Some(other)) => self.left.value(one) == self.right.value(other),
+                    (one, other) => one.is_none() && other.is_none(),
+                };
+                if !same {
+                    let words = match (left, right) {
+                        (Some(Value::String(one)), Some(Value::String(other)))
+                            if one.len().max(other.len()) > GLANCE =>
+                        {
+                            self.budget.words((one, self.left), (other, self.right))
+                        }
+                        (_, _) => Vec::new(),
+                    };
+                    found.push(ValueDifference {
+                        path: path.clone(),
+                        left: left.cloned(),
+                        right: right.cloned(),
+                        words,
+                    });
+                }
+            }
+        }
+    }
+
+    fn step(
+        &mut self,
+        path: &mut String,
+        name: &str,
+        depth: usize,
+        left: Option<&Value>,
+        right: Option<&Value>,
+        found: &mut Vec<ValueDifference>,
+    ) {
+        let before = path.len();
+        path.push('/');
+        path.push_str(name);
+        self.walk(path, depth + 1, left, right, found);
+        path.truncate(before);
+    }
+
+    /// The map by its keys with the ids in them read.
+    fn read<'m>(&self, map: &'m Map<String, Value>, left: bool) -> BTreeMap<String, &'m Value> {
+        let ids = if left { self.left } else { self.right };
+        map.iter().map(|(key, value)| (ids.key(key), value)).collect()
+    }
+}
+
+/// One name of a JSON pointer. What stands for an id of ours has a sign before it that nobody wants to see.
+fn escaped(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1").replace('\u{1}', "")
+}

@@ -1,0 +1,143 @@
+//! Two texts, word by word.
+
+use super::align::matches;
+use super::ids::Ids;
+use serde::Serialize;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// Texts of more words are compared by lines; of more lines, as wholes.
+const WORDS: usize = 20_000;
+/// Words of one whole report; then texts are compared as wholes.
+const BUDGET: usize = 4_000_000;
+
+/// Which side something is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Of {
+    Both,
+    Left,
+    Right,
+}
+
+impl Of {
+    /// The word that is shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Of::Both => "both sides",
+            Of::Left => "left",
+            Of::Right => "right",
+        }
+    }
+}
+
+/// A piece of a text, and whose it is. The pieces of one side and of both, in order, are that side's text; where the two
+/// stand for the same and are spelt differently (ids of ours), the left one's spelling is given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Piece {
+    pub of: Of,
+    pub text: String,
+}
+
+/// How much may still be compared.
+pub(super) struct Budget(usize);
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget(BUDGET)
+    }
+}
+
+impl Budget {
+    /// `left` and `right` in pieces. Nothing where they are equal.
+    pub fn words(&mut self, left: (&str, &Ids<'_>), right: (&str, &Ids<'_>)) -> Vec<Piece> {
+        if left.1.text(left.0) == right.1.text(right.0) {
+            return Vec::new();
+        }
+        for cut in [by_words, by_lines, by_nothing] {
+            let (one, other) = (cut(left.0), cut(right.0));
+            let size = one.len() + other.len();
+            if size > 2 && (one.len().max(other.len()) > WORDS || size > self.0) {
+                continue;
+            }
+            self.0 = self.0.saturating_sub(size);
+            return pieces(&one, left.1, &other, right.1);
+        }
+        unreachable!("a text that is not cut is one piece")
+    }
+}
+
+fn pieces(one: &[&str], ids: &Ids<'_>, other: &[&str], other_ids: &Ids<'_>) -> Vec<Piece> {
+    let keys: Vec<Cow<'_, str>> = one.iter().map(|word| ids.text(word)).collect();
+    let other_keys: Vec<Cow<'_, str>> = other.iter().map(|word| other_ids.text(word)).collect();
+    let mut pieces = Vec::new();
+    let mut done = (0, 0);
+    let (mut changed, mut beside) = (0..0, 0..0);
+    let found = matches(&keys, &other_keys);
+    for (at, at_other, len) in found.into_iter().chain([(one.len(), other.len(), 0)]) {
+        changed = join(changed, done.0..at);
+        beside = join(beside, done.1..at_other);
+        done = (at + len, at_other + len);
+        let last = at == one.len() && at_other == other.len();
+        // Blanks alone between two changes are no more than noise.
+        let noise = one[at..at + len].iter().all(|word| word.trim().is_empty());
+        if noise && !last && !(changed.is_empty() && beside.is_empty()) && done != (one.len(), other.len()) {
+            changed = join(changed, at..at + len);
+            beside = join(beside, at_other..at_other + len);
+            continue;
+        }
+        push(&mut pieces, Of::Left, &one[changed.clone()]);
+        push(&mut pieces, Of::Right, &other[beside.clone()]);
+        push(&mut pieces, Of::Both, &one[at..at + len]);
+        (changed, beside) = (done.0..done.0, done.1..done.1);
+    }
+    pieces
+}
+
+fn join(before: Range<usize>, after: Range<usize>) -> Range<usize> {
+    if before.is_empty() { after } else { before.start..after.end }
+}
+
+fn push(pieces: &mut Vec<Piece>, of: Of, words: &[&str]) {
+    if !words.is_empty() {
+        pieces.push(Piece { of, text: words.concat() });
+    }
+}
+
+/// Words, blanks, and every other character by itself. An id of ours is one word.
+fn by_words(text: &str) -> Vec<&str> {
+    #[derive(PartialEq)]
+    enum Kind {
+        Word,
+        Blank,
+        Mark,
+    }
+    let kind = |c: char| match c {
+        c if c.is_alphanumeric() || c == '_' || c == '-' => Kind::Word,
+        c if c.is_whitespace() => Kind::Blank,
+        _ => Kind::Mark,
+    };
+    let mut words = Vec::new();
+    let mut start = 0;
+    let mut before = None;
+    for (at, c) in text.char_indices() {
+        let now = kind(c);
+        if before.as_ref().is_some_and(|before| *before != now || now == Kind::Mark) {
+            words.push(&text[start..at]);
+            start = at;
+        }
+        before = Some(now);
+    }
+    if start < text.len() {
+        words.push(&text[start..]);
+    }
+    words
+}
+
+fn by_lines(text: &str) -> Vec<&str> {
+    text.split_inclusive('\n').collect()
+}
+
+fn by_nothing(text: &str) -> Vec<&str> {
+    if text.is_empty() { Vec::new() } else { vec![text] }
+}
