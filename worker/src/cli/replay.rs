@@ -51,6 +51,9 @@ pub(super) struct Args {
     /// Bundles at a time.
     #[arg(long, value_name = "N", requires = "suite", default_value_t = 4)]
     jobs: usize,
+    /// Show long texts whole.
+    #[arg(long)]
+    full: bool,
     /// Begin anew, where the same command was cut off before.
     #[arg(long)]
     fresh: bool,
@@ -123,7 +126,8 @@ impl From<Tools> for ToolMode {
 
 pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
     if args.tools == Tools::Live && !args.yes {
-        let text = "--tools live sends and writes once more what the session sent and wrote: say --yes as well";
+        let text =
+            "--tools live sends and writes once more what the session sent and wrote: say --yes as well";
         return Err(Usage(text.to_owned()).into());
     }
     if args.jobs == 0 {
@@ -171,9 +175,9 @@ async fn single(ctx: &Arc<Ctx>, wish: &Wish, source: &str, output: &Output) -> a
         return Ok(Exit::Failed);
     };
     if let Some(path) = &wish.args.report {
-        report::write_html(&compared.diff, path)?;
+        report::write_page(&compared.diff, path)?;
     }
-    let printed = output.one(&compared, || told(&compared, output));
+    let printed = output.one(&compared, || told(&compared, output, wish.args.full));
     // Whoever was told has no need of it any more; a command that is killed before this tells it again.
     ctx.store.end_replay(&compared.replay.session_id).await?;
     printed?;
@@ -243,9 +247,8 @@ fn is_session(source: &str) -> bool {
 }
 
 fn sha256_of(path: &Path) -> anyhow::Result<String> {
-    let unreadable = || {
-        format!("{} is neither a session's id (sess_...) nor a file that can be read", path.display())
-    };
+    let unreadable =
+        || format!("{} is neither a session's id (sess_...) nor a file that can be read", path.display());
     let mut file = std::fs::File::open(path).map_err(|error| Usage(format!("{}: {error}", unreadable())))?;
     let mut sha256 = sha2::Sha256::new();
     std::io::copy(&mut file, &mut sha256).with_context(unreadable)?;
@@ -253,9 +256,9 @@ fn sha256_of(path: &Path) -> anyhow::Result<String> {
 }
 
 /// For people: the comparison, then what is to be known of the replay itself.
-fn told(compared: &Compared, output: &Output) -> String {
+fn told(compared: &Compared, output: &Output, full: bool) -> String {
     let replay = &compared.replay;
-    let mut text = report::text(&compared.diff, output);
+    let mut text = report::text(output, &compared.diff, full);
     let mut line = |said: String| text.push_str(&format!("{}\n", printable(&said)));
     line(format!("replay   {}", replay.session_id));
     if replay.resumed {

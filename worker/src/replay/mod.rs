@@ -3,8 +3,10 @@
 //! The fork is an ordinary session, and what works on it is the ordinary step pool, with its queue and its leases, under a
 //! name of its own. So a replay that is killed goes on where it stood, as any run does.
 
+mod driver;
 mod recordings;
 
+pub use driver::{End, Observer, Replayed, Request, run};
 pub use recordings::{Recordings, Source};
 
 use crate::Ctx;

@@ -23,7 +23,9 @@ impl Meter {
         let terminal = std::io::stderr().is_terminal();
         let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(None, target);
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {bar:30} {pos}/{len} turns  {msg}  {elapsed}") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{spinner} {bar:30} {pos}/{len} turns  {msg}  {elapsed}")
+        {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(120));

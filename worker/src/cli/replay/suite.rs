@@ -71,7 +71,8 @@ pub(super) async fn run(ctx: &Arc<Ctx>, wish: &Wish, dir: &Path, output: &Output
 
 /// The bundles of a folder by name: what `session export` makes, packed or not.
 fn bundles(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let unreadable = |error: std::io::Error| Usage(format!("--suite: {} cannot be read: {error}", dir.display()));
+    let unreadable =
+        |error: std::io::Error| Usage(format!("--suite: {} cannot be read: {error}", dir.display()));
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
@@ -82,7 +83,8 @@ fn bundles(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
         }
     }
     if found.is_empty() {
-        let text = format!("--suite: no bundle in {} (*.jsonl, *.json, and the same with .gz)", dir.display());
+        let text =
+            format!("--suite: no bundle in {} (*.jsonl, *.json, and the same with .gz)", dir.display());
         return Err(Usage(text).into());
     }
     found.sort();
