@@ -247,6 +247,7 @@ pub fn step(session: &Session) -> Transition {
                 context_strategy: "full".into(),
                 prompt_tokens: Some(USAGE.input_tokens),
                 repairs: 0,
+                prefill_bytes: None,
                 started_at: Some("2026-01-01T00:00:00.000000+00:00".into()),
             },
             Event::GenStart { generation_id: generation.as_str().into(), stream: true },

@@ -12,6 +12,7 @@ use anyhow::Context as _;
 use progress::Meter;
 use serde::Serialize;
 use sha2::Digest;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wakeful_workflow::diff::{self, Level, Report};
@@ -251,8 +252,13 @@ fn sha256_of(path: &Path) -> anyhow::Result<String> {
         || format!("{} is neither a session's id (sess_...) nor a file that can be read", path.display());
     let mut file = std::fs::File::open(path).map_err(|error| Usage(format!("{}: {error}", unreadable())))?;
     let mut sha256 = sha2::Sha256::new();
-    std::io::copy(&mut file, &mut sha256).with_context(unreadable)?;
-    Ok(hex::encode(sha256.finalize()))
+    let mut piece = vec![0; 64 * 1024];
+    loop {
+        match file.read(&mut piece).with_context(unreadable)? {
+            0 => return Ok(hex::encode(sha256.finalize())),
+            read => sha256.update(&piece[..read]),
+        }
+    }
 }
 
 /// For people: the comparison, then what is to be known of the replay itself.

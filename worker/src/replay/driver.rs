@@ -21,7 +21,7 @@ use wakeful_workflow::session::{Session, SessionStatus};
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Tokens that a model takes whose configuration does not say it.
-const CONTEXT_WINDOW: i64 = 128_000;
+const CONTEXT_WINDOW: u64 = 128_000;
 
 /// What is to be run again, and how.
 #[derive(Clone, Debug)]
@@ -179,8 +179,7 @@ async fn model_of(ctx: &Ctx, recording: &Recording) -> anyhow::Result<String> {
         return Ok(call.model.clone());
     }
     let session_id = recording.session.session_id.as_str();
-    let summary = ctx.store.session(session_id).await?;
-    Ok(summary.context("the source's row is gone")?.model_id)
+    Ok(ctx.store.session(None, session_id).await?.model_id)
 }
 
 /// Gives the replay its source's messages and waits for what comes of them.

@@ -200,7 +200,7 @@ fn a_parent_swapped_while_a_call_runs_leads_nowhere() {
     let (root, ws) = place();
     let outside = root.path().join("outside");
     fs::create_dir(&outside).unwrap();
-    let workspace = Workspace { path: ws.clone(), expected: true };
+    let workspace = Workspace { path: ws.clone(), expected: true, rehearsed: None };
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
