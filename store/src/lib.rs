@@ -7,6 +7,7 @@
 //! | say what became of an uncertain effect | [`resolve`] |
 //! | read what a replay runs again, and find one that was begun | [`replay`] |
 //! | archive or terminate one | [`retire`] |
+//! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
@@ -28,6 +29,7 @@ pub mod diagnosis;
 pub mod error;
 pub mod event;
 pub mod failpoint;
+pub mod fork;
 pub mod generation;
 pub mod heal;
 pub mod hydrate;
@@ -43,6 +45,7 @@ pub mod schema;
 pub mod session;
 pub mod standing;
 pub mod step;
+pub mod tree;
 pub mod verify;
 pub mod wake;
 

@@ -31,7 +31,7 @@ pub(crate) struct Locked {
     pub last_step_number: i64,
     /// Its open run was asked to end.
     pub cancel_requested: bool,
-    /// It has had a run, so that its base is set.
+    /// It has had a run, or is a fork, so that its base is set.
     pub started: bool,
 }
 
@@ -75,8 +75,9 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
     let row = sqlx::query!(
         "select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
             cancel_requested,
-            exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
-                and session_runs.started_at is not null) as started
+            forked_at_message_number is not null
+                or exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
+                    and session_runs.started_at is not null) as started
         from conversation_sessions
         where session_id = $1
         for update",

@@ -42,14 +42,15 @@ pub fn files_of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Writte
 }
 
 /// The files that a fork begins with. `None` where its folder cannot be made of them: it is no fork, or has written files
-/// of its own, so that a folder that is missing means that they are elsewhere.
+/// of its own, so that a folder that is missing means that they are elsewhere. (What a dry run wrote is nowhere.)
 pub fn inherited(session: &Session) -> Option<Vec<WrittenFile>> {
     session.parent_session_id.as_ref()?;
-    let own = session.records.iter().filter(|record| record.details.origin_message_id.is_none());
-    if !written(own) {
-        return Some(files_of(&session.records));
+    let (copied, own): (Vec<&Record>, Vec<&Record>) =
+        session.records.iter().partition(|record| record.details.origin_message_id.is_some());
+    if session.policy.tool_mode.is_live() && written(own) {
+        return None;
     }
-    None
+    Some(files_of(copied))
 }
 
 /// Whether a result among `records` says that a file was written.
@@ -147,5 +148,7 @@ mod tests {
         assert_eq!(inherited(&session), Some(vec![file("a", Some("one"))]));
         session.records.extend(write(5, "b", "two"));
         assert_eq!(inherited(&session), None, "it has written since");
+        session.policy.tool_mode = crate::policy::ToolMode::Dry;
+        assert_eq!(inherited(&session), Some(vec![file("a", Some("one"))]), "nothing was written for true");
     }
 }

@@ -93,8 +93,8 @@ impl Facts {
     pub async fn read(tx: &mut PgConnection, session_id: &str) -> Result<Facts> {
         let session = sqlx::query!(
             r#"
-            select s.conversation_id, s.status, s.state, s.initial_state, s.base_message_number, s.to_message_number,
-                s.last_step_number, s.last_event_seq, s.last_message_number, s.total_turns, s.total_input_tokens,
+            select s.conversation_id, s.status, s.state, s.initial_state, s.base_message_number, s.forked_at_message_number,
+                s.base_step_number, s.to_message_number, s.last_step_number, s.last_event_seq, s.last_message_number, s.total_turns, s.total_input_tokens,
                 s.total_output_tokens, s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros,
                 exists (select from jobs j where j.kind = 'step' and j.session_id = s.session_id)
                     or exists (select from session_runs r
@@ -128,7 +128,12 @@ impl Facts {
             last_message_number: session.last_message_number,
             live: session.live,
         };
-        let steps = steps(tx, session_id, session.base_message_number).await?;
+        let began = Began {
+            // The messages that a fork copied are behind it.
+            at_message_number: session.forked_at_message_number.unwrap_or(session.base_message_number),
+            at_step_number: session.base_step_number,
+        };
+        let steps = steps(tx, session_id, began).await?;
         let journal = sqlx::query!(
             r#"select coalesce(max(seq), 0) as "last!", count(*) as "count!" from session_events where session_id = $1"#,
             session_id
@@ -196,7 +201,14 @@ struct Steps {
     broken: Vec<i64>,
 }
 
-async fn steps(tx: &mut PgConnection, session_id: &str, base_message_number: i64) -> Result<Steps> {
+/// What stood before a session's first own step.
+#[derive(Clone, Copy)]
+struct Began {
+    at_message_number: i64,
+    at_step_number: i64,
+}
+
+async fn steps(tx: &mut PgConnection, session_id: &str, began: Began) -> Result<Steps> {
     let sums = sqlx::query!(
         r#"
         select count(*) as "turns!", coalesce(sum(input_tokens), 0)::bigint as "input!",
@@ -204,12 +216,13 @@ async fn steps(tx: &mut PgConnection, session_id: &str, base_message_number: i64
             coalesce(sum(cache_write_tokens), 0)::bigint as "cache_write!",
             coalesce(sum(cost_micros), 0)::bigint as "cost!",
             coalesce(max(to_message_number), $2) as "to_message_number!",
-            coalesce(max(step_number), 0) as "last!"
+            coalesce(max(step_number), $3) as "last!"
         from session_steps
         where session_id = $1
         "#,
         session_id,
-        base_message_number
+        began.at_message_number,
+        began.at_step_number
     )
     .fetch_one(&mut *tx)
     .await?;
@@ -222,13 +235,14 @@ async fn steps(tx: &mut PgConnection, session_id: &str, base_message_number: i64
             where session_id = $1
             window steps as (order by step_number)
         ) step
-        where step_number <> place or from_message_number <> ended
+        where step_number <> $4 + place or from_message_number <> ended
         order by step_number
         limit $3
         "#,
         session_id,
-        base_message_number,
-        LISTED
+        began.at_message_number,
+        LISTED,
+        began.at_step_number
     )
     .fetch_all(&mut *tx)
     .await?;

@@ -28,9 +28,6 @@ struct ChatMessage {
     agent: Option<String>,
 }
 
-/// The window assumed of a model whose configuration names none.
-const CONTEXT_WINDOW: u64 = 128_000;
-
 /// Takes a message: 202, or 200 with the first answer when its `client_key` was used before.
 pub(super) async fn post_message(
     State(ctx): State<Arc<Ctx>>,
@@ -110,7 +107,6 @@ fn new_session(ctx: &Ctx, conversation_id: String, agent: Option<&str>) -> Resul
         .tools
         .definitions(&agent.tools)
         .map_err(|error| Problem::bad_request(format!("the agent {name:?} cannot be used here: {error}")))?;
-    let window = ctx.config.models.get(&agent.model).and_then(|model| model.context_window);
     let trigger_id =
         conversation_id.split_once('/').map_or(conversation_id.as_str(), |(_, id)| id).to_owned();
     Ok(NewSession {
@@ -120,8 +116,8 @@ fn new_session(ctx: &Ctx, conversation_id: String, agent: Option<&str>) -> Resul
         trigger_type: "chat".to_owned(),
         trigger_id,
         agent: agent.name,
+        model_context_window: ctx.config.context_window(&agent.model),
         model_id: agent.model,
-        model_context_window: i32::try_from(window.unwrap_or(CONTEXT_WINDOW)).unwrap_or(i32::MAX),
         tools,
         policy: SessionPolicy::default(),
         seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],

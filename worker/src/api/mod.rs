@@ -1,12 +1,14 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
 pub(crate) mod chat;
+mod fork;
 mod health;
 mod problem;
 mod sessions;
 mod steer;
 mod stream;
 
+pub(crate) use fork::recorded_by;
 pub use problem::{Problem, valid_verbs};
 pub use sessions::detail;
 
@@ -44,6 +46,8 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/resolve", post(steer::resolve))
         .route("/sessions/{id}/archive", post(steer::archive))
         .route("/sessions/{id}/terminate", post(steer::terminate))
+        .route("/sessions/{id}/fork", post(fork::fork))
+        .route("/sessions/{id}/tree", get(fork::tree))
         .route("/sessions/{id}/stream", get(stream::stream))
         .route("/conversations/{id}/sessions", get(sessions::of_conversation))
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard));

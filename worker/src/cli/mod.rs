@@ -131,7 +131,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Serve(args) => serve::run(app, config, args).await,
             Command::Migrate(args) => migrate::run(config, args).await,
             Command::Doctor(args) => doctor::run(app, config, args).await,
-            Command::Session(args) => session::run(config, args).await,
+            Command::Session(args) => session::run(&app, config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Queue(args) => queue::run(config, args).await,
         }

@@ -295,6 +295,13 @@ impl Config {
         }
     }
 
+    /// How many tokens `model` takes at once: what the configuration says, or what most models of today take.
+    pub fn context_window(&self, model: &str) -> i32 {
+        const ASSUMED: u64 = 128_000;
+        let window = self.models.get(model).and_then(|settings| settings.context_window);
+        i32::try_from(window.unwrap_or(ASSUMED)).unwrap_or(i32::MAX)
+    }
+
     /// What `model` costs: nothing where the configuration names no price, which [`Config::has_price`] tells from a
     /// price of zero.
     pub fn price(&self, model: &str) -> Price {

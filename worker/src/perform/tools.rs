@@ -9,7 +9,7 @@ use futures::FutureExt;
 use futures::future::join_all;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
@@ -17,7 +17,7 @@ use wakeful_store::queue::{self, Lease};
 use wakeful_workflow::advance::{Ending, Outcome, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
-use wakeful_workflow::files::files_of;
+use wakeful_workflow::files;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{How, PlannedCall};
 use wakeful_workflow::policy::ToolMode;
@@ -224,16 +224,11 @@ impl Turn<'_> {
         let cancelled = self.lease.lost().child_token();
         // Fires when this future is dropped, for whatever reason: what the tool has spawned hears of it.
         let _ended = cancelled.clone().drop_guard();
-        let mode = self.session.policy.tool_mode;
         let context = ToolCallContext {
             session_id: self.session.session_id.clone(),
             call_id: call.call_id.clone(),
-            workspace: Workspace {
-                path: self.ctx.workspace_of(&self.session.session_id),
-                expected: self.session.has_files(),
-                rehearsed: (!mode.is_live()).then(|| Arc::new(files_of(&self.session.records))),
-            },
-            mode,
+            workspace: self.workspace(),
+            mode: self.session.policy.tool_mode,
             cancelled,
         };
         let span = info_span!(
@@ -265,6 +260,18 @@ impl Turn<'_> {
         };
         telemetry::failed(&span, kind);
         ran
+    }
+
+    fn workspace(&self) -> Workspace {
+        let path = self.ctx.workspace_of(&self.session.session_id);
+        let expected = self.session.has_files();
+        if !self.session.policy.tool_mode.is_live() {
+            let files = if expected { files::files_of(&self.session.records) } else { Vec::new() };
+            return Workspace { path, expected, inherited: None, rehearsed: Some(files.into()) };
+        }
+        // Taken out of the transcript only where they are needed: once in a fork's life.
+        let inherited = if expected && !path.exists() { files::inherited(self.session) } else { None };
+        Workspace { path, expected, inherited: inherited.map(Into::into), rehearsed: None }
     }
 
     /// Why the call may not run at all: then the model is told, and the tool is not touched.

@@ -4,6 +4,8 @@
 //! access goes through a handle on the workspace that cannot be led out of it, so that a link which appears
 //! between two calls changes nothing.
 
+mod restore;
+
 use super::{Tool, ToolCallContext, ToolError, ToolOutput, Workspace, parse_arguments};
 use async_trait::async_trait;
 use cap_std::ambient_authority;
@@ -331,6 +333,11 @@ fn open_workspace(workspace: &Workspace) -> Result<Option<Dir>, ToolError> {
     match Dir::open_ambient_dir(&workspace.path, ambient_authority()) {
         Ok(dir) => Ok(Some(dir)),
         Err(error) if error.kind() == ErrorKind::NotFound => {
+            if let Some(files) = &workspace.inherited {
+                restore::restore(&workspace.path, files)?;
+                let made = Dir::open_ambient_dir(&workspace.path, ambient_authority());
+                return made.map(Some).map_err(|error| workspace_fault(&error));
+            }
             if workspace.expected {
                 return Err(ToolError(
                     "This session's files are not on this host: they were written on another one, or their folder \

@@ -81,9 +81,11 @@ pub struct Workspace {
     /// The session has files: a missing folder means that they are on another host, which is an error and never
     /// an empty folder.
     pub expected: bool,
+    /// Of a fork whose folder is not there yet: the files that it begins with, to make the folder of.
+    pub inherited: Option<Arc<[WrittenFile]>>,
     /// Where the session's tools are not live, its files are those that its messages say it has written, and no folder is
     /// read or made.
-    pub rehearsed: Option<Arc<Vec<WrittenFile>>>,
+    pub rehearsed: Option<Arc<[WrittenFile]>>,
 }
 
 /// What a tool gives back.

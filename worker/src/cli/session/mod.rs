@@ -1,15 +1,18 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod fork;
 mod recover;
 mod resolve;
 mod show;
 mod tail;
+mod tree;
 mod verify;
 mod wake;
 mod why;
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, dollars, print, printable};
 use super::{Exit, Usage};
+use crate::App;
 use crate::api::{DEFAULT_SPACE, valid_verbs};
 use crate::config::Config;
 use serde_json::json;
@@ -82,6 +85,10 @@ enum Verb {
     },
     /// Say what became of an effect whose outcome nobody could know.
     Resolve(resolve::Args),
+    /// Make a new session that begins with the messages of this one up to a cut, and let it go on from there.
+    Fork(fork::Args),
+    /// Show the tree of forks that a session stands in.
+    Tree { id: String },
     /// Put a session at rest away: it takes no messages and never runs again.
     Archive {
         id: String,
@@ -106,7 +113,7 @@ enum Verb {
     Verify(verify::Args),
 }
 
-pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
     if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
         // A file needs no database.
         let ran = recover::from_file(&Output::new(&args.output), file).await;
@@ -126,6 +133,8 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         Verb::Archive { id, reason } => steer(&store, &output, &id, Steer::Archive, reason).await,
         Verb::Terminate { id, reason } => steer(&store, &output, &id, Steer::Terminate, reason).await,
         Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
+        Verb::Fork(args) => fork::fork(&store, app, &config, &output, args).await,
+        Verb::Tree { id } => tree::tree(&store, &output, &id).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,

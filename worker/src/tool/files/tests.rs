@@ -10,7 +10,7 @@ pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
     ToolCallContext {
         session_id: SessionId::from("sess_1"),
         call_id: CallId::from("call_1_0"),
-        workspace: Workspace { path: path.to_owned(), expected, rehearsed: None },
+        workspace: Workspace { path: path.to_owned(), expected, inherited: None, rehearsed: None },
         mode: ToolMode::Live,
         cancelled: CancellationToken::new(),
     }
@@ -200,7 +200,7 @@ fn a_parent_swapped_while_a_call_runs_leads_nowhere() {
     let (root, ws) = place();
     let outside = root.path().join("outside");
     fs::create_dir(&outside).unwrap();
-    let workspace = Workspace { path: ws.clone(), expected: true, rehearsed: None };
+    let workspace = Workspace { path: ws.clone(), expected: true, inherited: None, rehearsed: None };
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -328,7 +328,7 @@ mod rehearsed {
     fn dry(workspace: &Path, files: Vec<WrittenFile>) -> ToolCallContext {
         let mut call = context(workspace, true);
         call.mode = ToolMode::Dry;
-        call.workspace.rehearsed = Some(Arc::new(files));
+        call.workspace.rehearsed = Some(Arc::from(files));
         call
     }
 

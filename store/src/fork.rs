@@ -1,0 +1,352 @@
+//! Forks: a session that begins with the messages of another one.
+//!
+//! One transaction makes all of it, and no row of the parent is locked: messages and journal are append-only, what a
+//! session begins with never changes, and the one thing that moves, where it ends, is read once. So a fork of a session
+//! that runs holds nobody up, and its parent stays as it is to the last bit.
+//!
+//! Messages are copied inside of the database under new ids; blobs are pointed at by hash and never copied. What was done
+//! to the world stays the parent's: no ledger, no deliveries, no steps, no sums.
+
+mod copy;
+
+use crate::failpoint::failpoint;
+use crate::run::{self, Wakes};
+use crate::wake::{NewMessage, deliver};
+use crate::{Error, Result, Store, new_id};
+use copy::{Child, Parent};
+use serde::{Deserialize, Serialize};
+use sha2::Digest;
+use sqlx::PgConnection;
+use wakeful_workflow::advance::Blob;
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::fork::{At, Cut, SystemPromptPatch};
+use wakeful_workflow::policy::{Replay, SessionPolicy, ToolMode};
+use wakeful_workflow::session::SessionStatus;
+
+/// What to fork, where, and what is to be otherwise.
+#[derive(Clone, Debug)]
+pub struct ForkRequest {
+    pub parent_session_id: String,
+    pub at: At,
+    pub purpose: Purpose,
+    /// In place of the parent's model.
+    pub model: Option<Model>,
+    pub system_prompt: Option<SystemPromptPatch>,
+    /// In place of the parent's tools, as the caller knows them.
+    pub tools: Option<Vec<ToolDefinition>>,
+    /// In place of the text of the user's message at the cut, which is then not copied.
+    pub text: Option<String>,
+    /// One more message of the user.
+    pub prompt: Option<String>,
+    /// Never the parent's: whoever forks says whether calls touch the world.
+    pub tool_mode: ToolMode,
+    /// Its cut is written down when it is made.
+    pub replay: Option<Replay>,
+    /// The process that alone may run it, by the name that it claims under. Empty: the deployed workers.
+    pub runner: String,
+    /// Whether a run is opened. Without one the fork waits for a message.
+    pub start: bool,
+    /// The caller's own idempotency key, for forks of this parent.
+    pub client_key: Option<String>,
+    /// W3C traceparent of the request.
+    pub trace_context: Option<String>,
+}
+
+/// Why a fork is made: the word is its trigger's type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// Somebody goes on from there.
+    Fork,
+    /// The session is run again, to compare.
+    Replay,
+}
+
+/// A model, and how much it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// `provider/model`.
+    pub id: String,
+    pub context_window: i32,
+}
+
+/// The answer to a fork.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forked {
+    pub session_id: String,
+    /// As the API gives it: without the space.
+    pub conversation_id: String,
+    pub parent_session_id: String,
+    /// The message that was asked for.
+    pub asked_message_number: i64,
+    /// The last message that was copied; the number before the first where none was.
+    pub at_message_number: i64,
+    /// Why the cut is not where it was asked for.
+    pub moved: Option<String>,
+    /// The run that was opened.
+    pub run_id: Option<String>,
+    /// The key was used before: this is the first answer again.
+    #[serde(skip)]
+    pub duplicate: bool,
+}
+
+impl Purpose {
+    fn as_str(self) -> &'static str {
+        match self {
+            Purpose::Fork => "fork",
+            Purpose::Replay => "replay",
+        }
+    }
+}
+
+impl ForkRequest {
+    /// The parent as it is, up to `at`, with its tools live, and a run if there is something to answer.
+    pub fn new(parent_session_id: &str, at: At) -> ForkRequest {
+        ForkRequest {
+            parent_session_id: parent_session_id.to_owned(),
+            at,
+            purpose: Purpose::Fork,
+            model: None,
+            system_prompt: None,
+            tools: None,
+            text: None,
+            prompt: None,
+            tool_mode: ToolMode::Live,
+            replay: None,
+            runner: String::new(),
+            start: true,
+            client_key: None,
+            trace_context: None,
+        }
+    }
+
+    /// The child's conversation, without its space. The same key gives the same one, whose row decides which of two forks
+    /// under one key is made.
+    fn conversation(&self) -> String {
+        let purpose = self.purpose.as_str();
+        match &self.client_key {
+            Some(key) => {
+                let named = format!("{}\n{key}", self.parent_session_id);
+                let hash = hex::encode(sha2::Sha256::digest(named.as_bytes()));
+                format!("{purpose}_{}", &hash[..32])
+            }
+            None => new_id(purpose),
+        }
+    }
+
+    /// Of all that is asked for. Tools count by name: a deploy between two attempts makes no other request.
+    fn sha256(&self) -> Result<String> {
+        let tools: Option<Vec<&str>> =
+            self.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
+        let asked = (
+            (
+                self.at.to_string(),
+                self.purpose,
+                self.model.as_ref().map(|model| &model.id),
+                &self.system_prompt,
+            ),
+            (tools, &self.text, &self.prompt, self.tool_mode, &self.replay, &self.runner, self.start),
+        );
+        Ok(hex::encode(sha2::Sha256::digest(crate::step::to_json(&asked)?.as_bytes())))
+    }
+
+    /// The child's own rules.
+    fn policy(&self, parent: SessionPolicy, cut: &Cut) -> SessionPolicy {
+        SessionPolicy {
+            model: self.model.as_ref().map(|model| model.id.clone()).or(parent.model),
+            tools: self
+                .tools
+                .as_ref()
+                .map(|tools| tools.iter().map(|tool| tool.name.clone()).collect())
+                .or(parent.tools),
+            tool_mode: self.tool_mode,
+            replay: self
+                .replay
+                .clone()
+                .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
+            other: parent.other,
+        }
+    }
+
+    fn refused(&self, reason: impl Into<String>) -> Error {
+        Error::Refused { session_id: self.parent_session_id.clone(), reason: reason.into() }
+    }
+}
+
+impl Store {
+    /// Makes a new session, in a conversation of its own, that begins with the parent's messages up to the cut. The whole
+    /// of it or nothing; the parent is only read. Asked again under the same key it gives the first answer.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Refused`] where it cannot be cut or a run would have nothing to do,
+    /// [`Error::KeyReused`], [`Error::Corrupt`], [`Error::Database`].
+    pub async fn fork(&self, request: &ForkRequest) -> Result<Forked> {
+        let forked = self.try_fork(request).await;
+        self.noted(forked)
+    }
+
+    async fn try_fork(&self, request: &ForkRequest) -> Result<Forked> {
+        let mut tx = self.pool.begin().await?;
+        let parent = Parent::read(&mut tx, &request.parent_session_id, &request.at).await?;
+        let conversation = request.conversation();
+        let conversation_id = match parent.conversation_id.split_once('/') {
+            Some((space, _)) => format!("{space}/{conversation}"),
+            None => return Err(Error::corrupt("conversation id", &parent.conversation_id)),
+        };
+        if let Some(first) = first_answer(&mut tx, request, &conversation_id).await? {
+            return Ok(first);
+        }
+        let cut = cut(request, &parent)?;
+        if !copy::take_conversation(&mut tx, &parent, &conversation_id, &cut).await? {
+            // The same key at the same time: the other one has been committed by now.
+            let first = first_answer(&mut tx, request, &conversation_id).await?;
+            return first.ok_or_else(|| Error::corrupt("fork", format!("{conversation_id} has no session")));
+        }
+        let session_id = new_id("sess");
+        let child =
+            Child { session_id: &session_id, conversation_id: &conversation_id, trigger_id: &conversation };
+        let state = copy::state(&mut tx, &parent, &cut).await?;
+        copy::session(&mut tx, request, &parent, &cut, &child, &state).await?;
+        copy::records(&mut tx, &parent, &cut, &child).await?;
+        failpoint("K29");
+        let snapshot = Blob::of_state(&state);
+        let events = [
+            Event::SessionForked {
+                parent_session_id: request.parent_session_id.as_str().into(),
+                parent_conversation_id: parent.conversation_id.as_str().into(),
+                at_message_number: cut.at_message_number,
+                asked_message_number: cut.asked_message_number,
+                moved: cut.moved.clone(),
+                request_sha256: request.sha256()?,
+            },
+            // From here on the journal gives the state, which nothing of it has changed yet.
+            Event::Checkpoint {
+                step_number: cut.last_step_number,
+                to_message_number: cut.at_message_number,
+                lifecycle_state: SessionStatus::Created.as_str().to_owned(),
+                state_sha256: snapshot.sha256.clone(),
+            },
+        ];
+        copy::keep(&mut tx, &snapshot).await?;
+        run::journal(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
+        let run_id = if request.start { Some(start(&mut tx, request, &session_id).await?) } else { None };
+        tx.commit().await?;
+        Ok(Forked {
+            session_id,
+            conversation_id: conversation,
+            parent_session_id: request.parent_session_id.clone(),
+            asked_message_number: cut.asked_message_number,
+            at_message_number: cut.at_message_number,
+            moved: cut.moved,
+            run_id,
+            duplicate: false,
+        })
+    }
+}
+
+/// Where it is cut, or why it cannot be.
+fn cut(request: &ForkRequest, parent: &Parent) -> Result<Cut> {
+    if let At::Event(seq) = request.at
+        && seq > parent.last_event_seq
+    {
+        return Err(request.refused(format!("its journal ends with entry {}", parent.last_event_seq)));
+    }
+    let edited = request.text.is_some();
+    let cut = wakeful_workflow::fork::cut(&parent.lines, parent.base_message_number, &request.at, edited)
+        .map_err(|uncut| request.refused(uncut.to_string()))?;
+    let message = edited || request.prompt.is_some();
+    if message && !request.start {
+        return Err(request.refused("a message begins a run: fork it without one, or start it"));
+    }
+    if request.start && !message && !cut.awaits_model {
+        let number = cut.at_message_number;
+        let reason = match cut.kept {
+            0 => "nothing is copied, so there is nothing to answer: give a prompt, or do not start it"
+                .to_owned(),
+            _ => format!(
+                "message {number} is the model's own, so there is nothing to answer: give a prompt, or do not start it"
+            ),
+        };
+        return Err(request.refused(reason));
+    }
+    Ok(cut)
+}
+
+/// Opens the fork's first run, with the messages that it is given. The conversation's row is this transaction's own.
+async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -> Result<String> {
+    let mut run_id = None;
+    for text in [&request.text, &request.prompt].into_iter().flatten() {
+        let message = NewMessage {
+            client_key: None,
+            text: text.clone(),
+            sender: None,
+            trace_context: request.trace_context.clone(),
+        };
+        let session = run::lock_session(tx, session_id).await?;
+        run_id = Some(deliver(tx, session, &message).await?.run_id);
+    }
+    if let Some(run_id) = run_id {
+        return Ok(run_id);
+    }
+    let session = run::lock_session(tx, session_id).await?;
+    let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
+    let run_id = run::new_run_id();
+    run::open(tx, &conversation, &session, &run_id, request.trace_context.as_deref(), None).await?;
+    // What it answers was said before it.
+    sqlx::query!(
+        "update session_runs
+        set prompt_message_number = (
+            select max(message_number) from conversation_records where session_id = $2 and role = 'user'
+        )
+        where run_id = $1",
+        run_id,
+        session_id
+    )
+    .execute(tx)
+    .await?;
+    Ok(run_id)
+}
+
+/// What the fork of that conversation was answered, if there is one.
+async fn first_answer(
+    tx: &mut PgConnection,
+    request: &ForkRequest,
+    conversation_id: &str,
+) -> Result<Option<Forked>> {
+    let Some(client_key) = &request.client_key else { return Ok(None) };
+    let Some(row) = sqlx::query!(
+        r#"select s.session_id, s.trigger_id, e.type as kind, e.payload,
+            (select r.run_id from session_runs r where r.session_id = s.session_id order by r.created_at limit 1) as run_id
+        from conversation_sessions s
+        join session_events e on e.session_id = s.session_id and e.seq = 1
+        where s.conversation_id = $1 and s.parent_session_id = $2"#,
+        conversation_id,
+        request.parent_session_id
+    )
+    .fetch_optional(tx)
+    .await?
+    else {
+        return Ok(None);
+    };
+    let event =
+        Event::from_row(&row.kind, row.payload).map_err(|error| Error::corrupt("journal entry", error))?;
+    let Event::SessionForked { at_message_number, asked_message_number, moved, request_sha256, .. } = event
+    else {
+        return Err(Error::corrupt("fork", format!("the journal of {} begins otherwise", row.session_id)));
+    };
+    if request_sha256 != request.sha256()? {
+        return Err(Error::KeyReused { client_key: client_key.clone() });
+    }
+    Ok(Some(Forked {
+        session_id: row.session_id,
+        conversation_id: row.trigger_id,
+        parent_session_id: request.parent_session_id.clone(),
+        asked_message_number,
+        at_message_number,
+        moved,
+        // Runs that were opened later are nobody's answer.
+        run_id: row.run_id.filter(|_| request.start),
+        duplicate: true,
+    }))
+}

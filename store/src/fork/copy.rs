@@ -1,0 +1,330 @@
+//! What a fork takes over, row by row.
+
+use super::ForkRequest;
+use crate::hydrate::from_text;
+use crate::wake::pin;
+use crate::{Error, Result};
+use serde_json::Value;
+use sqlx::PgConnection;
+use std::collections::HashMap;
+use wakeful_workflow::advance::Blob;
+use wakeful_workflow::derive;
+use wakeful_workflow::fork::{self, At, Cut, Line};
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::prefix::Prefix;
+use wakeful_workflow::record::{Role, ToolResult};
+use wakeful_workflow::session::{Seed, State};
+
+/// The parent as one statement saw it.
+pub(super) struct Parent {
+    pub session_id: String,
+    pub conversation_id: String,
+    pub base_message_number: i64,
+    pub last_event_seq: i64,
+    pub lines: Vec<Line>,
+    policy: SessionPolicy,
+    initial_state: State,
+    prefix_sha256: Option<String>,
+}
+
+/// The names of what is made.
+pub(super) struct Child<'a> {
+    pub session_id: &'a str,
+    pub conversation_id: &'a str,
+    pub trigger_id: &'a str,
+}
+
+impl Parent {
+    /// Takes no lock. Of the messages only what a cut looks at leaves the database.
+    pub async fn read(tx: &mut PgConnection, session_id: &str, at: &At) -> Result<Parent> {
+        let row = sqlx::query!(
+            r#"
+            select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
+                (select json_agg(json_build_object('message_number', r.message_number, 'message_id', r.message_id,
+                        'step_number', r.step_number, 'role', r.role,
+                        'asks', (select coalesce(json_agg(b -> 'call_id'), '[]') from json_array_elements(
+                            case r.role when 'assistant' then r.content else '[]' end) b where b ->> 'type' = 'tool_call'),
+                        'answers', (select coalesce(json_agg(b -> 'call_id'), '[]') from json_array_elements(
+                            case r.role when 'tool' then r.content else '[]' end) b where b ->> 'type' = 'tool_result'))
+                        order by r.message_number)::text
+                    from conversation_records r
+                    where r.session_id = s.session_id and r.message_number <= s.last_message_number) as lines
+            from conversation_sessions s
+            where s.session_id = $1
+            "#,
+            session_id
+        )
+        .fetch_optional(&mut *tx)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+        let mut lines: Vec<Line> = match &row.lines {
+            Some(lines) => from_text("messages", lines)?,
+            None => Vec::new(),
+        };
+        if matches!(at, At::Event(_)) {
+            let said = said_at(tx, session_id).await?;
+            for line in &mut lines {
+                line.seq = said.get(&line.message_number).copied();
+            }
+        }
+        let policy = match row.policy {
+            Some(policy) => {
+                serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
+            }
+            None => SessionPolicy::default(),
+        };
+        let Value::Object(initial_state) = row.initial_state else {
+            return Err(Error::corrupt("initial state", "not an object"));
+        };
+        Ok(Parent {
+            session_id: session_id.to_owned(),
+            conversation_id: row.conversation_id,
+            base_message_number: row.base_message_number,
+            last_event_seq: row.last_event_seq,
+            lines,
+            policy,
+            initial_state,
+            prefix_sha256: row.prefix_sha256,
+        })
+    }
+}
+
+/// Which journal entry says each message. A user's message was said when it was taken, wherever it stands by now.
+async fn said_at(tx: &mut PgConnection, session_id: &str) -> Result<HashMap<i64, i64>> {
+    let rows = sqlx::query!(
+        r#"
+        select coalesce(e.payload ->> 'message_number', e.payload ->> 'summary_message_number')::bigint as "number?", e.seq
+        from session_events e
+        where e.session_id = $1 and e.type in ('GEN_COMPLETE', 'TOOL_RESULT', 'CONTEXT_REBASED')
+        union all
+        select r.message_number, e.seq
+        from session_events e
+        join conversation_records r
+            on r.session_id = e.session_id and r.role = 'user' and r.details ->> 'inbox_id' = e.payload ->> 'inbox_id'
+        where e.session_id = $1 and e.type = 'MESSAGE_RECEIVED'
+        order by 2 desc
+        "#,
+        session_id
+    )
+    .fetch_all(tx)
+    .await?;
+    // Where several speak of one message, the first of them.
+    Ok(rows.into_iter().filter_map(|row| Some((row.number?, row.seq?))).collect())
+}
+
+/// The state at the cut: out of the messages, as ever, from where the parent's own began. What the parent has written
+/// after the cut is not in it, nor what the parent took over from there on as a fork.
+pub(super) async fn state(tx: &mut PgConnection, parent: &Parent, cut: &Cut) -> Result<State> {
+    let results = sqlx::query_scalar!(
+        r#"
+        select json_build_object('call_id', b.block -> 'call_id', 'name', b.block -> 'name', 'content', '',
+            'is_error', coalesce(b.block -> 'is_error', 'false'), 'details', b.block -> 'details')::text as "result!"
+        from conversation_records r
+        cross join lateral json_array_elements(r.content) with ordinality b (block, place)
+        where r.session_id = $1
+            and r.role = 'tool'
+            and r.message_number <= $2
+            and b.block ->> 'type' = 'tool_result'
+            and b.block ->> 'details' is not null
+        order by r.message_number, b.place
+        "#,
+        parent.session_id,
+        cut.at_message_number
+    )
+    .fetch_all(tx)
+    .await?;
+    let mut state = parent.initial_state.clone();
+    for result in results {
+        let result: ToolResult = from_text("tool result", &result)?;
+        derive::updates(&result).iter().for_each(|update| derive::apply(&mut state, update));
+    }
+    Ok(state)
+}
+
+/// Makes the child's conversation. `false`: it is there already, under the same key.
+pub(super) async fn take_conversation(
+    tx: &mut PgConnection,
+    parent: &Parent,
+    conversation_id: &str,
+    cut: &Cut,
+) -> Result<bool> {
+    let taken = sqlx::query!(
+        "insert into conversation_counters
+            (conversation_id, space_id, mailbox_id, last_message_number, parent_conversation_id, forked_at_message_number)
+        select $2, p.space_id, p.mailbox_id, $3, p.conversation_id, $3
+        from conversation_sessions p
+        where p.session_id = $1
+        on conflict (conversation_id) do nothing",
+        parent.session_id,
+        conversation_id,
+        cut.at_message_number
+    )
+    .execute(tx)
+    .await?;
+    Ok(taken.rows_affected() == 1)
+}
+
+/// The child's row and its seeds.
+pub(super) async fn session(
+    tx: &mut PgConnection,
+    request: &ForkRequest,
+    parent: &Parent,
+    cut: &Cut,
+    child: &Child<'_>,
+    state: &State,
+) -> Result<()> {
+    let seeds = match &request.system_prompt {
+        Some(patch) => Some(fork::patched(seeds(&mut *tx, &parent.session_id).await?, patch)),
+        None => None,
+    };
+    // Else the child begins with the parent's own bytes, and the provider's cache goes on.
+    let pinned = if seeds.is_some() || request.tools.is_some() {
+        pinned_prefix(&mut *tx, parent).await?
+    } else {
+        None
+    };
+    let prefix_sha256 = match fork::prefix(pinned.as_ref(), seeds.as_deref(), request.tools.clone()) {
+        Some(prefix) => Some(pin(&mut *tx, &prefix).await?),
+        None => parent.prefix_sha256.clone(),
+    };
+    let tool_names: Option<Vec<&str>> =
+        request.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
+    let policy = serde_json::to_value(request.policy(parent.policy.clone(), cut))
+        .map_err(|error| Error::corrupt("policy", error))?;
+    let message_id = cut.kept.checked_sub(1).map(|last| parent.lines[last].message_id.as_str());
+    sqlx::query!(
+        "insert into conversation_sessions
+            (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
+             model_context_window, status, policy, initial_state, state, tool_names, seed_message_count,
+             base_message_number, last_message_number, to_message_number, last_step_number, base_step_number,
+             forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256, runner)
+        select $2, $3, p.space_id, p.mailbox_id, $4, $5, p.agent, coalesce($6, p.model_id),
+            coalesce($7, p.model_context_window), 'created', $8, p.initial_state, $9, coalesce($10, p.tool_names),
+            coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15, $16
+        from conversation_sessions p
+        where p.session_id = $1",
+        parent.session_id,
+        child.session_id,
+        child.conversation_id,
+        request.purpose.as_str(),
+        child.trigger_id,
+        request.model.as_ref().map(|model| model.id.as_str()),
+        request.model.as_ref().map(|model| model.context_window),
+        policy,
+        Value::Object(state.clone()),
+        tool_names.as_deref() as Option<&[&str]>,
+        seeds.as_ref().map(|seeds| seeds.len() as i32),
+        cut.at_message_number,
+        cut.last_step_number,
+        message_id,
+        prefix_sha256,
+        request.runner
+    )
+    .execute(&mut *tx)
+    .await?;
+    match seeds {
+        Some(seeds) => write_seeds(tx, child.session_id, &seeds).await,
+        None => copy_seeds(tx, &parent.session_id, child.session_id).await,
+    }
+}
+
+async fn seeds(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
+    let rows = sqlx::query!(
+        "select role, content, is_new from session_seed_messages where session_id = $1 order by ordinal",
+        session_id
+    )
+    .fetch_all(tx)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            let role = Role::parse(&row.role).ok_or_else(|| Error::corrupt("role", &row.role))?;
+            Ok(Seed { role, content: row.content, is_new: row.is_new })
+        })
+        .collect()
+}
+
+async fn copy_seeds(tx: &mut PgConnection, parent: &str, child: &str) -> Result<()> {
+    sqlx::query!(
+        r#"insert into session_seed_messages (session_id, ordinal, role, content, is_new, "timestamp", details)
+        select $2, ordinal, role, content, is_new, "timestamp", details
+        from session_seed_messages
+        where session_id = $1"#,
+        parent,
+        child
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn write_seeds(tx: &mut PgConnection, child: &str, seeds: &[Seed]) -> Result<()> {
+    let roles: Vec<&str> = seeds.iter().map(|seed| seed.role.as_str()).collect();
+    let contents: Vec<&str> = seeds.iter().map(|seed| seed.content.as_str()).collect();
+    let news: Vec<bool> = seeds.iter().map(|seed| seed.is_new).collect();
+    sqlx::query!(
+        "insert into session_seed_messages (session_id, ordinal, role, content, is_new)
+        select $1, seed.ordinal - 1, seed.role, seed.content, seed.is_new
+        from unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)",
+        child,
+        &roles as &[&str],
+        &contents as &[&str],
+        &news
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn pinned_prefix(tx: &mut PgConnection, parent: &Parent) -> Result<Option<Prefix>> {
+    let Some(sha256) = &parent.prefix_sha256 else { return Ok(None) };
+    let bytes = sqlx::query_scalar!("select bytes from blobs where sha256 = $1", sha256)
+        .fetch_optional(tx)
+        .await?
+        .ok_or_else(|| Error::corrupt("pinned prefix", format!("there is no blob {sha256}")))?;
+    Prefix::read(sha256, &bytes).map(Some).map_err(|error| Error::corrupt("pinned prefix", error))
+}
+
+/// The messages up to the cut, which never leave the database: the same numbers and the same bytes under new ids.
+pub(super) async fn records(
+    tx: &mut PgConnection,
+    parent: &Parent,
+    cut: &Cut,
+    child: &Child<'_>,
+) -> Result<()> {
+    let copied = sqlx::query!(
+        "insert into conversation_records
+            (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details, created_at)
+        select $2, r.message_number, $3, r.run_id, r.step_number, r.role, r.content, r.internal,
+            (r.details::jsonb || jsonb_build_object('origin_message_id',
+                coalesce(r.details ->> 'origin_message_id', r.message_id)))::json,
+            r.created_at
+        from conversation_records r
+        where r.session_id = $1 and r.message_number <= $4
+        order by r.message_number",
+        parent.session_id,
+        child.conversation_id,
+        child.session_id,
+        cut.at_message_number
+    )
+    .execute(tx)
+    .await?;
+    if copied.rows_affected() != cut.kept as u64 {
+        let reason = format!("{} messages of {} were there to be copied", copied.rows_affected(), cut.kept);
+        return Err(Error::corrupt("transcript", reason));
+    }
+    Ok(())
+}
+
+/// Keeps a snapshot under its hash. Where its parent has taken one of the same state, nothing is written.
+pub(super) async fn keep(tx: &mut PgConnection, blob: &Blob) -> Result<()> {
+    sqlx::query!(
+        "insert into blobs (sha256, size, media_type, bytes)
+        values ($1, length($2::bytea), 'application/json', $2)
+        on conflict (sha256) do nothing",
+        blob.sha256,
+        blob.bytes
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Forks of a session, and the tree that they make.
+
+use super::chat::{check_text, idempotency_key, message_text, parse};
+use super::{DEFAULT_SPACE, Id, Problem};
+use crate::{Ctx, telemetry};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use wakeful_store::fork::{ForkRequest, Forked, Model};
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::fork::{At, SystemPromptPatch};
+use wakeful_workflow::policy::{Answers, Replay, ToolMode};
+
+/// The body of `POST /v1/sessions/{id}/fork`; an empty one is all defaults.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fork {
+    at: Option<Place>,
+    /// The same as a number in `at`.
+    at_message_number: Option<i64>,
+    model: Option<String>,
+    system_prompt_patch: Option<SystemPromptPatch>,
+    tools: Option<Vec<String>>,
+    text: Option<String>,
+    prompt: Option<String>,
+    /// Live unless given. What is no trial says so itself: a console proposes `dry`.
+    #[serde(default)]
+    tool_mode: ToolMode,
+    #[serde(default = "yes")]
+    start: bool,
+    client_key: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// A message's number, or a place in words.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Place {
+    Number(i64),
+    Word(String),
+}
+
+/// Forks the session: 201, or 200 with the first answer when its `client_key` was used before.
+pub(super) async fn fork(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Forked>), Problem> {
+    let body = body?;
+    let given: Fork = if body.is_empty() { Fork { start: true, ..Fork::default() } } else { parse(&body)? };
+    let client_key = given.client_key.clone().or(idempotency_key(&headers)?);
+    check_text("client_key", client_key.as_deref(), 256)?;
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let request = ForkRequest {
+        at: given.place()?,
+        model: given.model.map(|model| known_model(&ctx, model)).transpose()?,
+        system_prompt: given.system_prompt_patch.map(prompt).transpose()?,
+        tools: given.tools.map(|names| known_tools(&ctx, &names)).transpose()?,
+        text: given.text.map(message_text).transpose()?,
+        prompt: given.prompt.map(message_text).transpose()?,
+        tool_mode: given.tool_mode,
+        replay: recorded_by(&id, given.tool_mode),
+        start: given.start,
+        client_key,
+        trace_context: telemetry::trace_context(),
+        ..ForkRequest::new(&id, At::End)
+    };
+    let forked = ctx.store.fork(&request).await?;
+    if forked.run_id.is_some() && !forked.duplicate {
+        ctx.notifier.job();
+        ctx.notifier.session(&forked.session_id);
+    }
+    let status = if forked.duplicate { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Json(forked)))
+}
+
+/// The sessions of the tree that this one stands in: each is followed by its forks.
+pub(super) async fn tree(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<Value>, Problem> {
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let items = ctx.store.tree(&id).await?;
+    Ok(Json(json!({"items": items, "next": null})))
+}
+
+/// Where recorded results come from: the session that is forked.
+pub(crate) fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
+    match tool_mode {
+        ToolMode::Recorded => {
+            Some(Replay { source_session_id: parent_session_id.into(), answers: Answers::Live })
+        }
+        ToolMode::Live | ToolMode::Dry => None,
+    }
+}
+
+impl Fork {
+    /// Where it is cut; without a word about it at the end, or at the message whose text is another.
+    fn place(&self) -> Result<At, Problem> {
+        match (&self.at, self.at_message_number) {
+            (Some(_), Some(_)) => {
+                Err(Problem::bad_request("`at` and `at_message_number` say the same: give one"))
+            }
+            (Some(Place::Number(number)), None) => Ok(At::Message(*number)),
+            (None, Some(number)) => Ok(At::Message(number)),
+            (Some(Place::Word(word)), None) => {
+                word.parse().map_err(|error| Problem::bad_request(format!("`at`: {error}")))
+            }
+            (None, None) if self.text.is_some() => Ok(At::LastUser),
+            (None, None) => Ok(At::End),
+        }
+    }
+}
+
+fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
+    check_text("model", Some(&id), 256)?;
+    ctx.models.get(&id).map_err(|fault| Problem::bad_request(format!("`model`: {fault}")))?;
+    Ok(Model { context_window: ctx.config.context_window(&id), id })
+}
+
+fn known_tools(ctx: &Ctx, names: &[String]) -> Result<Vec<ToolDefinition>, Problem> {
+    let tools =
+        ctx.tools.definitions(names).map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
+    // The model would be told that its mail is on the way, and it never would be.
+    if tools.iter().any(|tool| tool.name == "compose_email") && !ctx.channels.contains_key("email") {
+        return Err(Problem::bad_request("`tools` has compose_email, but nothing sends mail here"));
+    }
+    Ok(tools)
+}
+
+fn prompt(patch: SystemPromptPatch) -> Result<SystemPromptPatch, Problem> {
+    let (SystemPromptPatch::Replace(text) | SystemPromptPatch::Append(text)) = &patch;
+    if text.contains('\0') {
+        return Err(Problem::bad_request("`system_prompt_patch` contains a NUL character"));
+    }
+    Ok(patch)
+}

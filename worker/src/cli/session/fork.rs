@@ -1,0 +1,164 @@
+//! `wakeful session fork`: a new session that begins with the messages of this one.
+
+use super::super::Usage;
+use super::super::output::{Output, printable};
+use super::Exit;
+use crate::App;
+use crate::api::recorded_by;
+use crate::config::Config;
+use anyhow::Context as _;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use wakeful_store::Store;
+use wakeful_store::fork::{ForkRequest, Forked, Model};
+use wakeful_workflow::fork::{At, SystemPromptPatch};
+use wakeful_workflow::policy::ToolMode;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    id: String,
+    /// After which message to cut: its number or its id, start, end, last-user, last-tool, step:N or event:N. Without it
+    /// after the last one; with --text after the last one of a user.
+    #[arg(long, value_name = "PLACE")]
+    at: Option<At>,
+    /// Another model, provider/model.
+    #[arg(long)]
+    model: Option<String>,
+    /// Another system prompt, from a file.
+    #[arg(long, value_name = "FILE")]
+    system_prompt: Option<PathBuf>,
+    /// More at the end of the system prompt.
+    #[arg(long, value_name = "TEXT", conflicts_with = "system_prompt")]
+    append_system_prompt: Option<String>,
+    /// Only these tools, with commas between; an empty list is none.
+    #[arg(long, value_name = "NAMES")]
+    tools: Option<String>,
+    /// Another text for the user's message at the cut.
+    #[arg(long)]
+    text: Option<String>,
+    /// One more message of the user.
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Whether tool calls touch the world.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = Mode::Live)]
+    tool_mode: Mode,
+    /// Begin no run: the fork waits for a message.
+    #[arg(long, conflicts_with_all = ["text", "prompt"])]
+    no_start: bool,
+    /// An idempotency key: the same fork again under it is not made twice.
+    #[arg(long, value_name = "KEY")]
+    client_key: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Mode {
+    /// They do.
+    Live,
+    /// Pure tools run; any other says what it would have done.
+    Dry,
+    /// They are answered with what came of them in the parent.
+    Recorded,
+}
+
+pub(super) async fn fork(
+    store: &Store,
+    app: &App,
+    config: &Config,
+    output: &Output,
+    args: Args,
+) -> anyhow::Result<Exit> {
+    let request = request(app, config, args)?;
+    let forked = store.fork(&request).await?;
+    if forked.run_id.is_some() && !forked.duplicate {
+        store.announce(&forked.session_id).await?;
+    }
+    output.one(&forked, || told(&forked))?;
+    Ok(Exit::Ok)
+}
+
+fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest> {
+    let edited = args.text.is_some();
+    let tool_mode = match args.tool_mode {
+        Mode::Live => ToolMode::Live,
+        Mode::Dry => ToolMode::Dry,
+        Mode::Recorded => ToolMode::Recorded,
+    };
+    for (option, text) in [("--text", &args.text), ("--prompt", &args.prompt)] {
+        if let Some(text) = text
+            && (text.trim().is_empty() || text.len() > crate::api::BODY_LIMIT_BYTES)
+        {
+            let limit = crate::api::BODY_LIMIT_BYTES;
+            return Err(Usage(format!("{option} has 1 to {limit} bytes, and not spaces alone")).into());
+        }
+    }
+    if let Some(key) = &args.client_key
+        && (key.is_empty() || key.len() > 256 || key.chars().any(char::is_control))
+    {
+        return Err(Usage("--client-key has 1 to 256 bytes and no control characters".to_owned()).into());
+    }
+    let system_prompt = match (args.system_prompt, args.append_system_prompt) {
+        (Some(file), _) => Some(SystemPromptPatch::Replace(prompt_of(&file)?)),
+        (None, Some(text)) => Some(SystemPromptPatch::Append(text)),
+        (None, None) => None,
+    };
+    let model = match args.model {
+        Some(id) => {
+            app.models(config)?.get(&id).map_err(|fault| Usage(format!("--model: {fault}")))?;
+            Some(Model { context_window: config.context_window(&id), id })
+        }
+        None => None,
+    };
+    let tools = match &args.tools {
+        Some(names) => {
+            let names: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+            let known = app.registry()?.definitions(&names);
+            Some(known.map_err(|error| Usage(format!("--tools: {error}")))?)
+        }
+        None => None,
+    };
+    Ok(ForkRequest {
+        model,
+        system_prompt,
+        tools,
+        text: args.text,
+        prompt: args.prompt,
+        tool_mode,
+        replay: recorded_by(&args.id, tool_mode),
+        start: !args.no_start,
+        client_key: args.client_key,
+        trace_context: crate::telemetry::trace_context(),
+        ..ForkRequest::new(&args.id, args.at.unwrap_or(if edited { At::LastUser } else { At::End }))
+    })
+}
+
+fn prompt_of(file: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
+    if text.contains('\0') || text.len() > crate::api::BODY_LIMIT_BYTES {
+        let limit = crate::api::BODY_LIMIT_BYTES;
+        let what = format!("{}: a prompt has no NUL and at most {limit} bytes", file.display());
+        return Err(Usage(what).into());
+    }
+    Ok(text)
+}
+
+fn told(forked: &Forked) -> String {
+    let mut text = format!(
+        "{}: forked from {} after message {}",
+        printable(&forked.session_id),
+        printable(&forked.parent_session_id),
+        forked.at_message_number
+    );
+    // Writing to a string cannot fail.
+    let _ = match &forked.run_id {
+        Some(run_id) => writeln!(text, "; {} begins", printable(run_id)),
+        None => writeln!(text, "; it waits for a message"),
+    };
+    let _ = writeln!(text, "  conversation {}", printable(&forked.conversation_id));
+    if let Some(moved) = &forked.moved {
+        let _ = writeln!(text, "  {}", printable(moved));
+    }
+    if forked.duplicate {
+        text.push_str("  (as it was made before under this key)\n");
+    }
+    text
+}
