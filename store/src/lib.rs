@@ -18,6 +18,7 @@
 //! | hand out work | [`queue`] |
 //! | know whether it takes writes | [`readiness`] |
 //! | show sessions to people | [`session`], [`event`], [`standing`] |
+//! | lay two of them side by side | [`side`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
 //! Locks are taken in one order everywhere: conversation, session, job. A statement sees one snapshot, and after
@@ -43,6 +44,7 @@ pub mod retire;
 pub mod run;
 pub mod schema;
 pub mod session;
+pub mod side;
 pub mod standing;
 pub mod step;
 pub mod tree;

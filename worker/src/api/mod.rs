@@ -40,6 +40,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/messages", get(sessions::messages).post(sessions::send))
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
+        .route("/sessions/{id}/diff/{other}", get(sessions::diff))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))

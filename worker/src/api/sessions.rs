@@ -5,8 +5,8 @@ use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
 use crate::{Ctx, telemetry};
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Query, State};
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -15,6 +15,7 @@ use tracing::Instrument;
 use wakeful_store::Error;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::{NewMessage, Woken};
+use wakeful_workflow::diff::Report;
 use wakeful_workflow::session::SessionStatus;
 
 /// How much of a long list is given at once, unless asked.
@@ -154,6 +155,25 @@ pub(super) async fn events(
     let items = ctx.store.journal(&id, query.cursor.unwrap_or(0), query.limit()).await?;
     let next = next_page(&items, query.limit(), |last| json!(last.seq));
     page(&items, next)
+}
+
+/// The session beside another one, turn by turn: [`wakeful_workflow::diff::Report`].
+pub(super) async fn diff(
+    State(ctx): State<Arc<Ctx>>,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<Json<Report>, Problem> {
+    let Path((left, right)) = path?;
+    check_text("session id", Some(&left), 256)?;
+    check_text("session id", Some(&right), 256)?;
+    // Both are of the caller's space, or they do not exist.
+    ctx.store.session(Some(DEFAULT_SPACE), &left).await?;
+    ctx.store.session(Some(DEFAULT_SPACE), &right).await?;
+    let (left, right) = (ctx.store.side(&left).await?, ctx.store.side(&right).await?);
+    // Its work is bounded and may yet take a second: not on a thread that serves others.
+    let compared = tokio::task::spawn_blocking(move || wakeful_workflow::diff::diff(&left, &right));
+    let report =
+        compared.await.map_err(|error| Error::Corrupt { what: "comparison", reason: error.to_string() })?;
+    Ok(Json(report))
 }
 
 #[derive(Debug, Deserialize)]

@@ -8,6 +8,7 @@ mod output;
 mod printable;
 mod queue;
 mod replay;
+mod report;
 mod serve;
 mod session;
 

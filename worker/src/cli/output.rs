@@ -112,6 +112,11 @@ impl Output {
         block.wrapped().aligned(self.width.map(|width| width.min(100 + indent)), false, indent)
     }
 
+    /// Columns of the terminal; a pipe has no end of them.
+    pub fn width(&self) -> Option<u16> {
+        self.width
+    }
+
     /// How many columns are left beside `taken` ones: at least a few, and in a pipe as many as one likes.
     pub fn room(&self, taken: usize) -> usize {
         self.width.map_or(usize::MAX, |width| usize::from(width).saturating_sub(taken).max(20))

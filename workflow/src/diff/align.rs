@@ -7,6 +7,7 @@ use super::turn::Turn;
 use crate::record::text_of;
 use sha2::{Digest, Sha256};
 use similar::{Algorithm, DiffOp, capture_diff_slices};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::ops::Range;
 
@@ -85,11 +86,16 @@ fn blocks<K: Hash + Ord>(left: &[K], right: &[K], within: Both<Range<usize>>) ->
 
 /// What is equal in both: where on the left, where on the right, how much. The same whichever is left.
 pub(super) fn matches<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<(usize, usize, usize)> {
+    // Numbers in the keys' own order: the search compares each many times.
+    let all: BTreeSet<&K> = left.iter().chain(right).collect();
+    let rank: HashMap<&K, u32> = all.into_iter().zip(0..).collect();
+    let ranks = |keys: &[K]| -> Vec<u32> { keys.iter().map(|key| rank[key]).collect() };
+    let (one, other) = (ranks(left), ranks(right));
     // Of two that are equally good the algorithm takes the first it meets, and that depends on the order.
-    let swapped = left > right;
-    let (one, other) = if swapped { (right, left) } else { (left, right) };
+    let swapped = one > other;
+    let (one, other) = if swapped { (other, one) } else { (one, other) };
     // Bounded: where the two are long and unlike, it takes a good answer and not the best one.
-    capture_diff_slices(Algorithm::Myers, one, other)
+    capture_diff_slices(Algorithm::Myers, &one, &other)
         .into_iter()
         .filter_map(|op| match op {
             DiffOp::Equal { old_index, new_index, len } if swapped => Some((new_index, old_index, len)),

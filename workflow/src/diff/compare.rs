@@ -4,7 +4,7 @@ use super::align::{self, Row};
 use super::ids::Ids;
 use super::side::Side;
 use super::turn::Turn;
-use super::value::{ValueDifference, Values};
+use super::value::{ValueDifference, Values, What};
 use super::words::{Budget, Of};
 use super::{Both, Difference, Level, Part, RequestMatch, SetupDifference, TurnDiff, TurnView};
 use crate::derive;
@@ -125,7 +125,11 @@ impl<'a> Comparison<'a> {
 
     /// Where the states at the end differ.
     pub fn state(&mut self) -> Vec<ValueDifference> {
-        self.values(&Value::Object(self.left.state.clone()), &Value::Object(self.right.state.clone()))
+        self.values(
+            What::State,
+            &Value::Object(self.left.state.clone()),
+            &Value::Object(self.right.state.clone()),
+        )
     }
 
     /// One row of the report.
@@ -184,10 +188,12 @@ impl<'a> Comparison<'a> {
         if one != other {
             found.add(Level::Prose, Part::FinishReason { left: one, right: other });
         }
+        // A message too many was told of: these are of those that both have.
+        let as_many = left.records().count() == right.records().count();
         for (what, differs) in [
-            ("another one may see a message", internal(left) != internal(right)),
+            ("another one may see a message", as_many && internal(left) != internal(right)),
             ("what only the provider understands differs", raw(left) != raw(right)),
-            ("the messages came in another order", order(left) != order(right)),
+            ("the messages came in another order", as_many && order(left) != order(right)),
         ] {
             if differs {
                 found.add(Level::Prose, Part::Shape { what: what.to_owned() });
@@ -223,7 +229,7 @@ impl<'a> Comparison<'a> {
             pairs.push((at_left, at_right));
             match (at_left, at_right) {
                 (Some(call), Some(beside)) => {
-                    let arguments = self.values(&call.arguments, &beside.arguments);
+                    let arguments = self.values(What::Other, &call.arguments, &beside.arguments);
                     let malformed = call.malformed != beside.malformed;
                     if call.name != beside.name || malformed || !arguments.is_empty() {
                         let position = Both {
@@ -249,7 +255,7 @@ impl<'a> Comparison<'a> {
             let updates = results.flat_map(derive::updates).map(|update| (update.key, update.value));
             Value::Object(Map::from_iter(updates))
         };
-        let changes = self.values(&updates(left), &updates(right));
+        let changes = self.values(What::State, &updates(left), &updates(right));
         if !changes.is_empty() {
             found.add(Level::State, Part::State { changes });
         }
@@ -286,10 +292,11 @@ impl<'a> Comparison<'a> {
             let is_error =
                 Both { left: one.map(|result| result.is_error), right: other.map(|result| result.is_error) };
             let words = self.words(content(one), content(other));
-            let details = self.values(&details(one), &details(other));
+            let details = self.values(What::Other, &details(one), &details(other));
             let ended = is_error.left != is_error.right;
-            if ended || !words.is_empty() || !details.is_empty() {
-                let name = one.or(other).map(|result| result.name.clone()).unwrap_or_default();
+            let named = |result: Option<&&'a ToolResult>| result.map(|result| result.name.clone());
+            let name = Both { left: named(one), right: named(other) };
+            if ended || name.left != name.right || !words.is_empty() || !details.is_empty() {
                 let level = if ended { Level::State } else { Level::Prose };
                 found.add(level, Part::Result { name, is_error, words, details });
             }
@@ -300,8 +307,8 @@ impl<'a> Comparison<'a> {
         self.budget.words((left, &self.ids.left), (right, &self.ids.right))
     }
 
-    fn values(&mut self, left: &Value, right: &Value) -> Vec<ValueDifference> {
-        Values { left: &self.ids.left, right: &self.ids.right, budget: &mut self.budget }
+    fn values(&mut self, of: What, left: &Value, right: &Value) -> Vec<ValueDifference> {
+        Values { left: &self.ids.left, right: &self.ids.right, budget: &mut self.budget, of }
             .differences(left, right)
     }
 }

@@ -212,7 +212,7 @@ pub enum Part {
     },
     /// What a call gave.
     Result {
-        name: String,
+        name: Both<Option<String>>,
         /// Whether it failed.
         is_error: Both<Option<bool>>,
         words: Vec<Piece>,
@@ -373,15 +373,19 @@ impl Part {
                 format!("{} is called with another {}", name.left, paths(arguments))
             }
             Part::State { changes } => format!("another state: {}", paths(changes)),
-            Part::Result { name, is_error, .. } if is_error.left != is_error.right => {
+            Part::Result { name, is_error, .. } => {
+                let name = name.left.as_ref().or(name.right.as_ref()).map_or("", String::as_str);
                 let word = |failed: Option<bool>| match failed {
                     Some(true) => "fails",
                     Some(false) => "succeeds",
                     None => "has no result",
                 };
-                format!("{name} {}, and {} on the right", word(is_error.left), word(is_error.right))
+                if is_error.left == is_error.right {
+                    format!("{name} gives something else")
+                } else {
+                    format!("{name} {}, and {} on the right", word(is_error.left), word(is_error.right))
+                }
             }
-            Part::Result { name, .. } => format!("{name} gives something else"),
             Part::Input { .. } => "something else is said to the model".to_owned(),
             Part::Text { .. } => "the model says it in other words".to_owned(),
             Part::FinishReason { left, right } => {

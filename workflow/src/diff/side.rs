@@ -3,8 +3,9 @@
 use crate::agent::ToolDefinition;
 use crate::event::Event;
 use crate::id::{GenerationId, SessionId};
+use crate::prefix::{Prefix, system_of};
 use crate::record::{Record, Role, Usage};
-use crate::session::{Seed, State};
+use crate::session::{Seed, Session, State};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -49,6 +50,24 @@ pub struct Step {
 }
 
 impl Side {
+    /// `session` as it was hydrated.
+    pub fn of(session: Session, model: String, answers: BTreeMap<i64, Answer>) -> Side {
+        let Prefix { system, tools } =
+            session.prefix.unwrap_or_else(|| Prefix { system: system_of(&session.seeds), tools: Vec::new() });
+        Side {
+            session_id: session.session_id,
+            agent: session.agent,
+            model,
+            status: session.status.as_str().to_owned(),
+            system,
+            tools,
+            seeds: session.seeds,
+            records: session.records,
+            state: session.state,
+            answers,
+        }
+    }
+
     /// What the answers among `records` took, out of the steps and the journal that they were committed with. Events that
     /// say nothing of it may be left out.
     pub fn answers<'a>(

@@ -33,6 +33,15 @@ pub(super) struct Values<'b, 'a> {
     pub left: &'b Ids<'a>,
     pub right: &'b Ids<'a>,
     pub budget: &'b mut Budget,
+    pub of: What,
+}
+
+/// What the values are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    /// The keys of the whole may end in a call's id.
+    State,
+    Other,
 }
 
 impl Values<'_, '_> {
@@ -43,12 +52,12 @@ impl Values<'_, '_> {
         found
     }
 
-    fn walk(
+    fn walk<'v>(
         &mut self,
         path: &mut String,
         depth: usize,
-        left: Option<&Value>,
-        right: Option<&Value>,
+        left: Option<&'v Value>,
+        right: Option<&'v Value>,
         found: &mut Vec<ValueDifference>,
     ) {
         if found.len() >= LISTED {
@@ -56,17 +65,18 @@ impl Values<'_, '_> {
         }
         match (left, right) {
             (Some(Value::Object(one)), Some(Value::Object(other))) if depth < DEPTH => {
-                let (one, other) = (self.read(one, true), self.read(other, false));
+                let (one, other) = (self.read(one, depth, self.left), self.read(other, depth, self.right));
                 let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
                 for key in keys {
-                    self.step(
-                        path,
-                        &escaped(key),
-                        depth,
-                        one.get(key).copied(),
-                        other.get(key).copied(),
-                        found,
-                    );
+                    let (there, here) = (one.get(key), other.get(key));
+                    // As it is spelt, where that is the same on both sides or on one side alone.
+                    let name = match (there, here) {
+                        (Some((name, _)), Some((beside, _))) if name != beside => key.as_str(),
+                        (Some((name, _)), _) | (None, Some((name, _))) => name,
+                        (None, None) => key.as_str(),
+                    };
+                    let value = |of: Option<&(&String, &'v Value)>| of.map(|(_, value)| *value);
+                    self.step(path, &escaped(name), depth, value(there), value(here), found);
                 }
             }
             (Some(Value::Array(one)), Some(Value::Array(other))) if depth < DEPTH => {
@@ -119,9 +129,17 @@ impl Values<'_, '_> {
     }
 
     /// The map by its keys with the ids in them read.
-    fn read<'m>(&self, map: &'m Map<String, Value>, left: bool) -> BTreeMap<String, &'m Value> {
-        let ids = if left { self.left } else { self.right };
-        map.iter().map(|(key, value)| (ids.key(key), value)).collect()
+    fn read<'m>(
+        &self,
+        map: &'m Map<String, Value>,
+        depth: usize,
+        ids: &Ids<'_>,
+    ) -> BTreeMap<String, (&'m String, &'m Value)> {
+        let read = |key: &str| match self.of {
+            What::State if depth == 0 => ids.key(key),
+            What::State | What::Other => ids.text(key).into_owned(),
+        };
+        map.iter().map(|(key, value)| (read(key), (key, value))).collect()
     }
 }
 

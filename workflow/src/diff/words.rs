@@ -7,9 +7,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 /// Texts of more words are compared by lines; of more lines, as wholes.
-const WORDS: usize = 20_000;
-/// Words of one whole report; then texts are compared as wholes.
-const BUDGET: usize = 4_000_000;
+const WORDS: usize = 4_000;
+/// Comparisons of words that one report may take, about half a second of them; then texts are compared as wholes.
+const BUDGET: usize = 60_000_000;
 
 /// Which side something is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -54,34 +54,40 @@ impl Budget {
         if left.1.text(left.0) == right.1.text(right.0) {
             return Vec::new();
         }
-        for cut in [by_words, by_lines, by_nothing] {
+        for cut in [by_words, by_lines] {
             let (one, other) = (cut(left.0), cut(right.0));
-            let size = one.len() + other.len();
-            if size > 2 && (one.len().max(other.len()) > WORDS || size > self.0) {
-                continue;
+            if one.len().max(other.len()) <= WORDS && self.0 > 0 {
+                let (pieces, compared) = pieces(&one, left.1, &other, right.1);
+                self.0 = self.0.saturating_sub(compared);
+                return pieces;
             }
-            self.0 = self.0.saturating_sub(size);
-            return pieces(&one, left.1, &other, right.1);
         }
-        unreachable!("a text that is not cut is one piece")
+        let whole = [(Of::Left, left.0), (Of::Right, right.0)];
+        let said = whole.into_iter().filter(|(_, text)| !text.is_empty());
+        said.map(|(of, text)| Piece { of, text: text.to_owned() }).collect()
     }
 }
 
-fn pieces(one: &[&str], ids: &Ids<'_>, other: &[&str], other_ids: &Ids<'_>) -> Vec<Piece> {
+/// The pieces, and about how many comparisons it took to find them.
+fn pieces(one: &[&str], ids: &Ids<'_>, other: &[&str], other_ids: &Ids<'_>) -> (Vec<Piece>, usize) {
     let keys: Vec<Cow<'_, str>> = one.iter().map(|word| ids.text(word)).collect();
     let other_keys: Vec<Cow<'_, str>> = other.iter().map(|word| other_ids.text(word)).collect();
     let mut pieces = Vec::new();
     let mut done = (0, 0);
     let (mut changed, mut beside) = (0..0, 0..0);
     let found = matches(&keys, &other_keys);
+    let both = one.len() + other.len();
+    let same: usize = found.iter().map(|(_, _, len)| len).sum();
+    // The search is of the order of the words times those that differ.
+    let compared = both * (both - 2 * same + 1) / 2;
     for (at, at_other, len) in found.into_iter().chain([(one.len(), other.len(), 0)]) {
         changed = join(changed, done.0..at);
         beside = join(beside, done.1..at_other);
         done = (at + len, at_other + len);
-        let last = at == one.len() && at_other == other.len();
+        let last = done == (one.len(), other.len());
         // Blanks alone between two changes are no more than noise.
         let noise = one[at..at + len].iter().all(|word| word.trim().is_empty());
-        if noise && !last && !(changed.is_empty() && beside.is_empty()) && done != (one.len(), other.len()) {
+        if noise && !last && !(changed.is_empty() && beside.is_empty()) {
             changed = join(changed, at..at + len);
             beside = join(beside, at_other..at_other + len);
             continue;
@@ -91,7 +97,7 @@ fn pieces(one: &[&str], ids: &Ids<'_>, other: &[&str], other_ids: &Ids<'_>) -> V
         push(&mut pieces, Of::Both, &one[at..at + len]);
         (changed, beside) = (done.0..done.0, done.1..done.1);
     }
-    pieces
+    (pieces, compared)
 }
 
 fn join(before: Range<usize>, after: Range<usize>) -> Range<usize> {
@@ -136,8 +142,4 @@ fn by_words(text: &str) -> Vec<&str> {
 
 fn by_lines(text: &str) -> Vec<&str> {
     text.split_inclusive('\n').collect()
-}
-
-fn by_nothing(text: &str) -> Vec<&str> {
-    if text.is_empty() { Vec::new() } else { vec![text] }
 }

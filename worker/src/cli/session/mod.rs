@@ -1,6 +1,7 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
 mod fork;
+mod diff;
 mod recover;
 mod resolve;
 mod show;
@@ -107,6 +108,8 @@ enum Verb {
     Wake { id: String },
     /// Say why a session is where it is, and what to do about it.
     Why { id: String },
+    /// Lay one session beside another one: what was called, what was kept, what was said. Exit status 8 when they differ.
+    Diff(diff::Args),
     /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
     Recover(recover::Args),
     /// Hold a session's caches against its logs. Exit status 8 when they differ.
@@ -137,6 +140,7 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Tree { id } => tree::tree(&store, &output, &id).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
+        Verb::Diff(args) => diff::diff(&store, &output, args).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,
         Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };

@@ -1,0 +1,340 @@
+//! The report as one page: no script, nothing fetched, light and dark, wide and narrow. Every text in it is escaped by
+//! the template, and what would act on the text around it (control and direction characters) is shown as an escape.
+
+use super::super::output::dollars;
+use super::super::printable::printable_lines;
+use super::text::{change, ends};
+use super::{range, time, value};
+use askama::Template;
+use wakeful_workflow::diff::{
+    Both, Level, Of, Part, Piece, Report, RequestMatch, Subject, Totals, TurnDiff, TurnView, ValueDifference,
+};
+
+/// Characters of a text that did not change, before and after; of one that did.
+const CONTEXT: usize = 400;
+const CHANGED: usize = 20_000;
+/// Turns of the map at the top, of a list of equal ones, and shown in full: a page must stay one that a browser opens.
+const MAPPED: usize = 2_000;
+const LISTED: usize = 200;
+const SHOWN: usize = 1_000;
+
+/// # Errors
+/// None that a report could bring about: the template writes into memory.
+pub(super) fn of(report: &Report) -> anyhow::Result<String> {
+    let page = Page {
+        title: format!("{} | {}", report.left.session_id, report.right.session_id),
+        verdict: report.verdict.as_str(),
+        equal: report.verdict == Level::Equal,
+        sides: [side("Left", &report.left), side("Right", &report.right)],
+        firsts: firsts(report),
+        map: report.turns.iter().take(MAPPED).map(mapped).collect(),
+        unmapped: report.turns.len().saturating_sub(MAPPED),
+        setup: report.setup.iter().map(|one| words(&one.what.replace('_', " "), &one.words)).collect(),
+        blocks: blocks(&report.turns),
+        unshown: report.turns.iter().filter(|turn| turn.level > Level::Equal).count().saturating_sub(SHOWN),
+        state: report.state.iter().map(changed).collect(),
+        totals: totals(&report.totals),
+        requests: format!(
+            "{} asked with the same bytes, {} with others, {} not known",
+            report.requests.equal, report.requests.differ, report.requests.unknown
+        ),
+    };
+    Ok(page.render()?)
+}
+
+#[derive(Template)]
+#[template(path = "diff.html")]
+struct Page {
+    title: String,
+    verdict: &'static str,
+    equal: bool,
+    sides: [SideView; 2],
+    firsts: Vec<First>,
+    map: Vec<Mapped>,
+    unmapped: usize,
+    setup: Vec<Texts>,
+    blocks: Vec<Block>,
+    /// Turns that differ and are not shown.
+    unshown: usize,
+    state: Vec<Texts>,
+    totals: Vec<Total>,
+    requests: String,
+}
+
+struct SideView {
+    name: &'static str,
+    session_id: String,
+    about: Vec<(&'static str, String)>,
+}
+
+struct First {
+    what: &'static str,
+    turn: usize,
+    sentence: String,
+}
+
+/// A turn on the map: its number, its level as a word and as a sign.
+struct Mapped {
+    turn: usize,
+    level: &'static str,
+    sign: &'static str,
+    other_bytes: bool,
+}
+
+enum Block {
+    Equal { name: String, turns: Vec<EqualTurn>, unlisted: usize },
+    Turn(Turn),
+}
+
+struct EqualTurn {
+    turn: usize,
+    said: String,
+    other_bytes: bool,
+}
+
+struct Turn {
+    turn: usize,
+    level: &'static str,
+    sign: &'static str,
+    request: &'static str,
+    sides: [Option<TurnSide>; 2],
+    parts: Vec<PartView>,
+    unlisted: usize,
+}
+
+struct TurnSide {
+    messages: String,
+    took: String,
+}
+
+struct PartView {
+    level: &'static str,
+    sentence: String,
+    texts: Vec<Texts>,
+}
+
+/// Two texts side by side.
+struct Texts {
+    name: String,
+    left: Vec<Run>,
+    right: Vec<Run>,
+}
+
+struct Run {
+    changed: bool,
+    text: String,
+}
+
+struct Total {
+    name: &'static str,
+    left: String,
+    right: String,
+    change: String,
+    /// Percent of the longer bar.
+    left_bar: i64,
+    right_bar: i64,
+}
+
+fn side(name: &'static str, one: &Subject) -> SideView {
+    SideView {
+        name,
+        session_id: safe(&one.session_id),
+        about: vec![
+            ("agent", safe(&one.agent)),
+            ("model", safe(&one.model)),
+            ("status", safe(&one.status)),
+            ("messages", one.messages.to_string()),
+            ("turns", one.turns.to_string()),
+        ],
+    }
+}
+
+fn firsts(report: &Report) -> Vec<First> {
+    let mut firsts = Vec::new();
+    for (what, divergence) in [
+        ("First divergence", &report.first_divergence),
+        ("First other tool call", &report.first_tool_divergence),
+    ] {
+        if let Some(divergence) = divergence {
+            firsts.push(First { what, turn: divergence.turn, sentence: safe(&divergence.what) });
+        }
+    }
+    firsts.dedup_by_key(|first| first.turn);
+    firsts
+}
+
+fn sign(level: Level) -> &'static str {
+    match level {
+        Level::Equal => "=",
+        Level::Prose => "~",
+        Level::State => "◆",
+        Level::Tools => "≠",
+    }
+}
+
+fn mapped(turn: &TurnDiff) -> Mapped {
+    Mapped {
+        turn: turn.turn,
+        level: turn.level.as_str(),
+        sign: sign(turn.level),
+        other_bytes: turn.request == RequestMatch::Differs,
+    }
+}
+
+fn blocks(turns: &[TurnDiff]) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let (mut at, mut shown) = (0, 0);
+    while at < turns.len() {
+        let equal = turns[at..].iter().take_while(|turn| turn.level == Level::Equal).count();
+        if equal > 0 {
+            let same = &turns[at..at + equal];
+            let name = if equal == 1 { "Turn" } else { "Turns" };
+            blocks.push(Block::Equal {
+                name: format!("{name} {}", range(same[0].turn as i64, same[equal - 1].turn as i64)),
+                turns: same.iter().take(LISTED).map(equal_turn).collect(),
+                unlisted: equal.saturating_sub(LISTED),
+            });
+            at += equal;
+        } else {
+            if shown < SHOWN {
+                blocks.push(Block::Turn(turn(&turns[at])));
+            }
+            shown += 1;
+            at += 1;
+        }
+    }
+    blocks
+}
+
+fn equal_turn(turn: &TurnDiff) -> EqualTurn {
+    let said = turn.left.as_ref().map_or_else(String::new, |view| {
+        let parts = [view.input.clone(), view.calls.join(", "), view.text.clone()];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" → ")
+    });
+    EqualTurn { turn: turn.turn, said: safe(&said), other_bytes: turn.request == RequestMatch::Differs }
+}
+
+fn turn(turn: &TurnDiff) -> Turn {
+    let side = |view: &Option<TurnView>| {
+        view.as_ref().map(|view| TurnSide {
+            messages: format!("messages {}", range(view.first_message, view.last_message)),
+            took: view.answer.as_ref().map_or_else(String::new, |answer| {
+                let usage = &answer.usage;
+                format!(
+                    "{} in, {} out, {}, {}",
+                    usage.input_tokens,
+                    usage.output_tokens,
+                    dollars(usage.cost_micros),
+                    answer.time_ms.map_or_else(|| "?".to_owned(), time)
+                )
+            }),
+        })
+    };
+    Turn {
+        turn: turn.turn,
+        level: turn.level.as_str(),
+        sign: sign(turn.level),
+        request: match turn.request {
+            RequestMatch::Equal => "asked with the same bytes",
+            RequestMatch::Differs => "asked with other bytes",
+            RequestMatch::Unknown => "",
+        },
+        sides: [side(&turn.left), side(&turn.right)],
+        parts: turn
+            .differences
+            .iter()
+            .map(|difference| PartView {
+                level: difference.level.as_str(),
+                sentence: safe(&difference.part.sentence()),
+                texts: texts(&difference.part, turn),
+            })
+            .collect(),
+        unlisted: turn.unlisted,
+    }
+}
+
+fn texts(part: &Part, turn: &TurnDiff) -> Vec<Texts> {
+    match part {
+        Part::Turn { on } => {
+            let view = turn.left.as_ref().or(turn.right.as_ref());
+            let said = view.map_or_else(Vec::new, |view| {
+                vec![
+                    ("said to the model", view.input.clone()),
+                    ("calls", view.calls.join(", ")),
+                    ("says", view.text.clone()),
+                ]
+            });
+            said.into_iter()
+                .filter(|(_, text)| !text.is_empty())
+                .map(|(name, text)| words(name, &[Piece { of: *on, text }]))
+                .collect()
+        }
+        Part::CallOnly { on, name, arguments } => {
+            vec![words(name, &[Piece { of: *on, text: format!("{arguments:#}") }])]
+        }
+        Part::Call { arguments: changes, .. } | Part::State { changes } => {
+            changes.iter().map(changed).collect()
+        }
+        Part::Result { words: pieces, details, .. } => {
+            let content = (!pieces.is_empty()).then(|| words("", pieces));
+            content.into_iter().chain(details.iter().map(changed)).collect()
+        }
+        Part::Input { words: pieces } | Part::Text { words: pieces } => vec![words("", pieces)],
+        Part::FinishReason { .. } | Part::Shape { .. } => Vec::new(),
+    }
+}
+
+fn changed(change: &ValueDifference) -> Texts {
+    if !change.words.is_empty() {
+        return words(&change.path, &change.words);
+    }
+    let left = Piece { of: Of::Left, text: value(change.left.as_ref()) };
+    let right = Piece { of: Of::Right, text: value(change.right.as_ref()) };
+    words(&change.path, &[left, right])
+}
+
+fn words(name: &str, pieces: &[Piece]) -> Texts {
+    let of = |side: Of| {
+        let own = pieces.iter().filter(|piece| piece.of == Of::Both || piece.of == side);
+        own.map(|piece| {
+            let most = if piece.of == Of::Both { CONTEXT } else { CHANGED };
+            Run { changed: piece.of != Of::Both, text: safe(&ends(&piece.text, most, CONTEXT)) }
+        })
+        .collect()
+    };
+    Texts { name: safe(name), left: of(Of::Left), right: of(Of::Right) }
+}
+
+fn totals(totals: &Both<Totals>) -> Vec<Total> {
+    let shown: [(&'static str, fn(&Totals) -> i64, fn(i64) -> String); 7] = [
+        ("answers", |of| of.turns, |n| n.to_string()),
+        ("tool calls", |of| of.tool_calls, |n| n.to_string()),
+        ("input tokens", |of| of.usage.input_tokens, |n| n.to_string()),
+        ("of them cached", |of| of.usage.cached_tokens, |n| n.to_string()),
+        ("output tokens", |of| of.usage.output_tokens, |n| n.to_string()),
+        ("cost", |of| of.usage.cost_micros, dollars),
+        ("time", |of| of.time_ms, time),
+    ];
+    let row = |(name, of, show): (&'static str, fn(&Totals) -> i64, fn(i64) -> String)| {
+        let (left, right) = (of(&totals.left), of(&totals.right));
+        let most = left.max(right).max(1) as f64;
+        let bar = |of: i64| (of.max(0) as f64 * 100.0 / most).round() as i64;
+        Total {
+            name,
+            left: show(left),
+            right: show(right),
+            change: change(left, right),
+            left_bar: bar(left),
+            right_bar: bar(right),
+        }
+    };
+    shown.into_iter().map(row).collect()
+}
+
+fn safe(text: &str) -> String {
+    printable_lines(text)
+}
+
+#[cfg(test)]
+#[path = "html_tests.rs"]
+mod tests;

@@ -1,0 +1,76 @@
+use super::*;
+use wakeful_workflow::diff::{Side, diff};
+use wakeful_workflow::record::{Block, Details, Record, Role};
+
+fn said(text: &str) -> Side {
+    let record = |number, role, text: &str| Record {
+        message_number: number,
+        run_id: "run_1".into(),
+        step_number: 1,
+        role,
+        content: vec![Block::Text { text: text.to_owned() }],
+        internal: false,
+        details: Details::default(),
+    };
+    Side {
+        session_id: text.into(),
+        agent: text.to_owned(),
+        model: text.to_owned(),
+        status: "completed".to_owned(),
+        system: text.to_owned(),
+        tools: Vec::new(),
+        seeds: Vec::new(),
+        records: vec![
+            record(2, Role::User, "Hi"),
+            record(3, Role::Assistant, text),
+            record(4, Role::User, "Bye"),
+        ],
+        state: [(text.to_owned(), text.into())].into_iter().collect(),
+        answers: std::collections::BTreeMap::new(),
+    }
+}
+
+#[test]
+fn hostile_text_does_nothing_in_a_page() {
+    let hostile = "</style></title><script>alert(1)</script><img src=x onerror='a()'>\" onload=\"b()\u{202e}\u{1b}[2J&amp;";
+    let page = of(&diff(&said(hostile), &said("harmless"))).unwrap();
+    // The only elements are the template's: whatever the text holds between angle brackets is text.
+    for opened in ["<script", "<img", "</title><", "onload=\"", "\u{202e}", "\u{1b}"] {
+        assert!(!page.contains(opened), "{opened:?}");
+    }
+    assert_eq!(page.matches("</style>").count(), 1);
+    assert!(page.contains("&#60;script&#62;") || page.contains("&lt;script&gt;"), "shown as it is");
+    assert!(page.contains("\\u{202e}"), "{page}");
+}
+
+#[test]
+fn a_page_needs_nothing_beside_it() {
+    let page = of(&diff(&said("one"), &said("two"))).unwrap();
+    for reference in ["http:", "https:", "//", "src=", "url(", "@import", "<link", "<script"] {
+        assert!(!page.contains(reference), "{reference:?}");
+    }
+    assert!(page.contains("default-src 'none'"));
+    assert!(page.contains("prefers-color-scheme: dark"));
+    assert!(page.contains("<del>one</del>") && page.contains("<ins>two</ins>"));
+}
+
+#[test]
+fn a_page_of_many_turns_stays_one_that_a_browser_opens() {
+    let long = |word: &str| {
+        let mut side = said(word);
+        let turn = side.records.split_off(1);
+        for number in 0..5_000 {
+            let mut next = turn.clone();
+            next[0].message_number = 10 + 2 * number;
+            next[1].message_number = 11 + 2 * number;
+            next[0].content = vec![Block::Text { text: format!("{word} {number} {}", "x".repeat(3_000)) }];
+            side.records.extend(next);
+        }
+        side
+    };
+    let report = diff(&long("one"), &long("two"));
+    assert!(report.turns.len() > 5_000);
+    let page = of(&report).unwrap();
+    assert!(page.len() < 20 << 20, "{} bytes", page.len());
+    assert!(page.contains("more turns differ"));
+}

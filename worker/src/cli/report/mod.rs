@@ -1,0 +1,107 @@
+//! What a comparison of two sessions found, for people and for programs: `session diff` and `replay` show it.
+
+mod html;
+mod text;
+
+use super::output::{Format, Output, printable};
+use super::{Exit, Usage};
+use anyhow::Context as _;
+use std::path::{Path, PathBuf};
+use wakeful_workflow::diff::{Level, Report};
+
+/// What makes a comparison fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FailOn {
+    /// Another tool was called, or the same one with other arguments.
+    Tools,
+    /// … or another state came of it, or a call failed on one side.
+    State,
+    /// … or anything else was said.
+    #[default]
+    Any,
+    /// … or the model was asked with other bytes.
+    Bytes,
+}
+
+impl FailOn {
+    /// Whether `report` fails by it.
+    pub(crate) fn fails(self, report: &Report) -> bool {
+        match self {
+            FailOn::Tools => report.verdict >= Level::Tools,
+            FailOn::State => report.verdict >= Level::State,
+            FailOn::Any => report.verdict >= Level::Prose,
+            FailOn::Bytes => report.verdict >= Level::Prose || report.requests.differ > 0,
+        }
+    }
+}
+
+/// The options of every command that shows a comparison.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct ReportArgs {
+    /// Write the report into FILE as well, as one HTML page that needs nothing beside it.
+    #[arg(long = "report", value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// What makes the command end with exit status 8.
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    pub(crate) fail_on: FailOn,
+    /// Show long texts whole.
+    #[arg(long)]
+    pub(crate) full: bool,
+}
+
+/// Prints `report`, writes its page if one was asked for, and says how the command ends.
+///
+/// # Errors
+/// When the page cannot be written or nobody reads stdout.
+pub(crate) fn tell(output: &Output, report: &Report, args: &ReportArgs) -> anyhow::Result<Exit> {
+    if let Some(file) = &args.file {
+        write_page(report, file)?;
+        if output.format() != Some(Format::Json) {
+            eprintln!("wrote {}", printable(&file.display().to_string()));
+        }
+    }
+    output.one(report, || text::of(output, report, args.full))?;
+    Ok(if args.fail_on.fails(report) { Exit::Divergence } else { Exit::Ok })
+}
+
+/// Writes the report as one page, whole or not at all.
+///
+/// # Errors
+/// When `file` cannot be written.
+pub(crate) fn write_page(report: &Report, file: &Path) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    let page = html::of(report)?;
+    let folder = match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(_) | None => Path::new("."),
+    };
+    if file.file_name().is_none() {
+        return Err(Usage(format!("{}: no name of a file", file.display())).into());
+    }
+    let written = || -> std::io::Result<()> {
+        let mut page_file = tempfile::NamedTempFile::new_in(folder)?;
+        page_file.write_all(page.as_bytes())?;
+        page_file.persist(file)?;
+        Ok(())
+    };
+    written().with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// `1.2 s`, `350 ms`.
+fn time(ms: i64) -> String {
+    match ms {
+        ms if ms.abs() < 1_000 => format!("{ms} ms"),
+        ms if ms.abs() < 120_000 => format!("{}.{} s", ms / 1_000, (ms.abs() % 1_000) / 100),
+        ms => format!("{} min", ms / 60_000),
+    }
+}
+
+/// `3–7`, or `3` where it is one.
+fn range(first: i64, last: i64) -> String {
+    if first == last { first.to_string() } else { format!("{first}–{last}") }
+}
+
+/// A value as it is shown: a text without quotes would not tell `1` from `"1"`.
+fn value(value: Option<&serde_json::Value>) -> String {
+    value.map_or_else(|| "nothing".to_owned(), serde_json::Value::to_string)
+}

@@ -1,0 +1,451 @@
+//! The report on a terminal: side by side where there is room for two columns, else one after the other.
+
+use super::super::output::{Column, Output, Table, Tone, count, dollars};
+use super::super::printable::printable_lines;
+use super::{range, time, value};
+use std::fmt::Write as _;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use wakeful_workflow::diff::{
+    Both, Difference, Divergence, Level, Of, Part, Piece, Report, RequestMatch, Totals, TurnDiff, TurnView,
+    ValueDifference,
+};
+
+/// Columns from which on two texts stand side by side.
+const WIDE: usize = 100;
+/// Characters of a text that did not change, beside what did.
+const CONTEXT: usize = 60;
+/// Characters of one that did.
+const CHANGED: usize = 600;
+const INDENT: usize = 6;
+
+pub(super) fn of(output: &Output, report: &Report, full: bool) -> String {
+    let mut text = Text { output, full, text: String::new() };
+    text.head(report);
+    text.setup(report);
+    text.turns(&report.turns);
+    text.state(&report.state);
+    text.totals(report);
+    text.text
+}
+
+struct Text<'a> {
+    output: &'a Output,
+    full: bool,
+    text: String,
+}
+
+/// A piece of a line in one tone. Its text does nothing any more.
+#[derive(Clone)]
+struct Span {
+    tone: Tone,
+    text: String,
+}
+
+fn span(tone: Tone, text: &str) -> Span {
+    Span { tone, text: printable_lines(text) }
+}
+
+impl Text<'_> {
+    fn line(&mut self, spans: &[Span]) {
+        for span in spans {
+            self.text.push_str(&self.output.paint(span.tone, &span.text));
+        }
+        self.text.push('\n');
+    }
+
+    fn head(&mut self, report: &Report) {
+        let verdict = match report.verdict {
+            Level::Equal => span(Tone::Good, "equal"),
+            level => span(Tone::Bad, &format!("differs: {}", level.as_str())),
+        };
+        self.line(&[verdict]);
+        for (name, one) in [("left ", &report.left), ("right", &report.right)] {
+            let about = format!(
+                "  {}, {}, {}, {} in {}",
+                one.agent,
+                one.model,
+                one.status,
+                count(one.messages as i64, "message"),
+                count(one.turns as i64, "turn")
+            );
+            self.line(&[
+                span(Tone::Faint, &format!("{name}  ")),
+                span(Tone::Head, &one.session_id),
+                span(Tone::Plain, &about),
+            ]);
+        }
+        for (what, divergence) in [
+            ("first divergence", &report.first_divergence),
+            ("first other tool call", &report.first_tool_divergence),
+        ] {
+            if let Some(divergence) = divergence
+                && (what == "first divergence" || report.first_divergence != report.first_tool_divergence)
+            {
+                self.line(&[
+                    span(Tone::Faint, &format!("{what}: ")),
+                    span(Tone::Bad, &format!("turn {}", divergence.turn)),
+                    span(Tone::Plain, &format!("{}: {}", messages(divergence), divergence.what)),
+                ]);
+            }
+        }
+    }
+
+    fn setup(&mut self, report: &Report) {
+        if report.setup.is_empty() {
+            return;
+        }
+        self.heading("Set up differently (this does not count)");
+        for difference in &report.setup {
+            self.line(&[span(Tone::Plain, &format!("  {}", difference.what.replace('_', " ")))]);
+            self.words(&difference.words);
+        }
+    }
+
+    fn turns(&mut self, turns: &[TurnDiff]) {
+        if turns.is_empty() {
+            return;
+        }
+        self.heading("Turns");
+        let mut at = 0;
+        while at < turns.len() {
+            let equal = turns[at..].iter().take_while(|turn| turn.level == Level::Equal).count();
+            if equal == 0 {
+                self.turn(&turns[at]);
+                at += 1;
+                continue;
+            }
+            let (first, last) = (&turns[at], &turns[at + equal - 1]);
+            let name = if equal == 1 { "turn " } else { "turns" };
+            let other_bytes =
+                turns[at..at + equal].iter().filter(|turn| turn.request == RequestMatch::Differs).count();
+            let note = if other_bytes == 0 {
+                String::new()
+            } else {
+                format!("  asked with other bytes: {other_bytes}")
+            };
+            let numbers = range(first.turn as i64, last.turn as i64);
+            self.line(&[
+                span(Tone::Plain, &format!("  {name} {numbers}  ")),
+                span(Tone::Good, "equal"),
+                span(Tone::Faint, &note),
+            ]);
+            at += equal;
+        }
+    }
+
+    fn turn(&mut self, turn: &TurnDiff) {
+        let numbers = |turn: &Option<TurnView>| {
+            turn.as_ref().map_or("none".to_owned(), |turn| range(turn.first_message, turn.last_message))
+        };
+        let mut about = format!("  messages {} | {}", numbers(&turn.left), numbers(&turn.right));
+        match turn.request {
+            RequestMatch::Equal => about.push_str(", asked with the same bytes"),
+            RequestMatch::Differs => about.push_str(", asked with other bytes"),
+            RequestMatch::Unknown => {}
+        }
+        let took = |turn: &Option<TurnView>| {
+            let answer = turn.as_ref()?.answer.as_ref()?;
+            let tokens = answer.usage.input_tokens.saturating_add(answer.usage.output_tokens);
+            Some(format!(
+                "{} {} {}",
+                count(tokens, "token"),
+                dollars(answer.usage.cost_micros),
+                answer.time_ms.map_or("?".to_owned(), time)
+            ))
+        };
+        if let (Some(left), Some(right)) = (took(&turn.left), took(&turn.right)) {
+            let _ = write!(about, "; {left} | {right}");
+        }
+        self.line(&[
+            span(Tone::Plain, &format!("  turn  {}  ", turn.turn)),
+            span(Tone::Bad, turn.level.as_str()),
+            span(Tone::Faint, &about),
+        ]);
+        for difference in &turn.differences {
+            self.difference(difference, turn);
+        }
+        if turn.unlisted > 0 {
+            self.line(&[span(Tone::Faint, &format!("    and {} more", turn.unlisted))]);
+        }
+    }
+
+    fn difference(&mut self, difference: &Difference, turn: &TurnDiff) {
+        let sentence = format!("    {}", difference.part.sentence());
+        match &difference.part {
+            Part::Turn { on } => {
+                self.line(&[span(Tone::Plain, &sentence)]);
+                let Some(view) = turn.left.as_ref().or(turn.right.as_ref()) else { return };
+                let mut said = Vec::new();
+                for (who, text) in
+                    [("in: ", &view.input), ("calls: ", &view.calls.join(", ")), ("says: ", &view.text)]
+                {
+                    if !text.is_empty() {
+                        said.push(format!("{who}{text}"));
+                    }
+                }
+                self.words(&[Piece { of: *on, text: said.join("\n") }]);
+            }
+            Part::CallOnly { on, name, arguments } => {
+                self.line(&[span(Tone::Plain, &sentence)]);
+                self.words(&[Piece { of: *on, text: format!("{name} {arguments}") }]);
+            }
+            Part::Call { arguments: changes, .. } | Part::State { changes } => {
+                self.line(&[span(Tone::Plain, &sentence)]);
+                self.changes(changes);
+            }
+            Part::Result { words, details, .. } => {
+                self.line(&[span(Tone::Plain, &sentence)]);
+                if !words.is_empty() {
+                    self.words(words);
+                }
+                self.changes(details);
+            }
+            Part::Input { words } | Part::Text { words } => {
+                self.line(&[span(Tone::Plain, &sentence)]);
+                self.words(words);
+            }
+            Part::FinishReason { .. } | Part::Shape { .. } => self.line(&[span(Tone::Plain, &sentence)]),
+        }
+    }
+
+    fn state(&mut self, changes: &[ValueDifference]) {
+        if !changes.is_empty() {
+            self.heading("State at the end");
+            self.changes(changes);
+        }
+    }
+
+    fn changes(&mut self, changes: &[ValueDifference]) {
+        for change in changes {
+            if !change.path.is_empty() {
+                self.line(&[span(Tone::Head, &format!("{:INDENT$}{}", "", change.path))]);
+            }
+            if change.words.is_empty() {
+                let left = Piece { of: Of::Left, text: value(change.left.as_ref()) };
+                let right = Piece { of: Of::Right, text: value(change.right.as_ref()) };
+                self.words(&[left, right]);
+            } else {
+                self.words(&change.words);
+            }
+        }
+    }
+
+    fn totals(&mut self, report: &Report) {
+        self.heading("Totals");
+        let mut table = Table::new(&[
+            Column::fixed(""),
+            Column::number("LEFT"),
+            Column::number("RIGHT"),
+            Column::number("CHANGE"),
+        ]);
+        let shown: [(&str, fn(&Totals) -> i64, fn(i64) -> String); 7] = [
+            ("answers", |of| of.turns, |n| n.to_string()),
+            ("tool calls", |of| of.tool_calls, |n| n.to_string()),
+            ("input tokens", |of| of.usage.input_tokens, |n| n.to_string()),
+            ("… cached", |of| of.usage.cached_tokens, |n| n.to_string()),
+            ("output tokens", |of| of.usage.output_tokens, |n| n.to_string()),
+            ("cost", |of| of.usage.cost_micros, dollars),
+            ("time", |of| of.time_ms, time),
+        ];
+        let Both { left, right } = &report.totals;
+        for (name, of, show) in shown {
+            let (one, other) = (of(left), of(right));
+            table.row([name.into(), show(one).into(), show(other).into(), change(one, other).into()]);
+        }
+        self.text.push_str(&self.output.aligned(&table, 2));
+        let requests = &report.requests;
+        let first =
+            requests.first_that_differs.map_or(String::new(), |turn| format!(" (the first in turn {turn})"));
+        self.line(&[span(
+            Tone::Plain,
+            &format!(
+                "  requests: {} with the same bytes, {} with others{first}, {} not known",
+                requests.equal, requests.differ, requests.unknown
+            ),
+        )]);
+    }
+
+    fn heading(&mut self, text: &str) {
+        self.text.push('\n');
+        self.line(&[span(Tone::Head, text)]);
+    }
+
+    /// The pieces of two texts, as there is room.
+    fn words(&mut self, pieces: &[Piece]) {
+        let pieces = self.shortened(pieces);
+        let width = self.output.width().map(usize::from);
+        let spans = |sides: &[Of]| -> Vec<Span> {
+            pieces.iter().filter(|piece| sides.contains(&piece.of)).map(marked).collect()
+        };
+        match width {
+            Some(width) if width >= WIDE => {
+                let column = (width - INDENT - 3) / 2;
+                let left = lay(&spans(&[Of::Both, Of::Left]), column);
+                let right = lay(&spans(&[Of::Both, Of::Right]), column);
+                for at in 0..left.len().max(right.len()) {
+                    let none = Vec::new();
+                    let (one, other) = (left.get(at).unwrap_or(&none), right.get(at).unwrap_or(&none));
+                    let taken: usize = one.iter().map(|span| span.text.width()).sum();
+                    let mut line = vec![Span { tone: Tone::Plain, text: " ".repeat(INDENT) }];
+                    line.extend(one.iter().cloned());
+                    line.push(Span {
+                        tone: Tone::Faint,
+                        text: format!("{:1$} │ ", "", column - taken.min(column)),
+                    });
+                    line.extend(other.iter().cloned());
+                    self.line(&line);
+                }
+            }
+            width => {
+                let room = width.map_or(usize::MAX, |width| width.saturating_sub(INDENT).max(20));
+                for spans in lay(&spans(&[Of::Both, Of::Left, Of::Right]), room) {
+                    let mut line = vec![Span { tone: Tone::Plain, text: " ".repeat(INDENT) }];
+                    line.extend(spans);
+                    self.line(&line);
+                }
+            }
+        }
+    }
+
+    /// What did not change is cut to what stands beside a change; what did, to a bound.
+    fn shortened(&self, pieces: &[Piece]) -> Vec<Piece> {
+        if self.full {
+            return pieces.to_vec();
+        }
+        let last = pieces.len().saturating_sub(1);
+        let cut = |(at, piece): (usize, &Piece)| {
+            let (head, tail) = match piece.of {
+                Of::Both if pieces.len() == 1 => (CHANGED, 0),
+                Of::Both => (if at == 0 { 0 } else { CONTEXT }, if at == last { 0 } else { CONTEXT }),
+                Of::Left | Of::Right => (CHANGED, CONTEXT),
+            };
+            Piece { of: piece.of, text: ends(&piece.text, head, tail) }
+        };
+        pieces.iter().enumerate().map(cut).collect()
+    }
+}
+
+/// The first `head` and the last `tail` characters of `text`.
+pub(super) fn ends(text: &str, head: usize, tail: usize) -> String {
+    let characters = text.chars().count();
+    if characters <= head + tail + 3 {
+        return text.to_owned();
+    }
+    let first: String = text.chars().take(head).collect();
+    let rest: String = text.chars().skip(characters - tail).collect();
+    format!("{first} … {rest}")
+}
+
+/// A piece with its marks: `[-left-]`, `{+right+}`. The colours say the same.
+fn marked(piece: &Piece) -> Span {
+    match piece.of {
+        Of::Both => span(Tone::Plain, &piece.text),
+        Of::Left => span(Tone::Bad, &format!("[-{}-]", piece.text)),
+        Of::Right => span(Tone::Good, &format!("{{+{}+}}", piece.text)),
+    }
+}
+
+fn messages(divergence: &Divergence) -> String {
+    match (divergence.left_message, divergence.right_message) {
+        (Some(left), Some(right)) if left == right => format!(" (from message {left})"),
+        (Some(left), Some(right)) => format!(" (from message {left} | {right})"),
+        (Some(left), None) => format!(" (from message {left} of the left)"),
+        (None, Some(right)) => format!(" (from message {right} of the right)"),
+        (None, None) => String::new(),
+    }
+}
+
+/// `+20 %` and the like.
+pub(super) fn change(left: i64, right: i64) -> String {
+    match (left, right) {
+        (left, right) if left == right => "=".to_owned(),
+        (0, _) => "new".to_owned(),
+        (left, right) => format!("{:+.0} %", (right as f64 - left as f64) * 100.0 / left as f64),
+    }
+}
+
+/// Lines of at most `width` columns, broken at blanks where there are any.
+fn lay(spans: &[Span], width: usize) -> Vec<Vec<Span>> {
+    let mut lines = vec![Vec::new()];
+    let mut taken = 0;
+    let put = |lines: &mut Vec<Vec<Span>>, tone: Tone, text: &str, fresh: bool| {
+        if fresh {
+            lines.push(Vec::new());
+        }
+        let line = lines.last_mut().expect("there is always a line");
+        match line.last_mut() {
+            Some(Span { tone: before, text: so_far }) if *before == tone => so_far.push_str(text),
+            Some(_) | None => line.push(Span { tone, text: text.to_owned() }),
+        }
+    };
+    for span in spans {
+        for (at, line) in span.text.split('\n').enumerate() {
+            if at > 0 {
+                put(&mut lines, span.tone, "", true);
+                taken = 0;
+            }
+            for word in line.split_inclusive(' ') {
+                let fits = taken + word.trim_end().width() <= width;
+                let mut rest = word;
+                let mut fresh = !fits && taken > 0;
+                if fresh {
+                    taken = 0;
+                }
+                // A word that is longer than a line is cut.
+                while rest.trim_end().width() > width {
+                    let mut columns = 0;
+                    let end = rest
+                        .char_indices()
+                        .find(|(_, c)| {
+                            columns += c.width().unwrap_or(0);
+                            columns > width
+                        })
+                        .map_or(rest.len(), |(at, c)| if at == 0 { c.len_utf8() } else { at });
+                    put(&mut lines, span.tone, &rest[..end], fresh);
+                    rest = &rest[end..];
+                    fresh = true;
+                    taken = 0;
+                }
+                put(&mut lines, span.tone, rest, fresh);
+                taken += rest.width();
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn laid(text: &str, width: usize) -> Vec<String> {
+        lay(&[span(Tone::Plain, text)], width)
+            .into_iter()
+            .map(|line| line.into_iter().map(|span| span.text).collect::<String>().trim_end().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn lines_are_broken_at_blanks_and_a_long_word_is_cut() {
+        assert_eq!(laid("to be or not", 5), ["to be", "or", "not"]);
+        assert_eq!(laid("a unbreakable b", 6), ["a", "unbrea", "kable", "b"]);
+        assert_eq!(laid("one\n\ntwo", 9), ["one", "", "two"]);
+        // Two columns each.
+        assert_eq!(laid("漢字漢字", 4), ["漢字", "漢字"]);
+        assert_eq!(laid("漢字", 1), ["漢", "字"]);
+    }
+
+    #[test]
+    fn a_change_is_a_part_of_what_was() {
+        assert_eq!(change(10, 12), "+20 %");
+        assert_eq!(change(10, 5), "-50 %");
+        assert_eq!(change(0, 5), "new");
+        assert_eq!(change(5, 5), "=");
+    }
+
+    #[test]
+    fn the_ends_of_a_long_text_are_kept() {
+        assert_eq!(ends("abcdefghijklmnop", 3, 2), "abc … op");
+        assert_eq!(ends("abcdefgh", 3, 2), "abcdefgh");
+    }
+}

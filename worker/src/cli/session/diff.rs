@@ -1,0 +1,23 @@
+//! `wakeful session diff`.
+
+use super::super::output::Output;
+use super::super::report::{self, ReportArgs};
+use super::Exit;
+use wakeful_store::Store;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The session on the left: the original, say.
+    #[arg(value_name = "LEFT")]
+    left: String,
+    /// The session that is held against it.
+    #[arg(value_name = "RIGHT")]
+    right: String,
+    #[command(flatten)]
+    report: ReportArgs,
+}
+
+pub(super) async fn diff(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
+    let (left, right) = (store.side(&args.left).await?, store.side(&args.right).await?);
+    report::tell(output, &wakeful_workflow::diff::diff(&left, &right), &args.report)
+}
