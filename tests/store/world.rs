@@ -317,6 +317,7 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         started_at: "2026-01-01T00:00:00+00:00".into(),
         repairs: 0,
         resumes: None,
+        prefill_bytes: None,
         reply: Reply {
             content,
             finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },

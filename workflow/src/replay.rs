@@ -177,7 +177,7 @@ fn is_input(record: &Record) -> bool {
 /// been given it: it is to be sent first.
 pub fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
     let beside = Beside::new(replay, rules, recording);
-    let next = beside.next()?;
+    let next = beside.next().filter(|_| rules.fed)?;
     (next.role == Role::User && beside.is_aligned()).then(|| Input::of(next))
 }
 

@@ -206,7 +206,7 @@ async fn replayed(
             session.policy.replay.context("a replay without a source")?.source_session_id
         }
         (None, _) if is_session(source) => source.into(),
-        (None, path) => SessionId::from(super::session::import_file(&ctx.store, path).await?),
+        (None, path) => SessionId::from(import_file(&ctx.store, path).await?),
     };
     let replayed = replay::run(ctx, &request, wish.args.fresh, observer).await?;
     let Replayed { session_id, resumed, end, moved, unrecorded } = replayed;
@@ -259,6 +259,11 @@ fn sha256_of(path: &Path) -> anyhow::Result<String> {
             read => sha256.update(&piece[..read]),
         }
     }
+}
+
+/// SCRATCH until the import is merged.
+async fn import_file(_: &wakeful_store::Store, _: &Path) -> anyhow::Result<String> {
+    anyhow::bail!("no import yet")
 }
 
 /// For people: the comparison, then what is to be known of the replay itself.

@@ -20,9 +20,6 @@ use wakeful_workflow::session::{Session, SessionStatus};
 /// News of a session may be missed: so often its row is looked at without any.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Tokens that a model takes whose configuration does not say it.
-const CONTEXT_WINDOW: u64 = 128_000;
-
 /// What is to be run again, and how.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -137,7 +134,7 @@ async fn resume(ctx: &Ctx, session_id: &str) -> anyhow::Result<()> {
 
 async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(String, Option<String>)> {
     let source = &request.source_session_id;
-    let recording = ctx.recordings.read(ctx, source).await?;
+    let recording = ctx.store.recording(source.as_str()).await?;
     let at = request.from_message.map_or(At::Start, At::Message);
     let session = &recording.session;
     // Only a message that waits for an answer begins a run; else the next one of the source does.
@@ -148,13 +145,9 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
         Some(model) => model.clone(),
         None => model_of(ctx, &recording).await?,
     };
-    let window = ctx.config.models.get(&model).and_then(|model| model.context_window);
     let fork = ForkRequest {
         purpose: Purpose::Replay,
-        model: Some(Model {
-            context_window: i32::try_from(window.unwrap_or(CONTEXT_WINDOW)).unwrap_or(i32::MAX),
-            id: model,
-        }),
+        model: Some(Model { context_window: ctx.config.context_window(&model), id: model }),
         system_prompt: request.system_prompt.clone().map(SystemPromptPatch::Replace),
         // Named in the replay's own policy, for the configuration here may have another agent of that name, or none.
         tools: session.prefix.as_ref().map(|prefix| prefix.tools.clone()),
@@ -163,6 +156,7 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
             source_session_id: source.clone(),
             // The fork writes down where it was cut.
             after_message_number: 0,
+            fed: true,
             answers: request.answers,
         }),
         runner: runner.to_owned(),

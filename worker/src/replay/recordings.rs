@@ -1,4 +1,4 @@
-//! The recordings that this process has read: a source is read once, and not at every step of its replay.
+//! The recordings that this process has read: a source is read once a replay, and not at every step of it.
 
 use crate::Ctx;
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use wakeful_workflow::session::Session;
 /// So many are kept. A further one is read again when it is asked for.
 const KEPT: usize = 16;
 
-/// Those that were read, the newest last.
+/// By the session that replays, the newest last: another replay of the same source may begin further on in it.
 #[derive(Default)]
 pub struct Recordings(Mutex<VecDeque<(SessionId, Arc<Recording>)>>);
 
@@ -22,7 +22,7 @@ pub struct Source {
 }
 
 impl Recordings {
-    /// The source of `session`; `None` for a session that replays nothing.
+    /// The source of `session`, as it was when this process first asked for it; `None` for a session that replays nothing.
     ///
     /// # Errors
     /// [`wakeful_store::Error`], among them that the source is not there.
@@ -30,26 +30,18 @@ impl Recordings {
         let Some(rules) = session.policy.replay.clone() else {
             return Ok(None);
         };
-        let recording = self.read(ctx, &rules.source_session_id).await?;
-        Ok(Some(Source { rules, recording }))
-    }
-
-    /// The recording of a session, as it was when this process first asked for it.
-    ///
-    /// # Errors
-    /// Those of [`wakeful_store::Store::recording`].
-    pub async fn read(&self, ctx: &Ctx, source: &SessionId) -> wakeful_store::Result<Arc<Recording>> {
-        let kept = self.kept().iter().find(|(id, _)| id == source).map(|(_, one)| Arc::clone(one));
+        let kept =
+            self.kept().iter().find(|(id, _)| *id == session.session_id).map(|(_, one)| Arc::clone(one));
         if let Some(recording) = kept {
-            return Ok(recording);
+            return Ok(Some(Source { rules, recording }));
         }
-        let read = Arc::new(ctx.store.recording(source.as_str()).await?);
+        let recording = Arc::new(ctx.store.recording(rules.source_session_id.as_str()).await?);
         let mut kept = self.kept();
-        kept.push_back((source.clone(), Arc::clone(&read)));
+        kept.push_back((session.session_id.clone(), Arc::clone(&recording)));
         if kept.len() > KEPT {
             kept.pop_front();
         }
-        Ok(read)
+        Ok(Some(Source { rules, recording }))
     }
 
     fn kept(&self) -> std::sync::MutexGuard<'_, VecDeque<(SessionId, Arc<Recording>)>> {

@@ -6,7 +6,12 @@ use serde_json::json;
 const CUT: i64 = 1;
 
 fn rules() -> Replay {
-    Replay { source_session_id: "sess_0".into(), after_message_number: CUT, answers: Answers::Recorded }
+    Replay {
+        source_session_id: "sess_0".into(),
+        after_message_number: CUT,
+        fed: true,
+        answers: Answers::Recorded,
+    }
 }
 
 fn text(text: &str) -> Vec<Block> {

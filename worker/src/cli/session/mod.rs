@@ -1,7 +1,7 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
-mod fork;
 mod diff;
+mod fork;
 mod recover;
 mod resolve;
 mod show;
