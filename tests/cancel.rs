@@ -6,7 +6,7 @@ use crate::support::world::wake;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::policy::SessionPolicy;
 
 /// Says the tool call that the user names, mails when told to, and else repeats the last message.
@@ -270,11 +270,13 @@ async fn beside(store: &wakeful::store::Store, trigger_id: &str, text: &str) -> 
         conversation_id: "default/c1".to_owned(),
         trigger_type: "test".to_owned(),
         trigger_id: trigger_id.to_owned(),
+        continues: Continues::Trigger,
         agent: "default".to_owned(),
         model_id: "openai/test".to_owned(),
         model_context_window: 128_000,
         tools: crate::support::world::tools(),
         policy: SessionPolicy::default(),
+        repository_id: None,
         seeds: vec![],
     };
     let message = NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None };

@@ -26,6 +26,12 @@ pub enum Error {
     /// The schema is not the one that this binary was built for.
     #[error("{0}")]
     Schema(String),
+    /// A bundle that is not taken. Nothing of it was written.
+    #[error("the bundle is refused: {0}")]
+    Bundle(#[from] wakeful_workflow::bundle::Refused),
+    /// A file that cannot be read or written.
+    #[error("{path}: {source}")]
+    File { path: String, source: std::io::Error },
     /// A stored row does not read as what it must be.
     #[error("corrupt {what}: {reason}")]
     Corrupt { what: &'static str, reason: String },
@@ -50,6 +56,8 @@ impl Error {
             | Error::KeyReused { .. }
             | Error::InboxFull { .. }
             | Error::Schema(_)
+            | Error::Bundle(_)
+            | Error::File { .. }
             | Error::Corrupt { .. } => None,
         }
     }

@@ -151,8 +151,8 @@ impl ForkRequest {
         Ok(hex::encode(sha2::Sha256::digest(crate::step::to_json(&asked)?.as_bytes())))
     }
 
-    /// The child's own rules.
-    fn policy(&self, parent: SessionPolicy, cut: &Cut) -> SessionPolicy {
+    /// The child's own rules: its parent's, with what is asked for above them. It replies as its parent does.
+    fn policy(&self, parent: SessionPolicy, trigger_type: &str, cut: &Cut) -> SessionPolicy {
         SessionPolicy {
             model: self.model.as_ref().map(|model| model.id.clone()).or(parent.model),
             tools: self
@@ -165,6 +165,7 @@ impl ForkRequest {
                 .replay
                 .clone()
                 .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
+            replies_as: Some(parent.replies_as.unwrap_or_else(|| trigger_type.to_owned())),
             other: parent.other,
         }
     }

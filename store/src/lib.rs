@@ -2,13 +2,13 @@
 //!
 //! | to | read |
 //! |---|---|
-//! | start or wake a session | [`wake`], [`run`] |
+//! | start or wake a session, or begin anew | [`wake`], [`create`], [`run`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | say what became of an uncertain effect | [`resolve`] |
 //! | read what a replay runs again, and find one that was begun | [`replay`] |
 //! | archive or terminate one | [`retire`] |
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
-//! | rebuild one from the database | [`hydrate`] |
+//! | rebuild one from the database, or read some of its messages | [`hydrate`], [`record`] |
 //! | commit what a step did | [`step`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
 //! | hold the caches against the logs | [`verify`] |
@@ -17,27 +17,33 @@
 //! | send what a step enqueued | [`delivery`] |
 //! | hand out work | [`queue`] |
 //! | know whether it takes writes | [`readiness`] |
-//! | show sessions to people | [`session`], [`event`], [`standing`] |
+//! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
 //! | lay two of them side by side | [`side`] |
+//! | carry a session to another database | [`export`], [`import`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
 //! Locks are taken in one order everywhere: conversation, session, job. A statement sees one snapshot, and after
 //! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
 //! decide a race.
 
+pub mod chain;
+pub mod create;
 pub mod delivery;
 pub mod diagnosis;
 pub mod error;
 pub mod event;
+pub mod export;
 pub mod failpoint;
 pub mod fork;
 pub mod generation;
 pub mod heal;
 pub mod hydrate;
+pub mod import;
 pub mod journal;
 pub mod ledger;
 pub mod queue;
 pub mod readiness;
+pub mod record;
 pub mod replay;
 pub mod resolve;
 pub mod retire;

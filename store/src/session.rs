@@ -1,10 +1,17 @@
 //! Sessions as people see them: rows, messages and steps for the API and the command line.
 
+mod parts;
+
+pub use parts::{CallView, DeliveryView, MessageView, RunView, StepView};
+
+use crate::chain::shown;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Value, json};
-use wakeful_workflow::record::{Block, text_of};
+use wakeful_workflow::record::{Block, Usage};
+use wakeful_workflow::session::{DebugMeta, Totals};
+use wakeful_workflow::trigger::TriggerSource;
 
 /// A session's row as it is shown.
 #[derive(Clone, Debug, Serialize)]
@@ -12,13 +19,33 @@ pub struct SessionSummary {
     pub session_id: String,
     /// As the API gives it: without the space.
     pub conversation_id: String,
+    /// What the conversation was forked from, and after which of its messages.
+    pub parent_conversation_id: Option<String>,
+    pub forked_at_message_number: Option<i64>,
+    pub parent_session_id: Option<String>,
+    pub forked_from_message_id: Option<String>,
+    /// The organisation.
     pub space_id: String,
     pub mailbox_id: String,
     pub trigger_type: String,
+    pub trigger_id: String,
+    pub trigger_source: TriggerSource,
+    pub repository_id: Option<String>,
     pub agent: String,
     pub model_id: String,
+    pub model_context_window: i32,
+    pub tool_names: Vec<String>,
+    pub policy: Value,
+    /// Hash of what every request begins with. `None` in sessions of before it was pinned.
+    pub prefix_sha256: Option<String>,
     pub status: String,
     pub cancel_requested: bool,
+    pub seed_message_count: i32,
+    /// The conversation's last number before this session's first message.
+    pub base_message_number: i64,
+    /// How far its messages go, an unfinished step's included.
+    pub last_message_number: i64,
+    /// The high-water mark: how far its committed steps go.
     pub to_message_number: i64,
     pub total_turns: i32,
     pub total_input_tokens: i64,
@@ -26,6 +53,8 @@ pub struct SessionSummary {
     pub total_cached_tokens: i64,
     pub total_cost_cents: i32,
     pub total_cost_micros: i64,
+    /// What the totals come to.
+    pub debug_meta: DebugMeta,
     pub state: Value,
     pub started_at: DateTime<Utc>,
     pub completed_at: Option<DateTime<Utc>>,
@@ -34,57 +63,6 @@ pub struct SessionSummary {
     pub question: Option<String>,
     /// The step job's row: who holds it, and what it last failed of.
     pub job: Option<Value>,
-}
-
-/// One message as it is shown.
-#[derive(Clone, Debug, Serialize)]
-pub struct MessageView {
-    pub message_number: i64,
-    pub message_id: String,
-    pub run_id: String,
-    pub step_number: i64,
-    pub role: String,
-    pub text: String,
-    pub content: Value,
-    pub internal: bool,
-    pub created_at: DateTime<Utc>,
-}
-
-/// One committed step as it is shown.
-#[derive(Clone, Debug, Serialize)]
-pub struct StepView {
-    pub step_number: i64,
-    pub run_id: String,
-    pub from_message_number: i64,
-    pub to_message_number: i64,
-    pub finish_reason: String,
-    pub usage: Value,
-    pub executed_local_tool_count: i32,
-    pub attempt: i32,
-    pub worker_id: String,
-    pub started_at: DateTime<Utc>,
-    pub committed_at: DateTime<Utc>,
-}
-
-/// One effect as it is shown: a ledger row or a delivery.
-#[derive(Clone, Debug, Serialize)]
-pub struct CallView {
-    pub call_id: String,
-    pub name: String,
-    pub effect: String,
-    pub status: String,
-    pub attempts: i32,
-}
-
-/// One outgoing message as it is shown.
-#[derive(Clone, Debug, Serialize)]
-pub struct DeliveryView {
-    pub delivery_id: String,
-    pub channel: String,
-    pub status: String,
-    pub attempt: i32,
-    pub last_error: Option<String>,
-    pub receipt: Option<Value>,
 }
 
 /// Which sessions to list.
@@ -108,6 +86,12 @@ impl Store {
         self.summaries(filter, None).await
     }
 
+    /// These sessions, those that exist.
+    pub(crate) async fn sessions_by_id(&self, ids: &[String]) -> Result<Vec<SessionSummary>> {
+        let filter = SessionFilter { limit: ids.len() as i64, ..SessionFilter::default() };
+        self.summaries(&filter, Some(ids)).await
+    }
+
     /// One session.
     ///
     /// # Errors
@@ -115,26 +99,27 @@ impl Store {
     pub async fn session(&self, space_id: Option<&str>, session_id: &str) -> Result<SessionSummary> {
         let filter =
             SessionFilter { space_id: space_id.map(str::to_owned), limit: 1, ..SessionFilter::default() };
-        let mut found = self.summaries(&filter, Some(session_id)).await?;
+        let mut found = self.summaries(&filter, Some(&[session_id.to_owned()])).await?;
         found.pop().ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })
     }
 
-    async fn summaries(
-        &self,
-        filter: &SessionFilter,
-        session_id: Option<&str>,
-    ) -> Result<Vec<SessionSummary>> {
+    async fn summaries(&self, filter: &SessionFilter, ids: Option<&[String]>) -> Result<Vec<SessionSummary>> {
         let rows = sqlx::query!(
             r#"
-            select s.session_id, s.conversation_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.model_id,
-                s.status, s.cancel_requested, s.to_message_number, s.total_turns, s.total_input_tokens,
-                s.total_output_tokens, s.total_cached_tokens, s.total_cost_cents as "total_cost_cents!",
+            select s.session_id, s.conversation_id, c.parent_conversation_id as "parent_conversation_id?",
+                c.forked_at_message_number as "forked_at_message_number?", s.parent_session_id,
+                s.forked_from_message_id, s.space_id, s.mailbox_id, s.trigger_type, s.trigger_id, s.repository_id,
+                s.agent, s.model_id, s.model_context_window, s.tool_names, s.policy, s.prefix_sha256, s.status,
+                s.cancel_requested, s.seed_message_count, s.base_message_number, s.last_message_number,
+                s.to_message_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
+                s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_cents as "total_cost_cents!",
                 s.total_cost_micros, s.state, s.started_at, s.completed_at, s.error,
                 q.content::text as "asked?", q.call_id as "asked_by?",
                 case when j.job_id is not null then json_build_object(
                     'step_number', j.step_number, 'attempt', j.attempt, 'stuck', j.stuck, 'worker_id', j.worker_id,
                     'leased', j.lease is not null, 'run_at', j.run_at, 'last_error', j.last_error) end as job
             from conversation_sessions s
+            left join conversation_counters c on c.conversation_id = s.conversation_id
             left join jobs j on j.kind = 'step' and j.session_id = s.session_id
             left join lateral (
                 select r.content, c.call_id
@@ -148,7 +133,7 @@ impl Store {
                 and ($2::text is null or s.status = $2)
                 and ($3::text is null or s.conversation_id = $3)
                 and ($4::text is null or s.session_id < $4)
-                and ($5::text is null or s.session_id = $5)
+                and ($5::text[] is null or s.session_id = any ($5))
             order by s.session_id desc
             limit $6
             "#,
@@ -156,7 +141,7 @@ impl Store {
             filter.status,
             filter.conversation_id,
             filter.before,
-            session_id,
+            ids,
             filter.limit
         )
         .fetch_all(&self.pool)
@@ -167,19 +152,40 @@ impl Store {
                     (Some(content), Some(call_id)) => question(content, call_id)?,
                     (_, _) => None,
                 };
+                let totals = Totals {
+                    turns: row.total_turns.into(),
+                    usage: Usage {
+                        input_tokens: row.total_input_tokens,
+                        output_tokens: row.total_output_tokens,
+                        cached_tokens: row.total_cached_tokens,
+                        cache_write_tokens: row.total_cache_write_tokens,
+                        cost_micros: row.total_cost_micros,
+                    },
+                };
                 Ok(SessionSummary {
                     session_id: row.session_id,
-                    conversation_id: row
-                        .conversation_id
-                        .split_once('/')
-                        .map_or(row.conversation_id.clone(), |(_, id)| id.to_owned()),
+                    conversation_id: shown(&row.conversation_id).to_owned(),
+                    parent_conversation_id: row.parent_conversation_id.map(|id| shown(&id).to_owned()),
+                    forked_at_message_number: row.forked_at_message_number,
+                    parent_session_id: row.parent_session_id,
+                    forked_from_message_id: row.forked_from_message_id,
                     space_id: row.space_id,
                     mailbox_id: row.mailbox_id,
+                    trigger_source: TriggerSource::of(&row.trigger_type),
                     trigger_type: row.trigger_type,
+                    trigger_id: row.trigger_id,
+                    repository_id: row.repository_id,
                     agent: row.agent,
                     model_id: row.model_id,
+                    model_context_window: row.model_context_window,
+                    tool_names: row.tool_names.unwrap_or_default(),
+                    policy: row.policy.unwrap_or_else(|| json!({})),
+                    prefix_sha256: row.prefix_sha256,
                     status: row.status,
                     cancel_requested: row.cancel_requested,
+                    seed_message_count: row.seed_message_count,
+                    base_message_number: row.base_message_number,
+                    last_message_number: row.last_message_number,
                     to_message_number: row.to_message_number,
                     total_turns: row.total_turns,
                     total_input_tokens: row.total_input_tokens,
@@ -187,6 +193,7 @@ impl Store {
                     total_cached_tokens: row.total_cached_tokens,
                     total_cost_cents: row.total_cost_cents,
                     total_cost_micros: row.total_cost_micros,
+                    debug_meta: DebugMeta::of(&totals),
                     state: row.state,
                     started_at: row.started_at,
                     completed_at: row.completed_at,
@@ -196,128 +203,6 @@ impl Store {
                 })
             })
             .collect()
-    }
-
-    /// The newest `limit` messages below `before`, oldest first.
-    ///
-    /// # Errors
-    /// [`Error::Database`], [`Error::Corrupt`].
-    pub async fn messages(
-        &self,
-        session_id: &str,
-        before: Option<i64>,
-        limit: i64,
-    ) -> Result<Vec<MessageView>> {
-        let rows = sqlx::query!(
-            r#"
-            select message_number, message_id, run_id, step_number, role, content::text as "content!", internal,
-                created_at
-            from conversation_records
-            where session_id = $1 and ($2::bigint is null or message_number < $2)
-            order by message_number desc
-            limit $3
-            "#,
-            session_id,
-            before,
-            limit
-        )
-        .fetch_all(&self.pool)
-        .await?;
-        rows.into_iter()
-            .rev()
-            .map(|row| {
-                let blocks: Vec<Block> = crate::hydrate::from_text("message", &row.content)?;
-                Ok(MessageView {
-                    message_number: row.message_number,
-                    message_id: row.message_id,
-                    run_id: row.run_id,
-                    step_number: row.step_number,
-                    role: row.role,
-                    text: text_of(&blocks),
-                    content: crate::hydrate::from_text("message", &row.content)?,
-                    internal: row.internal,
-                    created_at: row.created_at,
-                })
-            })
-            .collect()
-    }
-
-    /// The newest `limit` steps below `before`, oldest first.
-    ///
-    /// # Errors
-    /// [`Error::Database`].
-    pub async fn steps(&self, session_id: &str, before: Option<i64>, limit: i64) -> Result<Vec<StepView>> {
-        let rows = sqlx::query!(
-            "select step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
-                output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
-                worker_id, started_at, committed_at
-            from session_steps
-            where session_id = $1 and ($2::bigint is null or step_number < $2)
-            order by step_number desc
-            limit $3",
-            session_id,
-            before,
-            limit
-        )
-        .fetch_all(&self.pool)
-        .await?;
-        Ok(rows
-            .into_iter()
-            .rev()
-            .map(|row| StepView {
-                step_number: row.step_number,
-                run_id: row.run_id,
-                from_message_number: row.from_message_number,
-                to_message_number: row.to_message_number,
-                finish_reason: row.finish_reason,
-                usage: json!({
-                    "input_tokens": row.input_tokens,
-                    "output_tokens": row.output_tokens,
-                    "cached_tokens": row.cached_tokens,
-                    "cache_write_tokens": row.cache_write_tokens,
-                    "cost_micros": row.cost_micros,
-                }),
-                executed_local_tool_count: row.executed_local_tool_count,
-                attempt: row.attempt,
-                worker_id: row.worker_id,
-                started_at: row.started_at,
-                committed_at: row.committed_at,
-            })
-            .collect())
-    }
-
-    /// The session's ledger, in the order in which the calls were asked for.
-    ///
-    /// # Errors
-    /// [`Error::Database`].
-    pub async fn calls(&self, session_id: &str) -> Result<Vec<CallView>> {
-        Ok(sqlx::query_as!(
-            CallView,
-            "select call_id, name, effect, status, attempts from tool_calls
-            where session_id = $1
-            order by message_number, call_id
-            limit 1000",
-            session_id
-        )
-        .fetch_all(&self.pool)
-        .await?)
-    }
-
-    /// The session's outgoing messages, in the order in which they are sent.
-    ///
-    /// # Errors
-    /// [`Error::Database`].
-    pub async fn deliveries(&self, session_id: &str) -> Result<Vec<DeliveryView>> {
-        Ok(sqlx::query_as!(
-            DeliveryView,
-            r#"select delivery_id, channel, status, attempt, last_error, receipt from deliveries
-            where session_id = $1
-            order by ordinal
-            limit 1000"#,
-            session_id
-        )
-        .fetch_all(&self.pool)
-        .await?)
     }
 
     /// How many sessions there are in each status.

@@ -3,6 +3,7 @@
 //! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
 //! agent. Looked up first, a duplicate gets the first answer and changes nothing.
 
+use crate::create::find_or_create;
 use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
@@ -17,7 +18,17 @@ use wakeful_workflow::session::{Seed, SessionStatus};
 /// At most so many messages may wait in one session.
 pub const INBOX_LIMIT: i64 = 1000;
 
-/// What a session is made of when its trigger comes for the first time.
+/// Which session a trigger goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Continues {
+    /// The one that the same trigger made before: an email or a schedule's firing has a session to itself.
+    Trigger,
+    /// The latest of its conversation, whatever made that one: a chat goes on where it was left, or forked to, or begun
+    /// anew.
+    Conversation,
+}
+
+/// What a session is made of, where there is none to go on with.
 #[derive(Clone, Debug)]
 pub struct NewSession {
     pub space_id: String,
@@ -25,14 +36,17 @@ pub struct NewSession {
     /// As it is stored: `space/id`.
     pub conversation_id: String,
     pub trigger_type: String,
-    /// With the three above the key: the same trigger again finds this session.
+    /// With space, mailbox and type unique: the same trigger again finds this session.
     pub trigger_id: String,
+    pub continues: Continues,
     pub agent: String,
     pub model_id: String,
     pub model_context_window: i32,
     /// The tools as its model is told of them: pinned, with the system prompt among the seeds.
     pub tools: Vec<ToolDefinition>,
     pub policy: SessionPolicy,
+    /// The repository that the work is about, if it is about one.
+    pub repository_id: Option<String>,
     /// What the model sees before the first message, rendered.
     pub seeds: Vec<Seed>,
 }
@@ -91,8 +105,8 @@ impl Delivered {
 }
 
 impl Store {
-    /// Takes a message: creates the session when its trigger is new, and wakes it. One transaction; when this returns,
-    /// the message is durable.
+    /// Takes a message: creates the session when there is none to go on with, and wakes it. One transaction; when this
+    /// returns, the message is durable.
     ///
     /// # Errors
     /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
@@ -104,7 +118,7 @@ impl Store {
 
     async fn try_wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.pool.begin().await?;
-        let session = find_or_create(&mut tx, new).await?;
+        let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         let woken = deliver(&mut tx, session, message).await?;
         failpoint("K1");
         tx.commit().await?;
@@ -219,81 +233,6 @@ impl Store {
         tx.commit().await?;
         Ok(run_id)
     }
-}
-
-/// Session row, seeds and first journal entry, or the session that this trigger made before. Locks it.
-async fn find_or_create(tx: &mut PgConnection, new: &NewSession) -> Result<Locked> {
-    // The first session's seeds take the conversation's first numbers.
-    sqlx::query!(
-        "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
-        values ($1, $2, $3, $4)
-        on conflict (conversation_id) do nothing",
-        new.conversation_id,
-        new.space_id,
-        new.mailbox_id,
-        new.seeds.len() as i64
-    )
-    .execute(&mut *tx)
-    .await?;
-    run::lock_conversation(tx, &new.conversation_id).await?;
-    let existing = sqlx::query_scalar!(
-        "select session_id from conversation_sessions
-        where space_id = $1 and mailbox_id = $2 and trigger_type = $3 and trigger_id = $4",
-        new.space_id,
-        new.mailbox_id,
-        new.trigger_type,
-        new.trigger_id
-    )
-    .fetch_optional(&mut *tx)
-    .await?;
-    if let Some(session_id) = existing {
-        return run::lock_session(tx, &session_id).await;
-    }
-    let session_id = new_id("sess");
-    let prefix = Prefix::new(&new.seeds, new.tools.clone());
-    let prefix_sha256 = pin(&mut *tx, &prefix).await?;
-    let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
-    let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
-    sqlx::query!(
-        "insert into conversation_sessions
-            (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
-             model_context_window, status, policy, tool_names, seed_message_count, prefix_sha256)
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'created', $10, $11, $12, $13)",
-        session_id,
-        new.conversation_id,
-        new.space_id,
-        new.mailbox_id,
-        new.trigger_type,
-        new.trigger_id,
-        new.agent,
-        new.model_id,
-        new.model_context_window,
-        policy,
-        &tool_names as &[&str],
-        new.seeds.len() as i32,
-        prefix_sha256
-    )
-    .execute(&mut *tx)
-    .await?;
-    failpoint("K4");
-    let (mut roles, mut contents, mut news) = (vec![], vec![], vec![]);
-    for seed in &new.seeds {
-        roles.push(seed.role.as_str());
-        contents.push(seed.content.as_str());
-        news.push(seed.is_new);
-    }
-    sqlx::query!(
-        "insert into session_seed_messages (session_id, ordinal, role, content, is_new)
-        select $1, seed.ordinal - 1, seed.role, seed.content, seed.is_new
-        from unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)",
-        session_id,
-        &roles as &[&str],
-        &contents as &[&str],
-        &news
-    )
-    .execute(&mut *tx)
-    .await?;
-    run::lock_session(tx, &session_id).await
 }
 
 /// Keeps a session's prefix under its hash, which it gives. Sessions that begin alike share it.

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use wakeful::store::Store;
 use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
-use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::advance::{Next, Outcome, StepResult, Transition, advance};
 use wakeful::workflow::agent::Policy;
 use wakeful::workflow::derive::StateUpdate;
@@ -138,11 +138,13 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
             conversation_id: format!("bench/{number}"),
             trigger_type: "chat".into(),
             trigger_id: number.to_string(),
+            continues: Continues::Trigger,
             agent: "assistant".into(),
             model_id: "scripted/bench".into(),
             model_context_window: 200_000,
             tools: Vec::new(),
             policy: SessionPolicy::default(),
+            repository_id: None,
             seeds: Vec::new(),
         };
         let message = NewMessage { client_key: None, text: text(200), sender: None, trace_context: None };

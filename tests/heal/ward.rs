@@ -6,7 +6,7 @@ use serde_json::json;
 use sqlx::AssertSqlSafe;
 use wakeful::store::Store;
 use wakeful::store::heal::{Cursor, Healed};
-use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::policy::SessionPolicy;
 
 /// A database that a test spoils, and the processes that meet there.
@@ -52,11 +52,13 @@ impl Ward {
             conversation_id: "default/c1".to_owned(),
             trigger_type: "test".to_owned(),
             trigger_id: trigger_id.to_owned(),
+            continues: Continues::Trigger,
             agent: "default".to_owned(),
             model_id: "openai/test".to_owned(),
             model_context_window: 128_000,
             tools: crate::support::world::tools(),
             policy: SessionPolicy::default(),
+            repository_id: None,
             seeds: vec![],
         };
         self.store.wake(&new, &message(text)).await.unwrap().session_id

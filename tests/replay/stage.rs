@@ -165,20 +165,15 @@ impl Stage {
         Told { status, json, output: process.output(), log: process.log() }
     }
 
-    /// Begins a replay that a failpoint kills, and gives its session's id.
-    pub async fn killed_replay(&self, failpoint: &str, args: &[&str]) -> String {
+    /// Begins a replay, or goes on with one, that a failpoint kills. Gives its session's id, if there is one by then.
+    pub async fn killed_replay(&self, failpoint: &str, args: &[&str]) -> Option<String> {
         let mut options = self.world.options.clone().env("FAILPOINTS", failpoint);
         options.args = ["replay", &self.world.session_id, "-o", "json"].map(str::to_owned).to_vec();
         options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
         let (status, process) = options.spawn(&self.world.database.url).ended().await;
         assert_eq!(status.code(), None, "{failpoint} kills it: {}\n{}", process.output(), process.log());
-        self.world
-            .database
-            .value(
-                "select session_id from conversation_sessions where parent_session_id = $1",
-                &self.world.session_id,
-            )
-            .await
+        let fork = "select max(session_id) from conversation_sessions where parent_session_id = $1";
+        self.world.database.value(fork, &self.world.session_id).await
     }
 
     /// Nothing was sent or written for the replay, and its source is what it was.

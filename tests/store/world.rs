@@ -15,7 +15,7 @@ use wakeful::store::delivery::{Settled, Terms};
 use wakeful::store::generation::NewGeneration;
 use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
-use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::store::{Store, new_id};
 use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
 use wakeful::workflow::agent::{Policy, ToolDefinition};
@@ -263,11 +263,13 @@ pub(super) fn new_session(conversation: &str, trigger: &str) -> NewSession {
         conversation_id: format!("default/{conversation}"),
         trigger_type: "chat".into(),
         trigger_id: trigger.into(),
+        continues: Continues::Trigger,
         agent: "default".into(),
         model_id: "test/test".into(),
         model_context_window: 1000,
         tools: vec![reserve()],
         policy: SessionPolicy::default(),
+        repository_id: None,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".into(), is_new: true }],
     }
 }

@@ -3,7 +3,7 @@
 use super::{Answer, Client, Database, ModelServer, Options, Process, checker, checker::Traces, eventually};
 use serde_json::json;
 use wakeful::store::Store;
-use wakeful::store::wake::{NewMessage, NewSession};
+use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::tool::registry::Registry;
 use wakeful::workflow::agent::ToolDefinition;
 use wakeful::workflow::effect::Effect;
@@ -113,11 +113,13 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
         conversation_id: format!("default/{conversation}"),
         trigger_type: "chat".to_owned(),
         trigger_id: conversation.to_owned(),
+        continues: Continues::Trigger,
         agent: "default".to_owned(),
         model_id: model.to_owned(),
         model_context_window: 128_000,
         tools: tools(),
         policy: SessionPolicy::default(),
+        repository_id: None,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
     let message = NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None };

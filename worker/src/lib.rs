@@ -34,7 +34,8 @@
 //! |---|---|
 //! | one step, hop by hop | [`jobs::step`] |
 //! | the only door to models and tools | [`perform`] |
-//! | how a message comes in and a session is shown | [`api`] |
+//! | how a message comes in and a session is shown | [`api`], [`origin`] |
+//! | how a program starts a session, and goes on with it | [`runner`] |
 //! | how a session is run again beside its log | [`replay`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
 //! | what ends code that never yields | [`watchdog`] |
@@ -47,8 +48,10 @@ pub mod config;
 pub mod dev;
 pub mod jobs;
 pub mod model;
+pub mod origin;
 pub mod perform;
 pub mod replay;
+pub mod runner;
 pub mod serve;
 pub mod telemetry;
 pub mod tool;

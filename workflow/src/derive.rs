@@ -1,5 +1,13 @@
 //! State out of tool results: a tool records what it did in its result's `details`, and the state of the
 //! conversation is the fold of those. So a session's state can be rebuilt from its transcript alone.
+//!
+//! | `details.type` | recorded by | becomes |
+//! |---|---|---|
+//! | `sentEmail` | `compose_email` | `email/<call id>`: recipients and subject; and a delivery |
+//! | `fileWritten` | `write_file` | `file/<path>`: size and hash |
+//!
+//! Every other tool of ours records nothing: it changes nothing that a later turn must know of. What a failed call
+//! recorded is nobody's update.
 
 use crate::record::{Record, ToolResult};
 use crate::session::State;
@@ -9,6 +17,8 @@ use serde_json::{Value, json};
 pub const FILE_PREFIX: &str = "file/";
 /// Keys of emails that the session enqueued: `email/<call id>`.
 pub const EMAIL_PREFIX: &str = "email/";
+/// The channel that emails go out by.
+const EMAIL: &str = "email";
 
 /// One fact of the state, replaced as a whole.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,9 +66,19 @@ pub fn outgoing(result: &ToolResult) -> Option<Outgoing> {
     let details = result.details.as_ref()?;
     (details["type"] == "sentEmail").then(|| Outgoing {
         source_key: result.call_id.to_string(),
-        channel: "email",
+        channel: EMAIL,
         content: details.clone(),
     })
+}
+
+/// Whether a tool result enqueued an email.
+pub fn composes_email(result: &ToolResult) -> bool {
+    outgoing(result).is_some_and(|outgoing| outgoing.channel == EMAIL)
+}
+
+/// The updates that `records` stand for, in order: what their steps drained, found again in the transcript alone.
+pub fn derive<'a>(records: impl IntoIterator<Item = &'a Record>) -> impl Iterator<Item = StateUpdate> {
+    records.into_iter().flat_map(Record::tool_results).flat_map(updates)
 }
 
 /// Applies `update` to `state`.
@@ -69,10 +89,8 @@ pub fn apply(state: &mut State, update: &StateUpdate) {
 /// The state after `records`, starting from `initial`.
 pub fn fold<'a>(initial: State, records: impl IntoIterator<Item = &'a Record>) -> State {
     let mut state = initial;
-    for result in records.into_iter().flat_map(Record::tool_results) {
-        for update in updates(result) {
-            apply(&mut state, &update);
-        }
+    for update in derive(records) {
+        apply(&mut state, &update);
     }
     state
 }

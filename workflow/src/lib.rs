@@ -10,7 +10,9 @@
 //! |---|---|
 //! | what a session is | [`session`] |
 //! | what was said | [`record`] |
+//! | what of it its reader is not shown | [`internal`] |
 //! | what happened | [`event`], [`mod@recover`] |
+//! | what made a session, and how it replies | [`trigger`] |
 //! | what an agent may do, and what holds for one session alone | [`agent`], [`policy`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | how two sessions differ | [`mod@diff`] |
@@ -24,6 +26,7 @@
 
 pub mod advance;
 pub mod agent;
+pub mod bundle;
 pub mod context;
 pub mod derive;
 pub mod diff;
@@ -33,6 +36,7 @@ pub mod fault;
 pub mod files;
 pub mod fork;
 pub mod id;
+pub mod internal;
 pub mod plan;
 pub mod policy;
 pub mod prefix;
@@ -42,6 +46,7 @@ pub mod replay;
 pub mod resolve;
 pub mod resume;
 pub mod session;
+pub mod trigger;
 pub mod wire;
 
 #[cfg(test)]

@@ -17,6 +17,10 @@ pub struct SessionPolicy {
     pub tools: Option<Vec<String>>,
     #[serde(skip_serializing_if = "ToolMode::is_live")]
     pub tool_mode: ToolMode,
+    /// The type of trigger that it answers, where its own says only how it was made: a fork, a replay and an import reply
+    /// as their source does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replies_as: Option<String>,
     /// Set where the session runs another one again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<Replay>,

@@ -217,6 +217,40 @@ impl Totals {
     }
 }
 
+/// What a session's steps came to, in one place for whoever looks at it: its totals, and what follows from them.
+///
+/// Derived, never stored: the totals are the session's row, written by the commit of each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DebugMeta {
+    pub turns: i64,
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+    pub cached_tokens: i64,
+    pub cache_write_tokens: i64,
+    /// Input and output.
+    pub total_tokens: i64,
+    pub cost_micros: i64,
+    /// Rounded as the database rounds: half a cent is one.
+    pub cost_cents: i64,
+}
+
+impl DebugMeta {
+    /// Of these totals.
+    pub fn of(totals: &Totals) -> DebugMeta {
+        let usage = totals.usage;
+        DebugMeta {
+            turns: totals.turns,
+            input_tokens: usage.input_tokens,
+            output_tokens: usage.output_tokens,
+            cached_tokens: usage.cached_tokens,
+            cache_write_tokens: usage.cache_write_tokens,
+            total_tokens: usage.input_tokens + usage.output_tokens,
+            cost_micros: usage.cost_micros,
+            cost_cents: (usage.cost_micros + 5_000) / 10_000,
+        }
+    }
+}
+
 /// The conversation's state: small facts that outlive the context, folded out of tool results by
 /// [`mod@crate::derive`]. A fact has its own key, so that an update never carries the whole.
 pub type State = Map<String, Value>;
@@ -325,6 +359,21 @@ impl Session {
     /// Whether this session has written files, so that its workspace must exist.
     pub fn has_files(&self) -> bool {
         self.state.keys().any(|key| key.starts_with(crate::derive::FILE_PREFIX))
+    }
+
+    /// The type of trigger that it answers: its own, or its source's where it was made out of another session.
+    pub fn replies_as(&self) -> &str {
+        self.policy.replies_as.as_deref().unwrap_or(&self.trigger_type)
+    }
+
+    /// Whether what it has to say goes out as mail, and not into a chat that its reader has open.
+    pub fn replies_by_mail(&self) -> bool {
+        crate::trigger::replies_by_mail(self.replies_as())
+    }
+
+    /// What the committed steps came to.
+    pub fn debug_meta(&self) -> DebugMeta {
+        DebugMeta::of(&self.totals)
     }
 
     /// What the model sees next: the prefix, seeds, records, then the follow-ups that wait in the inbox. `tools` are those

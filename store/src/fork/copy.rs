@@ -23,6 +23,7 @@ pub(super) struct Parent {
     pub last_event_seq: i64,
     pub lines: Vec<Line>,
     policy: SessionPolicy,
+    trigger_type: String,
     initial_state: State,
     prefix_sha256: Option<String>,
 }
@@ -39,7 +40,8 @@ impl Parent {
     pub async fn read(tx: &mut PgConnection, session_id: &str, at: &At) -> Result<Parent> {
         let row = sqlx::query!(
             r#"
-            select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
+            select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.trigger_type, s.initial_state,
+                s.prefix_sha256,
                 (select json_agg(json_build_object('message_number', r.message_number, 'message_id', r.message_id,
                         'step_number', r.step_number, 'role', r.role,
                         'asks', (select coalesce(json_agg(b -> 'call_id'), '[]') from json_array_elements(
@@ -83,6 +85,7 @@ impl Parent {
             last_event_seq: row.last_event_seq,
             lines,
             policy,
+            trigger_type: row.trigger_type,
             initial_state,
             prefix_sha256: row.prefix_sha256,
         })
@@ -189,7 +192,7 @@ pub(super) async fn session(
     };
     let tool_names: Option<Vec<&str>> =
         request.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
-    let policy = serde_json::to_value(request.policy(parent.policy.clone(), cut))
+    let policy = serde_json::to_value(request.policy(parent.policy.clone(), &parent.trigger_type, cut))
         .map_err(|error| Error::corrupt("policy", error))?;
     let message_id = cut.kept.checked_sub(1).map(|last| parent.lines[last].message_id.as_str());
     sqlx::query!(

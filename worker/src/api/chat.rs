@@ -1,8 +1,8 @@
 //! The chat trigger.
 
-use super::{DEFAULT_SPACE, Problem, stored_conversation_id};
-use crate::Ctx;
+use super::{Problem, stored_conversation_id};
 use crate::telemetry::{self, names};
+use crate::{Ctx, origin};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
@@ -14,9 +14,6 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span, info_span};
 use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
-use wakeful_workflow::policy::SessionPolicy;
-use wakeful_workflow::record::Role;
-use wakeful_workflow::session::Seed;
 
 /// The body of `POST /v1/chat/{conversation_id}/messages`.
 #[derive(Debug, Deserialize)]
@@ -25,7 +22,9 @@ struct ChatMessage {
     user_id: Option<String>,
     text: String,
     client_key: Option<String>,
+    /// Of these two only a conversation's first message is asked.
     agent: Option<String>,
+    repository_id: Option<String>,
 }
 
 /// Takes a message: 202, or 200 with the first answer when its `client_key` was used before.
@@ -41,22 +40,26 @@ pub(super) async fn post_message(
     let conversation_id = stored_conversation_id(&conversation_id)?;
     check_text("user_id", message.user_id.as_deref(), 256)?;
     check_text("client_key", message.client_key.as_deref(), 256)?;
+    check_text("repository_id", message.repository_id.as_deref(), 256)?;
     let text = message_text(message.text)?;
     let (client_key, trace_context) = (message.client_key, None);
     let new = NewMessage { client_key, text, sender: message.user_id, trace_context };
-    Ok(answer(wake(&ctx, conversation_id, message.agent.as_deref(), new).await?))
+    let (agent, repository_id) = (message.agent.as_deref(), message.repository_id);
+    Ok(answer(wake(&ctx, conversation_id, agent, repository_id, new).await?))
 }
 
-/// Wakes the conversation's session with a message, and tells workers and readers.
+/// Wakes the conversation's latest session with a message, and tells workers and readers.
 pub(crate) async fn wake(
     ctx: &Ctx,
     conversation_id: String,
     agent: Option<&str>,
+    repository_id: Option<String>,
     message: NewMessage,
 ) -> Result<Woken, Problem> {
     let span = send_span(&conversation_id);
     async {
-        let new = new_session(ctx, conversation_id, agent)?;
+        let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent)?;
+        let new = NewSession { repository_id, ..new };
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let woken = ctx.store.wake(&new, &message).await?;
         crate::failpoint("K2");
@@ -97,31 +100,6 @@ pub(super) fn announce(ctx: &Ctx, woken: &Woken) {
 pub(super) fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
     let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     (status, Json(woken))
-}
-
-/// What this conversation's session is made of, if it has none yet.
-fn new_session(ctx: &Ctx, conversation_id: String, agent: Option<&str>) -> Result<NewSession, Problem> {
-    let name = agent.unwrap_or(crate::config::DEFAULT_AGENT);
-    let agent = ctx.config.agent(name).map_err(|error| Problem::bad_request(error.to_string()))?;
-    let tools = ctx
-        .tools
-        .definitions(&agent.tools)
-        .map_err(|error| Problem::bad_request(format!("the agent {name:?} cannot be used here: {error}")))?;
-    let trigger_id =
-        conversation_id.split_once('/').map_or(conversation_id.as_str(), |(_, id)| id).to_owned();
-    Ok(NewSession {
-        space_id: DEFAULT_SPACE.to_owned(),
-        mailbox_id: "default".to_owned(),
-        conversation_id,
-        trigger_type: "chat".to_owned(),
-        trigger_id,
-        agent: agent.name,
-        model_context_window: ctx.config.context_window(&agent.model),
-        model_id: agent.model,
-        tools,
-        policy: SessionPolicy::default(),
-        seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],
-    })
 }
 
 /// The header `Idempotency-Key`: the same as `client_key`, for clients that set it on every request.

@@ -1,6 +1,7 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
 pub(crate) mod chat;
+mod conversations;
 mod fork;
 mod health;
 mod problem;
@@ -50,7 +51,8 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/fork", post(fork::fork))
         .route("/sessions/{id}/tree", get(fork::tree))
         .route("/sessions/{id}/stream", get(stream::stream))
-        .route("/conversations/{id}/sessions", get(sessions::of_conversation))
+        .route("/conversations/{id}/sessions", get(conversations::sessions))
+        .route("/conversations/{id}/new", post(conversations::begin_anew))
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard));
     Router::new()
         .nest("/v1", v1)

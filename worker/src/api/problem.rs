@@ -98,8 +98,9 @@ impl From<wakeful_store::Error> for Problem {
             Error::InboxFull { .. } => {
                 Problem { retry_after_s: Some(5), ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail) }
             }
+            Error::Bundle(_) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             // What the database says may quote what it holds: it goes to the log and not to the client.
-            Error::Database(_) | Error::Schema(_) | Error::Corrupt { .. } => {
+            Error::Database(_) | Error::Schema(_) | Error::File { .. } | Error::Corrupt { .. } => {
                 error!(error = %detail, "A request failed");
                 Problem::new(
                     StatusCode::INTERNAL_SERVER_ERROR,
@@ -107,6 +108,12 @@ impl From<wakeful_store::Error> for Problem {
                 )
             }
         }
+    }
+}
+
+impl From<crate::origin::CannotBegin> for Problem {
+    fn from(cannot: crate::origin::CannotBegin) -> Problem {
+        Problem::bad_request(cannot.to_string())
     }
 }
 

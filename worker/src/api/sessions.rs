@@ -39,13 +39,27 @@ pub(super) struct PageQuery {
     limit: Option<i64>,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MessagesQuery {
+    cursor: Option<i64>,
+    limit: Option<i64>,
+    /// `false`: what the agent said to itself is left out. `true`: only that.
+    internal: Option<bool>,
+}
+
 impl PageQuery {
     fn limit(&self) -> i64 {
-        self.limit.unwrap_or(PAGE).clamp(1, PAGE_LIMIT)
+        limit(self.limit)
     }
 }
 
-type Answer = Result<Json<Value>, Problem>;
+/// How much is given of what was asked for.
+pub(super) fn limit(asked: Option<i64>) -> i64 {
+    asked.unwrap_or(PAGE).clamp(1, PAGE_LIMIT)
+}
+
+pub(super) type Answer = Result<Json<Value>, Problem>;
 
 pub(super) async fn list(
     State(ctx): State<Arc<Ctx>>,
@@ -59,7 +73,7 @@ pub(super) async fn list(
         return Err(Problem::bad_request(format!("no status {status:?}; there are: {}", known.join(", "))));
     }
     check_text("cursor", query.cursor.as_deref(), 256)?;
-    let limit = query.limit.unwrap_or(PAGE).clamp(1, PAGE_LIMIT);
+    let limit = limit(query.limit);
     let filter = SessionFilter {
         space_id: Some(DEFAULT_SPACE.to_owned()),
         status: query.status,
@@ -72,22 +86,7 @@ pub(super) async fn list(
     page(&items, next)
 }
 
-/// Every session of a conversation, newest first. 404 when there is none.
-pub(super) async fn of_conversation(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Answer {
-    let filter = SessionFilter {
-        space_id: Some(DEFAULT_SPACE.to_owned()),
-        conversation_id: Some(stored_conversation_id(&id)?),
-        limit: PAGE_LIMIT,
-        ..SessionFilter::default()
-    };
-    let items = ctx.store.sessions(&filter).await?;
-    if items.is_empty() {
-        return Err(Error::NotFound { what: "conversation", id }.into());
-    }
-    page(&items, Value::Null)
-}
-
-/// The session with its last messages, its steps, its calls and its deliveries.
+/// The session with its runs, its last messages, its steps, its calls and its deliveries.
 pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Answer {
     Ok(Json(detail(&ctx.store, Some(DEFAULT_SPACE), &id).await?))
 }
@@ -106,6 +105,7 @@ pub async fn detail(store: &wakeful_store::Store, space_id: Option<&str>, id: &s
         messages.first().filter(|_| messages.len() as i64 == PAGE).map(|one| one.message_number);
     let older_steps = steps.first().filter(|_| steps.len() as i64 == PAGE).map(|one| one.step_number);
     if let Value::Object(fields) = &mut body {
+        fields.insert("runs".to_owned(), json!(store.runs(id, PAGE).await?));
         fields.insert("messages".to_owned(), json!(messages));
         fields.insert("messages_before".to_owned(), json!(older_messages));
         fields.insert("steps".to_owned(), json!(steps));
@@ -120,12 +120,13 @@ pub async fn detail(store: &wakeful_store::Store, space_id: Option<&str>, id: &s
 pub(super) async fn messages(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
-    query: Result<Query<PageQuery>, QueryRejection>,
+    query: Result<Query<MessagesQuery>, QueryRejection>,
 ) -> Answer {
     let Query(query) = query?;
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
-    let items = ctx.store.messages(&id, query.cursor, query.limit()).await?;
-    let full = items.len() as i64 == query.limit();
+    let limit = limit(query.limit);
+    let items = ctx.store.messages_that_are(query.internal, &id, query.cursor, limit).await?;
+    let full = items.len() as i64 == limit;
     let next = items.first().filter(|_| full).map(|first| first.message_number);
     page(&items, json!(next))
 }
@@ -209,10 +210,10 @@ pub(super) async fn send(
     .await
 }
 
-fn next_page<T>(items: &[T], limit: i64, cursor: impl Fn(&T) -> Value) -> Value {
+pub(super) fn next_page<T>(items: &[T], limit: i64, cursor: impl Fn(&T) -> Value) -> Value {
     items.last().filter(|_| items.len() as i64 == limit).map_or(Value::Null, cursor)
 }
 
-fn page<T: Serialize>(items: &[T], next: Value) -> Answer {
+pub(super) fn page<T: Serialize>(items: &[T], next: Value) -> Answer {
     Ok(Json(json!({"items": items, "next": next})))
 }

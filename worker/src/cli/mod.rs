@@ -160,7 +160,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
                 wakeful_store::Error::Database(_) => Exit::Unavailable,
-                wakeful_store::Error::Corrupt { .. } => Exit::Failed,
+                wakeful_store::Error::Bundle(_)
+                | wakeful_store::Error::File { .. }
+                | wakeful_store::Error::Corrupt { .. } => Exit::Failed,
             };
         }
     }

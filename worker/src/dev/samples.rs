@@ -69,7 +69,7 @@ pub async fn send(ctx: &Ctx) -> Result<usize> {
             sender: None,
             trace_context: None,
         };
-        let woken = chat::wake(ctx, id, Some(DEFAULT_AGENT), message).await;
+        let woken = chat::wake(ctx, id, Some(DEFAULT_AGENT), None, message).await;
         woken.with_context(|| format!("sample chat {}", sample.conversation))?;
         sent += 1;
     }

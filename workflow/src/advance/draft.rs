@@ -10,6 +10,7 @@ use crate::effect::Effect;
 use crate::event::Event;
 use crate::fault::{Fault, Verdict};
 use crate::id::{CallId, RunId};
+use crate::internal::is_remark;
 use crate::record::{
     Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
 };
@@ -70,10 +71,12 @@ impl<'a> Draft<'a> {
         self.drain_inbox();
         self.journal_interrupted(&After::Answered(&generated.generation_id, generated.resumes.as_ref()));
         let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
+        let internal = is_remark(self.session, &generated.reply.content);
         let content = self.with_unique_call_ids(generated.reply.content);
         let details =
             Details { usage: Some(usage), finish_reason: Some(finish_reason), ..Details::default() };
         let message_number = self.push(Role::Assistant, content, details);
+        self.transition.records.last_mut().expect("the reply was just pushed").internal = internal;
         self.transition.events.extend([
             Event::LlmCalled {
                 generation_id: generated.generation_id.clone(),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::agent::{JournalLevel, Limits, OnUncertain, Policy};
 use crate::context::Message;
-use crate::derive;
+use crate::derive::{self, StateUpdate};
 use crate::event::Event;
 use crate::example::{self, EARLIER_RUN};
 use crate::id::CallId;
@@ -87,6 +87,10 @@ struct World {
     newest: Run,
     accepted: i64,
     steps: Vec<StepResult>,
+    /// What the commits did to the state, in order.
+    drained: Vec<StateUpdate>,
+    /// After each commit: the last message's number, how much was drained by then, and what that made of the state.
+    cuts: Vec<(i64, usize, State)>,
     /// How often each guarded call ran.
     ran: HashMap<CallId, usize>,
     /// What the model was last shown.
@@ -111,6 +115,8 @@ impl World {
             newest,
             accepted: 0,
             steps: Vec::new(),
+            drained: Vec::new(),
+            cuts: Vec::new(),
             ran: HashMap::new(),
             shown: Vec::new(),
         }
@@ -288,8 +294,12 @@ impl World {
         if row.effect == Effect::Guarded {
             *self.ran.entry(call.call_id.clone()).or_default() += 1;
         }
-        let details = serde_json::json!({"type": "fileWritten", "path": call.call_id, "bytes": 1});
-        let outcome = CallOutcome { details: Some(details), ..example::outcome("done") };
+        let outcome = CallOutcome {
+            details: Some(details(call, self.accepted)),
+            // Some of those that fail have written down what they were about to do.
+            is_error: call.call_id.as_str().ends_with("_0"),
+            ..example::outcome("done")
+        };
         if end == End::DiesBefore {
             return None;
         }
@@ -321,6 +331,9 @@ impl World {
         }
         self.blobs.extend(blobs.into_iter().map(|blob| (blob.sha256, blob.bytes)));
         self.steps.extend(transition.step.clone());
+        self.drained.extend(transition.state_updates.iter().cloned());
+        let session = &self.session;
+        self.cuts.push((session.last_message_number, self.drained.len(), session.state.clone()));
         if let Some(run) = &self.session.run {
             self.newest = run.clone();
         }
@@ -352,13 +365,35 @@ impl World {
         assert_eq!((session.to_message_number, session.last_step_number), (to, self.steps.len() as i64));
         assert_eq!(session.totals, totals, "totals are the sum of the steps");
 
-        assert_eq!(session.state, derive::fold(State::new(), &session.records));
+        self.check_state();
         let recovered = self.recovered();
         assert_eq!(session.state, recovered.context_state, "the journal gives the state back");
         assert_eq!(session.status.as_str(), recovered.lifecycle_state);
         let asked: Vec<_> = session.records.iter().flat_map(Record::tool_calls).map(|c| &c.call_id).collect();
         assert_eq!(asked.iter().collect::<HashSet<_>>().len(), asked.len(), "call ids are unique");
         assert!(self.ran.values().all(|times| *times <= 1), "a guarded effect happens at most once");
+    }
+
+    /// What was drained by performing the steps is what the transcript alone gives, wherever it is cut.
+    fn check_state(&self) {
+        // As the database gives it back: details are JSON text there.
+        let stored = serde_json::to_string(&self.session.records).expect("records serialise");
+        let records: Vec<Record> = serde_json::from_str(&stored).expect("and read back");
+        let derived: Vec<StateUpdate> = derive::derive(&records).collect();
+        assert_eq!(derived, self.drained, "derived equals drained");
+        assert_eq!(self.session.state, derive::fold(State::new(), &records));
+        for (number, drained, state) in &self.cuts {
+            let (kept, rest): (Vec<&Record>, Vec<&Record>) =
+                records.iter().partition(|record| record.message_number <= *number);
+            let derived: Vec<StateUpdate> = derive::derive(kept.iter().copied()).collect();
+            assert_eq!(derived, self.drained[..*drained], "a fork at {number} has what was drained by then");
+            assert_eq!(&derive::fold(State::new(), kept.iter().copied()), state, "and its state");
+            assert_eq!(
+                derive::fold(state.clone(), rest.iter().copied()),
+                self.session.state,
+                "a replay of the rest"
+            );
+        }
     }
 
     /// What the journal alone says.
@@ -384,6 +419,21 @@ impl World {
             meanwhile: None,
         };
         (0..100).find(|_| !self.work(&work)).expect("a run ends under its limits")
+    }
+}
+
+/// What a tool of these lives records: of each known kind, and of a kind that nobody knows. A file is written again and
+/// again.
+fn details(call: &ToolCall, version: i64) -> Value {
+    match call.name.as_str() {
+        "pure" => {
+            serde_json::json!({"type": "sentEmail", "to": ["a@b.c"], "subject": call.call_id, "body": "x"})
+        }
+        "idempotent" => {
+            serde_json::json!({"type": "fileWritten", "path": "f", "bytes": version, "sha256": "00"})
+        }
+        _ if version % 2 == 0 => serde_json::json!({"type": "fileWritten", "path": call.call_id, "bytes": 1}),
+        _ => serde_json::json!({"type": "other", "path": "f"}),
     }
 }
 

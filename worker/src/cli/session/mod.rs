@@ -2,6 +2,7 @@
 
 mod diff;
 mod fork;
+mod new;
 mod recover;
 mod resolve;
 mod show;
@@ -70,6 +71,8 @@ enum Verb {
         #[arg(long, value_name = "KEY")]
         client_key: Option<String>,
     },
+    /// Begin anew in a conversation: its next message goes to a new session. The old one stays as it is.
+    New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
     Retry {
         id: String,
@@ -130,6 +133,7 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         }
         Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
         Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
+        Verb::New(args) => new::new(app, &config, &store, &output, args).await,
         Verb::Send { id, text, client_key } => send(&store, &output, &id, text, client_key).await,
         Verb::Retry { id, reason } => steer(&store, &output, &id, Steer::Retry, reason).await,
         Verb::Cancel { id, reason } => steer(&store, &output, &id, Steer::Cancel, reason).await,

@@ -6,9 +6,9 @@ use super::{Exit, tokens};
 use serde_json::Value;
 use std::fmt::Write as _;
 use wakeful_store::Store;
-use wakeful_store::session::{CallView, DeliveryView, MessageView, SessionSummary, StepView};
+use wakeful_store::session::{CallView, DeliveryView, MessageView, RunView, SessionSummary, StepView};
 
-/// How many of the newest messages and steps are shown.
+/// How many of the newest runs, messages and steps are shown.
 const NEWEST: i64 = 50;
 /// How much of a message is shown, unless all of it is asked for.
 const MESSAGE_LINES: usize = 12;
@@ -18,6 +18,7 @@ pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -
     let detail = crate::api::detail(store, None, id).await?;
     let session = store.session(None, id).await?;
     let shown = Shown {
+        runs: store.runs(id, NEWEST).await?,
         messages: store.messages(id, None, NEWEST).await?,
         steps: store.steps(id, None, NEWEST).await?,
         calls: store.calls(id).await?,
@@ -30,6 +31,7 @@ pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -
 
 struct Shown {
     session: SessionSummary,
+    runs: Vec<RunView>,
     messages: Vec<MessageView>,
     steps: Vec<StepView>,
     calls: Vec<CallView>,
@@ -51,6 +53,7 @@ impl Shown {
         for message in &self.messages {
             say(&mut text, output, message, full);
         }
+        section(&mut text, output, "Runs", &runs(&self.runs));
         section(&mut text, output, "Steps", &steps(&self.steps));
         section(&mut text, output, "Tool calls", &calls(&self.calls));
         section(&mut text, output, "Deliveries", &deliveries(&self.deliveries));
@@ -85,8 +88,25 @@ pub(super) fn header(session: &SessionSummary, output: &Output) -> String {
     let ended = session.completed_at.map(|at| format!(", ended {} ago", age(at))).unwrap_or_default();
     let mut facts = Table::new(&[Column::fixed(""), Column::flexible("")]);
     let mut fact = |name: &str, value: String| facts.row([Cell::new(name, Tone::Faint), value.into()]);
-    fact("conversation", format!("{} ({})", session.conversation_id, session.trigger_type));
+    let source = session.trigger_source.as_str();
+    let by = if source == session.trigger_type { "" } else { &format!(", by {source}") };
+    fact("conversation", format!("{} ({}{by})", session.conversation_id, session.trigger_type));
+    if let Some(parent) = &session.parent_conversation_id {
+        let at = session.forked_at_message_number.map(|at| format!(" at #{at}")).unwrap_or_default();
+        let of = session.parent_session_id.as_deref().map(|of| format!(" ({of})")).unwrap_or_default();
+        fact("forked from", format!("{parent}{at}{of}"));
+    }
     fact("agent", format!("{}, {}", session.agent, session.model_id));
+    if !session.tool_names.is_empty() {
+        fact("tools", session.tool_names.join(", "));
+    }
+    if let Some(repository) = &session.repository_id {
+        fact("repository", repository.clone());
+    }
+    if session.policy.as_object().is_some_and(|policy| !policy.is_empty()) {
+        fact("policy", session.policy.to_string());
+    }
+    fact("messages", messages_of(session));
     fact(
         "started",
         format!(
@@ -98,6 +118,20 @@ pub(super) fn header(session: &SessionSummary, output: &Output) -> String {
     fact("used", format!("{}, {}", count(session.total_turns.into(), "turn"), tokens(session)));
     text.push_str(&output.aligned(&facts, 2));
     text
+}
+
+/// Where its messages are in the conversation, and how far its committed steps go.
+fn messages_of(session: &SessionSummary) -> String {
+    let seeds = count(session.seed_message_count.into(), "seed");
+    let (first, last) = (session.base_message_number + 1, session.last_message_number);
+    if last < first {
+        return format!("{seeds}, none yet");
+    }
+    let committed = match session.to_message_number {
+        to if to == last => String::new(),
+        to => format!(", committed up to #{to}"),
+    };
+    format!("{seeds}, #{first} to #{last}{committed}")
 }
 
 /// The session's question and its error.
@@ -177,6 +211,36 @@ fn tool_calls(content: &Value) -> Vec<String> {
             format!("→ {} {}{more}", call["name"].as_str().unwrap_or_default(), printable(shown))
         })
         .collect()
+}
+
+fn runs(runs: &[RunView]) -> Table {
+    let mut table = Table::new(&[
+        Column::fixed("RUN"),
+        Column::fixed("STATUS"),
+        Column::number("STEPS"),
+        Column::number("CALLS"),
+        Column::number("TOKENS"),
+        Column::number("TOOK"),
+        Column::flexible("PROMPT"),
+    ]);
+    for run in runs {
+        let took = run.started_at.map(|began| {
+            let ended = run.completed_at.unwrap_or_else(chrono::Utc::now);
+            span((ended - began).num_milliseconds().max(0) as f64 / 1000.0)
+        });
+        let prompt = run.prompt.as_deref().unwrap_or_default();
+        table.row([
+            run.run_id.as_str().into(),
+            Cell::status(&run.status),
+            run.steps.into(),
+            run.tool_calls.into(),
+            format!("{}+{}", run.input_tokens, run.output_tokens).into(),
+            took.unwrap_or_else(|| "-".to_owned()).into(),
+            // One line of it: the transcript has the whole.
+            Cell::new(prompt.lines().next().unwrap_or_default(), Tone::Faint),
+        ]);
+    }
+    table
 }
 
 fn steps(steps: &[StepView]) -> Table {

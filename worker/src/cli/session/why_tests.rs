@@ -2,6 +2,8 @@ use super::*;
 use chrono::Utc;
 use wakeful_store::session::{DeliveryView, SessionSummary};
 use wakeful_store::standing::{Holder, OpenCall};
+use wakeful_workflow::session::{DebugMeta, Totals};
+use wakeful_workflow::trigger::TriggerSource;
 
 const AROUND: Surroundings = Surroundings { workers_alive: 2, silent_after_s: 30.0, attempts: Some(5) };
 
@@ -9,13 +11,27 @@ fn standing(status: &str) -> Standing {
     let session = SessionSummary {
         session_id: "sess_1".into(),
         conversation_id: "c1".into(),
+        parent_conversation_id: None,
+        forked_at_message_number: None,
+        parent_session_id: None,
+        forked_from_message_id: None,
         space_id: "default".into(),
         mailbox_id: "default".into(),
         trigger_type: "chat".into(),
+        trigger_id: "c1".into(),
+        trigger_source: TriggerSource::User,
+        repository_id: None,
         agent: "default".into(),
         model_id: "openai/test".into(),
+        model_context_window: 128_000,
+        tool_names: vec![],
+        policy: serde_json::json!({}),
+        prefix_sha256: None,
         status: status.into(),
         cancel_requested: false,
+        seed_message_count: 1,
+        base_message_number: 1,
+        last_message_number: 1,
         to_message_number: 1,
         total_turns: 0,
         total_input_tokens: 0,
@@ -23,6 +39,7 @@ fn standing(status: &str) -> Standing {
         total_cached_tokens: 0,
         total_cost_cents: 0,
         total_cost_micros: 0,
+        debug_meta: DebugMeta::of(&Totals::default()),
         state: serde_json::Value::Null,
         started_at: Utc::now(),
         completed_at: None,

@@ -1,0 +1,262 @@
+//! A session comes into being: row, seeds and prefix in one commit, or none of them.
+//!
+//! The conversation's row is locked first. So two first messages at once make one session, and a message beside somebody
+//! who begins anew goes to the old session or to the new one, and is lost in neither.
+
+use crate::chain::shown;
+use crate::failpoint::failpoint;
+use crate::run::{self, Locked};
+use crate::wake::{Continues, NewSession, pin};
+use crate::{Error, Result, Store, new_id};
+use serde::Serialize;
+use sqlx::PgConnection;
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::prefix::Prefix;
+use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::trigger::{NEW, replies_by_mail};
+
+/// A session that begins its conversation anew.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Begun {
+    pub session_id: String,
+    pub status: SessionStatus,
+    /// The key was used before: this is the session that it made then.
+    #[serde(skip)]
+    pub duplicate: bool,
+}
+
+impl Store {
+    /// Begins anew in a conversation that exists: a session at rest, without a message, which the conversation's next one
+    /// goes to. Nothing is deleted, and a run that is open goes on; numbers go on where the conversation is. The same
+    /// `client_key` again is the same session.
+    ///
+    /// Of `new`, its trigger is not read: the session is its own trigger, and replies as the latest one does.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for a conversation that does not exist, [`Error::KeyReused`] when the key made a session of
+    /// another agent, [`Error::Database`].
+    pub async fn begin_anew(&self, new: &NewSession, client_key: Option<&str>) -> Result<Begun> {
+        let begun = self.try_begin_anew(new, client_key).await;
+        self.noted(begun)
+    }
+
+    /// The agent of the conversation's latest session.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn latest_agent(&self, conversation_id: &str) -> Result<Option<String>> {
+        Ok(sqlx::query_scalar!(
+            "select agent from conversation_sessions
+            where conversation_id = $1
+            order by ordinal desc
+            limit 1",
+            conversation_id
+        )
+        .fetch_optional(&self.pool)
+        .await?)
+    }
+
+    async fn try_begin_anew(&self, new: &NewSession, client_key: Option<&str>) -> Result<Begun> {
+        let mut tx = self.pool.begin().await?;
+        run::lock_conversation(&mut tx, &new.conversation_id).await.map_err(|error| match error {
+            Error::NotFound { what, id } => Error::NotFound { what, id: shown(&id).to_owned() },
+            other => other,
+        })?;
+        let before = sqlx::query!(
+            "select session_id, status, agent from conversation_sessions
+            where conversation_id = $1 and client_key = $2",
+            new.conversation_id,
+            client_key
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
+        if let (Some(before), Some(client_key)) = (before, client_key) {
+            if before.agent != new.agent {
+                return Err(Error::KeyReused { client_key: client_key.to_owned() });
+            }
+            let status = SessionStatus::parse(&before.status)
+                .ok_or_else(|| Error::corrupt("session status", &before.status))?;
+            return Ok(Begun { session_id: before.session_id, status, duplicate: true });
+        }
+        let session_id = new_id("sess");
+        let new = NewSession {
+            trigger_type: NEW.to_owned(),
+            trigger_id: session_id.clone(),
+            policy: SessionPolicy {
+                replies_as: replies_as(&mut tx, &new.conversation_id).await?,
+                ..new.policy.clone()
+            },
+            ..new.clone()
+        };
+        insert(&mut tx, &session_id, &new, client_key).await?;
+        tx.commit().await?;
+        Ok(Begun { session_id, status: SessionStatus::Created, duplicate: false })
+    }
+}
+
+/// The session that a trigger goes on with, or a new one. Locks it. A conversation's message that was taken before is
+/// its first session's, by `client_key`, whatever was begun since.
+pub(crate) async fn find_or_create(
+    tx: &mut PgConnection,
+    new: &NewSession,
+    client_key: Option<&str>,
+) -> Result<Locked> {
+    // The first session's seeds take the conversation's first numbers.
+    sqlx::query!(
+        "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
+        values ($1, $2, $3, $4)
+        on conflict (conversation_id) do nothing",
+        new.conversation_id,
+        new.space_id,
+        new.mailbox_id,
+        new.seeds.len() as i64
+    )
+    .execute(&mut *tx)
+    .await?;
+    run::lock_conversation(tx, &new.conversation_id).await?;
+    let existing = match new.continues {
+        Continues::Trigger => made_by_trigger(tx, new).await?,
+        Continues::Conversation => match sent_before(tx, &new.conversation_id, client_key).await? {
+            Some(session_id) => Some(session_id),
+            None => latest(tx, &new.conversation_id).await?,
+        },
+    };
+    let session_id = match existing {
+        Some(session_id) => session_id,
+        None => {
+            let session_id = new_id("sess");
+            insert(tx, &session_id, new, None).await?;
+            session_id
+        }
+    };
+    run::lock_session(tx, &session_id).await
+}
+
+async fn made_by_trigger(tx: &mut PgConnection, new: &NewSession) -> Result<Option<String>> {
+    Ok(sqlx::query_scalar!(
+        "select session_id from conversation_sessions
+        where space_id = $1 and mailbox_id = $2 and trigger_type = $3 and trigger_id = $4",
+        new.space_id,
+        new.mailbox_id,
+        new.trigger_type,
+        new.trigger_id
+    )
+    .fetch_optional(tx)
+    .await?)
+}
+
+/// The session that took a message of this key.
+async fn sent_before(
+    tx: &mut PgConnection,
+    conversation_id: &str,
+    client_key: Option<&str>,
+) -> Result<Option<String>> {
+    Ok(sqlx::query_scalar!(
+        "select s.session_id from conversation_sessions s
+        join session_inbox i on i.session_id = s.session_id and i.client_key = $2
+        where s.conversation_id = $1
+        order by s.ordinal
+        limit 1",
+        conversation_id,
+        client_key
+    )
+    .fetch_optional(tx)
+    .await?)
+}
+
+/// The conversation's latest session.
+async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+    Ok(sqlx::query_scalar!(
+        "select session_id from conversation_sessions
+        where conversation_id = $1
+        order by ordinal desc
+        limit 1",
+        conversation_id
+    )
+    .fetch_optional(tx)
+    .await?)
+}
+
+/// How the latest session replies, as a policy says it. Not by mail: what begins anew is read where it was begun.
+async fn replies_as(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+    let latest = sqlx::query_scalar!(
+        r#"select coalesce(policy ->> 'replies_as', trigger_type) as "replies_as!" from conversation_sessions
+        where conversation_id = $1
+        order by ordinal desc
+        limit 1"#,
+        conversation_id
+    )
+    .fetch_optional(tx)
+    .await?;
+    Ok(latest.filter(|trigger_type| trigger_type != NEW && !replies_by_mail(trigger_type)))
+}
+
+/// Writes the session's row, its seeds and its prefix.
+async fn insert(
+    tx: &mut PgConnection,
+    session_id: &str,
+    new: &NewSession,
+    client_key: Option<&str>,
+) -> Result<()> {
+    let prefix = Prefix::new(&new.seeds, new.tools.clone());
+    let prefix_sha256 = pin(&mut *tx, &prefix).await?;
+    let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
+    let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
+    sqlx::query!(
+        "insert into conversation_sessions
+            (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
+             model_context_window, status, policy, tool_names, seed_message_count, prefix_sha256, repository_id,
+             client_key)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'created', $10, $11, $12, $13, $14, $15)",
+        session_id,
+        new.conversation_id,
+        new.space_id,
+        new.mailbox_id,
+        new.trigger_type,
+        new.trigger_id,
+        new.agent,
+        new.model_id,
+        new.model_context_window,
+        policy,
+        &tool_names as &[&str],
+        new.seeds.len() as i32,
+        prefix_sha256,
+        new.repository_id,
+        client_key
+    )
+    .execute(&mut *tx)
+    .await?;
+    failpoint("K4");
+    let (mut roles, mut contents, mut news) = (vec![], vec![], vec![]);
+    for seed in &new.seeds {
+        roles.push(seed.role.as_str());
+        contents.push(seed.content.as_str());
+        news.push(seed.is_new);
+    }
+    // What the conversation's session before this one began with is not new, whoever renders it again.
+    sqlx::query!(
+        "with before as (
+            select m.role, m.content from session_seed_messages m
+            where m.session_id = (
+                select s.session_id from conversation_sessions s
+                where s.conversation_id = $5 and s.session_id <> $1
+                order by s.ordinal desc
+                limit 1
+            )
+        )
+        insert into session_seed_messages (session_id, ordinal, role, content, is_new)
+        select $1, seed.ordinal - 1, seed.role, seed.content,
+            seed.is_new and not exists (
+                select from before where before.role = seed.role and before.content = seed.content
+            )
+        from unnest($2::text[], $3::text[], $4::boolean[]) with ordinality as seed (role, content, is_new, ordinal)",
+        session_id,
+        &roles as &[&str],
+        &contents as &[&str],
+        &news,
+        new.conversation_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! Export: a session as a bundle, line by line, also while its run goes on.
+//!
+//! What may still change (the session's row, its runs, open calls, unsent deliveries, pending messages) is read in one short
+//! snapshot, with the numbers up to which the logs go then. The logs only grow, so they are paged by key up to there, outside
+//! of any transaction: a snapshot that stays open as long as a slow reader reads would keep every dead row of a busy
+//! queue. Whatever the session weighs, a page of it is in memory, and one blob where it is redacted.
+
+mod pages;
+mod snapshot;
+
+use crate::{Error, Result, Store};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use pages::Page;
+use sha2::{Digest, Sha256};
+use snapshot::Snapshot;
+use std::collections::{BTreeMap, VecDeque};
+use wakeful_workflow::bundle::redact::{self, Renamed};
+use wakeful_workflow::bundle::{BlobPart, Header, Line, PART_BYTES, Trailer, blobs_of, line};
+
+/// About how many bytes are read at a time.
+const PAGE_BYTES: i64 = 1 << 20;
+/// … and at most so many rows.
+const PAGE_ROWS: i64 = 500;
+
+/// A bundle being written: what is left of it.
+pub struct Export {
+    store: Store,
+    snapshot: Snapshot,
+    redact: bool,
+    stage: Stage,
+    hash: Sha256,
+    /// Blobs to come: by the name they have in the bundle, the name they are stored under.
+    blobs: BTreeMap<String, String>,
+    renamed: Renamed,
+    pager: Pager,
+    /// Rows of the last page that were not given yet, and what follows them where no page is left.
+    queue: VecDeque<Line>,
+    ended: Option<Stage>,
+    places: i64,
+}
+
+/// What comes next.
+#[derive(Clone, Debug, PartialEq)]
+enum Stage {
+    Head,
+    Seeds(i32),
+    Runs,
+    Records(i64),
+    Steps(i64),
+    Events(i64),
+    Calls(i64, String),
+    Deliveries(i64),
+    Inbox(i64),
+    Blobs,
+    Trailer,
+    Done,
+}
+
+/// How many rows the next page asks for: about [`PAGE_BYTES`] by the weight of the last one.
+#[derive(Clone, Copy, Debug)]
+struct Pager {
+    rows: i64,
+}
+
+impl Pager {
+    fn weighed(&mut self, rows: usize, bytes: i64) {
+        let each = (bytes / (rows as i64).max(1)).max(1);
+        self.rows = (PAGE_BYTES / each).clamp(1, PAGE_ROWS);
+    }
+}
+
+impl Store {
+    /// Begins a bundle of the session as it is now; with `redacted`, without what was said.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    pub async fn export(&self, session_id: &str, redacted: bool) -> Result<Export> {
+        Ok(Export {
+            snapshot: Snapshot::take(self, session_id, redacted).await?,
+            store: self.clone(),
+            redact: redacted,
+            stage: Stage::Head,
+            hash: Sha256::new(),
+            blobs: BTreeMap::new(),
+            renamed: BTreeMap::new(),
+            pager: Pager { rows: 50 },
+            queue: VecDeque::new(),
+            ended: None,
+            places: 0,
+        })
+    }
+}
+
+impl Export {
+    /// The bundle's first line.
+    pub fn header(&self) -> &Header {
+        &self.snapshot.header
+    }
+
+    /// The next lines of the bundle, whole ones; `None` after the last.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Database`]: what was given is no bundle then, for it lacks its last line.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        loop {
+            let stage = self.stage.clone();
+            let chunk = match stage {
+                Stage::Head => self.head().await?,
+                Stage::Blobs => self.blob().await?,
+                Stage::Trailer => {
+                    self.stage = Stage::Done;
+                    let sha256 = hex::encode(self.hash.clone().finalize());
+                    line(&Trailer { sha256 })
+                }
+                Stage::Done => return Ok(None),
+                rows => self.rows(rows).await?,
+            };
+            if !chunk.is_empty() {
+                self.hash.update(&chunk);
+                return Ok(Some(chunk));
+            }
+        }
+    }
+
+    async fn head(&mut self) -> Result<Vec<u8>> {
+        self.stage = Stage::Seeds(-1);
+        let mut chunk = line(&self.snapshot.header);
+        let session = Line::Session(self.snapshot.session.clone());
+        chunk.extend(self.written(session).await?);
+        Ok(chunk)
+    }
+
+    /// About a page of rows: those that no longer change, and in their places those of the snapshot.
+    async fn rows(&mut self, stage: Stage) -> Result<Vec<u8>> {
+        if self.queue.is_empty() && self.ended.is_none() {
+            let Page { lines, next, bytes } = self.page(stage).await?;
+            if lines.is_empty() {
+                self.ended = Some(next);
+            } else {
+                self.pager.weighed(lines.len(), bytes);
+                self.stage = next;
+                self.queue.extend(lines);
+            }
+        }
+        let mut chunk = Vec::new();
+        while chunk.len() < PAGE_BYTES as usize {
+            match self.pick()? {
+                Some(line) => chunk.extend(self.written(line).await?),
+                None => {
+                    if let Some(next) = self.ended.take() {
+                        self.stage = next;
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(chunk)
+    }
+
+    /// The next row of the section: `None` where another page is to be read, or where the section is over.
+    fn pick(&mut self) -> Result<Option<Line>> {
+        let spool = match &self.stage {
+            Stage::Runs => Some(&mut self.snapshot.runs),
+            Stage::Calls(..) => Some(&mut self.snapshot.calls),
+            Stage::Deliveries(_) => Some(&mut self.snapshot.deliveries),
+            Stage::Inbox(_) => Some(&mut self.snapshot.inbox),
+            Stage::Head
+            | Stage::Seeds(_)
+            | Stage::Records(_)
+            | Stage::Steps(_)
+            | Stage::Events(_)
+            | Stage::Blobs
+            | Stage::Trailer
+            | Stage::Done => None,
+        };
+        let open = spool.as_ref().and_then(|spool| spool.peek()).map(key);
+        let picked = match (self.queue.front().map(key), open, spool) {
+            (Some(row), Some(open), Some(spool)) if open <= row => {
+                // It has settled since: what is given is what it was at the cut.
+                if open == row {
+                    self.queue.pop_front();
+                }
+                spool.take()?
+            }
+            (None, Some(_), Some(spool)) if self.ended.is_some() => spool.take()?,
+            _ => self.queue.pop_front(),
+        };
+        Ok(picked.map(|line| match line {
+            Line::Delivery(mut row) => {
+                self.places += 1;
+                row.place = self.places;
+                Line::Delivery(row)
+            }
+            other => other,
+        }))
+    }
+
+    /// The line as it goes into the bundle. Blobs that it points at are noted.
+    async fn written(&mut self, line: Line) -> Result<Vec<u8>> {
+        let pointed: Vec<String> = blobs_of(&line).into_iter().map(str::to_owned).collect();
+        for old in pointed {
+            if !self.redact {
+                self.blobs.insert(old.clone(), old);
+            } else if !self.renamed.contains_key(&old) {
+                let redacted = redact::blob(&self.whole_blob(&old).await?);
+                let new = hex::encode(Sha256::digest(&redacted));
+                self.renamed.insert(old.clone(), (new.clone(), redacted.len() as i64));
+                self.blobs.insert(new, old);
+            }
+        }
+        let line = if self.redact { redact::redact(line, &self.renamed) } else { line };
+        Ok(line.to_bytes())
+    }
+
+    /// The next blob, or its next part.
+    async fn blob(&mut self) -> Result<Vec<u8>> {
+        let Some((sha256, stored)) = self.blobs.pop_first() else {
+            self.stage = Stage::Trailer;
+            return Ok(Vec::new());
+        };
+        let (bytes, media_type) = self.blob_size(&stored).await?;
+        if self.redact {
+            let whole = redact::blob(&self.whole_blob(&stored).await?);
+            let bytes = whole.len() as i64;
+            let parts = whole.chunks(PART_BYTES).enumerate();
+            return Ok(parts
+                .flat_map(|(index, part)| {
+                    let at = (index * PART_BYTES) as i64;
+                    part_of(&sha256, &media_type, bytes, at, part)
+                })
+                .collect());
+        }
+        let mut chunk = Vec::new();
+        let mut at = 0;
+        loop {
+            let part = self.blob_part(&stored, at).await?;
+            let next = at + part.len() as i64;
+            if part.is_empty() && bytes > 0 {
+                return Err(Error::corrupt("blob", format!("{stored} has fewer bytes than its row says")));
+            }
+            chunk.extend(part_of(&sha256, &media_type, bytes, at, &part));
+            at = next;
+            if at >= bytes {
+                return Ok(chunk);
+            }
+        }
+    }
+}
+
+fn part_of(sha256: &str, media_type: &str, bytes: i64, at: i64, part: &[u8]) -> Vec<u8> {
+    let part = BlobPart {
+        sha256: sha256.to_owned(),
+        media_type: media_type.to_owned(),
+        bytes,
+        at,
+        base64: STANDARD.encode(part),
+    };
+    Line::Blob(part).to_bytes()
+}
+
+/// The order of rows that come from the snapshot as well as from pages.
+fn key(line: &Line) -> (i64, String) {
+    match line {
+        Line::Call(row) => (row.message_number, row.call_id.clone()),
+        Line::Delivery(row) => (row.place, String::new()),
+        Line::Inbox(row) => (row.inbox_id, String::new()),
+        Line::Session(_)
+        | Line::Seed(_)
+        | Line::Run(_)
+        | Line::Record(_)
+        | Line::Step(_)
+        | Line::Event(_)
+        | Line::Blob(_) => (0, String::new()),
+    }
+}

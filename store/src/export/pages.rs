@@ -1,0 +1,433 @@
+//! The pages: rows that no longer change, by key, up to the cut, about a megabyte at a time.
+
+use super::snapshot::{json, object, time, word};
+use super::{Export, PAGE_BYTES, PAGE_ROWS, Stage};
+use crate::hydrate::from_text;
+use crate::{Error, Result};
+use wakeful_workflow::bundle::{
+    CallRow, DeliveryRow, EventRow, InboxRow, InboxStatus, Line, PART_BYTES, RecordRow, SeedRow, StepRow,
+    payload_of,
+};
+
+/// Rows, what follows them, and what they weighed.
+pub(super) struct Page {
+    pub lines: Vec<Line>,
+    pub next: Stage,
+    pub bytes: i64,
+}
+
+impl Page {
+    /// The rows, and more after the last one's key; or, where there is none, `then`.
+    fn of(rows: Vec<(Line, i64)>, further: impl FnOnce(&Line) -> Stage, then: Stage) -> Page {
+        let bytes = rows.iter().map(|(_, weight)| weight).sum();
+        let lines: Vec<Line> = rows.into_iter().map(|(line, _)| line).collect();
+        let next = lines.last().map_or(then, further);
+        Page { lines, next, bytes }
+    }
+}
+
+impl Export {
+    pub(super) async fn page(&self, stage: Stage) -> Result<Page> {
+        match stage {
+            Stage::Seeds(after) => self.seeds(after).await,
+            // All of them are the snapshot's.
+            Stage::Runs => Ok(Page::of(Vec::new(), |_| Stage::Runs, Stage::Records(0))),
+            Stage::Records(after) => self.records(after).await,
+            Stage::Steps(after) => self.steps(after).await,
+            Stage::Events(after) => self.events(after).await,
+            Stage::Calls(message, call) => self.calls(message, &call).await,
+            Stage::Deliveries(after) => self.deliveries(after).await,
+            Stage::Inbox(after) => self.inbox(after).await,
+            Stage::Head | Stage::Blobs | Stage::Trailer | Stage::Done => {
+                Ok(Page { lines: Vec::new(), next: Stage::Done, bytes: 0 })
+            }
+        }
+    }
+
+    async fn seeds(&self, after: i32) -> Result<Page> {
+        let rows = sqlx::query!(
+            r#"
+            select ordinal as "ordinal!", role as "role!", content as "content!", is_new as "is_new!", "timestamp",
+                details, weight as "weight!"
+            from (
+                select seeds.*, row_number() over page as place, sum(weight) over page as weighed
+                from (
+                    select *, octet_length(content) as weight from session_seed_messages
+                    where session_id = $1 and ordinal > $2
+                    order by ordinal
+                    limit $3
+                ) seeds
+                window page as (order by ordinal)
+            ) weighed
+            where place = 1 or weighed <= $4
+            order by ordinal
+            "#,
+            self.id(),
+            after,
+            self.pager.rows,
+            PAGE_BYTES
+        )
+        .fetch_all(&self.store.pool)
+        .await?;
+        let rows = rows.into_iter().map(|row| {
+            let line = Line::Seed(SeedRow {
+                ordinal: row.ordinal,
+                role: word("role", row.role)?,
+                content: row.content,
+                is_new: row.is_new,
+                timestamp: row.timestamp,
+                details: row.details,
+            });
+            Ok((line, i64::from(row.weight)))
+        });
+        let further = |line: &Line| match line {
+            Line::Seed(row) => Stage::Seeds(row.ordinal),
+            _ => Stage::Runs,
+        };
+        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Runs))
+    }
+
+    async fn records(&self, after: i64) -> Result<Page> {
+        let rows = sqlx::query!(
+            r#"
+            select message_number as "message_number!", message_id as "message_id!", run_id as "run_id!",
+                step_number as "step_number!", role as "role!", content as "content!", internal as "internal!",
+                details as "details!", created_at as "created_at!", weight as "weight!"
+            from (
+                select records.*, row_number() over page as place, sum(weight) over page as weighed
+                from (
+                    select message_number, message_id, run_id, step_number, role, content::text as content, internal,
+                        details::text as details, created_at,
+                        octet_length(content::text) + octet_length(details::text) as weight
+                    from conversation_records
+                    where session_id = $1 and message_number > $2 and message_number <= $3
+                    order by message_number
+                    limit $4
+                ) records
+                window page as (order by message_number)
+            ) weighed
+            where place = 1 or weighed <= $5
+            order by message_number
+            "#,
+            self.id(),
+            after,
+            self.snapshot.header.cut.message_number,
+            self.pager.rows,
+            PAGE_BYTES
+        )
+        .fetch_all(&self.store.pool)
+        .await?;
+        let rows = rows.into_iter().map(|row| {
+            let line = Line::Record(RecordRow {
+                message_number: row.message_number,
+                message_id: row.message_id,
+                run_id: row.run_id,
+                step_number: row.step_number,
+                role: word("role", row.role)?,
+                content: from_text("message", &row.content)?,
+                internal: row.internal,
+                details: object("message details", from_text("message details", &row.details)?)?,
+                created_at: time(row.created_at),
+            });
+            Ok((line, i64::from(row.weight)))
+        });
+        let further = |line: &Line| match line {
+            Line::Record(row) => Stage::Records(row.message_number),
+            _ => Stage::Steps(0),
+        };
+        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Steps(0)))
+    }
+
+    async fn steps(&self, after: i64) -> Result<Page> {
+        let rows = sqlx::query!(
+            "select step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
+                output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
+                event_seq, started_at, committed_at
+            from session_steps
+            where session_id = $1 and step_number > $2 and step_number <= $3
+            order by step_number
+            limit $4",
+            self.id(),
+            after,
+            self.snapshot.header.cut.step_number,
+            PAGE_ROWS
+        )
+        .fetch_all(&self.store.pool)
+        .await?;
+        let rows = rows.into_iter().map(|row| {
+            let line = Line::Step(StepRow {
+                step_number: row.step_number,
+                run_id: row.run_id,
+                from_message_number: row.from_message_number,
+                to_message_number: row.to_message_number,
+                finish_reason: row.finish_reason,
+                input_tokens: row.input_tokens,
+                output_tokens: row.output_tokens,
+                cached_tokens: row.cached_tokens,
+                cache_write_tokens: row.cache_write_tokens,
+                cost_micros: row.cost_micros,
+                executed_local_tool_count: row.executed_local_tool_count,
+                attempt: row.attempt,
+                event_seq: row.event_seq,
+                started_at: time(row.started_at),
+                committed_at: time(row.committed_at),
+            });
+            (line, 0)
+        });
+        let further = |line: &Line| match line {
+            Line::Step(row) => Stage::Steps(row.step_number),
+            _ => Stage::Events(0),
+        };
+        Ok(Page::of(rows.collect(), further, Stage::Events(0)))
+    }
+
+    async fn events(&self, after: i64) -> Result<Page> {
+        let rows = sqlx::query!(
+            r#"
+            select seq as "seq!", ts as "ts!", type as "kind!", run_id, step_number, payload as "payload!", dedupe_key,
+                weight as "weight!"
+            from (
+                select events.*, row_number() over page as place, sum(weight) over page as weighed
+                from (
+                    select *, octet_length(payload::text) as weight from session_events
+                    where session_id = $1 and seq > $2 and seq <= $3
+                    order by seq
+                    limit $4
+                ) events
+                window page as (order by seq)
+            ) weighed
+            where place = 1 or weighed <= $5
+            order by seq
+            "#,
+            self.id(),
+            after,
+            self.snapshot.header.cut.event_seq,
+            self.pager.rows,
+            PAGE_BYTES
+        )
+        .fetch_all(&self.store.pool)
+        .await?;
+        let rows = rows.into_iter().map(|row| {
+            let line = Line::Event(EventRow {
+                seq: row.seq,
+                ts: time(row.ts),
+                payload: payload_of(&row.kind, row.payload),
+                kind: row.kind,
+                run_id: row.run_id,
+                step_number: row.step_number,
+                dedupe_key: row.dedupe_key,
+            });
+            (line, i64::from(row.weight))
+        });
+        let further = |line: &Line| match line {
+            Line::Event(row) => Stage::Events(row.seq),
+            _ => Stage::Blobs,
+        };
+        Ok(Page::of(rows.collect(), further, Stage::Calls(0, String::new())))
+    }
+
+    async fn calls(&self, message: i64, call: &str) -> Result<Page> {
+        let rows = sqlx::query!(
+            r#"
+            select call_id as "call_id!", run_id as "run_id!", step_number as "step_number!",
+                message_number as "message_number!", result_message_number, name as "name!",
+                args_sha256 as "args_sha256!", effect as "effect!", status as "status!", attempts as "attempts!",
+                outcome, receipt, resolution, started_at, settled_at, weight as "weight!"
+            from (
+                select calls.*, row_number() over page as place, sum(weight) over page as weighed
+                from (
+                    select call_id, run_id, step_number, message_number, result_message_number, name, args_sha256,
+                        effect, status, attempts, outcome::text as outcome, receipt::text as receipt, resolution,
+                        started_at, settled_at,
+                        coalesce(octet_length(outcome::text), 0) + coalesce(octet_length(receipt::text), 0) as weight
+                    from tool_calls
+                    where session_id = $1
+                        and (message_number, call_id collate "C") > ($2, $3)
+                        and result_message_number <= $4
+                        and status in ('done', 'failed', 'abandoned')
+                    order by message_number, call_id collate "C"
+                    limit $5
+                ) calls
+                window page as (order by message_number, call_id collate "C")
+            ) weighed
+            where place = 1 or weighed <= $6
+            order by message_number, call_id collate "C"
+            "#,
+            self.id(),
+            message,
+            call,
+            self.snapshot.header.cut.message_number,
+            self.pager.rows,
+            PAGE_BYTES
+        )
+        .fetch_all(&self.store.pool)
+        .await?;
+        let rows = rows.into_iter().map(|row| {
+            let line = Line::Call(CallRow {
+                call_id: row.call_id,
+                run_id: row.run_id,
+                step_number: row.step_number,
+                message_number: row.message_number,
+                result_message_number: row.result_message_number,
+                name: row.name,
+                args_sha256: row.args_sha256,
+                effect: word("effect", row.effect)?,
+                status: word("call status", row.status)?,
+                attempts: row.attempts,
+                outcome: json("outcome", row.outcome)?,
+                receipt: json("receipt", row.receipt)?,
+                resolution: row.resolution,
+                started_at: row.started_at.map(time),
+                settled_at: row.settled_at.map(time),
+            });
+            Ok((line, i64::from(row.weight)))
+        });
+        let further = |line: &Line| match line {
+            Line::Call(row) => Stage::Calls(row.message_number, row.call_id.clone()),
+            _ => Stage::Deliveries(0),
+        };
+        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Deliveries(0)))
+    }
+
+    async fn deliveries(&self, after: i64) -> Result<Page> {
+        let rows = sqlx::query!(
+            r#"
+            select ordinal as "ordinal!", delivery_id as "delivery_id!", channel as "channel!",
+                source_key as "source_key!", content as "content!", status as "status!", attempt as "attempt!",
+                not_after, receipt, last_error, resolution, created_at as "created_at!", settled_at,
+                weight as "weight!"
+            from (
+                select sent.*, row_number() over page as place, sum(weight) over page as weighed
+                from (
+                    select ordinal, delivery_id, channel, source_key, content::text as content, status, attempt,
+                        not_after, receipt::text as receipt, last_error, resolution, created_at, settled_at,
+                        octet_length(content::text) as weight
+                    from deliveries
+                    where session_id = $1
+                        and ordinal > $2
+                        and ordinal <= $3
+                        and status in ('sent', 'failed', 'expired')
+                    order by ordinal
+                    limit $4
+                ) sent
+                window page as (order by ordinal)
+            ) weighed
+            where place = 1 or weighed <= $5
+            order by ordinal
+            "#,
+            self.id(),
+            after,
+            self.snapshot.last_ordinal,
+            self.pager.rows,
+            PAGE_BYTES
+        )
+        .fetch_all(&self.store.pool)
+        .await?;
+        let rows = rows.into_iter().map(|row| {
+            let line = Line::Delivery(DeliveryRow {
+                place: row.ordinal,
+                delivery_id: row.delivery_id,
+                channel: row.channel,
+                source_key: row.source_key,
+                content: from_text("delivery", &row.content)?,
+                status: word("delivery status", row.status)?,
+                attempt: row.attempt,
+                not_after: row.not_after.map(time),
+                receipt: json("receipt", row.receipt)?,
+                last_error: row.last_error,
+                resolution: row.resolution,
+                created_at: time(row.created_at),
+                settled_at: row.settled_at.map(time),
+            });
+            Ok((line, i64::from(row.weight)))
+        });
+        let further = |line: &Line| match line {
+            Line::Delivery(row) => Stage::Deliveries(row.place),
+            _ => Stage::Inbox(0),
+        };
+        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Inbox(0)))
+    }
+
+    async fn inbox(&self, after: i64) -> Result<Page> {
+        let rows = sqlx::query!(
+            r#"
+            select inbox_id as "inbox_id!", client_key as "client_key!", content as "content!",
+                content_sha256 as "content_sha256!", sender, run_id as "run_id!", outcome as "outcome!",
+                created_at as "created_at!", weight as "weight!"
+            from (
+                select taken.*, row_number() over page as place, sum(weight) over page as weighed
+                from (
+                    select *, octet_length(content) as weight from session_inbox
+                    where session_id = $1 and inbox_id > $2 and inbox_id <= $3 and status = 'drained'
+                    order by inbox_id
+                    limit $4
+                ) taken
+                window page as (order by inbox_id)
+            ) weighed
+            where place = 1 or weighed <= $5
+            order by inbox_id
+            "#,
+            self.id(),
+            after,
+            self.snapshot.last_inbox,
+            self.pager.rows,
+            PAGE_BYTES
+        )
+        .fetch_all(&self.store.pool)
+        .await?;
+        let rows = rows.into_iter().map(|row| {
+            let line = Line::Inbox(InboxRow {
+                inbox_id: row.inbox_id,
+                client_key: row.client_key,
+                content: row.content,
+                content_sha256: row.content_sha256,
+                sender: row.sender,
+                status: InboxStatus::Drained,
+                run_id: row.run_id,
+                outcome: word("inbox outcome", row.outcome)?,
+                created_at: time(row.created_at),
+            });
+            Ok((line, i64::from(row.weight)))
+        });
+        let further = |line: &Line| match line {
+            Line::Inbox(row) => Stage::Inbox(row.inbox_id),
+            _ => Stage::Blobs,
+        };
+        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Blobs))
+    }
+
+    pub(super) async fn blob_size(&self, sha256: &str) -> Result<(i64, String)> {
+        let row = sqlx::query!("select size, media_type from blobs where sha256 = $1", sha256)
+            .fetch_optional(&self.store.pool)
+            .await?
+            .ok_or_else(|| missing(sha256))?;
+        Ok((row.size, row.media_type))
+    }
+
+    pub(super) async fn whole_blob(&self, sha256: &str) -> Result<Vec<u8>> {
+        sqlx::query_scalar!("select bytes from blobs where sha256 = $1", sha256)
+            .fetch_optional(&self.store.pool)
+            .await?
+            .ok_or_else(|| missing(sha256))
+    }
+
+    pub(super) async fn blob_part(&self, sha256: &str, at: i64) -> Result<Vec<u8>> {
+        sqlx::query_scalar!(
+            r#"select substring(bytes from $2::integer + 1 for $3) as "part!" from blobs where sha256 = $1"#,
+            sha256,
+            at as i32,
+            PART_BYTES as i32
+        )
+        .fetch_optional(&self.store.pool)
+        .await?
+        .ok_or_else(|| missing(sha256))
+    }
+
+    fn id(&self) -> &str {
+        &self.snapshot.header.session_id
+    }
+}
+
+fn missing(sha256: &str) -> Error {
+    Error::corrupt("blob", format!("a row points at {sha256}, which is missing"))
+}

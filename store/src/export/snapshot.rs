@@ -1,0 +1,396 @@
+//! The cut: what may still change, read in one short REPEATABLE READ transaction, and how far the logs went then.
+
+use crate::{Error, Result, Store};
+use chrono::{DateTime, Utc};
+use futures::TryStreamExt as _;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use sqlx::PgConnection;
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write as _};
+use tempfile::SpooledTempFile;
+use wakeful_workflow::bundle::{
+    CallRow, Counts, Cut, DeliveryRow, Header, InboxRow, InboxStatus, Line, RunRow, SessionRow, VERSION,
+};
+use wakeful_workflow::session::SessionStatus;
+
+/// So much of the changing rows is kept in memory; the rest goes to a file that has no name.
+const IN_MEMORY: usize = 1 << 20;
+
+/// What a bundle is cut at.
+pub(super) struct Snapshot {
+    pub header: Header,
+    pub session: Box<SessionRow>,
+    pub last_ordinal: i64,
+    pub last_inbox: i64,
+    pub runs: Spool,
+    pub calls: Spool,
+    pub deliveries: Spool,
+    pub inbox: Spool,
+}
+
+/// Rows that were read in the snapshot, in their order.
+pub(super) struct Spool {
+    rows: BufReader<SpooledTempFile>,
+    next: Option<Line>,
+}
+
+/// A spool being filled.
+struct Filling(SpooledTempFile);
+
+impl Filling {
+    fn new() -> Filling {
+        Filling(SpooledTempFile::new(IN_MEMORY))
+    }
+
+    fn push(&mut self, line: &Line) -> Result<()> {
+        self.0.write_all(&line.to_bytes()).map_err(|error| spool_failed(&error))
+    }
+
+    fn filled(mut self) -> Result<Spool> {
+        self.0.seek(SeekFrom::Start(0)).map_err(|error| spool_failed(&error))?;
+        let mut spool = Spool { rows: BufReader::new(self.0), next: None };
+        spool.read()?;
+        Ok(spool)
+    }
+}
+
+fn spool_failed(error: &std::io::Error) -> Error {
+    Error::corrupt("temporary file", error)
+}
+
+impl Spool {
+    /// The next row, which stays.
+    pub fn peek(&self) -> Option<&Line> {
+        self.next.as_ref()
+    }
+
+    /// Takes the next row.
+    pub fn take(&mut self) -> Result<Option<Line>> {
+        let taken = self.next.take();
+        self.read()?;
+        Ok(taken)
+    }
+
+    fn read(&mut self) -> Result<()> {
+        let mut text = Vec::new();
+        self.rows.read_until(b'\n', &mut text).map_err(|error| spool_failed(&error))?;
+        self.next =
+            if text.is_empty() { None } else { Some(crate::hydrate::from_bytes("spooled row", &text)?) };
+        Ok(())
+    }
+}
+
+impl Snapshot {
+    pub async fn take(store: &Store, session_id: &str, redacted: bool) -> Result<Snapshot> {
+        let mut tx = store.pool.begin().await?;
+        sqlx::query!("set transaction isolation level repeatable read, read only").execute(&mut *tx).await?;
+        let (mut session, was_redacted) = session(&mut tx, session_id).await?;
+        let (last, gaps) = numbers(&mut tx, session_id, session.base_message_number).await?;
+        // Numbers beyond its own last message are those of the conversation's other sessions.
+        session.last_message_number = last;
+        let counted = counts(&mut tx, session_id).await?;
+        let header = Header {
+            wakeful_bundle: VERSION,
+            session_id: session_id.to_owned(),
+            redacted: redacted || was_redacted,
+            cut: Cut {
+                message_number: last,
+                step_number: session.last_step_number,
+                event_seq: session.last_event_seq,
+            },
+            counts: counted.counts,
+            gaps,
+        };
+        let snapshot = Snapshot {
+            header,
+            session: Box::new(session),
+            last_ordinal: counted.last_ordinal,
+            last_inbox: counted.last_inbox,
+            runs: runs(&mut tx, session_id).await?,
+            calls: open_calls(&mut tx, session_id).await?,
+            deliveries: open_deliveries(&mut tx, session_id).await?,
+            inbox: pending(&mut tx, session_id).await?,
+        };
+        tx.commit().await?;
+        Ok(snapshot)
+    }
+}
+
+/// The row, and whether it was imported without what was said.
+async fn session(tx: &mut PgConnection, session_id: &str) -> Result<(SessionRow, bool)> {
+    let row = sqlx::query!(
+        r#"
+        select s.*, c.parent_conversation_id as "parent_conversation_id?",
+            coalesce((s.imported_from ->> 'redacted')::boolean, false) as "was_redacted!"
+        from conversation_sessions s
+        left join conversation_counters c on c.conversation_id = s.conversation_id
+        where s.session_id = $1
+        "#,
+        session_id
+    )
+    .fetch_optional(tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+    let session = SessionRow {
+        session_id: row.session_id,
+        conversation_id: row.conversation_id,
+        space_id: row.space_id,
+        mailbox_id: row.mailbox_id,
+        trigger_type: row.trigger_type,
+        trigger_id: row.trigger_id,
+        agent: row.agent,
+        model_id: row.model_id,
+        model_context_window: row.model_context_window,
+        status: SessionStatus::parse(&row.status).ok_or_else(|| Error::corrupt("status", &row.status))?,
+        cancel_requested: row.cancel_requested,
+        cancel_reason: row.cancel_reason,
+        error: row.error,
+        policy: row.policy.map(|policy| object("policy", policy)).transpose()?,
+        tool_names: row.tool_names,
+        prefix_sha256: row.prefix_sha256,
+        initial_state: object("initial state", row.initial_state)?,
+        state: object("state", row.state)?,
+        seed_message_count: row.seed_message_count,
+        base_message_number: row.base_message_number,
+        last_message_number: row.last_message_number,
+        to_message_number: row.to_message_number,
+        last_step_number: row.last_step_number,
+        last_event_seq: row.last_event_seq,
+        total_turns: row.total_turns,
+        total_input_tokens: row.total_input_tokens,
+        total_output_tokens: row.total_output_tokens,
+        total_cached_tokens: row.total_cached_tokens,
+        total_cache_write_tokens: row.total_cache_write_tokens,
+        total_cost_micros: row.total_cost_micros,
+        started_at: time(row.started_at),
+        completed_at: row.completed_at.map(time),
+        parent_session_id: row.parent_session_id,
+        forked_from_message_id: row.forked_from_message_id,
+        parent_conversation_id: row.parent_conversation_id,
+        forked_at_message_number: row.forked_at_message_number,
+        base_step_number: row.base_step_number,
+        rebase: None,
+    };
+    Ok((session, row.was_redacted))
+}
+
+/// The session's own last message, and the stretches between its messages that are other sessions'.
+async fn numbers(tx: &mut PgConnection, session_id: &str, base: i64) -> Result<(i64, Vec<(i64, i64)>)> {
+    let mut gaps = Vec::new();
+    let mut rows = sqlx::query!(
+        r#"
+        select before + 1 as "first!", message_number - 1 as "last!"
+        from (
+            select message_number,
+                coalesce(lag(message_number) over (order by message_number), least(message_number - 1, $2)) as before
+            from conversation_records
+            where session_id = $1
+        ) numbers
+        where message_number > before + 1
+        order by message_number
+        "#,
+        session_id,
+        base
+    )
+    .fetch(&mut *tx);
+    while let Some(row) = rows.try_next().await? {
+        gaps.push((row.first, row.last));
+    }
+    drop(rows);
+    let last = sqlx::query_scalar!(
+        r#"select greatest(coalesce(max(message_number), $2), $2) as "last!"
+        from conversation_records where session_id = $1"#,
+        session_id,
+        base
+    )
+    .fetch_one(tx)
+    .await?;
+    Ok((last, gaps))
+}
+
+struct Counted {
+    counts: Counts,
+    last_ordinal: i64,
+    last_inbox: i64,
+}
+
+async fn counts(tx: &mut PgConnection, session_id: &str) -> Result<Counted> {
+    let row = sqlx::query!(
+        r#"
+        select (select count(*) from session_seed_messages where session_id = $1) as "seeds!",
+            (select count(*) from session_runs where session_id = $1) as "runs!",
+            (select count(*) from conversation_records where session_id = $1) as "records!",
+            (select count(*) from session_steps where session_id = $1) as "steps!",
+            (select count(*) from session_events where session_id = $1) as "events!",
+            (select count(*) from tool_calls where session_id = $1) as "calls!",
+            d.count as "deliveries!", d.last as "last_ordinal!", i.count as "inbox!", i.last as "last_inbox!"
+        from (select count(*) as count, coalesce(max(ordinal), 0) as last from deliveries where session_id = $1) d,
+            (select count(*) as count, coalesce(max(inbox_id), 0) as last from session_inbox where session_id = $1) i
+        "#,
+        session_id
+    )
+    .fetch_one(tx)
+    .await?;
+    let counts = Counts {
+        seeds: row.seeds,
+        runs: row.runs,
+        records: row.records,
+        steps: row.steps,
+        events: row.events,
+        calls: row.calls,
+        deliveries: row.deliveries,
+        inbox: row.inbox,
+    };
+    Ok(Counted { counts, last_ordinal: row.last_ordinal, last_inbox: row.last_inbox })
+}
+
+/// A failed run may be retried, so all of them are read here. They are small.
+async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
+    let mut filling = Filling::new();
+    let mut rows = sqlx::query!(
+        r#"
+        select run_id, status, prompt_message_number, steps, input_tokens, output_tokens, tool_calls, error,
+            created_at, started_at, completed_at
+        from session_runs
+        where session_id = $1
+        order by created_at, run_id collate "C"
+        "#,
+        session_id
+    )
+    .fetch(tx);
+    while let Some(row) = rows.try_next().await? {
+        filling.push(&Line::Run(RunRow {
+            run_id: row.run_id,
+            status: word("run status", row.status)?,
+            prompt_message_number: row.prompt_message_number,
+            steps: row.steps,
+            input_tokens: row.input_tokens,
+            output_tokens: row.output_tokens,
+            tool_calls: row.tool_calls,
+            error: row.error,
+            created_at: time(row.created_at),
+            started_at: row.started_at.map(time),
+            completed_at: row.completed_at.map(time),
+        }))?;
+    }
+    filling.filled()
+}
+
+/// Calls that may still change: without a result, or uncertain.
+async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
+    let mut filling = Filling::new();
+    let mut rows = sqlx::query!(
+        r#"
+        select call_id, run_id, step_number, message_number, result_message_number, name, args_sha256, effect, status,
+            attempts, outcome::text as outcome, receipt::text as receipt, resolution, started_at, settled_at
+        from tool_calls
+        where session_id = $1 and (result_message_number is null or status not in ('done', 'failed', 'abandoned'))
+        order by message_number, call_id collate "C"
+        "#,
+        session_id
+    )
+    .fetch(tx);
+    while let Some(row) = rows.try_next().await? {
+        filling.push(&Line::Call(CallRow {
+            call_id: row.call_id,
+            run_id: row.run_id,
+            step_number: row.step_number,
+            message_number: row.message_number,
+            result_message_number: row.result_message_number,
+            name: row.name,
+            args_sha256: row.args_sha256,
+            effect: word("effect", row.effect)?,
+            status: word("call status", row.status)?,
+            attempts: row.attempts,
+            outcome: json("outcome", row.outcome)?,
+            receipt: json("receipt", row.receipt)?,
+            resolution: row.resolution,
+            started_at: row.started_at.map(time),
+            settled_at: row.settled_at.map(time),
+        }))?;
+    }
+    filling.filled()
+}
+
+/// Deliveries that may still change. Their places are given when they are written.
+async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
+    let mut filling = Filling::new();
+    let mut rows = sqlx::query!(
+        r#"
+        select ordinal, delivery_id, channel, source_key, content::text as "content!", status, attempt, not_after,
+            receipt::text as receipt, last_error, resolution, created_at, settled_at
+        from deliveries
+        where session_id = $1 and status not in ('sent', 'failed', 'expired')
+        order by ordinal
+        "#,
+        session_id
+    )
+    .fetch(tx);
+    while let Some(row) = rows.try_next().await? {
+        filling.push(&Line::Delivery(DeliveryRow {
+            place: row.ordinal,
+            delivery_id: row.delivery_id,
+            channel: row.channel,
+            source_key: row.source_key,
+            content: crate::hydrate::from_text("delivery", &row.content)?,
+            status: word("delivery status", row.status)?,
+            attempt: row.attempt,
+            not_after: row.not_after.map(time),
+            receipt: json("receipt", row.receipt)?,
+            last_error: row.last_error,
+            resolution: row.resolution,
+            created_at: time(row.created_at),
+            settled_at: row.settled_at.map(time),
+        }))?;
+    }
+    filling.filled()
+}
+
+/// Messages that wait.
+async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
+    let mut filling = Filling::new();
+    let mut rows = sqlx::query!(
+        "select inbox_id, client_key, content, content_sha256, sender, run_id, outcome, created_at
+        from session_inbox
+        where session_id = $1 and status = 'pending'
+        order by inbox_id",
+        session_id
+    )
+    .fetch(tx);
+    while let Some(row) = rows.try_next().await? {
+        filling.push(&Line::Inbox(InboxRow {
+            inbox_id: row.inbox_id,
+            client_key: row.client_key,
+            content: row.content,
+            content_sha256: row.content_sha256,
+            sender: row.sender,
+            status: InboxStatus::Pending,
+            run_id: row.run_id,
+            outcome: word("inbox outcome", row.outcome)?,
+            created_at: time(row.created_at),
+        }))?;
+    }
+    filling.filled()
+}
+
+/// As a bundle writes it: microseconds, which is what Postgres keeps.
+pub(super) fn time(time: DateTime<Utc>) -> String {
+    time.format("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
+}
+
+/// A stored word as what it stands for.
+pub(super) fn word<T: DeserializeOwned>(what: &'static str, word: String) -> Result<T> {
+    serde_json::from_value(Value::String(word)).map_err(|error| Error::corrupt(what, error))
+}
+
+/// A `json` column, which is read as the text that was stored.
+pub(super) fn json<T: DeserializeOwned>(what: &'static str, text: Option<String>) -> Result<Option<T>> {
+    text.map(|text| crate::hydrate::from_text(what, &text)).transpose()
+}
+
+pub(super) fn object(what: &'static str, value: Value) -> Result<Map<String, Value>> {
+    match value {
+        Value::Object(object) => Ok(object),
+        other => Err(Error::corrupt(what, format!("not an object: {other}"))),
+    }
+}

@@ -1,0 +1,173 @@
+//! Import: a bundle becomes a session of this database, whole or not at all.
+//!
+//! The file is read twice. The first time everything in it is checked and nothing is written; the second time it is checked
+//! again and written, in one transaction, which commits only if both readings gave the same checksum. What is written
+//! starts nothing: no job, no open run, nothing to send (see `workflow::bundle::import`).
+
+mod source;
+mod write;
+
+use crate::{Error, Result, Store, new_id};
+use serde::Serialize;
+use source::{Source, failed};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use tokio::sync::mpsc;
+use wakeful_workflow::bundle::check::{Checked, Summary};
+use wakeful_workflow::bundle::import::Adoption;
+use wakeful_workflow::bundle::{Checker, Counts, Limits, Line, Section};
+use write::Writer;
+
+/// About how many bytes of rows are written at a time.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// What was imported, or would have been.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Imported {
+    /// `None` where the bundle was only verified.
+    pub session_id: Option<String>,
+    /// As the API gives it: without the space.
+    pub conversation_id: Option<String>,
+    /// The session's id where it was exported.
+    pub exported_session_id: String,
+    /// Its status there; one that was open is `failed` here.
+    pub exported_status: &'static str,
+    pub redacted: bool,
+    pub counts: BTreeCounts,
+    pub bytes: u64,
+    pub sha256: String,
+}
+
+/// Rows by kind, blobs included.
+pub type BTreeCounts = std::collections::BTreeMap<&'static str, i64>;
+
+impl Imported {
+    fn of(summary: &Summary) -> Imported {
+        let counts: Counts = summary.header.counts;
+        Imported {
+            session_id: None,
+            conversation_id: None,
+            exported_session_id: summary.header.session_id.clone(),
+            exported_status: summary.session.status.as_str(),
+            redacted: summary.header.redacted,
+            counts: counts.each().into_iter().chain([("blobs", summary.blobs)]).collect(),
+            bytes: summary.bytes,
+            sha256: summary.sha256.clone(),
+        }
+    }
+}
+
+/// Checks a bundle to its end and writes nothing. `told` is called with the bytes of the file that were read so far.
+///
+/// # Errors
+/// [`Error::Bundle`], [`Error::NotFound`] for a file that is not there, [`Error::File`].
+pub async fn check(file: &Path, limits: Limits, told: impl Fn(u64) + Send + 'static) -> Result<Imported> {
+    Ok(Imported::of(&checked(file.to_owned(), limits, told).await?))
+}
+
+async fn checked(file: PathBuf, limits: Limits, told: impl Fn(u64) + Send + 'static) -> Result<Summary> {
+    let check = move || {
+        let mut source = Source::open(&file, limits)?;
+        let mut checker = Checker::new(limits);
+        while let Some(line) = source.line(&checker)? {
+            checker.line(line)?;
+            told(source.read());
+        }
+        Ok(checker.finish()?)
+    };
+    tokio::task::spawn_blocking(check).await.map_err(|error| Error::corrupt("check", error))?
+}
+
+impl Store {
+    /// Imports the bundle in `file` (plain or gzip) into the space, as a new session of a new conversation. The same
+    /// bundle twice gives two. `told` is called with the bytes of the file that were read so far.
+    ///
+    /// # Errors
+    /// [`Error::Bundle`] for one that is not whole or does not fit, [`Error::NotFound`] for a file that is not there,
+    /// [`Error::File`], [`Error::Database`]. Nothing is written then.
+    pub async fn import(
+        &self,
+        file: &Path,
+        space_id: &str,
+        limits: Limits,
+        told: impl Fn(u64) + Send + 'static,
+    ) -> Result<Imported> {
+        let summary = checked(file.to_owned(), limits, told).await?;
+        let (session_id, conversation) = (new_id("sess"), new_id("conv"));
+        let mut tx = self.pool.begin().await?;
+        let inbox = write::inbox_ids(&mut tx, &summary.inbox).await?;
+        let adoption = Adoption::new(&session_id, space_id, &conversation, inbox);
+        let mut writer = Writer::new(adoption, &summary);
+        let mut batches = batches(file.to_owned(), limits);
+        let mut again = None;
+        while let Some(batch) = batches.recv().await {
+            match batch? {
+                Batch::Rows(rows) => writer.write(&mut tx, rows).await?,
+                Batch::End(sha256) => again = Some(sha256),
+            }
+        }
+        if again.as_ref() != Some(&summary.sha256) {
+            // Dropping the transaction undoes it.
+            let source = std::io::Error::other("the file changed while it was being imported");
+            return Err(failed(file, source));
+        }
+        writer.end(&mut tx).await?;
+        crate::failpoint::failpoint("K42");
+        tx.commit().await?;
+        Ok(Imported {
+            session_id: Some(session_id),
+            conversation_id: Some(conversation),
+            ..Imported::of(&summary)
+        })
+    }
+}
+
+/// Rows of one section, or the checksum of the whole.
+enum Batch {
+    Rows(Vec<Line>),
+    End(String),
+}
+
+/// The second reading: rows as they are checked, a few batches ahead of who writes them.
+fn batches(file: PathBuf, limits: Limits) -> mpsc::Receiver<Result<Batch>> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::task::spawn_blocking(move || {
+        let read = send_batches(&file, limits, &sender);
+        if let Err(error) = read {
+            // Nobody writes any more where nobody listens.
+            let _ = sender.blocking_send(Err(error));
+        }
+    });
+    receiver
+}
+
+fn send_batches(file: &Path, limits: Limits, sender: &mpsc::Sender<Result<Batch>>) -> Result<()> {
+    let mut source = Source::open(file, limits)?;
+    let mut checker = Checker::new(limits);
+    let (mut rows, mut bytes, mut section) = (Vec::new(), 0, Section::Session);
+    while let Some(line) = source.line(&checker)? {
+        let length = line.len();
+        let Checked::Row(row) = checker.line(line)? else { continue };
+        let full = bytes + length > BATCH_BYTES || row.section() != section || section == Section::Blob;
+        if full && !rows.is_empty() {
+            if sender.blocking_send(Ok(Batch::Rows(std::mem::take(&mut rows)))).is_err() {
+                return Ok(());
+            }
+            bytes = 0;
+        }
+        section = row.section();
+        bytes += length;
+        rows.push(row);
+    }
+    let summary = checker.finish()?;
+    let last = [Batch::Rows(rows), Batch::End(summary.sha256)];
+    for batch in last {
+        if sender.blocking_send(Ok(batch)).is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// New ids of inbox rows, by those in the bundle.
+type InboxIds = HashMap<i64, i64>;

@@ -1,0 +1,328 @@
+//! The rows of a bundle, written. Each batch is one statement that takes its rows as JSON: what a line of the bundle says is
+//! what the columns get.
+
+use super::InboxIds;
+use crate::step::to_json;
+use crate::{Error, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use sqlx::PgConnection;
+use wakeful_workflow::bundle::check::Summary;
+use wakeful_workflow::bundle::import::{Adoption, origin};
+use wakeful_workflow::bundle::{BlobPart, EventRow, Line, Section, SessionRow};
+
+/// Takes as many ids from the database as there are inbox rows.
+pub(super) async fn inbox_ids(tx: &mut PgConnection, old: &[i64]) -> Result<InboxIds> {
+    let new = sqlx::query_scalar!(
+        r#"select nextval(pg_get_serial_sequence('session_inbox', 'inbox_id')) as "id!" from generate_series(1, $1)"#,
+        old.len() as i64
+    )
+    .fetch_all(tx)
+    .await?;
+    Ok(old.iter().copied().zip(new).collect())
+}
+
+pub(super) struct Writer {
+    adoption: Adoption,
+    origin: Value,
+    session_id: String,
+    conversation_id: String,
+    space_id: String,
+    last_event_seq: i64,
+    /// The blob whose parts come, if it was not there before.
+    blob: Option<String>,
+}
+
+impl Writer {
+    pub fn new(adoption: Adoption, summary: &Summary) -> Writer {
+        Writer {
+            adoption,
+            origin: origin(&summary.session, summary.header.redacted, &summary.sha256),
+            session_id: String::new(),
+            conversation_id: String::new(),
+            space_id: String::new(),
+            last_event_seq: summary.session.last_event_seq,
+            blob: None,
+        }
+    }
+
+    /// Writes rows of one section.
+    pub async fn write(&mut self, tx: &mut PgConnection, rows: Vec<Line>) -> Result<()> {
+        let rows: Vec<Line> = rows.into_iter().map(|row| self.adoption.adopt(row)).collect();
+        let Some(section) = rows.first().map(Line::section) else { return Ok(()) };
+        match section {
+            Section::Session => {
+                for row in &rows {
+                    if let Line::Session(row) = row {
+                        self.session(tx, row).await?;
+                    }
+                }
+                Ok(())
+            }
+            Section::Blob => {
+                for row in &rows {
+                    if let Line::Blob(part) = row {
+                        self.blob(tx, part).await?;
+                    }
+                }
+                Ok(())
+            }
+            Section::Seed => self.seeds(tx, &json_of(&rows)?).await,
+            Section::Run => self.runs(tx, &json_of(&rows)?).await,
+            Section::Record => self.records(tx, &json_of(&rows)?).await,
+            Section::Step => self.steps(tx, &json_of(&rows)?).await,
+            Section::Event => self.events(tx, &json_of(&rows)?).await,
+            Section::Call => self.calls(tx, &json_of(&rows)?).await,
+            Section::Delivery => self.deliveries(tx, &json_of(&rows)?).await,
+            Section::Inbox => self.inbox(tx, &json_of(&rows)?).await,
+        }
+    }
+
+    /// What the journal says after the bundle's last entry.
+    pub async fn end(&mut self, tx: &mut PgConnection) -> Result<()> {
+        let ending: Vec<EventRow> = self.adoption.ending(self.last_event_seq);
+        if ending.is_empty() { Ok(()) } else { self.events(tx, &to_json(&ending)?).await }
+    }
+
+    async fn session(&mut self, tx: &mut PgConnection, row: &SessionRow) -> Result<()> {
+        self.session_id.clone_from(&row.session_id);
+        self.conversation_id.clone_from(&row.conversation_id);
+        self.space_id.clone_from(&row.space_id);
+        sqlx::query!(
+            "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
+            values ($1, $2, $3, $4)",
+            row.conversation_id,
+            row.space_id,
+            row.mailbox_id,
+            row.last_message_number.max(i64::from(row.seed_message_count))
+        )
+        .execute(&mut *tx)
+        .await?;
+        sqlx::query!(
+            "insert into conversation_sessions
+                (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
+                 model_context_window, status, error, policy, tool_names, prefix_sha256, initial_state, state,
+                 seed_message_count, base_message_number, last_message_number, to_message_number, last_step_number,
+                 last_event_seq, total_turns, total_input_tokens, total_output_tokens, total_cached_tokens,
+                 total_cache_write_tokens, total_cost_micros, started_at, completed_at, imported_from)
+            select session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
+                model_context_window, status, error, policy, tool_names, prefix_sha256, initial_state, state,
+                seed_message_count, base_message_number, last_message_number, to_message_number, last_step_number,
+                last_event_seq, total_turns, total_input_tokens, total_output_tokens, total_cached_tokens,
+                total_cache_write_tokens, total_cost_micros, started_at, completed_at, $2
+            from json_to_record($1::text::json) as row (
+                session_id text, conversation_id text, space_id text, mailbox_id text, trigger_type text,
+                trigger_id text, agent text, model_id text, model_context_window integer, status text, error text,
+                policy jsonb, tool_names text[], prefix_sha256 text, initial_state jsonb, state jsonb,
+                seed_message_count integer, base_message_number bigint, last_message_number bigint,
+                to_message_number bigint, last_step_number bigint, last_event_seq bigint, total_turns integer,
+                total_input_tokens bigint, total_output_tokens bigint, total_cached_tokens bigint,
+                total_cache_write_tokens bigint, total_cost_micros bigint, started_at timestamptz,
+                completed_at timestamptz)",
+            to_json(row)?,
+            self.origin
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    async fn seeds(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+        sqlx::query!(
+            r#"insert into session_seed_messages (session_id, ordinal, role, content, is_new, "timestamp", details)
+            select $1, ordinal, role, content, is_new, "timestamp", details
+            from json_to_recordset($2::text::json) as row (
+                ordinal integer, role text, content text, is_new boolean, "timestamp" bigint, details jsonb)"#,
+            self.session_id,
+            rows
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    async fn runs(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+        sqlx::query!(
+            "insert into session_runs
+                (run_id, session_id, conversation_id, status, prompt_message_number, steps, input_tokens,
+                 output_tokens, tool_calls, error, created_at, started_at, completed_at)
+            select run_id, $1, $2, status, prompt_message_number, steps, input_tokens, output_tokens, tool_calls, error,
+                created_at, started_at, completed_at
+            from json_to_recordset($3::text::json) as row (
+                run_id text, status text, prompt_message_number bigint, steps bigint, input_tokens bigint,
+                output_tokens bigint, tool_calls bigint, error text, created_at timestamptz, started_at timestamptz,
+                completed_at timestamptz)",
+            self.session_id,
+            self.conversation_id,
+            rows
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    async fn records(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+        sqlx::query!(
+            "insert into conversation_records
+                (conversation_id, message_number, message_id, session_id, run_id, step_number, role, content, internal,
+                 details, created_at)
+            select $2, message_number, message_id, $1, run_id, step_number, role, content, internal, details, created_at
+            from json_to_recordset($3::text::json) as row (
+                message_number bigint, message_id text, run_id text, step_number bigint, role text, content json,
+                internal boolean, details json, created_at timestamptz)",
+            self.session_id,
+            self.conversation_id,
+            rows
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    /// Lease and worker were another database's.
+    async fn steps(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+        sqlx::query!(
+            "insert into session_steps
+                (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
+                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
+                 event_seq, lease, worker_id, started_at, committed_at)
+            select $1, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
+                output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
+                event_seq, 0, 'import', started_at, committed_at
+            from json_to_recordset($2::text::json) as row (
+                step_number bigint, run_id text, from_message_number bigint, to_message_number bigint,
+                finish_reason text, input_tokens integer, output_tokens integer, cached_tokens integer,
+                cache_write_tokens integer, cost_micros bigint, executed_local_tool_count integer, attempt integer,
+                event_seq bigint, started_at timestamptz, committed_at timestamptz)",
+            self.session_id,
+            rows
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    async fn events(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+        sqlx::query!(
+            "insert into session_events (session_id, seq, ts, type, run_id, step_number, payload, dedupe_key)
+            select $1, seq, ts, type, run_id, step_number, payload, dedupe_key
+            from json_to_recordset($2::text::json) as row (
+                seq bigint, ts timestamptz, type text, run_id text, step_number bigint, payload jsonb,
+                dedupe_key text)",
+            self.session_id,
+            rows
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    async fn calls(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+        sqlx::query!(
+            "insert into tool_calls
+                (session_id, call_id, run_id, step_number, message_number, result_message_number, name, args_sha256,
+                 effect, status, attempts, outcome, receipt, resolution, started_at, settled_at)
+            select $1, call_id, run_id, step_number, message_number, result_message_number, name, args_sha256, effect,
+                status, attempts, outcome, receipt, resolution, started_at, settled_at
+            from json_to_recordset($2::text::json) as row (
+                call_id text, run_id text, step_number bigint, message_number bigint, result_message_number bigint,
+                name text, args_sha256 text, effect text, status text, attempts integer, outcome json, receipt json,
+                resolution jsonb, started_at timestamptz, settled_at timestamptz)",
+            self.session_id,
+            rows
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    async fn deliveries(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+        sqlx::query!(
+            "insert into deliveries
+                (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content, status,
+                 attempt, not_after, receipt, last_error, resolution, created_at, settled_at)
+            select delivery_id, $2, $3, channel, nextval('delivery_ordinals'), $1, source_key, content, status, attempt,
+                not_after, receipt, last_error, resolution, created_at, settled_at
+            from (
+                select *
+                from json_to_recordset($4::text::json) as row (
+                    place bigint, delivery_id text, channel text, source_key text, content json, status text,
+                    attempt integer, not_after timestamptz, receipt json, last_error text, resolution jsonb,
+                    created_at timestamptz, settled_at timestamptz)
+                order by place
+            ) placed",
+            self.session_id,
+            self.space_id,
+            self.conversation_id,
+            rows
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    async fn inbox(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+        sqlx::query!(
+            "insert into session_inbox
+                (session_id, inbox_id, client_key, content, content_sha256, sender, status, run_id, outcome, created_at)
+            overriding system value
+            select $1, inbox_id, client_key, content, content_sha256, sender, status, run_id, outcome, created_at
+            from json_to_recordset($2::text::json) as row (
+                inbox_id bigint, client_key text, content text, content_sha256 text, sender text, status text,
+                run_id text, outcome text, created_at timestamptz)",
+            self.session_id,
+            rows
+        )
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    /// One that is there already is what its name says, and is left as it is.
+    async fn blob(&mut self, tx: &mut PgConnection, part: &BlobPart) -> Result<()> {
+        let bytes = STANDARD.decode(&part.base64).map_err(|error| Error::corrupt("blob", error))?;
+        if part.at == 0 {
+            let new = sqlx::query!(
+                "insert into blobs (sha256, size, media_type, bytes)
+                values ($1, $2, $3, $4)
+                on conflict (sha256) do nothing",
+                part.sha256,
+                part.bytes,
+                part.media_type,
+                bytes
+            )
+            .execute(tx)
+            .await?;
+            self.blob = (new.rows_affected() == 1).then(|| part.sha256.clone());
+        } else if self.blob.as_ref() == Some(&part.sha256) {
+            sqlx::query!("update blobs set bytes = bytes || $2 where sha256 = $1", part.sha256, bytes)
+                .execute(tx)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// The rows as a JSON array: a line is an object with the section's word before its row.
+fn json_of(rows: &[Line]) -> Result<String> {
+    let mut text = String::from("[");
+    for row in rows {
+        if text.len() > 1 {
+            text.push(',');
+        }
+        match row {
+            Line::Seed(row) => text.push_str(&to_json(row)?),
+            Line::Run(row) => text.push_str(&to_json(row)?),
+            Line::Record(row) => text.push_str(&to_json(row)?),
+            Line::Step(row) => text.push_str(&to_json(row)?),
+            Line::Event(row) => text.push_str(&to_json(row)?),
+            Line::Call(row) => text.push_str(&to_json(row)?),
+            Line::Delivery(row) => text.push_str(&to_json(row)?),
+            Line::Inbox(row) => text.push_str(&to_json(row)?),
+            Line::Session(_) | Line::Blob(_) => {}
+        }
+    }
+    text.push(']');
+    Ok(text)
+}

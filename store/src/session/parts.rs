@@ -1,0 +1,270 @@
+//! What a session is made of, as people see it: runs, messages, steps, calls, deliveries.
+
+use crate::{Error, Result, Store};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::{Value, json};
+use wakeful_workflow::record::{Block, text_of};
+
+/// One run as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunView {
+    pub run_id: String,
+    pub status: String,
+    /// The message that opened it.
+    pub prompt: Option<String>,
+    /// Its number, once the run has the conversation.
+    pub prompt_message_number: Option<i64>,
+    pub steps: i64,
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+    pub tool_calls: i64,
+    pub error: Option<String>,
+    pub created_at: DateTime<Utc>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub completed_at: Option<DateTime<Utc>>,
+}
+
+/// One message as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct MessageView {
+    pub message_number: i64,
+    pub message_id: String,
+    pub run_id: String,
+    pub step_number: i64,
+    pub role: String,
+    pub text: String,
+    pub content: Value,
+    pub internal: bool,
+    pub created_at: DateTime<Utc>,
+}
+
+/// One committed step as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepView {
+    pub step_number: i64,
+    pub run_id: String,
+    pub from_message_number: i64,
+    pub to_message_number: i64,
+    pub finish_reason: String,
+    pub usage: Value,
+    pub executed_local_tool_count: i32,
+    pub attempt: i32,
+    pub worker_id: String,
+    pub started_at: DateTime<Utc>,
+    pub committed_at: DateTime<Utc>,
+}
+
+/// One effect as it is shown: a ledger row or a delivery.
+#[derive(Clone, Debug, Serialize)]
+pub struct CallView {
+    pub call_id: String,
+    pub name: String,
+    pub effect: String,
+    pub status: String,
+    pub attempts: i32,
+}
+
+/// One outgoing message as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeliveryView {
+    pub delivery_id: String,
+    pub channel: String,
+    pub status: String,
+    pub attempt: i32,
+    pub last_error: Option<String>,
+    pub receipt: Option<Value>,
+}
+
+impl Store {
+    /// The session's newest `limit` runs, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Database`], [`Error::Corrupt`].
+    pub async fn runs(&self, session_id: &str, limit: i64) -> Result<Vec<RunView>> {
+        let rows = sqlx::query!(
+            r#"
+            select r.run_id, r.status, r.prompt_message_number, r.steps, r.input_tokens, r.output_tokens, r.tool_calls,
+                r.error, r.created_at, r.started_at, r.completed_at, m.content::text as "prompt?",
+                i.content as "waiting?"
+            from session_runs r
+            left join conversation_records m
+                on m.conversation_id = r.conversation_id and m.message_number = r.prompt_message_number
+            left join lateral (
+                select content from session_inbox
+                where session_id = r.session_id and run_id = r.run_id
+                order by inbox_id
+                limit 1
+            ) i on r.prompt_message_number is null
+            where r.session_id = $1
+            order by r.created_at desc, r.run_id desc
+            limit $2
+            "#,
+            session_id,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .rev()
+            .map(|row| {
+                let said = row.prompt.map(|content| {
+                    let blocks: Vec<Block> = crate::hydrate::from_text("message", &content)?;
+                    Ok::<_, Error>(text_of(&blocks))
+                });
+                Ok(RunView {
+                    run_id: row.run_id,
+                    status: row.status,
+                    prompt: said.transpose()?.or(row.waiting),
+                    prompt_message_number: row.prompt_message_number,
+                    steps: row.steps,
+                    input_tokens: row.input_tokens,
+                    output_tokens: row.output_tokens,
+                    tool_calls: row.tool_calls,
+                    error: row.error,
+                    created_at: row.created_at,
+                    started_at: row.started_at,
+                    completed_at: row.completed_at,
+                })
+            })
+            .collect()
+    }
+
+    /// The newest `limit` messages below `before`, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Database`], [`Error::Corrupt`].
+    pub async fn messages(
+        &self,
+        session_id: &str,
+        before: Option<i64>,
+        limit: i64,
+    ) -> Result<Vec<MessageView>> {
+        self.messages_that_are(None, session_id, before, limit).await
+    }
+
+    /// The same of those only that are, or are not, the agent's own bookkeeping.
+    ///
+    /// # Errors
+    /// [`Error::Database`], [`Error::Corrupt`].
+    pub async fn messages_that_are(
+        &self,
+        internal: Option<bool>,
+        session_id: &str,
+        before: Option<i64>,
+        limit: i64,
+    ) -> Result<Vec<MessageView>> {
+        let rows = sqlx::query!(
+            r#"
+            select message_number, message_id, run_id, step_number, role, content::text as "content!", internal,
+                created_at
+            from conversation_records
+            where session_id = $1 and ($2::bigint is null or message_number < $2)
+                and ($4::boolean is null or internal = $4)
+            order by message_number desc
+            limit $3
+            "#,
+            session_id,
+            before,
+            limit,
+            internal
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .rev()
+            .map(|row| {
+                let blocks: Vec<Block> = crate::hydrate::from_text("message", &row.content)?;
+                Ok(MessageView {
+                    message_number: row.message_number,
+                    message_id: row.message_id,
+                    run_id: row.run_id,
+                    step_number: row.step_number,
+                    role: row.role,
+                    text: text_of(&blocks),
+                    content: crate::hydrate::from_text("message", &row.content)?,
+                    internal: row.internal,
+                    created_at: row.created_at,
+                })
+            })
+            .collect()
+    }
+
+    /// The newest `limit` steps below `before`, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn steps(&self, session_id: &str, before: Option<i64>, limit: i64) -> Result<Vec<StepView>> {
+        let rows = sqlx::query!(
+            "select step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
+                output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
+                worker_id, started_at, committed_at
+            from session_steps
+            where session_id = $1 and ($2::bigint is null or step_number < $2)
+            order by step_number desc
+            limit $3",
+            session_id,
+            before,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows
+            .into_iter()
+            .rev()
+            .map(|row| StepView {
+                step_number: row.step_number,
+                run_id: row.run_id,
+                from_message_number: row.from_message_number,
+                to_message_number: row.to_message_number,
+                finish_reason: row.finish_reason,
+                usage: json!({
+                    "input_tokens": row.input_tokens,
+                    "output_tokens": row.output_tokens,
+                    "cached_tokens": row.cached_tokens,
+                    "cache_write_tokens": row.cache_write_tokens,
+                    "cost_micros": row.cost_micros,
+                }),
+                executed_local_tool_count: row.executed_local_tool_count,
+                attempt: row.attempt,
+                worker_id: row.worker_id,
+                started_at: row.started_at,
+                committed_at: row.committed_at,
+            })
+            .collect())
+    }
+
+    /// The session's ledger, in the order in which the calls were asked for.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn calls(&self, session_id: &str) -> Result<Vec<CallView>> {
+        Ok(sqlx::query_as!(
+            CallView,
+            "select call_id, name, effect, status, attempts from tool_calls
+            where session_id = $1
+            order by message_number, call_id
+            limit 1000",
+            session_id
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// The session's outgoing messages, in the order in which they are sent.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn deliveries(&self, session_id: &str) -> Result<Vec<DeliveryView>> {
+        Ok(sqlx::query_as!(
+            DeliveryView,
+            r#"select delivery_id, channel, status, attempt, last_error, receipt from deliveries
+            where session_id = $1
+            order by ordinal
+            limit 1000"#,
+            session_id
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}

@@ -1,0 +1,76 @@
+//! A conversation: its sessions, and beginning anew in it.
+
+use super::chat::{check_text, idempotency_key, parse};
+use super::sessions::{Answer, limit, next_page, page};
+use super::{Id, Problem, stored_conversation_id};
+use crate::{Ctx, origin};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use wakeful_store::wake::NewSession;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ChainQuery {
+    cursor: Option<String>,
+    limit: Option<i64>,
+}
+
+/// Every session of a conversation's chain, parents and children included, newest first. 404 for a conversation that does
+/// not exist.
+pub(super) async fn sessions(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    query: Result<Query<ChainQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    check_text("cursor", query.cursor.as_deref(), 256)?;
+    let conversation_id = stored_conversation_id(&id)?;
+    let limit = limit(query.limit);
+    let items = ctx.store.chain(&conversation_id, query.cursor.as_deref(), limit).await?;
+    let next = next_page(&items, limit, |last| json!(last.session_id));
+    page(&items, next)
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Anew {
+    agent: Option<String>,
+    repository_id: Option<String>,
+    client_key: Option<String>,
+}
+
+/// Begins anew: 201 with a session that has no message, or 200 with the one that the same `client_key` made before. The
+/// conversation's next message goes to it. 404 for a conversation that does not exist.
+pub(super) async fn begin_anew(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Value>), Problem> {
+    let body = body?;
+    let asked: Anew = if body.is_empty() { Anew::default() } else { parse(&body)? };
+    let client_key = asked.client_key.or(idempotency_key(&headers)?);
+    check_text("client_key", client_key.as_deref(), 256)?;
+    check_text("repository_id", asked.repository_id.as_deref(), 256)?;
+    let conversation_id = stored_conversation_id(&id)?;
+    let agent = match asked.agent {
+        Some(agent) => Some(agent),
+        None => ctx.store.latest_agent(&conversation_id).await?,
+    };
+    let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent.as_deref())?;
+    let new = NewSession { repository_id: asked.repository_id, ..new };
+    let begun = ctx.store.begin_anew(&new, client_key.as_deref()).await?;
+    let status = if begun.duplicate { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((
+        status,
+        Json(json!({
+            "session_id": begun.session_id, "conversation_id": id, "status": begun.status, "agent": new.agent,
+        })),
+    ))
+}

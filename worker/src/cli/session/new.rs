@@ -1,0 +1,56 @@
+//! `wakeful session new`.
+
+use super::super::output::{Output, printable};
+use super::{Exit, Usage};
+use crate::api::stored_conversation_id;
+use crate::config::Config;
+use crate::{App, origin};
+use wakeful_store::Store;
+use wakeful_store::wake::NewSession;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The conversation, as `session list` names it.
+    conversation: String,
+    /// Another agent than the one that the conversation has now.
+    #[arg(long, value_name = "NAME")]
+    agent: Option<String>,
+    /// The repository that the work is about.
+    #[arg(long, value_name = "ID")]
+    repository: Option<String>,
+    /// An idempotency key: begun again under it, it is the same session.
+    #[arg(long, value_name = "KEY")]
+    client_key: Option<String>,
+}
+
+pub(super) async fn new(
+    app: &App,
+    config: &Config,
+    store: &Store,
+    output: &Output,
+    args: Args,
+) -> anyhow::Result<Exit> {
+    for (name, given) in [("--client-key", &args.client_key), ("--repository", &args.repository)] {
+        if given
+            .as_ref()
+            .is_some_and(|text| text.is_empty() || text.len() > 256 || text.chars().any(char::is_control))
+        {
+            return Err(Usage(format!("{name} has 1 to 256 bytes and no control characters")).into());
+        }
+    }
+    let conversation_id =
+        stored_conversation_id(&args.conversation).map_err(|problem| Usage(problem.to_string()))?;
+    let agent = match args.agent {
+        Some(agent) => Some(agent),
+        None => store.latest_agent(&conversation_id).await?,
+    };
+    let new = origin::of_chat(config, &app.registry()?, conversation_id, agent.as_deref())
+        .map_err(|cannot| Usage(cannot.to_string()))?;
+    let new = NewSession { repository_id: args.repository, ..new };
+    let begun = store.begin_anew(&new, args.client_key.as_deref()).await?;
+    output.one(&begun, || {
+        let did = if begun.duplicate { "was begun before" } else { "takes the conversation's next message" };
+        format!("{} {did}\n", printable(&begun.session_id))
+    })?;
+    Ok(Exit::Ok)
+}

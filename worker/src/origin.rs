@@ -1,0 +1,48 @@
+//! What a session is made of, whichever way it begins: an agent of the configuration, its prompt and its tools.
+
+use crate::api::DEFAULT_SPACE;
+use crate::config::{Config, DEFAULT_AGENT};
+use crate::tool::registry::Registry;
+use wakeful_store::wake::{Continues, NewSession};
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::record::Role;
+use wakeful_workflow::session::Seed;
+
+/// No session can be made of what was asked for: there is no such agent, or it has tools that this process has not.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct CannotBegin(String);
+
+/// What a chat's session is made of, where the conversation has none yet. `conversation_id` is the stored one.
+///
+/// # Errors
+/// [`CannotBegin`].
+pub fn of_chat(
+    config: &Config,
+    tools: &Registry,
+    conversation_id: String,
+    agent: Option<&str>,
+) -> Result<NewSession, CannotBegin> {
+    let name = agent.unwrap_or(DEFAULT_AGENT);
+    let agent = config.agent(name).map_err(|error| CannotBegin(error.to_string()))?;
+    let tools = tools
+        .definitions(&agent.tools)
+        .map_err(|error| CannotBegin(format!("the agent {name:?} cannot be used here: {error}")))?;
+    let trigger_id =
+        conversation_id.split_once('/').map_or(conversation_id.as_str(), |(_, id)| id).to_owned();
+    Ok(NewSession {
+        space_id: DEFAULT_SPACE.to_owned(),
+        mailbox_id: "default".to_owned(),
+        conversation_id,
+        trigger_type: "chat".to_owned(),
+        trigger_id,
+        continues: Continues::Conversation,
+        agent: agent.name,
+        model_context_window: config.context_window(&agent.model),
+        model_id: agent.model,
+        tools,
+        policy: SessionPolicy::default(),
+        repository_id: None,
+        seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],
+    })
+}

@@ -1,0 +1,168 @@
+//! The blobs of a bundle: those that its rows point at, all of them, each once, and each what its hash says.
+
+use super::super::{BlobPart, Line, PART_BYTES, scan};
+use super::Fits;
+use crate::prefix::Prefix;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+/// How many blobs there may be.
+const MOST: usize = 100_000;
+/// What is read as JSON where it is used is no larger.
+const JSON_BYTES: i64 = 8 << 20;
+
+type Hash = [u8; 32];
+
+/// What a blob is used as.
+#[derive(Clone, Copy, Default)]
+struct Uses {
+    state: bool,
+    value: bool,
+    prefix: bool,
+}
+
+/// The part of the check that sees blobs.
+#[derive(Default)]
+pub(super) struct Blobs {
+    wanted: BTreeMap<Hash, Uses>,
+    last: Option<Hash>,
+    current: Option<Current>,
+    whole: i64,
+}
+
+struct Current {
+    sha256: String,
+    media_type: String,
+    bytes: i64,
+    at: i64,
+    hash: Sha256,
+    uses: Uses,
+    /// Kept only of what is read as JSON.
+    json: Vec<u8>,
+}
+
+impl Blobs {
+    /// Notes that `line` points at a blob.
+    pub(super) fn want(&mut self, sha256: &str, line: &Line) -> Fits {
+        if !scan::is_sha256(sha256) {
+            return Err("a blob's name is 64 hexadecimal digits in lower case".to_owned());
+        }
+        let uses = self.wanted.entry(hash_of(sha256)).or_default();
+        match line {
+            Line::Session(_) => uses.prefix = true,
+            Line::Event(row) if row.kind == "checkpoint" => uses.state = true,
+            Line::Event(_) => uses.value = true,
+            Line::Seed(_)
+            | Line::Run(_)
+            | Line::Record(_)
+            | Line::Step(_)
+            | Line::Call(_)
+            | Line::Delivery(_)
+            | Line::Inbox(_)
+            | Line::Blob(_) => {}
+        }
+        if self.wanted.len() > MOST {
+            return Err(format!("its rows point at more than {MOST} blobs"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn part(&mut self, part: &BlobPart) -> Fits {
+        let mut current = match self.current.take() {
+            Some(current) => current,
+            None => self.begin(part)?,
+        };
+        let same = current.sha256 == part.sha256
+            && current.media_type == part.media_type
+            && current.bytes == part.bytes
+            && current.at == part.at;
+        if !same {
+            return Err(format!("the next part of blob {} is missing", current.sha256));
+        }
+        let bytes = STANDARD.decode(&part.base64).map_err(|error| format!("base64: {error}"))?;
+        let rest = current.bytes - current.at;
+        if bytes.len() as i64 != rest.min(PART_BYTES as i64) {
+            return Err(format!("a part has {PART_BYTES} bytes, the last one the rest"));
+        }
+        current.hash.update(&bytes);
+        current.at += bytes.len() as i64;
+        if current.uses.state || current.uses.value || current.uses.prefix {
+            current.json.extend_from_slice(&bytes);
+        }
+        if current.at < current.bytes {
+            self.current = Some(current);
+            return Ok(());
+        }
+        self.whole += 1;
+        end(current)
+    }
+
+    fn begin(&mut self, part: &BlobPart) -> Result<Current, String> {
+        if !scan::is_sha256(&part.sha256) || !scan::is_name(&part.media_type) {
+            return Err("a blob has a hash for its name, and a media type".to_owned());
+        }
+        let hash = hash_of(&part.sha256);
+        if self.last.is_some_and(|last| last >= hash) {
+            return Err("blobs come in the order of their hashes, each once".to_owned());
+        }
+        self.last = Some(hash);
+        let Some(uses) = self.wanted.remove(&hash) else {
+            return Err(format!("no row points at blob {}", part.sha256));
+        };
+        let is_json = uses.state || uses.value || uses.prefix;
+        if part.bytes < 0 || (is_json && part.bytes > JSON_BYTES) {
+            return Err(format!("blob {} cannot have {} bytes", part.sha256, part.bytes));
+        }
+        Ok(Current {
+            sha256: part.sha256.clone(),
+            media_type: part.media_type.clone(),
+            bytes: part.bytes,
+            at: 0,
+            hash: Sha256::new(),
+            uses,
+            json: Vec::new(),
+        })
+    }
+
+    /// How many there were.
+    pub(super) fn close(&self) -> Result<i64, String> {
+        if let Some(current) = &self.current {
+            return Err(format!("blob {} is not whole", current.sha256));
+        }
+        match self.wanted.keys().next() {
+            Some(hash) => Err(format!("a row points at blob {}, which is missing", hex::encode(hash))),
+            None => Ok(self.whole),
+        }
+    }
+}
+
+fn end(current: Current) -> Fits {
+    let sha256 = hex::encode(current.hash.finalize());
+    if sha256 != current.sha256 {
+        return Err(format!("blob {} has another hash: {sha256}", current.sha256));
+    }
+    let Uses { state, value, prefix } = current.uses;
+    if !(state || value || prefix) {
+        return Ok(());
+    }
+    scan::bytes(&current.json).map_err(|reason| format!("blob {sha256}: {reason}"))?;
+    let no = |error: serde_json::Error| format!("blob {sha256} is not what points at it says: {error}");
+    if state {
+        serde_json::from_slice::<crate::session::State>(&current.json).map_err(no)?;
+    }
+    if value {
+        serde_json::from_slice::<serde_json::Value>(&current.json).map_err(no)?;
+    }
+    if prefix {
+        serde_json::from_slice::<Prefix>(&current.json).map_err(no)?;
+    }
+    Ok(())
+}
+
+fn hash_of(sha256: &str) -> Hash {
+    let mut hash = [0; 32];
+    hex::decode_to_slice(sha256, &mut hash).expect("it was looked at: 64 hexadecimal digits");
+    hash
+}

@@ -1,0 +1,419 @@
+//! The check: a state machine that is fed a bundle line by line, and refuses it at the first line that does not fit.
+//!
+//! A bundle comes from somewhere else, so nothing in it is believed: order, numbers, sums, pointers and hashes are all
+//! looked at before a row of it is written. What the check keeps is small whatever it is fed (numbers, ids and hashes, never
+//! texts), and the number of rows of each kind is bounded.
+
+mod blobs;
+mod logs;
+mod rows;
+
+use super::scan;
+use super::{Counts, Header, Limits, Line, Section, SessionRow, Trailer, VERSION, blobs_of};
+use crate::policy::SessionPolicy;
+use crate::session::State;
+use blobs::Blobs;
+use logs::Logs;
+use rows::Rows;
+use sha2::{Digest, Sha256};
+
+/// Why a bundle is not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {reason}")]
+pub struct Refused {
+    /// From 1.
+    pub line: u64,
+    pub reason: String,
+}
+
+/// How many rows of each kind there may be.
+const MOST: Counts = Counts {
+    seeds: 10_000,
+    runs: 20_000,
+    records: 200_000,
+    steps: 100_000,
+    events: 1_000_000,
+    calls: 200_000,
+    deliveries: 50_000,
+    inbox: 100_000,
+};
+
+/// What a line was.
+#[derive(Debug)]
+pub enum Checked {
+    Header,
+    Row(Line),
+    /// The last line: the bundle is whole and everything in it fits.
+    End,
+}
+
+/// What a bundle that was checked to its end holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    pub header: Header,
+    pub session: Box<SessionRow>,
+    /// Ids of the inbox rows, in order: an import takes as many new ones from the database.
+    pub inbox: Vec<i64>,
+    pub blobs: i64,
+    pub bytes: u64,
+    pub sha256: String,
+}
+
+/// See the module.
+pub struct Checker {
+    limits: Limits,
+    hash: Sha256,
+    bytes: u64,
+    lines: u64,
+    stage: Stage,
+}
+
+enum Stage {
+    Start,
+    Open(Box<Open>),
+    Done(Box<Summary>),
+}
+
+/// A bundle between its first and its last line.
+struct Open {
+    header: Header,
+    section: Section,
+    counts: Counts,
+    session: Option<Box<SessionRow>>,
+    rows: Rows,
+    logs: Logs,
+    blobs: Blobs,
+}
+
+type Fits = Result<(), String>;
+
+impl Checker {
+    /// A check that has seen nothing.
+    pub fn new(limits: Limits) -> Checker {
+        Checker { limits, hash: Sha256::new(), bytes: 0, lines: 0, stage: Stage::Start }
+    }
+
+    /// The next line, without its newline. A bundle's last line has one too.
+    ///
+    /// # Errors
+    /// [`Refused`]; the check is over then.
+    pub fn line(&mut self, line: &[u8]) -> Result<Checked, Refused> {
+        self.lines += 1;
+        self.checked(line).map_err(|reason| self.refused(reason))
+    }
+
+    /// The end of the input.
+    ///
+    /// # Errors
+    /// [`Refused`] where the last line is missing.
+    pub fn finish(self) -> Result<Summary, Refused> {
+        match self.stage {
+            Stage::Done(summary) => Ok(*summary),
+            Stage::Start => Err(Refused { line: 1, reason: "it is empty".to_owned() }),
+            Stage::Open(_) => {
+                let reason = "it ends before its last line, the checksum: it is not whole".to_owned();
+                Err(Refused { line: self.lines, reason })
+            }
+        }
+    }
+
+    /// A refusal of the line that was to come next.
+    pub fn next_refused(&self, reason: impl Into<String>) -> Refused {
+        Refused { line: self.lines + 1, reason: reason.into() }
+    }
+
+    /// A refusal at the present line.
+    fn refused(&self, reason: impl Into<String>) -> Refused {
+        Refused { line: self.lines, reason: reason.into() }
+    }
+
+    fn checked(&mut self, line: &[u8]) -> Result<Checked, String> {
+        if line.len() > self.limits.line_bytes {
+            return Err(format!("it is longer than {} bytes", self.limits.line_bytes));
+        }
+        let before = self.hash.clone();
+        self.hash.update(line);
+        self.hash.update(b"\n");
+        self.bytes += line.len() as u64 + 1;
+        if self.bytes > self.limits.bytes {
+            return Err(format!("the bundle is larger than {} bytes", self.limits.bytes));
+        }
+        scan::bytes(line)?;
+        match &mut self.stage {
+            Stage::Start => {
+                let header = header(line)?;
+                self.stage = Stage::Open(Box::new(Open::new(header)));
+                Ok(Checked::Header)
+            }
+            Stage::Open(open) if line.starts_with(b"{\"sha256\"") => {
+                let trailer: Trailer = read(line, "checksum")?;
+                let sha256 = hex::encode(before.finalize());
+                if trailer.sha256 != sha256 {
+                    return Err(format!(
+                        "the checksum does not fit: it says {}, the lines give {sha256}",
+                        trailer.sha256
+                    ));
+                }
+                let summary = open.close(self.bytes, sha256)?;
+                self.stage = Stage::Done(Box::new(summary));
+                Ok(Checked::End)
+            }
+            Stage::Open(open) => {
+                let row: Line = read(line, "row")?;
+                open.row(&row)?;
+                Ok(Checked::Row(row))
+            }
+            Stage::Done(_) => Err("there is a line after the last one".to_owned()),
+        }
+    }
+}
+
+fn header(line: &[u8]) -> Result<Header, String> {
+    #[derive(serde::Deserialize)]
+    struct Versioned {
+        wakeful_bundle: i64,
+    }
+    let version = serde_json::from_slice::<Versioned>(line)
+        .map_err(|_| "it is no bundle of Wakeful: the first line is no header".to_owned())?
+        .wakeful_bundle;
+    if version != VERSION {
+        return Err(format!(
+            "it has version {version} of the format; this program reads version {VERSION}. Export it again, or use the \
+             program that wrote it"
+        ));
+    }
+    let header: Header = read(line, "header")?;
+    if !scan::is_id(&header.session_id) {
+        return Err("session_id: an id has letters, digits, _ and - only".to_owned());
+    }
+    let (counts, most) = (header.counts.each(), MOST.each());
+    for ((name, count), (_, most)) in counts.into_iter().zip(most) {
+        if !(0..=most).contains(&count) {
+            return Err(format!("{count} {name} are not between 0 and {most}"));
+        }
+    }
+    let mut before = 0;
+    for (first, last) in &header.gaps {
+        if *first <= before || last < first || *last > header.cut.message_number {
+            return Err(format!("gaps: {first} to {last} is no stretch of other messages here"));
+        }
+        before = *last;
+    }
+    Ok(header)
+}
+
+impl Counts {
+    /// Each count with the name of its rows.
+    pub fn each(&self) -> [(&'static str, i64); 8] {
+        [
+            ("seeds", self.seeds),
+            ("runs", self.runs),
+            ("records", self.records),
+            ("steps", self.steps),
+            ("events", self.events),
+            ("calls", self.calls),
+            ("deliveries", self.deliveries),
+            ("inbox", self.inbox),
+        ]
+    }
+}
+
+/// Reads a line and writes it again: one that differs has something that was not read.
+fn read<T: serde::de::DeserializeOwned + serde::Serialize>(line: &[u8], what: &str) -> Result<T, String> {
+    let value: T = serde_json::from_slice(line).map_err(|error| format!("it is no {what}: {error}"))?;
+    if !scan::is_written_as(line, &value) {
+        return Err(format!(
+            "this {what} is not in its one form: it has a field that is unknown here, one twice, or another spelling"
+        ));
+    }
+    Ok(value)
+}
+
+impl Open {
+    fn new(header: Header) -> Open {
+        Open {
+            rows: Rows::new(&header),
+            logs: Logs::default(),
+            blobs: Blobs::default(),
+            header,
+            section: Section::Session,
+            counts: Counts::default(),
+            session: None,
+        }
+    }
+
+    fn row(&mut self, line: &Line) -> Fits {
+        let section = line.section();
+        if section < self.section {
+            return Err(format!("a {} after a {}", section.as_str(), self.section.as_str()));
+        }
+        self.section = section;
+        if self.session.is_none() && section != Section::Session {
+            return Err("the session's row does not come first".to_owned());
+        }
+        self.count(section)?;
+        for sha256 in blobs_of(line) {
+            self.blobs.want(sha256, line)?;
+        }
+        match line {
+            Line::Session(row) => self.session(row),
+            Line::Seed(row) => self.rows.seed(row),
+            Line::Run(row) => self.rows.run(row),
+            Line::Record(row) => {
+                self.rows.record(row)?;
+                self.logs.record(row)
+            }
+            Line::Step(row) => self.rows.step(row),
+            Line::Event(row) => self.logs.event(row, &self.rows),
+            Line::Call(row) => self.logs.call(row, &self.rows),
+            Line::Delivery(row) => self.logs.delivery(row),
+            Line::Inbox(row) => self.logs.inbox(row),
+            Line::Blob(part) => self.blobs.part(part),
+        }
+    }
+
+    /// Counts a row, and refuses one more than the header promised.
+    fn count(&mut self, section: Section) -> Fits {
+        let (count, promised) = match section {
+            Section::Session | Section::Blob => return Ok(()),
+            Section::Seed => (&mut self.counts.seeds, self.header.counts.seeds),
+            Section::Run => (&mut self.counts.runs, self.header.counts.runs),
+            Section::Record => (&mut self.counts.records, self.header.counts.records),
+            Section::Step => (&mut self.counts.steps, self.header.counts.steps),
+            Section::Event => (&mut self.counts.events, self.header.counts.events),
+            Section::Call => (&mut self.counts.calls, self.header.counts.calls),
+            Section::Delivery => (&mut self.counts.deliveries, self.header.counts.deliveries),
+            Section::Inbox => (&mut self.counts.inbox, self.header.counts.inbox),
+        };
+        *count += 1;
+        if *count > promised {
+            return Err(format!("the header promises {promised} lines of this kind: {}", section.as_str()));
+        }
+        Ok(())
+    }
+
+    fn session(&mut self, row: &SessionRow) -> Fits {
+        if self.session.is_some() {
+            return Err("a second session".to_owned());
+        }
+        if row.session_id != self.header.session_id {
+            return Err(format!("the session {:?} is not the header's", row.session_id));
+        }
+        let cut = self.header.cut;
+        let newest = (row.last_message_number, row.last_step_number, row.last_event_seq);
+        if newest != (cut.message_number, cut.step_number, cut.event_seq) {
+            return Err("its numbers are not those of the header's cut".to_owned());
+        }
+        for (name, text) in [
+            ("agent", Some(&row.agent)),
+            ("model_id", Some(&row.model_id)),
+            ("space_id", Some(&row.space_id)),
+            ("mailbox_id", Some(&row.mailbox_id)),
+            ("trigger_type", Some(&row.trigger_type)),
+            ("trigger_id", Some(&row.trigger_id)),
+            ("conversation_id", Some(&row.conversation_id)),
+            ("parent_conversation_id", row.parent_conversation_id.as_ref()),
+        ] {
+            if text.is_some_and(|text| !scan::is_name(text)) {
+                return Err(format!("{name}: 1 to 512 bytes without control characters"));
+            }
+        }
+        for (name, id) in [
+            ("parent_session_id", &row.parent_session_id),
+            ("forked_from_message_id", &row.forked_from_message_id),
+        ] {
+            if id.as_ref().is_some_and(|id| !scan::is_id(id)) {
+                return Err(format!("{name}: an id has letters, digits, _ and - only"));
+            }
+        }
+        times(&[("started_at", Some(&row.started_at)), ("completed_at", row.completed_at.as_ref())])?;
+        let numbers = [
+            row.base_message_number,
+            row.to_message_number,
+            row.last_message_number,
+            row.last_event_seq,
+            row.base_step_number,
+            row.last_step_number,
+            i64::from(row.seed_message_count),
+            i64::from(row.model_context_window),
+        ];
+        if numbers.into_iter().any(|number| number < 0) || row.to_message_number > row.last_message_number {
+            return Err("a number is negative, or the checkpoint lies beyond the last message".to_owned());
+        }
+        if i64::from(row.seed_message_count) != self.header.counts.seeds {
+            return Err(format!(
+                "it says {} seeds, the header {}",
+                row.seed_message_count, self.header.counts.seeds
+            ));
+        }
+        if let Some(policy) = &row.policy {
+            let policy = serde_json::Value::Object(policy.clone());
+            serde_json::from_value::<SessionPolicy>(policy).map_err(|error| format!("policy: {error}"))?;
+        }
+        for key in row.state.keys().chain(row.initial_state.keys()) {
+            if let Some(path) = key.strip_prefix(crate::derive::FILE_PREFIX)
+                && !scan::is_path_within(path)
+            {
+                return Err(format!("state: {key:?} leads out of the workspace"));
+            }
+        }
+        self.rows.session(row);
+        self.logs.session(row.initial_state.clone());
+        self.session = Some(Box::new(row.clone()));
+        Ok(())
+    }
+
+    fn close(&mut self, bytes: u64, sha256: String) -> Result<Summary, String> {
+        let Some(session) = self.session.take() else { return Err("there is no session in it".to_owned()) };
+        let (found, promised) = (self.counts.each(), self.header.counts.each());
+        for ((name, found), (_, promised)) in found.into_iter().zip(promised) {
+            if found != promised {
+                return Err(format!("the header promises {promised} {name}, there are {found}"));
+            }
+        }
+        self.rows.close(&session)?;
+        self.logs.close(&session)?;
+        let blobs = self.blobs.close()?;
+        Ok(Summary {
+            header: self.header.clone(),
+            session,
+            inbox: std::mem::take(&mut self.logs.inbox_ids),
+            blobs,
+            bytes,
+            sha256,
+        })
+    }
+}
+
+fn times(times: &[(&str, Option<&String>)]) -> Fits {
+    match times.iter().find(|(_, time)| time.is_some_and(|time| !scan::is_time(time))) {
+        Some((name, _)) => Err(format!("{name}: a time looks like 2026-01-31T12:00:00.000000Z")),
+        None => Ok(()),
+    }
+}
+
+/// What a call's or a delivery's id is kept as: short, and nobody can make two of them equal.
+type Key = [u8; 16];
+
+fn key(text: &str) -> Key {
+    let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+    let mut key = [0; 16];
+    key.copy_from_slice(&digest[..16]);
+    key
+}
+
+/// Equal as the database sees it: `jsonb` keeps a number's value and not its spelling.
+fn same_state(a: &State, b: &State) -> bool {
+    fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
+        use serde_json::Value;
+        match (a, b) {
+            (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
+            (Value::Array(a), Value::Array(b)) => {
+                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+            }
+            (Value::Object(a), Value::Object(b)) => same_state(a, b),
+            (a, b) => a == b,
+        }
+    }
+    a.len() == b.len() && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| same(value, other)))
+}

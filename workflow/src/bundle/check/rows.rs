@@ -1,0 +1,265 @@
+//! Seeds, runs, messages and steps: numbers without holes, and sums that are what their parts say.
+
+use super::super::{Header, RecordRow, RunRow, SeedRow, SessionRow, StepRow, scan};
+use super::{Fits, times};
+use crate::record::{Block, Role};
+use std::collections::HashMap;
+
+/// The part of the check that sees rows with numbers.
+pub(super) struct Rows {
+    gaps: Vec<(i64, i64)>,
+    gap: usize,
+    /// The session's own steps come after these.
+    base_step: i64,
+    last_step: i64,
+    base_message: i64,
+    last_message: i64,
+    seeds: i32,
+    run_ids: Vec<String>,
+    runs: HashMap<String, Sums>,
+    last_run: (String, String),
+    /// Message numbers in order, with who speaks.
+    records: Vec<(i64, Role)>,
+    next_step: i64,
+    ended: i64,
+    totals: Sums,
+    cached: [i64; 3],
+    last_seq: i64,
+}
+
+/// Of a run as its row says, from which its steps are taken away; or of all steps.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Sums {
+    steps: i64,
+    input: i64,
+    output: i64,
+    tools: i64,
+}
+
+impl Rows {
+    pub(super) fn new(header: &Header) -> Rows {
+        Rows {
+            gaps: header.gaps.clone(),
+            gap: 0,
+            base_step: 0,
+            last_step: header.cut.step_number,
+            base_message: 0,
+            last_message: header.cut.message_number,
+            seeds: 0,
+            run_ids: Vec::new(),
+            runs: HashMap::new(),
+            last_run: (String::new(), String::new()),
+            records: Vec::new(),
+            next_step: 1,
+            ended: 0,
+            totals: Sums::default(),
+            cached: [0; 3],
+            last_seq: header.cut.event_seq,
+        }
+    }
+
+    pub(super) fn session(&mut self, row: &SessionRow) {
+        self.base_step = row.base_step_number;
+        self.next_step = row.base_step_number + 1;
+        self.base_message = row.base_message_number;
+        self.ended = row.base_message_number;
+    }
+
+    pub(super) fn seed(&mut self, row: &SeedRow) -> Fits {
+        if row.ordinal != self.seeds {
+            return Err(format!("seed {} stands where {} is due", row.ordinal, self.seeds));
+        }
+        self.seeds += 1;
+        match row.role {
+            Role::System | Role::User | Role::Assistant => Ok(()),
+            Role::Tool => Err("a seed is no result of a tool".to_owned()),
+        }
+    }
+
+    pub(super) fn run(&mut self, row: &RunRow) -> Fits {
+        if !scan::is_id(&row.run_id) {
+            return Err("run_id: an id has letters, digits, _ and - only".to_owned());
+        }
+        times(&[
+            ("created_at", Some(&row.created_at)),
+            ("started_at", row.started_at.as_ref()),
+            ("completed_at", row.completed_at.as_ref()),
+        ])?;
+        let place = (row.created_at.clone(), row.run_id.clone());
+        if place <= self.last_run {
+            return Err(format!("run {} is not in its place", row.run_id));
+        }
+        self.last_run = place;
+        let sums = Sums {
+            steps: row.steps,
+            input: row.input_tokens,
+            output: row.output_tokens,
+            tools: row.tool_calls,
+        };
+        if self.runs.insert(row.run_id.clone(), sums).is_some() {
+            return Err(format!("run {} comes twice", row.run_id));
+        }
+        self.run_ids.push(row.run_id.clone());
+        let prompt = row.prompt_message_number.unwrap_or(1);
+        if !(1..=self.last_message.max(1)).contains(&prompt) {
+            return Err(format!("its prompt is message {prompt}, which is not in here"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn record(&mut self, row: &RecordRow) -> Fits {
+        let number = row.message_number;
+        let due = self.due(number);
+        if number != due {
+            return Err(format!("message {number} stands where {due} is due"));
+        }
+        if number > self.last_message {
+            return Err(format!("message {number} lies beyond the cut"));
+        }
+        if !scan::is_id(&row.message_id) {
+            return Err("message_id: an id has letters, digits, _ and - only".to_owned());
+        }
+        times(&[("created_at", Some(&row.created_at))])?;
+        if !(0..=self.last_step + 1).contains(&row.step_number) {
+            return Err(format!("message {number} is of step {}, which there is not", row.step_number));
+        }
+        // What a fork was given keeps the runs of the session that it comes from.
+        let inherited = row.step_number <= self.base_step && self.base_step > 0;
+        if !scan::is_id(&row.run_id) || (!inherited && !self.runs.contains_key(&row.run_id)) {
+            return Err(format!("message {number} is of run {:?}, which is not in here", row.run_id));
+        }
+        if row.role == Role::System {
+            return Err("a system prompt is a seed".to_owned());
+        }
+        self.records.push((number, row.role));
+        Ok(())
+    }
+
+    /// The number that the next message has: a fork's first one may lie before its base.
+    fn due(&mut self, number: i64) -> i64 {
+        let mut due = match self.records.last() {
+            Some((last, _)) => last + 1,
+            None if (1..=self.base_message).contains(&number) => return number,
+            None => self.base_message + 1,
+        };
+        while let Some((first, last)) = self.gaps.get(self.gap).filter(|(first, _)| *first <= due) {
+            if *first == due {
+                due = last + 1;
+            }
+            self.gap += 1;
+        }
+        due
+    }
+
+    pub(super) fn step(&mut self, row: &StepRow) -> Fits {
+        let number = row.step_number;
+        if number != self.next_step {
+            return Err(format!("step {number} stands where {} is due", self.next_step));
+        }
+        self.next_step += 1;
+        if row.from_message_number != self.ended {
+            return Err(format!("step {number} does not begin where the one before ended"));
+        }
+        if row.to_message_number < row.from_message_number || row.to_message_number > self.last_message {
+            return Err(format!("step {number} does not end at a message"));
+        }
+        self.ended = row.to_message_number;
+        let counts = [
+            i64::from(row.input_tokens),
+            i64::from(row.output_tokens),
+            i64::from(row.cached_tokens),
+            i64::from(row.cache_write_tokens),
+            row.cost_micros,
+            i64::from(row.executed_local_tool_count),
+            i64::from(row.attempt),
+        ];
+        if counts.into_iter().any(|count| !(0..=1 << 40).contains(&count)) {
+            return Err(format!("step {number} has a number that is negative or beyond reason"));
+        }
+        if !(0..=self.last_seq).contains(&row.event_seq) {
+            return Err(format!("step {number} points at a journal entry beyond the cut"));
+        }
+        if !scan::is_name(&row.finish_reason) {
+            return Err("finish_reason: 1 to 512 bytes without control characters".to_owned());
+        }
+        times(&[("started_at", Some(&row.started_at)), ("committed_at", Some(&row.committed_at))])?;
+        let Some(run) = self.runs.get_mut(&row.run_id) else {
+            return Err(format!("step {number} is of run {:?}, which is not in here", row.run_id));
+        };
+        let [input, output, cached, cache_write, cost, tools, _] = counts;
+        let less = |have: i64, count: i64| have.saturating_sub(count);
+        run.steps = less(run.steps, 1);
+        run.input = less(run.input, input);
+        run.output = less(run.output, output);
+        run.tools = less(run.tools, tools);
+        self.totals.steps += 1;
+        self.totals.input += input;
+        self.totals.output += output;
+        self.totals.tools += tools;
+        self.cached[0] += cached;
+        self.cached[1] += cache_write;
+        self.cached[2] += cost;
+        Ok(())
+    }
+
+    /// Who speaks in the message of this number.
+    pub(super) fn role(&self, number: i64) -> Option<Role> {
+        let at = self.records.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+        Some(self.records[at].1)
+    }
+
+    /// Whether the run is in the bundle.
+    pub(super) fn has_run(&self, run_id: &str) -> bool {
+        self.runs.contains_key(run_id)
+    }
+
+    pub(super) fn last_step(&self) -> i64 {
+        self.last_step
+    }
+
+    pub(super) fn close(&self, session: &SessionRow) -> Fits {
+        let newest = self.records.last().map_or(self.base_message, |(number, _)| *number);
+        if newest.max(self.base_message) != self.last_message {
+            return Err(format!("the last message is {newest}, the cut is at {}", self.last_message));
+        }
+        if self.next_step - 1 != self.last_step {
+            return Err(format!(
+                "the last step is {}, the session says {}",
+                self.next_step - 1,
+                self.last_step
+            ));
+        }
+        if self.ended != session.to_message_number {
+            return Err(format!(
+                "the last step ends at message {}, the session's checkpoint is at {}",
+                self.ended, session.to_message_number
+            ));
+        }
+        let [cached, cache_write, cost] = self.cached;
+        let sums = [self.totals.steps, self.totals.input, self.totals.output, cached, cache_write, cost];
+        let totals = [
+            i64::from(session.total_turns),
+            session.total_input_tokens,
+            session.total_output_tokens,
+            session.total_cached_tokens,
+            session.total_cache_write_tokens,
+            session.total_cost_micros,
+        ];
+        if sums != totals {
+            return Err(format!("the session's totals {totals:?} are not the sums of its steps {sums:?}"));
+        }
+        match self.run_ids.iter().find(|id| self.runs[*id] != Sums::default()) {
+            Some(run_id) => Err(format!("the sums of run {run_id} are not those of its steps")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The calls that a message asks for, and those that it answers.
+pub(super) fn calls_of(row: &RecordRow) -> impl Iterator<Item = (&str, bool)> {
+    row.content.iter().filter_map(|block| match block {
+        Block::ToolCall(call) => Some((call.call_id.as_str(), false)),
+        Block::ToolResult(result) => Some((result.call_id.as_str(), true)),
+        Block::Text { .. } | Block::Provider { .. } => None,
+    })
+}

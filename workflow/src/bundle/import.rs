@@ -1,0 +1,298 @@
+//! What an import makes of a bundle's rows: ids of its own, nothing that could run, nothing that points elsewhere.
+//!
+//! A bundle may have been cut in the middle of a run, and whoever wrote it may want something done here. So what is open
+//! is closed, in words: a run that was going on has failed, a call that may have run is uncertain and one that had not
+//! begun is abandoned, and what was not sent expires. A retry then asks the model, and runs no call of the bundle.
+
+use super::{
+    CallRow, DeliveryRow, DeliveryStatus, EventRow, InboxRow, InboxStatus, Line, RecordRow, RunRow,
+    RunStatus, SessionRow,
+};
+use crate::event::Event;
+use crate::session::{CallStatus, SessionStatus};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+
+/// The trigger type of imported sessions.
+pub const TRIGGER: &str = "import";
+
+/// Why the run of a session that was exported in the middle of one has failed.
+pub const CUT_OFF: &str =
+    "imported: it was exported in the middle of this run, which goes on elsewhere or not at all";
+
+/// Why a delivery has expired.
+const NOT_SENT: &str = "imported: nothing of a bundle is sent";
+
+/// Where the message of an imported or forked session came from: a key of its details.
+pub const ORIGIN: &str = "origin_message_id";
+
+/// Makes a bundle's rows those of a session of this database. One for each import; rows come in a bundle's order.
+pub struct Adoption {
+    session_id: String,
+    /// As it is stored: `space/id`.
+    conversation_id: String,
+    space_id: String,
+    ids: Ids,
+    inbox: HashMap<i64, i64>,
+    /// What the session was in the middle of.
+    open: Option<SessionStatus>,
+    waits: bool,
+    open_run: Option<String>,
+    last_ts: String,
+}
+
+/// How runs and deliveries are named.
+enum Ids {
+    /// After the session and the old name: unique, and the same for the same.
+    Hashed,
+    /// In the order of their first mention.
+    Placed(HashMap<String, String>),
+}
+
+impl Adoption {
+    /// For a session that is to be `session_id` in the conversation `space_id/conversation`. `inbox` maps the ids of the
+    /// bundle's inbox rows to new ones.
+    pub fn new(session_id: &str, space_id: &str, conversation: &str, inbox: HashMap<i64, i64>) -> Adoption {
+        Adoption {
+            session_id: session_id.to_owned(),
+            conversation_id: format!("{space_id}/{conversation}"),
+            space_id: space_id.to_owned(),
+            ids: Ids::Hashed,
+            inbox,
+            open: None,
+            waits: false,
+            open_run: None,
+            last_ts: String::new(),
+        }
+    }
+
+    /// The same with names by place, so that two imports of one bundle are equal.
+    pub(super) fn by_place(inbox: HashMap<i64, i64>) -> Adoption {
+        Adoption {
+            ids: Ids::Placed(HashMap::new()),
+            ..Adoption::new("sess_0", "normal", "conversation", inbox)
+        }
+    }
+
+    /// The row as it is to be written.
+    pub fn adopt(&mut self, line: Line) -> Line {
+        match line {
+            Line::Session(row) => Line::Session(Box::new(self.session(*row))),
+            Line::Seed(row) => Line::Seed(row),
+            Line::Run(row) => Line::Run(self.run(row)),
+            Line::Record(row) => Line::Record(self.record(row)),
+            Line::Step(mut row) => {
+                row.run_id = self.id("run", &row.run_id);
+                Line::Step(row)
+            }
+            Line::Event(row) => Line::Event(self.event(row)),
+            Line::Call(row) => Line::Call(self.call(row)),
+            Line::Delivery(row) => Line::Delivery(self.delivery(row)),
+            Line::Inbox(row) => Line::Inbox(self.inbox(row)),
+            Line::Blob(part) => Line::Blob(part),
+        }
+    }
+
+    /// The journal's entries after the bundle's last one: they say that the run is over. None where none was open.
+    pub fn ending(&self, last_seq: i64) -> Vec<EventRow> {
+        let Some(from) = self.open else { return Vec::new() };
+        let transition = Event::StateTransition {
+            from_state: from.as_str().to_owned(),
+            to_state: SessionStatus::Failed.as_str().to_owned(),
+            reason: Some(CUT_OFF.to_owned()),
+        };
+        let events = [transition, Event::invocation_result(SessionStatus::Failed, Some(CUT_OFF))];
+        let entry = |(event, seq): (Event, i64)| {
+            let (kind, payload) = event.to_row();
+            let (ts, run_id) = (self.last_ts.clone(), self.open_run.clone());
+            EventRow { seq, ts, kind, run_id, step_number: None, payload, dedupe_key: None }
+        };
+        events.into_iter().zip(last_seq + 1..).map(entry).collect()
+    }
+
+    /// How many entries [`Adoption::ending`] gives for a session of this status.
+    pub fn endings(status: SessionStatus) -> i64 {
+        if status.is_open() { 2 } else { 0 }
+    }
+
+    fn session(&mut self, row: SessionRow) -> SessionRow {
+        self.open = row.status.is_open().then_some(row.status);
+        self.waits = row.status == SessionStatus::WaitingInput;
+        self.last_ts.clone_from(&row.started_at);
+        let trigger_id = self.conversation_id.split_once('/').map_or("", |(_, id)| id).to_owned();
+        SessionRow {
+            session_id: self.session_id.clone(),
+            conversation_id: self.conversation_id.clone(),
+            space_id: self.space_id.clone(),
+            trigger_type: TRIGGER.to_owned(),
+            trigger_id,
+            status: if self.open.is_some() { SessionStatus::Failed } else { row.status },
+            error: if self.open.is_some() { Some(CUT_OFF.to_owned()) } else { row.error },
+            cancel_requested: false,
+            cancel_reason: None,
+            policy: row.policy.map(policy),
+            last_event_seq: row.last_event_seq + Adoption::endings(row.status),
+            parent_session_id: None,
+            forked_from_message_id: None,
+            parent_conversation_id: None,
+            forked_at_message_number: None,
+            ..row
+        }
+    }
+
+    fn run(&mut self, row: RunRow) -> RunRow {
+        let run_id = self.id("run", &row.run_id);
+        match row.status {
+            RunStatus::Queued | RunStatus::Running => {
+                self.open_run = Some(run_id.clone());
+                RunRow { run_id, status: RunStatus::Failed, error: Some(CUT_OFF.to_owned()), ..row }
+            }
+            RunStatus::WaitingInput
+            | RunStatus::NeedsAttention
+            | RunStatus::Completed
+            | RunStatus::Failed => RunRow { run_id, ..row },
+        }
+    }
+
+    fn record(&mut self, mut row: RecordRow) -> RecordRow {
+        row.run_id = self.id("run", &row.run_id);
+        let new = hashed("msg", &self.session_id, &row.message_number.to_string());
+        let old = std::mem::replace(&mut row.message_id, new);
+        row.details.entry(ORIGIN).or_insert(Value::String(old));
+        if let Some(inbox_id) = row.details.get_mut("inbox_id") {
+            *inbox_id =
+                inbox_id.as_i64().and_then(|id| self.inbox.get(&id)).map_or(Value::Null, |id| json!(id));
+        }
+        row.details.retain(|key, value| key != "inbox_id" || !value.is_null());
+        row
+    }
+
+    fn event(&mut self, mut row: EventRow) -> EventRow {
+        self.last_ts.clone_from(&row.ts);
+        row.run_id = row.run_id.map(|id| self.id("run", &id));
+        row.dedupe_key = row.dedupe_key.map(|key| self.dedupe_key(&key));
+        if let Some(inbox_id) = row.payload.get_mut("inbox_id")
+            && row.kind == "MESSAGE_RECEIVED"
+        {
+            let new = inbox_id.as_i64().and_then(|id| self.inbox.get(&id)).copied();
+            *inbox_id = json!(new.unwrap_or_default());
+        }
+        for key in ["delivery_id", "effect"] {
+            if let Some(Value::String(id)) = row.payload.get_mut(key)
+                && (key == "delivery_id" || is_delivery(id))
+            {
+                *id = self.id("dlv", id);
+            }
+        }
+        row
+    }
+
+    fn call(&mut self, mut row: CallRow) -> CallRow {
+        row.run_id = self.id("run", &row.run_id);
+        self.resolution(&mut row.resolution);
+        if row.result_message_number.is_some() {
+            return row;
+        }
+        // Its turn is not over: what stands here is what a run that goes on would find.
+        row.status = match row.status {
+            CallStatus::Invoked | CallStatus::Abandoned => CallStatus::Abandoned,
+            CallStatus::Waiting if self.waits => CallStatus::Waiting,
+            CallStatus::Waiting => CallStatus::Abandoned,
+            CallStatus::Started => CallStatus::Uncertain,
+            CallStatus::Done => CallStatus::Done,
+            CallStatus::Failed => CallStatus::Failed,
+            CallStatus::Uncertain => CallStatus::Uncertain,
+        };
+        // Out of details come deliveries, and changes of the state.
+        if let Some(outcome) = &mut row.outcome {
+            outcome.details = None;
+        }
+        row
+    }
+
+    fn delivery(&mut self, mut row: DeliveryRow) -> DeliveryRow {
+        row.delivery_id = self.id("dlv", &row.delivery_id);
+        self.resolution(&mut row.resolution);
+        match row.status {
+            // A person could have an uncertain one sent again.
+            DeliveryStatus::Queued | DeliveryStatus::Sending | DeliveryStatus::Uncertain => {
+                row.status = DeliveryStatus::Expired;
+                row.last_error = Some(NOT_SENT.to_owned());
+            }
+            DeliveryStatus::Sent | DeliveryStatus::Failed | DeliveryStatus::Expired => {}
+        }
+        row
+    }
+
+    fn inbox(&mut self, mut row: InboxRow) -> InboxRow {
+        row.inbox_id = self.inbox.get(&row.inbox_id).copied().unwrap_or(row.inbox_id);
+        row.run_id = self.id("run", &row.run_id);
+        // A pending one would open a run.
+        row.status = InboxStatus::Drained;
+        row
+    }
+
+    fn resolution(&mut self, resolution: &mut Option<Value>) {
+        if let Some(Value::String(run_id)) = resolution.as_mut().and_then(|of| of.get_mut("run_id")) {
+            *run_id = self.id("run", run_id);
+        }
+    }
+
+    /// `sent/dlv_…`, `unsent/dlv_…/…`, `resolved/dlv_…/…`; all others name nothing that is named anew.
+    fn dedupe_key(&mut self, key: &str) -> String {
+        let mut parts = key.splitn(3, '/');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(kind @ ("sent" | "unsent" | "resolved")), Some(id), rest) if is_delivery(id) => {
+                let id = self.id("dlv", id);
+                rest.map_or_else(|| format!("{kind}/{id}"), |rest| format!("{kind}/{id}/{rest}"))
+            }
+            _ => key.to_owned(),
+        }
+    }
+
+    fn id(&mut self, prefix: &str, old: &str) -> String {
+        match &mut self.ids {
+            Ids::Hashed => hashed(prefix, &self.session_id, old),
+            Ids::Placed(names) => {
+                let place = names.len();
+                names.entry(old.to_owned()).or_insert_with(|| format!("{prefix}_{place}")).clone()
+            }
+        }
+    }
+}
+
+/// What is kept of where a session came from: data for people, and no pointer that anything follows.
+pub fn origin(row: &SessionRow, redacted: bool, sha256: &str) -> Value {
+    json!({
+        "bundle_sha256": sha256,
+        "redacted": redacted,
+        "session_id": row.session_id,
+        "conversation_id": row.conversation_id,
+        "trigger_type": row.trigger_type,
+        "trigger_id": row.trigger_id,
+        "status": row.status,
+        "parent_session_id": row.parent_session_id,
+        "forked_from_message_id": row.forked_from_message_id,
+        "parent_conversation_id": row.parent_conversation_id,
+        "forked_at_message_number": row.forked_at_message_number,
+    })
+}
+
+/// The rules of the session without those that point at another one: its answers would be read there.
+fn policy(mut policy: Map<String, Value>) -> Map<String, Value> {
+    policy.remove("replay");
+    if policy.get("tool_mode").is_some_and(|mode| mode == "recorded") {
+        policy.insert("tool_mode".to_owned(), json!("dry"));
+    }
+    policy
+}
+
+fn is_delivery(id: &str) -> bool {
+    id.starts_with("dlv_")
+}
+
+fn hashed(prefix: &str, session_id: &str, old: &str) -> String {
+    let digest = hex::encode(Sha256::digest(format!("{session_id}\n{old}").as_bytes()));
+    format!("{prefix}_{}", &digest[..32])
+}

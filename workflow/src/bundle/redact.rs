@@ -1,0 +1,204 @@
+//! A bundle without what was said: every text is replaced by its size and the beginning of its hash.
+//!
+//! What stays is structure: who spoke, which tools were called, how often, how long, at what cost. Equal texts stay equal, so
+//! two runs can still be compared; a short text can be guessed from its hash, so a redacted bundle is no anonymous one.
+//! State is redacted as the details of the messages are that it is made of, and is still what they make.
+
+use super::{CallRow, EventRow, Line, RecordRow, SessionRow};
+use crate::derive::FILE_PREFIX;
+use crate::prefix::Prefix;
+use crate::record::Block;
+use crate::session::CallOutcome;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+/// A blob's new name and size, by its old name.
+pub type Renamed = BTreeMap<String, (String, i64)>;
+
+/// The row without what was said. `renamed` has every blob that it points at.
+pub fn redact(line: Line, renamed: &Renamed) -> Line {
+    match line {
+        Line::Session(row) => Line::Session(Box::new(session(*row, renamed))),
+        Line::Seed(mut row) => {
+            row.content = text(&row.content);
+            row.details = row.details.map(value);
+            Line::Seed(row)
+        }
+        Line::Run(mut row) => {
+            row.error = row.error.map(|error| reason(&error));
+            Line::Run(row)
+        }
+        Line::Record(row) => Line::Record(record(row)),
+        Line::Step(row) => Line::Step(row),
+        Line::Event(row) => Line::Event(event(row, renamed)),
+        Line::Call(row) => Line::Call(call(row)),
+        Line::Delivery(mut row) => {
+            row.content = value(row.content);
+            row.receipt = row.receipt.map(value);
+            row.resolution = row.resolution.map(resolution);
+            row.last_error = row.last_error.map(|error| reason(&error));
+            Line::Delivery(row)
+        }
+        Line::Inbox(mut row) => {
+            row.content = text(&row.content);
+            row.sender = row.sender.map(|sender| text(&sender));
+            Line::Inbox(row)
+        }
+        Line::Blob(part) => Line::Blob(part),
+    }
+}
+
+/// The bytes of a blob without what was said. JSON stays JSON, and a prefix keeps its tools.
+pub fn blob(bytes: &[u8]) -> Vec<u8> {
+    if let Ok(prefix) = serde_json::from_slice::<Prefix>(bytes) {
+        return Prefix { system: text(&prefix.system), tools: prefix.tools }.blob().bytes;
+    }
+    match serde_json::from_slice::<Value>(bytes) {
+        // A state, whose keys may name files; or a value of one.
+        Ok(Value::Object(state)) => Value::Object(self::state(state)).to_string().into_bytes(),
+        Ok(other) => value(other).to_string().into_bytes(),
+        Err(_) => marker(bytes).into_bytes(),
+    }
+}
+
+fn session(row: SessionRow, renamed: &Renamed) -> SessionRow {
+    SessionRow {
+        initial_state: state(row.initial_state),
+        state: state(row.state),
+        error: row.error.map(|error| reason(&error)),
+        cancel_reason: row.cancel_reason.map(|why| reason(&why)),
+        prefix_sha256: row.prefix_sha256.map(|old| name(&old, renamed).0),
+        ..row
+    }
+}
+
+fn record(mut row: RecordRow) -> RecordRow {
+    row.content = row.content.into_iter().map(block).collect();
+    row
+}
+
+fn block(block: Block) -> Block {
+    match block {
+        Block::Text { text: said } => Block::Text { text: text(&said) },
+        Block::ToolCall(mut call) => {
+            call.arguments = value(call.arguments);
+            call.malformed = call.malformed.map(|said| text(&said));
+            Block::ToolCall(call)
+        }
+        Block::ToolResult(mut result) => {
+            result.content = text(&result.content);
+            result.details = result.details.map(value);
+            Block::ToolResult(result)
+        }
+        Block::Provider { provider, raw } => Block::Provider { provider, raw: value(raw) },
+    }
+}
+
+fn event(mut row: EventRow, renamed: &Renamed) -> EventRow {
+    let Value::Object(payload) = &mut row.payload else { return row };
+    for key in ["reason", "error", "by"] {
+        // The reason of an answer's end is a word of ours.
+        if let Some(Value::String(why)) = payload.get_mut(key)
+            && row.kind != "GEN_COMPLETE"
+        {
+            *why = reason(why);
+        }
+    }
+    match row.kind.as_str() {
+        "context_update" => {
+            if let Some(Value::String(key)) = payload.get_mut("key") {
+                *key = state_key(key);
+            }
+            if let Some(inline) = payload.remove("value") {
+                payload.insert("value".to_owned(), value(inline));
+            }
+            if let Some(Value::String(old)) = payload.get("value_sha256") {
+                let (sha256, bytes) = name(old, renamed);
+                payload.insert("value_sha256".to_owned(), json!(sha256));
+                payload.insert("bytes".to_owned(), json!(bytes));
+            }
+        }
+        "checkpoint" => {
+            if let Some(Value::String(old)) = payload.get("state_sha256") {
+                payload.insert("state_sha256".to_owned(), json!(name(old, renamed).0));
+            }
+        }
+        _ => {}
+    }
+    row
+}
+
+fn call(row: CallRow) -> CallRow {
+    CallRow {
+        outcome: row.outcome.map(|outcome| CallOutcome {
+            content: text(&outcome.content),
+            is_error: outcome.is_error,
+            details: outcome.details.map(value),
+        }),
+        receipt: row.receipt.map(value),
+        resolution: row.resolution.map(resolution),
+        ..row
+    }
+}
+
+/// A person's decision: the word stays, and the run that went on by it.
+fn resolution(decision: Value) -> Value {
+    match decision {
+        Value::Object(fields) => {
+            let kept = |key: &str| key == "outcome" || key == "run_id";
+            fields
+                .into_iter()
+                .map(|(key, of)| if kept(&key) { (key, of) } else { (key, value(of)) })
+                .collect()
+        }
+        other => value(other),
+    }
+}
+
+fn state(state: Map<String, Value>) -> Map<String, Value> {
+    state.into_iter().map(|(key, of)| (state_key(&key), value(of))).collect()
+}
+
+/// A key that holds a path holds it as the details do.
+fn state_key(key: &str) -> String {
+    match key.strip_prefix(FILE_PREFIX) {
+        Some(path) => format!("{FILE_PREFIX}{}", text(path)),
+        None => key.to_owned(),
+    }
+}
+
+/// Every text in it but those that say of what type something is.
+fn value(of: Value) -> Value {
+    match of {
+        Value::String(said) => Value::String(text(&said)),
+        Value::Array(items) => items.into_iter().map(value).collect(),
+        Value::Object(fields) => fields
+            .into_iter()
+            .map(|(key, of)| if key == "type" && of.is_string() { (key, of) } else { (key, value(of)) })
+            .collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => of,
+    }
+}
+
+/// Why something ended: the words that programs look for stay.
+fn reason(why: &str) -> String {
+    if matches!(why, "cancelled" | "archived" | "terminated" | "healed" | "resolved") {
+        why.to_owned()
+    } else {
+        text(why)
+    }
+}
+
+fn text(said: &str) -> String {
+    if said.is_empty() { String::new() } else { marker(said.as_bytes()) }
+}
+
+fn marker(bytes: &[u8]) -> String {
+    let hash = hex::encode(Sha256::digest(bytes));
+    format!("[redacted: {} bytes, sha256 {}]", bytes.len(), &hash[..16])
+}
+
+fn name(old: &str, renamed: &Renamed) -> (String, i64) {
+    renamed.get(old).cloned().unwrap_or_else(|| (old.to_owned(), 0))
+}

@@ -1,0 +1,133 @@
+//! Messages that are the agent's own bookkeeping: they stay in the transcript and the model sees them, and whoever reads
+//! the replies is not shown them.
+
+use crate::derive;
+use crate::record::{Block, Role, text_of};
+use crate::session::Session;
+
+/// Whether `content`, as the model's answer to `session`, is what a model says when its email is on the way. Where replies
+/// go out as mail that email was the reply, and this would be a second one. Something that was said since makes it an
+/// answer to that.
+pub fn is_remark(session: &Session, content: &[Block]) -> bool {
+    if !session.replies_by_mail() || !session.inbox.is_empty() || text_of(content).trim().is_empty() {
+        return false;
+    }
+    let said = session.records.iter().rev().filter(|record| !record.internal);
+    let results = said.take_while(|record| record.role == Role::Tool);
+    let mut composed = false;
+    for record in results {
+        // The user's answer to a question is a result too.
+        if record.details.inbox_id.is_some() {
+            return false;
+        }
+        composed |= record.tool_results().any(derive::composes_email);
+    }
+    composed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::advance::{Generated, Outcome, advance};
+    use crate::agent::Policy;
+    use crate::example::{self, RUN, assistant, message, tool_call, user};
+    use crate::record::{FinishReason, Record, Reply};
+    use serde_json::json;
+
+    /// A session of that trigger whose last step composed an email.
+    fn after_an_email(trigger_type: &str) -> Session {
+        let mut session = example::session();
+        session.trigger_type = trigger_type.to_owned();
+        session.records.push(assistant(3, RUN, vec![Block::ToolCall(tool_call("call_1"))]));
+        session.records.push(result(4, "sentEmail", false));
+        session.last_message_number = 4;
+        session
+    }
+
+    fn result(message_number: i64, details: &str, is_error: bool) -> Record {
+        let mut record = example::result(message_number, "call_1");
+        let Block::ToolResult(result) = &mut record.content[0] else { panic!("a result") };
+        result.details = Some(json!({"type": details, "to": ["ann@example.com"], "subject": "Hi"}));
+        result.is_error = is_error;
+        record
+    }
+
+    fn text(text: &str) -> Vec<Block> {
+        vec![Block::Text { text: text.to_owned() }]
+    }
+
+    /// Of each record that the answer's commit writes, whether it is internal.
+    fn marks(session: &Session, content: Vec<Block>) -> Vec<bool> {
+        let generated = Generated {
+            generation_id: "gen_1".into(),
+            attempt: 1,
+            model: "m".into(),
+            request_sha256: String::new(),
+            started_at: String::new(),
+            repairs: 0,
+            resumes: None,
+            reply: Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE },
+            effects: Default::default(),
+        };
+        let transition = advance(session, Outcome::Replied(generated), Policy::default());
+        transition.records.iter().map(|record| record.internal).collect()
+    }
+
+    #[test]
+    fn what_is_said_of_an_email_is_internal_where_replies_go_out_as_mail_and_nowhere_else() {
+        for (trigger_type, internal) in [
+            ("email", true),
+            ("cron", true),
+            ("herald", true),
+            ("chat", false),
+            ("message", false),
+            ("api", false),
+        ] {
+            let session = after_an_email(trigger_type);
+            assert_eq!(marks(&session, text("I have written to Ann.")), [internal], "{trigger_type}");
+        }
+        let mut fork = after_an_email("fork");
+        fork.policy.replies_as = Some("email".to_owned());
+        assert_eq!(marks(&fork, text("I have written to Ann.")), [true], "as its source");
+
+        let email = after_an_email("email");
+        let mut two = text("Now the file.");
+        two.push(Block::ToolCall(tool_call("call_2")));
+        assert_eq!(marks(&email, two), [true]);
+        assert_eq!(marks(&email, vec![Block::ToolCall(tool_call("call_2"))]), [false], "it says nothing");
+    }
+
+    #[test]
+    fn what_does_not_follow_an_email_is_for_its_reader() {
+        let answer = || text("Here you are.");
+        let mut session = after_an_email("email");
+        session.records[2] = result(4, "sentEmail", true);
+        assert_eq!(marks(&session, answer()), [false], "none was composed");
+        session.records[2] = result(4, "fileWritten", false);
+        assert_eq!(marks(&session, answer()), [false], "another tool");
+
+        let mut session = after_an_email("email");
+        session.inbox.push(message(1, "And Bob?"));
+        assert_eq!(marks(&session, answer()), [false, false], "it answers the message");
+        let mut session = after_an_email("email");
+        session.records.push(user(5, "And Bob?"));
+        assert_eq!(marks(&session, answer()), [false], "it answers the message");
+        let mut session = after_an_email("email");
+        session.records.push(example::result(5, "call_2"));
+        assert_eq!(marks(&session, answer()), [true], "a turn with another call beside it");
+        session.records[3].details.inbox_id = Some(1);
+        assert_eq!(marks(&session, answer()), [false], "the user answered a question");
+
+        let mut session = after_an_email("email");
+        session.records.push(assistant(5, RUN, vec![Block::ToolCall(tool_call("call_2"))]));
+        session.records.push(example::result(6, "call_2"));
+        assert_eq!(marks(&session, answer()), [false], "a step lies between");
+    }
+
+    #[test]
+    fn a_record_that_is_internal_itself_says_nothing_to_the_model() {
+        let mut session = after_an_email("email");
+        session.records.push(Record { internal: true, ..user(5, "a summary") });
+        assert_eq!(marks(&session, text("I have written to Ann.")), [true]);
+    }
+}

@@ -1,0 +1,83 @@
+//! What made a session: the trigger's type is an open word, and this is what Wakeful knows of it.
+
+use serde::{Deserialize, Serialize};
+
+/// The type of a session that begins its conversation anew: it is its own trigger.
+pub const NEW: &str = "new";
+
+/// Who or what is behind a session, whatever way it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TriggerSource {
+    /// A person wrote.
+    User,
+    /// Another system called.
+    Webhook,
+    Schedule,
+    /// A program that uses the library.
+    Api,
+    Fork,
+    Replay,
+    Import,
+}
+
+impl TriggerSource {
+    /// The source behind a trigger's type. A type that is not Wakeful's own is that of a route of somebody's own.
+    pub fn of(trigger_type: &str) -> TriggerSource {
+        match trigger_type {
+            "chat" | "email" | "message" | "herald" | "herald-chat" | NEW => TriggerSource::User,
+            "cron" | "schedule" => TriggerSource::Schedule,
+            "api" => TriggerSource::Api,
+            "fork" => TriggerSource::Fork,
+            "replay" => TriggerSource::Replay,
+            "import" => TriggerSource::Import,
+            _ => TriggerSource::Webhook,
+        }
+    }
+
+    /// The word that is shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TriggerSource::User => "user",
+            TriggerSource::Webhook => "webhook",
+            TriggerSource::Schedule => "schedule",
+            TriggerSource::Api => "api",
+            TriggerSource::Fork => "fork",
+            TriggerSource::Replay => "replay",
+            TriggerSource::Import => "import",
+        }
+    }
+}
+
+/// Whether what a session of this trigger's type has to say goes out as mail. `herald-chat` is a herald's notice in a
+/// chat that its reader has open.
+pub fn replies_by_mail(trigger_type: &str) -> bool {
+    matches!(trigger_type, "email" | "cron" | "herald")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_of_trigger_has_its_source() {
+        for (trigger_type, source, by_mail) in [
+            ("chat", "user", false),
+            ("email", "user", true),
+            ("message", "user", false),
+            ("herald", "user", true),
+            ("herald-chat", "user", false),
+            (NEW, "user", false),
+            ("cron", "schedule", true),
+            ("webhook", "webhook", false),
+            ("a-route-of-ones-own", "webhook", false),
+            ("api", "api", false),
+            ("fork", "fork", false),
+            ("replay", "replay", false),
+            ("import", "import", false),
+        ] {
+            assert_eq!(TriggerSource::of(trigger_type).as_str(), source, "{trigger_type}");
+            assert_eq!(replies_by_mail(trigger_type), by_mail, "{trigger_type}");
+        }
+    }
+}
