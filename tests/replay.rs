@@ -76,7 +76,10 @@ async fn k40_a_replay_that_is_killed_again_and_again_goes_on_where_it_stood() {
     let forks: i64 = stage
         .world
         .database
-        .value("select count(*) from conversation_sessions where parent_session_id = $1", &stage.world.session_id)
+        .value(
+            "select count(*) from conversation_sessions where parent_session_id = $1",
+            &stage.world.session_id,
+        )
         .await;
     assert_eq!(forks, 1, "it is one replay all the time");
     let replay = told.traces(&stage).await;
