@@ -27,6 +27,7 @@
 //! decide a race.
 
 pub mod chain;
+pub mod context;
 pub mod create;
 pub mod delivery;
 pub mod diagnosis;

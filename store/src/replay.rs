@@ -2,6 +2,7 @@
 
 use crate::{Error, Result, Store};
 use std::collections::BTreeMap;
+use wakeful_workflow::context::Strategy;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::replay::{RecordedCall, Recording};
 use wakeful_workflow::session::{CallStatus, SessionStatus};
@@ -11,31 +12,66 @@ impl Store {
     /// session that runs, what it has committed so far.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    /// [`Error::NotFound`], [`Error::Refused`] for one of which only sizes and hashes are left, [`Error::Corrupt`],
+    /// [`Error::Database`].
     pub async fn recording(&self, session_id: &str) -> Result<Recording> {
         let session = self.hydrate(session_id).await?;
+        let redacted = sqlx::query_scalar!(
+            r#"select coalesce(imported_from ->> 'redacted' = 'true', false) as "redacted!"
+            from conversation_sessions where session_id = $1"#,
+            session_id
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        if redacted {
+            return Err(Error::Refused {
+                session_id: session_id.to_owned(),
+                reason: "it was imported from a redacted bundle: what was said is not there to be run again".to_owned(),
+            });
+        }
         let calls = sqlx::query!(
             r#"
-            select (done.payload ->> 'message_number')::bigint as "message_number!",
+            select coalesce(ended.payload ->> 'message_number', ended.payload ->> 'summary_message_number')::bigint
+                    as "message_number!",
                 called.payload ->> 'model' as "model!",
                 called.payload ->> 'request_sha256' as "request_sha256!",
-                coalesce((called.payload ->> 'prefill_bytes')::bigint, 0) as "prefill_bytes!"
-            from session_events done
+                called.payload ->> 'context_strategy' as "context_strategy!",
+                coalesce((called.payload ->> 'prefill_bytes')::bigint, 0) as "prefill_bytes!",
+                case ended.type when 'CONTEXT_REBASED' then ended.payload end as rebase
+            from session_events ended
             join session_events called
-                on called.session_id = done.session_id
+                on called.session_id = ended.session_id
                     and called.type = 'LLM_CALLED'
-                    and called.payload ->> 'generation_id' = done.payload ->> 'generation_id'
-            where done.session_id = $1 and done.type = 'GEN_COMPLETE'
+                    and case ended.type
+                        when 'GEN_COMPLETE'
+                            then called.payload ->> 'generation_id' = ended.payload ->> 'generation_id'
+                        -- A summary has no GEN_COMPLETE: the rebase that points at it follows its call.
+                        else called.seq = ended.seq - 1 and called.payload ->> 'purpose' = 'compaction'
+                    end
+            where ended.session_id = $1
+                and (ended.type = 'GEN_COMPLETE'
+                    or ended.type = 'CONTEXT_REBASED' and ended.payload ->> 'summary_message_number' is not null)
             "#,
             session_id
         )
         .fetch_all(&self.pool)
         .await?;
-        let calls = calls.into_iter().map(|call| {
-            let (model, request_sha256) = (call.model, call.request_sha256);
-            let prefill_bytes = usize::try_from(call.prefill_bytes).unwrap_or(0);
-            (call.message_number, RecordedCall { model, request_sha256, prefill_bytes })
-        });
+        let calls = calls
+            .into_iter()
+            .map(|call| {
+                let rebase = call.rebase.map(serde_json::from_value).transpose();
+                let context_strategy = Strategy::parse(&call.context_strategy)
+                    .ok_or_else(|| Error::corrupt("context strategy", &call.context_strategy))?;
+                let recorded = RecordedCall {
+                    model: call.model,
+                    request_sha256: call.request_sha256,
+                    context_strategy,
+                    rebase: rebase.map_err(|error| Error::corrupt("rebase", error))?,
+                    prefill_bytes: usize::try_from(call.prefill_bytes).unwrap_or(0),
+                };
+                Ok((call.message_number, recorded))
+            })
+            .collect::<Result<BTreeMap<_, _>>>()?;
         let settled =
             sqlx::query!("select call_id, status from tool_calls where session_id = $1", session_id)
                 .fetch_all(&self.pool)
@@ -48,7 +84,7 @@ impl Store {
                 Ok((CallId::from(call.call_id), status))
             })
             .collect::<Result<BTreeMap<_, _>>>()?;
-        Ok(Recording::new(session, calls.collect(), settled))
+        Ok(Recording::new(session, calls, settled))
     }
 
     /// The replay that a process of this name began and has not reported on, if there is one.

@@ -274,6 +274,7 @@ pub(crate) async fn start(
                     ok: true,
                     message_number: number,
                     bytes: message.content.len(),
+                    output_sha256: None,
                 });
                 roles.push("tool");
                 Block::ToolResult(ToolResult {
@@ -282,6 +283,7 @@ pub(crate) async fn start(
                     content: message.content.clone(),
                     is_error: false,
                     details: None,
+                    output: None,
                 })
             }
             None => {

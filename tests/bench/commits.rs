@@ -79,6 +79,8 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         repairs: 0,
         resumes: None,
         prefill_bytes: None,
+        context_strategy: wakeful::workflow::context::Strategy::Full,
+        rebase: None,
         reply: Reply {
             content: fixture::assistant_content(&call_id),
             finish_reason: FinishReason::ToolCalls,

@@ -68,8 +68,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
-use wakeful_store::queue::{News, Notifier};
+use wakeful_store::queue::{News, Notifier, heard};
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain, ToolDefinition};
+use wakeful_workflow::context::ContextPolicy;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::SessionId;
@@ -109,6 +110,14 @@ impl Ctx {
             .map_err(|error| Fault::NotConfigured { message: format!("agent {:?}: {error}", agent.name) })
     }
 
+    /// The tools that the configuration gives `session`: none where what its model is told of is pinned.
+    ///
+    /// # Errors
+    /// Those of [`Ctx::tools_of`].
+    pub fn configured_tools(&self, session: &Session, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
+        if session.prefix.is_some() { Ok(Vec::new()) } else { self.tools_of(agent) }
+    }
+
     /// The agent of `session`, with what the session's own policy puts above its configuration.
     ///
     /// # Errors
@@ -124,6 +133,7 @@ impl Ctx {
                 limits: Limits::default(),
                 on_uncertain: OnUncertain::default(),
                 journal: JournalLevel::default(),
+                context: ContextPolicy::default(),
             },
             (configured, _) => configured?,
         };
@@ -149,19 +159,8 @@ impl Ctx {
     async fn cancelled(&self, session_id: &str) {
         let mut news = self.news.sessions();
         loop {
-            let heard = async {
-                loop {
-                    match news.recv().await {
-                        Ok(id) if &*id == session_id || &*id == "*" => break,
-                        Ok(_) => {}
-                        // Missed some: one of them may have been ours. Closed: the timer alone is left.
-                        Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => break,
-                        Err(tokio::sync::broadcast::error::RecvError::Closed) => std::future::pending().await,
-                    }
-                }
-            };
             tokio::select! {
-                () = heard => {}
+                () = heard(&mut news, session_id) => {}
                 () = tokio::time::sleep(Duration::from_secs(2)) => {}
             }
             // Every chunk of the session's own model call is news as well: they are looked at together.

@@ -85,6 +85,9 @@ pub struct Line {
     pub message_id: String,
     pub step_number: i64,
     pub role: Role,
+    /// It sums up what was said before it, and answers nothing.
+    #[serde(default)]
+    pub summary: bool,
     /// The calls that it asks for.
     #[serde(default)]
     pub asks: Vec<CallId>,
@@ -171,7 +174,11 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
             .max()
             .unwrap_or(0),
         moved,
-        awaits_model: kept_lines.last().is_some_and(|line| matches!(line.role, Role::User | Role::Tool)),
+        awaits_model: kept_lines
+            .iter()
+            .rev()
+            .find(|line| !line.summary)
+            .is_some_and(|line| matches!(line.role, Role::User | Role::Tool)),
     })
 }
 
@@ -235,6 +242,7 @@ impl Line {
             message_id,
             step_number: record.step_number,
             role: record.role,
+            summary: record.is_summary(),
             asks: record.tool_calls().map(|call| call.call_id.clone()).collect(),
             answers: record.tool_results().map(|result| result.call_id.clone()).collect(),
             seq,

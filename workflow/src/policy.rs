@@ -114,6 +114,7 @@ mod tests {
             limits: crate::agent::Limits::default(),
             on_uncertain: crate::agent::OnUncertain::default(),
             journal: crate::agent::JournalLevel::default(),
+            context: crate::context::ContextPolicy::default(),
         };
         assert_eq!(SessionPolicy::default().of(agent.clone()), agent);
         let policy = SessionPolicy {

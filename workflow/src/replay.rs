@@ -5,6 +5,7 @@
 //! sessions of one conversation took turns.) As long as who speaks is the same at every place, the two are aligned, and
 //! the user's messages are given to the replay exactly where the source took them, in mid-run as well.
 
+use crate::context::{Rebase, Strategy};
 use crate::fault::Fault;
 use crate::id::CallId;
 use crate::policy::{Answers, Replay};
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub session: Session,
-    /// The model calls that were answered, by the number of their answer.
+    /// The model calls that were answered, by the number of their answer or of the summary that they gave.
     pub calls: BTreeMap<i64, RecordedCall>,
     /// How each call of a tool ended.
     pub settled: BTreeMap<CallId, CallStatus>,
@@ -27,12 +28,16 @@ pub struct Recording {
 }
 
 /// A model call as the journal has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RecordedCall {
     /// `provider/model`.
     pub model: String,
     /// Hash of the bytes that were sent.
     pub request_sha256: String,
+    /// How its context was selected.
+    pub context_strategy: Strategy,
+    /// Of a call for a summary: where the context began from then on.
+    pub rebase: Option<Rebase>,
     /// How much of the answer's text was in the request already, because the call went on from a text that was cut off.
     pub prefill_bytes: usize,
 }
@@ -124,22 +129,25 @@ impl Input {
     }
 }
 
-/// A replay beside its source, from the cut on.
+/// A replay beside its source, from the cut on. Summaries of the context have no place among what was said.
 struct Beside<'r, 's> {
-    own: &'r [Record],
-    source: &'s [Record],
+    own: Vec<&'r Record>,
+    source: Vec<&'s Record>,
     /// Messages that the replay was given and has not taken yet.
     pending: usize,
+    /// How many summaries the replay has, and those of the source.
+    own_summaries: usize,
+    summaries: Vec<&'s Record>,
 }
 
 impl<'r, 's> Beside<'r, 's> {
     fn new(replay: &'r Session, rules: &Replay, recording: &'s Recording) -> Beside<'r, 's> {
         let cut = rules.after_message_number;
-        Beside {
-            own: after(&replay.records, cut),
-            source: after(&recording.session.records, cut),
-            pending: replay.inbox.len(),
-        }
+        let (summaries, source) =
+            after(&recording.session.records, cut).iter().partition(|record| record.is_summary());
+        let (own_summaries, own): (Vec<_>, Vec<_>) =
+            after(&replay.records, cut).iter().partition(|record| record.is_summary());
+        Beside { own, source, pending: replay.inbox.len(), own_summaries: own_summaries.len(), summaries }
     }
 
     /// Whether the same speaks at every place so far, the messages that wait included.
@@ -149,14 +157,21 @@ impl<'r, 's> Beside<'r, 's> {
             && self
                 .own
                 .iter()
-                .zip(self.source)
+                .zip(&self.source)
                 .all(|(own, source)| own.role == source.role && is_input(own) == is_input(source))
-            && self.source[self.own.len()..place].iter().all(is_input)
+            && self.source[self.own.len()..place].iter().all(|record| is_input(record))
     }
 
     /// What the source has where the replay's next message will be.
     fn next(&self) -> Option<&'s Record> {
-        self.source.get(self.own.len() + self.pending)
+        self.source.get(self.own.len() + self.pending).copied()
+    }
+
+    /// The summary that the source wrote before its next message, if the replay has none for it.
+    fn summary(&self) -> Option<&'s Record> {
+        let next = self.next().map_or(i64::MAX, |next| next.message_number);
+        let summary = self.summaries.get(self.own_summaries).copied();
+        summary.filter(|summary| summary.message_number < next)
     }
 }
 
@@ -186,7 +201,7 @@ pub fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<In
 pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
     let beside = Beside::new(replay, rules, recording);
     let given = beside.own.iter().filter(|record| is_input(record)).count() + beside.pending;
-    beside.source.iter().filter(|record| is_input(record)).nth(given).map(Input::of)
+    beside.source.iter().filter(|record| is_input(record)).nth(given).map(|record| Input::of(record))
 }
 
 /// Whether the replay has come to the end of its source, the same speaking at every place: it has nothing more to do, even
@@ -194,6 +209,17 @@ pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Op
 pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) -> bool {
     let beside = Beside::new(replay, rules, recording);
     beside.is_aligned() && beside.next().is_none()
+}
+
+/// The summary of the context that the source has where `replay`, whose answers are recorded, owes its next answer: it is
+/// to be written first.
+pub fn summary<'a>(
+    replay: &Session,
+    rules: &Replay,
+    recording: &'a Recording,
+) -> Option<RecordedAnswer<'a>> {
+    let record = Beside::new(replay, rules, recording).summary()?;
+    Some(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
 }
 
 /// The answer that the source got where `replay` owes its next one.
@@ -247,10 +273,11 @@ pub fn result<'a>(
             return recording.result(recorded);
         }
     }
-    let own_after = replay.records.len() - after(&replay.records, rules.after_message_number).len();
-    let place = at.checked_sub(own_after)?;
-    let index = replay.records[at].tool_calls().position(|other| &other.call_id == call_id)?;
-    let beside = after(&recording.session.records, rules.after_message_number).get(place)?;
+    let asked_in = &replay.records[at];
+    let beside = Beside::new(replay, rules, recording);
+    let place = beside.own.iter().position(|own| own.message_number == asked_in.message_number)?;
+    let index = asked_in.tool_calls().position(|other| &other.call_id == call_id)?;
+    let beside = beside.source.get(place).copied()?;
     let recorded = beside.tool_calls().nth(index).filter(|recorded| recorded.name == call.name)?;
     recording.result(&recorded.call_id)
 }

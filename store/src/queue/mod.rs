@@ -19,7 +19,7 @@ mod workers;
 pub use backend::Queue;
 pub use delay::{delay, jittered};
 pub use heart::Heart;
-pub use notify::{News, Notifier};
+pub use notify::{News, Notifier, heard};
 pub use workers::WorkerView;
 
 use crate::failpoint::mutant;

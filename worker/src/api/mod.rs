@@ -1,6 +1,7 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
 pub(crate) mod chat;
+pub(crate) mod context;
 mod conversations;
 mod fork;
 mod health;
@@ -42,6 +43,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
+        .route("/sessions/{id}/context", get(context::show))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))

@@ -5,6 +5,7 @@ mod suite;
 
 use super::output::{Output, OutputArgs, count, printable, until_reader_goes};
 use super::{CONNECT, Exit, Usage, report};
+use crate::api::DEFAULT_SPACE;
 use crate::config::Config;
 use crate::replay::{self, End, Observer, Replayed, Request};
 use crate::{App, Ctx};
@@ -15,6 +16,7 @@ use sha2::Digest;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::diff::{self, Level, Report};
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::{Answers, ToolMode};
@@ -206,7 +208,7 @@ async fn replayed(
             session.policy.replay.context("a replay without a source")?.source_session_id
         }
         (None, _) if is_session(source) => source.into(),
-        (None, path) => SessionId::from(import_file(&ctx.store, path).await?),
+        (None, path) => SessionId::from(import_file(ctx, path).await?),
     };
     let replayed = replay::run(ctx, &request, wish.args.fresh, observer).await?;
     let Replayed { session_id, resumed, end, moved, unrecorded } = replayed;
@@ -261,9 +263,16 @@ fn sha256_of(path: &Path) -> anyhow::Result<String> {
     }
 }
 
-/// SCRATCH until the import is merged.
-async fn import_file(_: &wakeful_store::Store, _: &Path) -> anyhow::Result<String> {
-    anyhow::bail!("no import yet")
+/// Imports a bundle, to be replayed from. Nothing else comes of it: an import starts nothing.
+async fn import_file(ctx: &Ctx, path: &Path) -> anyhow::Result<String> {
+    let limits = Limits::default();
+    let checked = wakeful_store::import::check(path, limits, |_| {}).await?;
+    if checked.redacted {
+        let text = "the bundle is redacted: what was said is not in it, and cannot be run again";
+        anyhow::bail!("{}: {text}", path.display());
+    }
+    let imported = ctx.store.import(path, DEFAULT_SPACE, limits, |_| {}).await?;
+    imported.session_id.context("an import without a session")
 }
 
 /// For people: the comparison, then what is to be known of the replay itself.

@@ -2,6 +2,7 @@
 //! open meanwhile.
 
 mod chunks;
+mod compact;
 mod generate;
 mod recorded;
 mod tools;
@@ -51,17 +52,21 @@ pub async fn perform(
 ) -> Result<Outcome, Interrupted> {
     match action {
         Action::Begin => Ok(Outcome::Begun),
+        // Which of the two it is, the source says.
+        Action::CallModel | Action::Compact if has_recorded_answers(session) => {
+            match recorded::summary(ctx, lease, session, agent).await? {
+                Some(outcome) => Ok(outcome),
+                None => recorded::answer(ctx, lease, session, agent).await,
+            }
+        }
         Action::CallModel => {
-            let outcome = if has_recorded_answers(session) {
-                recorded::answer(ctx, lease, session, agent).await?
-            } else {
-                generate::call_model(ctx, lease, session, agent).await?
-            };
+            let outcome = generate::call_model(ctx, lease, session, agent).await?;
             if crate::mutant("tools_before_commit") {
                 tools::call_before_commit(ctx, lease, session, agent, &outcome).await;
             }
             Ok(outcome)
         }
+        Action::Compact => compact::compact(ctx, lease, session, agent).await,
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
         Action::Stop(stop) => Ok(Outcome::Stopped(stop)),
         Action::Pause => Ok(Outcome::Paused),

@@ -5,14 +5,14 @@ use crate::Ctx;
 use tracing::{info, warn};
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
-use wakeful_workflow::advance::{Ending, Generated, Outcome};
+use wakeful_workflow::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::Context;
+use wakeful_workflow::context::{Built, Context, Strategy, compaction};
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::{CallId, GenerationId};
 use wakeful_workflow::record::{FinishReason, Reply};
-use wakeful_workflow::replay::{self, RecordedResult};
-use wakeful_workflow::session::{CallOutcome, Session};
+use wakeful_workflow::replay::{self, RecordedAnswer, RecordedCall, RecordedResult};
+use wakeful_workflow::session::{CallOutcome, Purpose, Session};
 
 /// The source's answer in the place of the one that is owed. The request is made all the same, as the source's model would
 /// be sent it, and its hash is journalled: it tells whether the context is the same, byte for byte.
@@ -27,7 +27,8 @@ pub(super) async fn answer(
     let answer = replay::answer(session, rules, recording)?;
     let model_name = answer.call.map_or(&agent.model, |call| &call.model);
     let model = ctx.models.get(model_name)?;
-    let (context, effects) = super::generate::told(ctx, session, agent)?;
+    let agent = as_then(agent, answer.call);
+    let (Built { context, rebase }, effects) = super::generate::told(ctx, session, &agent)?;
     let base = model.request(&context);
     let base_sha256 = base.sha256();
     let request = match replay::prefill(&answer) {
@@ -35,12 +36,7 @@ pub(super) async fn answer(
         None => base,
     };
     let request_sha256 = request.sha256();
-    if let Some(call) = answer.call
-        && call.request_sha256 != request_sha256
-    {
-        let number = answer.record.message_number;
-        warn!(session.id = %session.session_id, message_number = number, "The request is not the one that message {number} of the source answers");
-    }
+    compare(session, &answer, &request_sha256);
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
     let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
     let repairs = request.repairs.total() as i64;
@@ -54,6 +50,8 @@ pub(super) async fn answer(
         base_sha256: &base_sha256,
         repairs,
         resumes: None,
+        purpose: Purpose::Reply,
+        context_strategy: agent.context.strategy,
     };
     let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
         return Err(Interrupted::Moved);
@@ -69,6 +67,8 @@ pub(super) async fn answer(
         repairs,
         resumes: None,
         prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),
+        context_strategy: agent.context.strategy,
+        rebase,
         reply: Reply {
             content: answer.record.content.clone(),
             finish_reason: details.finish_reason.unwrap_or(FinishReason::Stop),
@@ -77,6 +77,84 @@ pub(super) async fn answer(
         },
         effects,
     }))
+}
+
+/// The summary that the source wrote in this place, in the place of a model call for one. `None`: it wrote none.
+pub(super) async fn summary(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+) -> Result<Option<Outcome>, Interrupted> {
+    let source = ctx.recordings.of(ctx, session).await?.ok_or_else(no_source)?;
+    let Some(answer) = replay::summary(session, &source.rules, &source.recording) else {
+        return Ok(None);
+    };
+    let model_name = answer.call.map_or(&agent.model, |call| &call.model);
+    let model = ctx.models.get(model_name)?;
+    let tools = ctx.configured_tools(session, agent)?;
+    let nothing = || Fault::RecordingOver { message: "there is nothing to summarise here".to_owned() };
+    let asked = compaction::request(session, tools.clone(), 0).ok_or_else(nothing)?;
+    let request = model.request(&asked);
+    let request_sha256 = request.sha256();
+    compare(session, &answer, &request_sha256);
+    let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
+    let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
+    let repairs = request.repairs.total() as i64;
+    let new = NewGeneration {
+        session_id: &session.session_id,
+        generation_id: &generation_id,
+        step_number: session.last_step_number + 1,
+        attempt,
+        model: model_name,
+        request_sha256: &request_sha256,
+        base_sha256: &request_sha256,
+        repairs,
+        resumes: None,
+        purpose: Purpose::Compaction,
+        context_strategy: Strategy::Compaction,
+    };
+    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
+        return Err(Interrupted::Moved);
+    };
+    crate::failpoint("K28");
+    let details = &answer.record.details;
+    // It points at messages by number: where those are the same, so is what it points at.
+    let recorded = answer.call.and_then(|call| call.rebase.clone());
+    let rebase = recorded
+        .filter(|_| answer.record.message_number == session.last_message_number + 1)
+        .unwrap_or_else(|| compaction::rebase(session, &tools, ctx.config.context_window(&agent.model)));
+    Ok(Some(Outcome::Compacted(Compaction {
+        generation_id,
+        attempt,
+        model: model_name.clone(),
+        request_sha256,
+        started_at,
+        repairs,
+        end: CompactionEnd::Written {
+            text: answer.record.text(),
+            finish_reason: details.finish_reason.unwrap_or(FinishReason::Stop),
+            usage: details.usage.unwrap_or_default(),
+            rebase,
+        },
+    })))
+}
+
+/// Says so where the request is not the source's. The journal has the hash of either.
+fn compare(session: &Session, answer: &RecordedAnswer<'_>, request_sha256: &str) {
+    let number = answer.record.message_number;
+    if answer.call.is_some_and(|call| call.request_sha256 != request_sha256) {
+        warn!(session.id = %session.session_id, message_number = number, "The request is not the one that message {number} of the source answers");
+    }
+}
+
+/// The agent with the context strategy of the recorded call: the configuration here may have another one.
+fn as_then(agent: &Agent, call: Option<&RecordedCall>) -> Agent {
+    let mut agent = agent.clone();
+    if let Some(call) = call {
+        agent.context.strategy = call.context_strategy;
+    }
+    agent
 }
 
 /// What came of the call in the source.
@@ -93,8 +171,17 @@ pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Re
     let source = ctx.recordings.of(ctx, session).await?.ok_or_else(no_source)?;
     Ok(match replay::result(session, &source.rules, &source.recording, call_id) {
         Some(RecordedResult::Settled { status, result, message_number }) => {
+            let content = match &result.output {
+                None => result.content.clone(),
+                // The message holds an excerpt; out of the whole the same excerpt is made again.
+                Some(output) => {
+                    let of = &source.recording.session.session_id;
+                    let whole = ctx.store.tool_output(of, &result.call_id, 0, output.bytes).await?;
+                    whole.map_or_else(|| result.content.clone(), |whole| whole.text)
+                }
+            };
             let outcome = CallOutcome {
-                content: result.content.clone(),
+                content,
                 is_error: result.is_error,
                 details: result.details.clone(),
             };

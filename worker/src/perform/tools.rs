@@ -4,12 +4,13 @@ use super::Interrupted;
 use super::recorded::{self, Recorded};
 use crate::Ctx;
 use crate::telemetry::{self, names};
+use crate::tool::read_output::StoredOutputs;
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
 use futures::FutureExt;
 use futures::future::join_all;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
@@ -230,6 +231,7 @@ impl Turn<'_> {
             workspace: self.workspace(),
             mode: self.session.policy.tool_mode,
             cancelled,
+            outputs: Arc::new(StoredOutputs::new(self.ctx.store.clone(), self.session.session_id.clone())),
         };
         let span = info_span!(
             "execute_tool",

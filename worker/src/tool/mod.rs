@@ -2,9 +2,11 @@
 
 use async_trait::async_trait;
 use serde_json::Value;
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
+use wakeful_store::context::OutputSlice;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
@@ -16,6 +18,7 @@ pub mod ask_user;
 pub mod compose_email;
 pub mod current_time;
 pub mod files;
+pub mod read_output;
 pub mod registry;
 
 /// Something that a model can call.
@@ -72,6 +75,23 @@ pub struct ToolCallContext {
     /// Fires when the call is over for Wakeful: it returned, its time limit ended, its lease was lost, its run was
     /// cancelled, or the process drains. Work that the tool has spawned should end then.
     pub cancelled: CancellationToken,
+    /// What the session's earlier calls gave.
+    pub outputs: Arc<dyn Outputs>,
+}
+
+/// The outputs of one session's tool calls, whole.
+#[async_trait]
+pub trait Outputs: Send + Sync + Debug {
+    /// Up to `bytes` of what came of `call_id`, from `offset` on. `None`: the session has no such call with a result.
+    ///
+    /// # Errors
+    /// When they cannot be read now.
+    async fn read(
+        &self,
+        call_id: &CallId,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Option<OutputSlice>, ToolError>;
 }
 
 /// The folder of one session.

@@ -54,6 +54,7 @@ impl Registry {
         registry.register(Arc::new(super::current_time::CurrentTime))?;
         registry.register(Arc::new(super::files::ReadFile))?;
         registry.register(Arc::new(super::files::WriteFile))?;
+        registry.register(Arc::new(super::read_output::ReadOutput))?;
         Ok(registry)
     }
 
@@ -296,7 +297,10 @@ mod tests {
     fn every_built_in_tool_registers() {
         let registry = Registry::built_in().unwrap();
         let names: Vec<&str> = registry.names().collect();
-        assert_eq!(names, ["ask_user", "compose_email", "current_time", "read_file", "write_file"]);
+        assert_eq!(
+            names,
+            ["ask_user", "compose_email", "current_time", "read_file", "read_output", "write_file"]
+        );
         for name in names {
             let definition = registry.definition(name).unwrap();
             assert!(!definition.description.is_empty(), "{name} has no description");

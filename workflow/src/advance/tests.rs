@@ -34,6 +34,8 @@ fn reply_of(content: Vec<Block>) -> Outcome {
         repairs: 1,
         resumes: None,
         prefill_bytes: None,
+        context_strategy: context::Strategy::Full,
+        rebase: None,
         reply: Reply { content, finish_reason, usage: USAGE },
         effects: BTreeMap::from([("tool".to_owned(), Effect::Idempotent)]),
     })

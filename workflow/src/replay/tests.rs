@@ -67,7 +67,13 @@ fn session(records: Vec<Record>) -> Session {
 fn recording() -> Recording {
     let settled = [("a", CallStatus::Done), ("b", CallStatus::Abandoned), ("c", CallStatus::Uncertain)];
     let settled = settled.into_iter().map(|(id, status)| (CallId::from(id), status)).collect();
-    let call = RecordedCall { model: "scripted/m".into(), request_sha256: "00".into(), prefill_bytes: 3 };
+    let call = RecordedCall {
+        model: "scripted/m".into(),
+        request_sha256: "00".into(),
+        context_strategy: Strategy::Full,
+        rebase: None,
+        prefill_bytes: 3,
+    };
     Recording::new(session(source()), BTreeMap::from([(10, call)]), settled)
 }
 
@@ -221,4 +227,31 @@ fn fed_at_its_places_a_recording_gives_the_whole_transcript_again() {
         }
     }
     assert_eq!(replay.records, source());
+}
+
+#[test]
+fn a_summary_takes_no_place_and_is_due_before_what_followed_it() {
+    let rules = rules();
+    let mut records = source();
+    let mut summary = says(6, "So far: a table.");
+    summary.details.summary = true;
+    for record in &mut records[5..] {
+        record.message_number += 1;
+    }
+    records.insert(5, Record { message_number: 7, ..summary });
+    let recording = Recording::new(session(records.clone()), BTreeMap::new(), BTreeMap::new());
+    let due_summary = |replay: &Session| {
+        summary_of(replay, &rules, &recording)
+    };
+    fn summary_of(replay: &Session, rules: &Replay, recording: &Recording) -> Option<i64> {
+        super::summary(replay, rules, recording).map(|answer| answer.record.message_number)
+    }
+    // The follow-up that came after it waits in the inbox by then.
+    let before = session(source()[..5].to_vec());
+    assert_eq!(number(due(&before, &rules, &recording)), Some(8));
+    let given = waiting(before, &["and this"]);
+    assert_eq!(due_summary(&given), Some(7));
+    let written = waiting(session(records[..6].to_vec()), &["and this"]);
+    assert_eq!(due_summary(&written), None);
+    assert_eq!(answer(&written, &rules, &recording).unwrap().record.message_number, 9);
 }

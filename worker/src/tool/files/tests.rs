@@ -1,9 +1,23 @@
 use super::*;
+use crate::tool::Outputs;
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::sync::Arc;
 use tempfile::TempDir;
+use wakeful_store::context::OutputSlice;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::ToolMode;
+
+/// A session without a call before this one.
+#[derive(Debug)]
+struct NoOutputs;
+
+#[async_trait]
+impl Outputs for NoOutputs {
+    async fn read(&self, _: &CallId, _: usize, _: usize) -> Result<Option<OutputSlice>, ToolError> {
+        Ok(None)
+    }
+}
 
 /// A call in the workspace `path`.
 pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
@@ -13,6 +27,7 @@ pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
         workspace: Workspace { path: path.to_owned(), expected, inherited: None, rehearsed: None },
         mode: ToolMode::Live,
         cancelled: CancellationToken::new(),
+        outputs: Arc::new(NoOutputs),
     }
 }
 

@@ -144,7 +144,15 @@ impl Logs {
             }
             Event::StateTransition { to_state, .. } => self.lifecycle = Some(to_state.clone()),
             Event::Checkpoint { lifecycle_state, .. } => self.lifecycle = Some(lifecycle_state.clone()),
+            Event::ContextRebased(rebase) => {
+                if let Some(number) = rebase.summary_message_number
+                    && rows.role(number).is_none()
+                {
+                    return Err(format!("message {number}"));
+                }
+            }
             Event::TriggerEvent { .. }
+            | Event::CompactionFailed { .. }
             | Event::SessionForked { .. }
             | Event::LlmCalled { .. }
             | Event::GenStart { .. }
