@@ -4,7 +4,7 @@
 mod stage;
 
 use crate::support::checker::Traces;
-use crate::support::{Answer, eventually};
+use crate::support::{Answer, Database, Options, eventually};
 use serde_json::{Value, json};
 use stage::{Stage, answered, messages};
 
@@ -241,4 +241,56 @@ async fn live_tools_do_it_again() {
     let process = stage.world.serve().await;
     eventually("the mail", || async { (stage.world.mails() > mails).then_some(()) }).await;
     assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_bundle_is_replayed_where_nobody_knows_its_agent_its_model_or_its_tools() {
+    let stage = Stage::eventful().await;
+    let bundle = stage.bundle("bundle.jsonl").await;
+    let elsewhere = Database::new().await;
+    let mut options = Options::new();
+    options.dir = std::sync::Arc::clone(&stage.world.options.dir);
+    let args = ["replay", &bundle, "--model", "recorded", "--tools", "recorded", "-o", "json"];
+    options.args = args.map(str::to_owned).to_vec();
+    let (status, process) = options.spawn(&elsewhere.url).ended().await;
+    assert_eq!(status.code(), Some(0), "{}\n{}", process.output(), process.log());
+    let told: Value = serde_json::from_str(&process.output()).unwrap();
+    let replay = Traces::of(&elsewhere, told["replay"]["session_id"].as_str().unwrap()).await;
+    let source = stage.source().await;
+    assert_eq!(messages(&replay), messages(&source));
+    assert_eq!(answered(&replay), answered(&source));
+    assert_eq!(told["diff"]["verdict"], "equal");
+}
+
+#[tokio::test]
+async fn a_folder_of_bundles_is_a_suite_with_a_line_each() {
+    let stage = Stage::eventful().await;
+    for name in ["suite/one.jsonl", "suite/two.jsonl"] {
+        stage.bundle(name).await;
+    }
+    let dir = stage.world.options.path("suite");
+    let suite = async |args: &[&str]| {
+        let all: Vec<&str> = ["--suite", dir.to_str().unwrap(), "--model", "recorded", "-o", "json"]
+            .into_iter()
+            .chain(args.iter().copied())
+            .collect();
+        let told = stage.command(|options| options, &all).await;
+        let lines: Value = serde_json::from_str(&told.output).unwrap_or_else(|_| panic!("{}", told.log));
+        (told.status, lines)
+    };
+    // The dry runs of charge and reserve say other words, and no other tool is called.
+    let (status, lines) = suite(&["--fail-on", "tools"]).await;
+    assert_eq!(status, 0, "{lines:#}");
+    let verdicts: Vec<&Value> = lines.as_array().unwrap().iter().map(|line| &line["verdict"]).collect();
+    assert_eq!(verdicts, ["prose", "prose"]);
+    assert_eq!(suite(&["--fail-on", "any"]).await.0, 8);
+    let (status, lines) = suite(&["--fail-on", "any", "--tools", "recorded", "--jobs", "1"]).await;
+    assert_eq!((status, &lines[0]["verdict"]), (0, &json!("equal")), "{lines:#}");
+    assert_eq!(lines[0]["requests_differ"], 0);
+
+    std::fs::write(dir.join("broken.jsonl"), "{}\n").unwrap();
+    let (status, lines) = suite(&["--fail-on", "none"]).await;
+    assert_eq!((status, &lines[0]["bundle"]), (1, &json!("broken.jsonl")));
+    assert_eq!(lines[0]["verdict"], "failed");
+    assert_eq!(lines.as_array().unwrap().len(), 3, "the others are run all the same");
 }

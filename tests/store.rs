@@ -1,7 +1,7 @@
 //! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
 
-mod fork;
 mod bundle;
+mod fork;
 mod journal;
 mod sessions;
 mod verify;

@@ -26,7 +26,8 @@ impl Store {
         if redacted {
             return Err(Error::Refused {
                 session_id: session_id.to_owned(),
-                reason: "it was imported from a redacted bundle: what was said is not there to be run again".to_owned(),
+                reason: "it was imported from a redacted bundle: what was said is not there to be run again"
+                    .to_owned(),
             });
         }
         let calls = sqlx::query!(

@@ -141,6 +141,20 @@ impl Stage {
         dump
     }
 
+    /// Exports the source into a file of this name, and gives its path.
+    pub async fn bundle(&self, name: &str) -> String {
+        let path = self.world.options.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let mut export =
+            self.world.database.store().await.export(&self.world.session_id, false).await.unwrap();
+        let mut bundle = Vec::new();
+        while let Some(lines) = export.next().await.unwrap() {
+            bundle.extend(lines);
+        }
+        std::fs::write(&path, bundle).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
     /// Runs `wakeful replay` of the source to its end.
     pub async fn replay(&self, args: &[&str]) -> Told {
         self.replay_with(|options| options, args).await

@@ -213,11 +213,7 @@ pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) ->
 
 /// The summary of the context that the source has where `replay`, whose answers are recorded, owes its next answer: it is
 /// to be written first.
-pub fn summary<'a>(
-    replay: &Session,
-    rules: &Replay,
-    recording: &'a Recording,
-) -> Option<RecordedAnswer<'a>> {
+pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -> Option<RecordedAnswer<'a>> {
     let record = Beside::new(replay, rules, recording).summary()?;
     Some(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
 }

@@ -180,11 +180,7 @@ pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Re
                     whole.map_or_else(|| result.content.clone(), |whole| whole.text)
                 }
             };
-            let outcome = CallOutcome {
-                content,
-                is_error: result.is_error,
-                details: result.details.clone(),
-            };
+            let outcome = CallOutcome { content, is_error: result.is_error, details: result.details.clone() };
             Recorded::Ending(Ending::Settled(status, outcome), message_number)
         }
         Some(RecordedResult::Asked) => Recorded::Asked,

@@ -147,7 +147,10 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
     };
     let fork = ForkRequest {
         purpose: Purpose::Replay,
-        model: Some(Model { context_window: ctx.config.context_window(&model), id: model }),
+        model: Some(Model {
+            context_window: i32::try_from(ctx.config.context_window(&model)).unwrap_or(i32::MAX),
+            id: model,
+        }),
         system_prompt: request.system_prompt.clone().map(SystemPromptPatch::Replace),
         // Named in the replay's own policy, for the configuration here may have another agent of that name, or none.
         tools: session.prefix.as_ref().map(|prefix| prefix.tools.clone()),

@@ -240,9 +240,7 @@ fn a_summary_takes_no_place_and_is_due_before_what_followed_it() {
     }
     records.insert(5, Record { message_number: 7, ..summary });
     let recording = Recording::new(session(records.clone()), BTreeMap::new(), BTreeMap::new());
-    let due_summary = |replay: &Session| {
-        summary_of(replay, &rules, &recording)
-    };
+    let due_summary = |replay: &Session| summary_of(replay, &rules, &recording);
     fn summary_of(replay: &Session, rules: &Replay, recording: &Recording) -> Option<i64> {
         super::summary(replay, rules, recording).map(|answer| answer.record.message_number)
     }
