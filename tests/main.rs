@@ -34,6 +34,7 @@ mod peers;
 mod poison;
 mod prefix;
 mod readme;
+mod replay;
 mod reproduce;
 mod resolve;
 mod runner;
