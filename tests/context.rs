@@ -8,7 +8,7 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 use wakeful::store::Store;
 use wakeful::store::fork::ForkRequest;
-use wakeful::store::import::Limits;
+use wakeful::workflow::bundle::Limits;
 use wakeful::workflow::fork::At;
 use wakeful::workflow::id::{CallId, SessionId};
 
@@ -475,9 +475,10 @@ async fn bundle(store: &Store, id: &str, redacted: bool) -> tempfile::NamedTempF
 
 async fn import(store: &Store, bundle: &tempfile::NamedTempFile) -> String {
     let imported = store.import(bundle.path(), "default", Limits::default(), |_| {}).await.unwrap();
-    let verification = store.verify(&imported.session_id).await.unwrap();
+    let session_id = imported.session_id.expect("it was imported");
+    let verification = store.verify(&session_id).await.unwrap();
     assert!(verification.agrees, "{:?}", verification.checks);
-    imported.session_id
+    session_id
 }
 
 #[tokio::test]
