@@ -48,6 +48,17 @@ test-peers: postgres peers with-postgres ## Run the tests against servers that o
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(PEER_TESTS)
 	scripts/check-deploy
 
+# A session's id, or a file that `wakeful session export` made. Not from the environment: SESSION may be a desktop's.
+REPLAY_OF = $(or $(SESSION_ID),$(if $(filter-out environment%,$(origin SESSION)),$(SESSION)))
+
+.PHONY: replay
+replay: ## Run a session again, dry: SESSION_ID=id or SESSION=file [MODEL=m] [FROM_MESSAGE=n] [ARGS=...]
+	@test -n "$(REPLAY_OF)" || { echo "make replay SESSION_ID=sess_... (or SESSION=file): what is to be run again?" >&2; exit 2; }
+	@# Without DATABASE_URL it is the database of the `make dev` that runs.
+	@url=$${DATABASE_URL:-$$($(CARGO) run --quiet --locked -p wakeful -- dev url)} || exit 6; \
+	DATABASE_URL="$$url" $(CARGO) run --quiet --locked -p wakeful -- replay "$(REPLAY_OF)" \
+		$(if $(MODEL),--model "$(MODEL)") $(if $(FROM_MESSAGE),--from-message "$(FROM_MESSAGE)") $(ARGS)
+
 .PHONY: storm
 storm: postgres with-postgres ## Many seeded storms: SEEDS=n [SEED_BASE=m] [JOBS=j, default 2]
 	SEEDS=$(or $(SEEDS),20) SEED_BASE=$(or $(SEED_BASE),1) JOBS=$(or $(JOBS),2) \

@@ -170,7 +170,8 @@ async fn session(tx: &mut PgConnection, session_id: &str) -> Result<(SessionRow,
         parent_conversation_id: row.parent_conversation_id,
         forked_at_message_number: row.forked_at_message_number,
         base_step_number: row.base_step_number,
-        rebase: None,
+        rebase: row.rebase,
+        compaction_failures: row.compaction_failures,
     };
     Ok((session, row.was_redacted))
 }

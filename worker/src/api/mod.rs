@@ -2,6 +2,7 @@
 
 mod bundle;
 pub(crate) mod chat;
+pub(crate) mod context;
 mod conversations;
 mod fork;
 mod health;
@@ -44,6 +45,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
+        .route("/sessions/{id}/context", get(context::show))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))

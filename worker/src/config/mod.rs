@@ -13,6 +13,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
 use wakeful_workflow::bundle;
+use wakeful_workflow::context::ContextPolicy;
 
 mod price;
 mod problem;
@@ -30,7 +31,10 @@ use problem::{Origin, Problem};
 pub const DEFAULT_AGENT: &str = "default";
 
 /// What an agent may use when its configuration names no tools. Mail is not among them: it leaves the house.
-pub const DEFAULT_TOOLS: [&str; 4] = ["current_time", "read_file", "write_file", "ask_user"];
+pub const DEFAULT_TOOLS: [&str; 5] = ["current_time", "read_file", "write_file", "read_output", "ask_user"];
+
+/// The window that is assumed of a model whose configuration names none, in tokens.
+const CONTEXT_WINDOW: u64 = 128_000;
 
 /// The prompt of an agent that was given none.
 pub const DEFAULT_PROMPT: &str = "You are a friendly assistant. Answer briefly and truthfully. Use your tools where \
@@ -117,6 +121,8 @@ pub struct AgentSettings {
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,
     pub limits: Limits,
+    /// `[agents.NAME.context]`.
+    pub context: ContextPolicy,
 }
 
 /// `[models."provider/model"]`.
@@ -275,6 +281,7 @@ impl Config {
             limits: settings.limits,
             on_uncertain: settings.on_uncertain,
             journal: settings.journal,
+            context: settings.context,
         })
     }
 
@@ -302,11 +309,10 @@ impl Config {
         }
     }
 
-    /// How many tokens `model` takes at once: what the configuration says, or what most models of today take.
-    pub fn context_window(&self, model: &str) -> i32 {
-        const ASSUMED: u64 = 128_000;
-        let window = self.models.get(model).and_then(|settings| settings.context_window);
-        i32::try_from(window.unwrap_or(ASSUMED)).unwrap_or(i32::MAX)
+    /// How many tokens `model` can see.
+    pub fn context_window(&self, model: &str) -> i64 {
+        let configured = self.models.get(model).and_then(|settings| settings.context_window);
+        i64::try_from(configured.unwrap_or(CONTEXT_WINDOW)).unwrap_or(i64::MAX)
     }
 
     /// What `model` costs: nothing where the configuration names no price, which [`Config::has_price`] tells from a

@@ -215,6 +215,8 @@ pub struct SessionRow {
     /// The newest change of what the model sees of the transcript.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebase: Option<Value>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub compaction_failures: i64,
 }
 
 fn is_zero(number: &i64) -> bool {
@@ -457,10 +459,19 @@ pub fn blobs_of(line: &Line) -> Vec<&str> {
         Line::Event(row) => match row.kind.as_str() {
             "checkpoint" => row.payload["state_sha256"].as_str().into_iter().collect(),
             "context_update" => row.payload["value_sha256"].as_str().into_iter().collect(),
+            "TOOL_RESULT" => row.payload["output_sha256"].as_str().into_iter().collect(),
             _ => Vec::new(),
         },
-        Line::Record(_)
-        | Line::Call(_)
+        // A fork has the messages of another journal.
+        Line::Record(row) => row
+            .content
+            .iter()
+            .filter_map(|block| match block {
+                Block::ToolResult(result) => result.output.as_ref().map(|output| output.sha256.as_str()),
+                Block::Text { .. } | Block::ToolCall(_) | Block::Provider { .. } => None,
+            })
+            .collect(),
+        Line::Call(_)
         | Line::Seed(_)
         | Line::Run(_)
         | Line::Step(_)

@@ -22,7 +22,7 @@ const SHOWN: usize = 1_000;
 /// None that a report could bring about: the template writes into memory.
 pub(super) fn of(report: &Report) -> anyhow::Result<String> {
     let page = Page {
-        title: format!("{} | {}", report.left.session_id, report.right.session_id),
+        title: safe(&format!("{} | {}", report.left.session_id, report.right.session_id)),
         verdict: report.verdict.as_str(),
         equal: report.verdict == Level::Equal,
         sides: [side("Left", &report.left), side("Right", &report.right)],
@@ -215,9 +215,9 @@ fn equal_turn(turn: &TurnDiff) -> EqualTurn {
 }
 
 fn turn(turn: &TurnDiff) -> Turn {
-    let side = |view: &Option<TurnView>| {
+    let side = |name: &str, view: &Option<TurnView>| {
         view.as_ref().map(|view| TurnSide {
-            messages: format!("messages {}", range(view.first_message, view.last_message)),
+            messages: format!("{name} messages {}", range(view.first_message, view.last_message)),
             took: view.answer.as_ref().map_or_else(String::new, |answer| {
                 let usage = &answer.usage;
                 format!(
@@ -239,7 +239,7 @@ fn turn(turn: &TurnDiff) -> Turn {
             RequestMatch::Differs => "asked with other bytes",
             RequestMatch::Unknown => "",
         },
-        sides: [side(&turn.left), side(&turn.right)],
+        sides: [side("left", &turn.left), side("right", &turn.right)],
         parts: turn
             .differences
             .iter()

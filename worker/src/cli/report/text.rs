@@ -406,8 +406,10 @@ fn lay(spans: &[Span], width: usize) -> Vec<Vec<Span>> {
                     fresh = true;
                     taken = 0;
                 }
-                put(&mut lines, span.tone, rest, fresh);
-                taken += rest.width();
+                if !rest.is_empty() {
+                    put(&mut lines, span.tone, rest, fresh);
+                    taken += rest.width();
+                }
             }
         }
     }

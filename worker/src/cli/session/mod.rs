@@ -1,5 +1,6 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod context;
 mod diff;
 mod export;
 mod fork;
@@ -120,6 +121,8 @@ enum Verb {
     Why { id: String },
     /// Lay one session beside another one: what was called, what was kept, what was said. Exit status 8 when they differ.
     Diff(diff::Args),
+    /// Show what the model would see now, and what each context strategy would weigh.
+    Context(context::Args),
     /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
     Recover(recover::Args),
     /// Hold a session's caches against its logs. Exit status 8 when they differ.
@@ -167,6 +170,7 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
         Verb::Diff(args) => diff::diff(&store, &output, args).await,
+        Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,
         Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };
