@@ -78,7 +78,7 @@ async fn rich(world: &World) -> String {
     driver.settle(&c, &reserved).await;
     let called = vec![
         performed(&b, done("Queued.", Some(mail("One")))),
-        performed(&a, done("Queued.", Some(mail(&"x".repeat(600 << 10))))),
+        performed(&a, done("Queued.", Some(mail(&"x".repeat(150 << 10))))),
         performed(&c, reserved),
     ];
     driver.continues(Outcome::Called(called)).await;

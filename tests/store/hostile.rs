@@ -65,7 +65,7 @@ impl Lines {
 }
 
 fn packed(bytes: &[u8]) -> Vec<u8> {
-    let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+    let mut packer = GzEncoder::new(Vec::new(), Compression::best());
     packer.write_all(bytes).unwrap();
     packer.finish().unwrap()
 }
@@ -107,9 +107,9 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
     let header_gone = Lines(good.0[1..].to_vec());
     let state = format!("\"state\":{{\"email/call_m\":");
     let invalid = {
-        let mut bytes = good.clone().replace("seed", "You are", "\u{1}\u{1}\u{1}\u{1}").sealed();
-        let at = bytes.windows(6).position(|text| text == b"\\u0001").unwrap();
-        bytes.splice(at..at + 24, [0xc3, 0x28]);
+        let mut bytes = good.clone().replace("seed", "You are", "QQQQ").sealed();
+        let at = bytes.windows(4).position(|text| text == b"QQQQ").unwrap();
+        bytes.splice(at..at + 4, [0xc3, 0x28]);
         bytes
     };
     let raw_nul = {
@@ -141,7 +141,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         ("a giant line", [good.0[0].as_bytes(), b"\n{\"seed\":\"", &vec![b'x'; 9 << 20], b"\"}\n"].concat(), "longer than 8388608 bytes"),
         ("deep values", good.clone().replace("record", "\"details\":{", &format!("\"details\":{{\"a\":{deep},")).sealed(), "more than 64 deep"),
         ("many values", good.clone().replace("record", "\"details\":{", &format!("\"details\":{{\"a\":[{}0],", "0,".repeat(200_000))).sealed(), "more than 100000 values"),
-        ("a bomb of one line", packed(&vec![b' '; 64 << 20]), "longer than 8388608 bytes"),
+        ("a bomb of one line", packed(&vec![b' '; 16 << 20]), "longer than 8388608 bytes"),
         ("a packed file that is damaged", damaged, "damaged"),
         ("more records than anyone has", { let mut many = good.clone(); many.0[0] = many.0[0].replacen(&format!("\"records\":{}", count("record")), "\"records\":300000", 1); many.sealed() }, "300000 records"),
         ("counts that are not so", { let mut more = good.clone(); more.0[0] = more.0[0].replacen(&format!("\"records\":{}", count("record")), &format!("\"records\":{}", count("record") + 1), 1); more.sealed() }, "the header promises"),
@@ -198,9 +198,9 @@ async fn a_packed_file_that_unpacks_to_a_thousand_times_its_size_is_refused_as_a
     // Seeds that fit, one like the other: every line is in order, and they are many.
     let text = "x".repeat(1 << 20);
     let mut lines = good.0[..2].to_vec();
-    lines[0] = lines[0].replacen("\"seeds\":1", "\"seeds\":60", 1);
-    lines[1] = lines[1].replacen("\"seed_message_count\":1", "\"seed_message_count\":60", 1);
-    for ordinal in 0..60 {
+    lines[0] = lines[0].replacen("\"seeds\":1", "\"seeds\":6", 1);
+    lines[1] = lines[1].replacen("\"seed_message_count\":1", "\"seed_message_count\":6", 1);
+    for ordinal in 0..6 {
         lines.push(format!(
             "{{\"seed\":{{\"ordinal\":{ordinal},\"role\":\"user\",\"content\":\"{text}\",\"is_new\":true,\
              \"timestamp\":null,\"details\":null}}}}"

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
-use wakeful_workflow::agent::{self, Agent, JournalLevel, OnUncertain};
-use wakeful_workflow::bundle::Limits;
+use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
+use wakeful_workflow::bundle;
 use wakeful_workflow::context::ContextPolicy;
 
 mod price;
@@ -83,8 +83,8 @@ pub struct Server {
 
 impl Server {
     /// What a bundle may be at most.
-    pub fn import_limits(&self) -> Limits {
-        Limits { bytes: self.import_limit_mb << 20, ..Limits::default() }
+    pub fn import_limits(&self) -> bundle::Limits {
+        bundle::Limits { bytes: self.import_limit_mb << 20, ..bundle::Limits::default() }
     }
 }
 
@@ -120,7 +120,7 @@ pub struct AgentSettings {
     pub tools: Option<Vec<String>>,
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,
-    pub limits: agent::Limits,
+    pub limits: Limits,
     /// `[agents.NAME.context]`.
     pub context: ContextPolicy,
 }

@@ -28,7 +28,7 @@ use serde_json::{Map, Value};
 pub const VERSION: i64 = 1;
 
 /// How many bytes of a blob one line holds. Every part but a blob's last is as long.
-pub const PART_BYTES: usize = 512 << 10;
+pub const PART_BYTES: usize = 128 << 10;
 
 /// What a bundle may be at most. Everything else has fixed bounds, so that a check needs little memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
