@@ -42,7 +42,10 @@ pub struct ForkRequest {
     pub prompt: Option<String>,
     /// Never the parent's: whoever forks says whether calls touch the world.
     pub tool_mode: ToolMode,
+    /// Its cut is written down when it is made.
     pub replay: Option<Replay>,
+    /// The process that alone may run it, by the name that it claims under. Empty: the deployed workers.
+    pub runner: String,
     /// Whether a run is opened. Without one the fork waits for a message.
     pub start: bool,
     /// The caller's own idempotency key, for forks of this parent.
@@ -112,6 +115,7 @@ impl ForkRequest {
             prompt: None,
             tool_mode: ToolMode::Live,
             replay: None,
+            runner: String::new(),
             start: true,
             client_key: None,
             trace_context: None,
@@ -143,13 +147,13 @@ impl ForkRequest {
                 self.model.as_ref().map(|model| &model.id),
                 &self.system_prompt,
             ),
-            (tools, &self.text, &self.prompt, self.tool_mode, &self.replay, self.start),
+            (tools, &self.text, &self.prompt, self.tool_mode, &self.replay, &self.runner, self.start),
         );
         Ok(hex::encode(sha2::Sha256::digest(crate::step::to_json(&asked)?.as_bytes())))
     }
 
     /// The child's own rules: its parent's, with what is asked for above them. It replies as its parent does.
-    fn policy(&self, parent: SessionPolicy, trigger_type: &str) -> SessionPolicy {
+    fn policy(&self, parent: SessionPolicy, trigger_type: &str, cut: &Cut) -> SessionPolicy {
         SessionPolicy {
             model: self.model.as_ref().map(|model| model.id.clone()).or(parent.model),
             tools: self
@@ -158,7 +162,10 @@ impl ForkRequest {
                 .map(|tools| tools.iter().map(|tool| tool.name.clone()).collect())
                 .or(parent.tools),
             tool_mode: self.tool_mode,
-            replay: self.replay.clone(),
+            replay: self
+                .replay
+                .clone()
+                .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
             replies_as: Some(parent.replies_as.unwrap_or_else(|| trigger_type.to_owned())),
             other: parent.other,
         }

@@ -87,6 +87,7 @@ impl Claims {
     pub fn start(store: &Store, concurrency: usize) -> Claims {
         let settings = Settings {
             kind: Kind::Step,
+            runner: "".into(),
             concurrency,
             lease: Duration::from_secs(3600),
             poll: Duration::from_millis(20),
@@ -248,6 +249,7 @@ pub fn step(session: &Session) -> Transition {
                 context_strategy: "full".into(),
                 prompt_tokens: Some(USAGE.input_tokens),
                 repairs: 0,
+                prefill_bytes: None,
                 started_at: Some("2026-01-01T00:00:00.000000+00:00".into()),
                 purpose: Purpose::Reply,
             },

@@ -245,7 +245,8 @@ impl Claims {
     pub(super) fn start(store: &Store, kind: Kind, concurrency: usize, lease: Duration) -> Claims {
         let stop = CancellationToken::new();
         let news = News::listen(store, stop.clone());
-        let settings = Settings { kind, concurrency, lease, poll: Duration::from_millis(10) };
+        let settings =
+            Settings { kind, runner: Arc::from(""), concurrency, lease, poll: Duration::from_millis(10) };
         let worker_id = Arc::from(&new_id("w")[..20]);
         let holdings = Arc::new(Holdings::default());
         let queue = Queue::start(store.clone(), settings, worker_id, holdings, &news, stop.clone());
@@ -326,6 +327,7 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         started_at: "2026-01-01T00:00:00+00:00".into(),
         repairs: 0,
         resumes: None,
+        prefill_bytes: None,
         context_strategy: Strategy::Full,
         rebase: None,
         reply: Reply {

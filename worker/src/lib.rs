@@ -36,6 +36,7 @@
 //! | the only door to models and tools | [`perform`] |
 //! | how a message comes in and a session is shown | [`api`], [`origin`] |
 //! | how a program starts a session, and goes on with it | [`runner`] |
+//! | how a session is run again beside its log | [`replay`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
 //! | what ends code that never yields | [`watchdog`] |
 
@@ -49,6 +50,7 @@ pub mod jobs;
 pub mod model;
 pub mod origin;
 pub mod perform;
+pub mod replay;
 pub mod runner;
 pub mod serve;
 pub mod telemetry;
@@ -67,7 +69,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier, heard};
-use wakeful_workflow::agent::{Agent, ToolDefinition};
+use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain, ToolDefinition};
+use wakeful_workflow::context::ContextPolicy;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::SessionId;
@@ -83,6 +86,8 @@ pub struct Ctx {
     pub notifier: Notifier,
     pub news: News,
     pub watchdog: watchdog::Watchdog,
+    /// What the replays that run here are held beside.
+    pub recordings: replay::Recordings,
     /// Unique among processes, at most 32 bytes.
     pub worker_id: Arc<str>,
     pub host: String,
@@ -118,7 +123,26 @@ impl Ctx {
     /// # Errors
     /// When the configuration has no such agent.
     pub fn agent_of(&self, session: &Session) -> Result<Agent, config::AgentError> {
-        self.config.agent(&session.agent).map(|agent| session.policy.of(agent))
+        let configured = match (self.config.agent(&session.agent), &session.policy.model) {
+            // A replay brings its model and its tools along: where it runs, nobody may know the agent.
+            (Err(_), Some(model)) if session.policy.replay.is_some() => Agent {
+                name: session.agent.clone(),
+                system_prompt: String::new(),
+                model: model.clone(),
+                tools: Vec::new(),
+                limits: Limits::default(),
+                on_uncertain: OnUncertain::default(),
+                journal: JournalLevel::default(),
+                context: ContextPolicy::default(),
+            },
+            (configured, _) => configured?,
+        };
+        let mut agent = session.policy.of(configured);
+        if wakeful_workflow::replay::has_recorded_answers(session) {
+            // Its recording bounds it: a run of the source that ended at a limit goes on in its next one.
+            (agent.limits.steps, agent.limits.tokens) = (i64::MAX, i64::MAX);
+        }
+        Ok(agent)
     }
 
     /// What the tool may do to the world, as its code says today: a definition that a session keeps may be older.

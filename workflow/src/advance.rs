@@ -43,6 +43,8 @@ pub struct Generated {
     pub repairs: i64,
     /// The attempt whose text the request's prefill was: the reply begins with it.
     pub resumes: Option<GenerationId>,
+    /// The length of that prefill.
+    pub prefill_bytes: Option<i64>,
     pub reply: Reply,
     /// How its context was selected, and where that began anew for this call.
     pub context_strategy: context::Strategy,

@@ -42,6 +42,9 @@ pub enum Event {
         /// What the projection had to change on the request's copy of the transcript.
         #[serde(default)]
         repairs: i64,
+        /// How much of the answer's text the request ended with, where it went on from one that was cut off.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        prefill_bytes: Option<i64>,
         /// When the call began, by the database's clock: the entry's own time is that of the commit.
         #[serde(default)]
         started_at: Option<String>,

@@ -61,6 +61,11 @@ impl ToolMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replay {
     pub source_session_id: SessionId,
+    /// Up to here its messages were copied; what follows is run again.
+    pub after_message_number: i64,
+    /// The user's messages of the source are given to it as well, each in its place.
+    #[serde(default)]
+    pub fed: bool,
     pub answers: Answers,
 }
 

@@ -107,7 +107,13 @@ pub(super) async fn tree(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json
 pub(crate) fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
     match tool_mode {
         ToolMode::Recorded => {
-            Some(Replay { source_session_id: parent_session_id.into(), answers: Answers::Live })
+            Some(Replay {
+                source_session_id: parent_session_id.into(),
+                // The fork writes down where it was cut.
+                after_message_number: 0,
+                fed: false,
+                answers: Answers::Live,
+            })
         }
         ToolMode::Live | ToolMode::Dry => None,
     }

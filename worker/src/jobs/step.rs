@@ -7,6 +7,7 @@ mod tries;
 
 use crate::Ctx;
 use crate::perform::{Interrupted, perform};
+use crate::replay;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
@@ -203,7 +204,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 }
                 if transition.step.is_some() {
                     steps += 1;
-                    if ctx.draining.is_cancelled() || gives_way(ctx, steps).await? {
+                    if ctx.draining.is_cancelled() || gives_way(ctx, job, steps).await? {
                         return Ok(release(ctx, job).await);
                     }
                 }
@@ -250,6 +251,9 @@ async fn decide(
     tries: Tries,
 ) -> wakeful_store::Result<Decided> {
     let action = mutant::plan(session, &agent.limits);
+    if replay::feed(ctx, session, &action).await? {
+        return Ok(Decided::Again);
+    }
     if action == Action::Rest {
         ctx.store.end_job(&job.lease).await?;
         return Ok(Decided::End(End::Closed));
@@ -338,8 +342,9 @@ fn no_summary(session: &Session, outcome: &Outcome) -> Option<End> {
 }
 
 /// Whether the lease is to be given up after so many steps of this claim.
-async fn gives_way(ctx: &Ctx, steps: u32) -> wakeful_store::Result<bool> {
-    Ok(steps.is_multiple_of(ctx.config.queue.slice_steps) && ctx.store.others_wait(Kind::Step).await?)
+async fn gives_way(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bool> {
+    Ok(steps.is_multiple_of(ctx.config.queue.slice_steps)
+        && ctx.store.others_wait(Kind::Step, &job.runner).await?)
 }
 
 async fn release(ctx: &Ctx, job: &Job) -> End {

@@ -7,6 +7,7 @@ use crate::model::Deltas;
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use opentelemetry::{Array, StringValue, Value};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span, info, info_span, warn};
@@ -16,6 +17,7 @@ use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Generated, Outcome};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, Context};
+use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::record::Usage;
@@ -29,12 +31,7 @@ pub(super) async fn call_model(
     agent: &Agent,
 ) -> Result<Outcome, Interrupted> {
     let model = ctx.models.get(&agent.model)?;
-    // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
-    let configured = ctx.configured_tools(session, agent)?;
-    let window = ctx.config.context_window(&agent.model);
-    // Decided anew by whoever finds this call cut off, and the same: it is journalled with the answer.
-    let Built { context, rebase } = context::build(session, configured, &agent.context, window);
-    let effects = context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();
+    let (Built { context, rebase }, effects) = told(ctx, session, agent)?;
     let base = model.request(&context);
     let base_sha256 = base.sha256();
     let next =
@@ -146,11 +143,27 @@ pub(super) async fn call_model(
         started_at,
         repairs,
         resumes: resumes.cloned(),
+        prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),
         reply,
         context_strategy: agent.context.strategy,
         rebase,
         effects,
     }))
+}
+
+/// What the model sees, and the effect of each tool that it is told of.
+pub(super) fn told(
+    ctx: &Ctx,
+    session: &Session,
+    agent: &Agent,
+) -> Result<(Built, BTreeMap<String, Effect>), Fault> {
+    // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
+    let configured = ctx.configured_tools(session, agent)?;
+    let window = ctx.config.context_window(&agent.model);
+    // Decided anew by whoever finds this call cut off, and the same: it is journalled with the answer.
+    let built = context::build(session, configured, &agent.context, window);
+    let effects = built.context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();
+    Ok((built, effects))
 }
 
 /// Whether the run's answer before this one was read from the provider's cache in part, and the context goes on from it.

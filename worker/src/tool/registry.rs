@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::policy::ToolMode;
 
 /// How long an error text for the model may get: enough to mend a call, too little to fill its context.
 const MAX_ERROR_BYTES: usize = 1024;
@@ -155,7 +156,7 @@ impl Registry {
         self.run(name, call, arguments).await
     }
 
-    /// The same for arguments that were validated before.
+    /// The same for arguments that were validated before. Where the call's mode is not live, it is a dry run.
     ///
     /// # Errors
     /// An unknown tool, and the tool's own.
@@ -165,8 +166,13 @@ impl Registry {
         call: &ToolCallContext,
         arguments: Value,
     ) -> Result<ToolOutput, ToolError> {
-        let entry = self.entry(name)?;
-        match entry.tool.call(call, arguments).await {
+        let tool = &self.entry(name)?.tool;
+        // A dry run that is taken for a live one would send.
+        let output = match call.mode {
+            ToolMode::Live => tool.call(call, arguments).await,
+            ToolMode::Dry | ToolMode::Recorded => tool.dry_run(call, arguments).await,
+        };
+        match output {
             Ok(output) => Ok(output.without_nul()),
             Err(error) => Err(error.without_nul()),
         }

@@ -96,6 +96,7 @@ impl<'a> Draft<'a> {
                 context_strategy: generated.context_strategy.as_str().to_owned(),
                 prompt_tokens: Some(usage.input_tokens),
                 repairs: generated.repairs,
+                prefill_bytes: generated.prefill_bytes,
                 started_at: Some(generated.started_at),
                 purpose: Purpose::Reply,
             },

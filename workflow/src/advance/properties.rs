@@ -262,6 +262,7 @@ impl World {
             started_at: String::new(),
             repairs: 0,
             resumes: None,
+            prefill_bytes: None,
             reply,
             context_strategy: context::Strategy::Full,
             rebase: None,

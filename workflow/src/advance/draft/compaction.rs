@@ -27,6 +27,7 @@ impl Draft<'_> {
             repairs: compaction.repairs,
             started_at: Some(compaction.started_at),
             purpose: Purpose::Compaction,
+            prefill_bytes: None,
         });
         match compaction.end {
             CompactionEnd::Written { text, finish_reason, usage, rebase } => {

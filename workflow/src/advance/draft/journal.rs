@@ -111,6 +111,7 @@ fn llm_called(attempt: &Interrupted) -> Event {
         context_strategy: attempt.context_strategy.clone(),
         prompt_tokens: None,
         repairs: attempt.repairs,
+        prefill_bytes: None,
         started_at: Some(attempt.started_at.clone()),
         purpose: attempt.purpose,
     }
