@@ -67,6 +67,7 @@ mod tests {
             started_at: String::new(),
             repairs: 0,
             resumes: None,
+            prefill_bytes: None,
             context_strategy: Strategy::Full,
             rebase: None,
             reply: Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE },

@@ -154,6 +154,7 @@ impl World {
             started_at: String::new(),
             repairs: 0,
             resumes: None,
+            prefill_bytes: None,
             reply: Reply { content, finish_reason, usage },
             context_strategy: self.agent.context.strategy,
             rebase: built.rebase,
