@@ -76,6 +76,26 @@ check: ## Everything that CI runs, and how long each part took
 bench: postgres with-postgres ## Step commits a second against pgbench (ARGS="--seconds 5")
 	$(WITH_POSTGRES) $(CARGO) bench --locked -p wakeful --bench steps -- $(ARGS)
 
+# make export-session SESSION_ID=sess_… [SERVER_URL=http://127.0.0.1:7070 TOKEN=…] [FILE=…] [REDACT=1] [GZIP=1]
+#
+# Without SERVER_URL it reads the database of DATABASE_URL. With one it asks that server, under a token of its
+# [server] internal_tokens. A server that listens where you are not is reached by a tunnel, in a shell of its own:
+#
+#   ssh -N -L 7070:127.0.0.1:7070 HOST
+#   aws ssm start-session --target INSTANCE_ID --document-name AWS-StartPortForwardingSession \
+#       --parameters portNumber=7070,localPortNumber=7070
+#   kubectl port-forward deployment/wakeful 7070:7070
+#
+# Then SERVER_URL=http://127.0.0.1:7070. The token goes by the environment and is in no list of processes; where it
+# should not be in your shell's history either, set WAKEFUL_INTERNAL_TOKEN or WAKEFUL_INTERNAL_TOKEN_FILE before.
+.PHONY: export-session
+export-session: export WAKEFUL_INTERNAL_TOKEN := $(or $(TOKEN),$(WAKEFUL_INTERNAL_TOKEN))
+export-session: export WAKEFUL_URL := $(or $(SERVER_URL),$(WAKEFUL_URL))
+export-session: ## Write a session into a file: SESSION_ID=… [SERVER_URL=… TOKEN=…] [FILE=…]
+	@if [ -z "$(SESSION_ID)$(SESSION)" ]; then sed -n '/^# make export-session/,/^.PHONY/s/^# \{0,1\}//p' Makefile >&2; exit 2; fi
+	@$(CARGO) run -q --locked -p wakeful -- session export "$(or $(SESSION_ID),$(SESSION))" \
+		$(if $(FILE),--file "$(FILE)") $(if $(REDACT),--redact) $(if $(GZIP),--gzip)
+
 .PHONY: fmt
 fmt: ## Format the code
 	$(CARGO) fmt --all

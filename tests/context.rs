@@ -7,6 +7,9 @@ use futures::StreamExt;
 use futures::future::join_all;
 use serde_json::{Value, json};
 use wakeful::store::Store;
+use wakeful::store::fork::ForkRequest;
+use wakeful::workflow::bundle::Limits;
+use wakeful::workflow::fork::At;
 use wakeful::workflow::id::{CallId, SessionId};
 
 /// The model counts 100 tokens for every request, so the second message fills a window of 150.
@@ -459,4 +462,72 @@ async fn the_context_of_the_next_call_is_shown_before_it_is_made() {
     assert_eq!(client.get(&format!("{path}?strategy=window")).await.0, 400);
     talk.model.release();
     client.wait_for(id, "completed").await;
+}
+
+async fn bundle(store: &Store, id: &str, redacted: bool) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let mut export = store.export(id, redacted).await.unwrap();
+    while let Some(chunk) = export.next().await.unwrap() {
+        std::io::Write::write_all(&mut file, &chunk).unwrap();
+    }
+    file
+}
+
+async fn import(store: &Store, bundle: &tempfile::NamedTempFile) -> String {
+    let imported = store.import(bundle.path(), "default", Limits::default(), |_| {}).await.unwrap();
+    let session_id = imported.session_id.expect("it was imported");
+    let verification = store.verify(&session_id).await.unwrap();
+    assert!(verification.agrees, "{:?}", verification.checks);
+    session_id
+}
+
+#[tokio::test]
+async fn a_fork_begins_where_its_parents_context_did() {
+    let talk = Talk::new(NARROW, obliging).await;
+    let process = talk.options.serve(&talk.database).await;
+    let client = process.client();
+    let id = talk.says(&client, &["First.", LONG]).await;
+    let parent = talk.traces(&id).await;
+    let before = parsed(talk.model.bodies().last().unwrap());
+    let store = talk.store().await;
+    let request = ForkRequest { prompt: Some("Go on.".into()), ..ForkRequest::new(&id, At::End) };
+    let child = store.fork(&request).await.unwrap();
+    client.wait_for(&child.session_id, "completed").await;
+    let traces = talk.traces(&child.session_id).await;
+    assert_eq!(traces.session["rebase"], parent.session["rebase"]);
+    let after = parsed(talk.model.bodies().last().unwrap());
+    let messages = |body: &Value| body["messages"].as_array().unwrap().clone();
+    assert!(messages(&after).starts_with(&messages(&before)), "{before:#}\nis no prefix of\n{after:#}");
+    assert_eq!(last_text(&after), "Go on.");
+    // What its parent's summary cost is its parent's.
+    assert_eq!(traces.session["total_input_tokens"], 100);
+
+    let early = ForkRequest { start: false, ..ForkRequest::new(&id, At::Message(2)) };
+    let early = store.fork(&early).await.unwrap();
+    assert!(talk.traces(&early.session_id).await.session["rebase"].is_null(), "it was decided later");
+    let imported = import(&store, &bundle(&store, &id, false).await).await;
+    assert_eq!(talk.traces(&imported).await.session["rebase"], parent.session["rebase"]);
+}
+
+#[tokio::test]
+async fn a_bundle_has_the_outputs_that_its_messages_point_at() {
+    let talk = Talk::new("", reader).await;
+    let process = talk.options.serve(&talk.database).await;
+    let id = talk.says(&process.client(), &["Read it."]).await;
+    let traces = talk.traces(&id).await;
+    let call_id = CallId::from(traces.records[3]["content"][0]["call_id"].as_str().unwrap());
+    let store = talk.store().await;
+    let (whole, redacted) = (bundle(&store, &id, false).await, bundle(&store, &id, true).await);
+    sqlx::query("delete from blobs where media_type like 'text/plain%'")
+        .execute(&talk.database.pool)
+        .await
+        .unwrap();
+    let imported = SessionId::from(import(&store, &whole).await);
+    let end = store.tool_output(&imported, &call_id, 39_990, 100).await.unwrap().unwrap();
+    assert_eq!(end.text, "line 3999\n");
+    let text = std::fs::read_to_string(redacted.path()).unwrap();
+    assert!(!text.contains("line 0000") && !text.contains("bGluZSAwMDAw"), "neither as text nor encoded");
+    let imported = SessionId::from(import(&store, &redacted).await);
+    let shown = store.tool_output(&imported, &call_id, 0, 100).await.unwrap().unwrap();
+    assert!(shown.text.starts_with("[redacted: 40000 bytes"), "{}", shown.text);
 }

@@ -164,6 +164,54 @@ async fn a_question_of_the_old_session_stays_open_and_is_answered_there() {
 }
 
 #[tokio::test]
+async fn a_chat_in_a_forks_conversation_goes_on_with_the_fork() {
+    let database = Database::new().await;
+    let (model, options) = counting().await;
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let body = json!({"text": "My name is Ann.", "repository_id": "github.com/a/b"});
+    let (_, answer) = client.post("/v1/chat/c1/messages", &body).await;
+    let parent = id(&answer);
+    let before = client.wait_for(&parent, "completed").await;
+    let (status, forked) =
+        client.post(&format!("/v1/sessions/{parent}/fork"), &json!({"start": false})).await;
+    assert_eq!(status, StatusCode::CREATED, "{forked}");
+    let (child, conversation) = (id(&forked), forked["conversation_id"].as_str().unwrap());
+    let answer = client.chat(conversation, "What is my name?").await;
+    assert_eq!((id(&answer), &answer["outcome"]), (child.clone(), &json!("new_run")));
+    let session = client.wait_for(&child, "completed").await;
+    assert_eq!(texts(&session, "assistant"), ["I was shown 1.", "I was shown 3."]);
+    assert!(model.bodies().last().unwrap().contains("My name is Ann."));
+    assert_eq!(
+        (&session["trigger_source"], &session["repository_id"]),
+        (&json!("fork"), &json!("github.com/a/b"))
+    );
+    assert_eq!(
+        (&session["parent_session_id"], &session["parent_conversation_id"]),
+        (&json!(parent), &json!("c1"))
+    );
+    assert_eq!(session["debug_meta"]["turns"], 1, "what its parent did is its parent's");
+    assert_eq!(client.session(&parent).await, before);
+
+    // Begun anew it is another conversation's end no more.
+    let (_, begun) = client.post(&format!("/v1/conversations/{conversation}/new"), &json!({})).await;
+    let new = id(&begun);
+    assert_eq!(id(&client.chat(conversation, "Hello.").await), new);
+    let session = client.wait_for(&new, "completed").await;
+    assert_eq!(
+        (texts(&session, "assistant"), numbers(&session)),
+        (vec!["I was shown 1.".to_owned()], vec![6, 7])
+    );
+    let items = pages(&client, "c1", 10).await;
+    let sessions: Vec<&str> = items.iter().map(|one| one["session_id"].as_str().unwrap()).collect();
+    assert_eq!(sessions, [new.as_str(), child.as_str(), parent.as_str()]);
+    let store = database.store().await;
+    for session in [&parent, &child, &new] {
+        verified(&store, session).await;
+    }
+}
+
+#[tokio::test]
 async fn a_chain_is_every_session_of_a_conversation_its_parents_and_its_children() {
     let database = Database::new().await;
     let (_model, options) = counting().await;

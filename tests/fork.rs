@@ -1,6 +1,6 @@
 //! Forks through the real process: asked for by HTTP and by the command line, run by a worker, killed half-way.
 
-use crate::support::checker::{Traces, dump};
+use crate::support::checker::{self, Traces, dump};
 use crate::support::client::{numbers, texts};
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process};
@@ -43,8 +43,13 @@ struct Sample {
 
 impl Sample {
     async fn new() -> Sample {
+        Sample::with("").await
+    }
+
+    /// With more of a configuration.
+    async fn with(config: &str) -> Sample {
         let model = model().await;
-        let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+        let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).config(config);
         let database = Database::new().await;
         let process = options.serve(&database).await;
         Sample { client: process.client(), database, model, options, process }
@@ -140,6 +145,25 @@ async fn a_fork_answers_again_and_its_first_request_is_its_parents_byte_for_byte
         (&payload["parent_session_id"], &payload["parent_conversation_id"]),
         (&json!(id), &json!("default/c1"))
     );
+}
+
+#[tokio::test]
+async fn a_fork_sees_the_window_that_its_parent_saw_there() {
+    let window = "[agents.default.context]\nstrategy = \"sliding_window\"\nhigh = 4\nlow = 2";
+    let sample = Sample::with(window).await;
+    let mut id = String::new();
+    for n in 1..=6 {
+        id = sample.say(&format!("message {n}")).await;
+    }
+    let asked = sample.model.bodies();
+    assert!(!asked[5].contains("message 1"), "the window has moved: {}", asked[5]);
+    for (n, body) in asked.iter().enumerate() {
+        let (_, child) = sample.fork(&id, json!({"at": 2 + 2 * n})).await;
+        sample.client.wait_for(&child, "completed").await;
+        assert_eq!(sample.model.bodies().last(), Some(body), "message {}", n + 1);
+        sample.quiet().await;
+        checker::check(&sample.database, &child, &[]).await;
+    }
 }
 
 #[tokio::test]
@@ -320,6 +344,39 @@ async fn files_that_the_transcript_does_not_hold_are_an_error_and_no_empty_folde
     let told = texts(&session, "tool").pop().unwrap();
     assert!(told.contains("cannot be made again") && told.contains("notes/a.txt"), "{told}");
     assert!(!sample.options.path("workspaces").join(&child).exists());
+}
+
+#[tokio::test]
+async fn a_chat_goes_on_with_the_fork_in_its_conversation_and_with_its_parent_in_the_other() {
+    let sample = Sample::new().await;
+    let id = sample.say("one").await;
+    let (forked, child) = sample.fork(&id, json!({"at": 2})).await;
+    sample.client.wait_for(&child, "completed").await;
+    let conversation = forked["conversation_id"].as_str().unwrap();
+    let answer = sample.client.chat(conversation, "and then?").await;
+    assert_eq!((&answer["session_id"], &answer["outcome"]), (&json!(child), &json!("new_run")));
+    let session = sample.client.wait_for(&child, "completed").await;
+    assert_eq!(texts(&session, "user"), ["one", "and then?"]);
+    assert_eq!(texts(&session, "assistant"), ["Message number 1.", "Message number 2."]);
+    assert_eq!(sample.say("two").await, id);
+    assert_eq!(texts(&sample.client.session(&id).await, "user"), ["one", "two"]);
+
+    // Begun anew, a conversation's numbers go on: so do those of what is forked from there.
+    let (status, anew) =
+        sample.client.post("/v1/conversations/c1/new", &json!({"repository_id": "repo"})).await;
+    assert_eq!(status, StatusCode::CREATED, "{anew}");
+    let second = sample.say("three").await;
+    assert_eq!(anew["session_id"], second.as_str());
+    assert_eq!(numbers(&sample.client.session(&second).await), [6, 7]);
+    let (forked, third) = sample.fork(&second, json!({"at": 6})).await;
+    assert_eq!(forked["at_message_number"], 6);
+    let session = sample.client.wait_for(&third, "completed").await;
+    assert_eq!((numbers(&session), texts(&session, "user")), (vec![6, 7], vec!["three".to_owned()]));
+    assert_eq!(session["repository_id"], "repo");
+    sample.quiet().await;
+    for session_id in [&child, &second, &third] {
+        checker::check(&sample.database, session_id, &[]).await;
+    }
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@
 mod support;
 
 mod bad_input;
+mod bundle;
 mod cancel;
 mod chat;
 mod cli;
@@ -25,6 +26,7 @@ mod diff;
 mod drain;
 mod fork;
 mod heal;
+mod histories;
 mod inbox;
 mod journal;
 mod outage;
@@ -45,5 +47,6 @@ mod store;
 mod storm;
 mod stream;
 mod telemetry;
+mod thousand;
 mod weight;
 mod zombie;

@@ -2,6 +2,7 @@
 
 mod bundle;
 mod fork;
+mod hostile;
 mod journal;
 mod sessions;
 mod verify;

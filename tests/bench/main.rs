@@ -5,6 +5,9 @@
 
 mod commits;
 mod fixture;
+mod long;
+#[path = "../support/long.rs"]
+mod made;
 mod pgbench;
 mod reads;
 mod report;
@@ -32,6 +35,9 @@ struct Arguments {
     /// Rounds; every contestant has one in each.
     #[arg(long, default_value_t = 4)]
     rounds: u32,
+    /// Only what long sessions cost.
+    #[arg(long)]
+    long: bool,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -54,7 +60,7 @@ async fn run(arguments: &Arguments) -> Result<()> {
     let mut progress = Progress::default();
     progress.say("making databases");
     let mut databases = Vec::new();
-    for purpose in ["step", "pgbench", "hydrate", "queue_small", "queue_large"] {
+    for purpose in ["step", "pgbench", "hydrate", "queue_small", "queue_large", "long"] {
         databases.push(Database::create(&url, purpose).await?);
     }
     let measured = measure(arguments, &databases, &mut progress).await;
@@ -63,15 +69,23 @@ async fn run(arguments: &Arguments) -> Result<()> {
     }
     progress.clear();
     let report = measured?;
+    if arguments.long {
+        report.print_long();
+        return Ok(());
+    }
     report.print();
     report.keep()
 }
 
 async fn measure(arguments: &Arguments, databases: &[Database], progress: &mut Progress) -> Result<Report> {
-    let [step, rival, hydrate, small, large] = databases else { unreachable!("five are made") };
+    let [step, rival, hydrate, small, large, long] = databases else { unreachable!("six are made") };
     let mut server = Server::connect(&step.url).await?;
     let mut report = Report::new(server.describe().await?, arguments.seconds, arguments.rounds);
 
+    report.long = long::measure(long, progress).await?;
+    if arguments.long {
+        return Ok(report);
+    }
     progress.say("hydration");
     report.hydrate = reads::hydrate(hydrate, &[10, 100, 1000], 60).await?;
     progress.say("claims");

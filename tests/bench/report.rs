@@ -1,5 +1,6 @@
 //! The figures as a table for people and as a file for the next run to compare with.
 
+use crate::long::{self, Cost};
 use crate::reads::{Read, median};
 use crate::server::{Sent, Tables};
 use anyhow::{Context, Result};
@@ -48,6 +49,7 @@ pub struct Report {
     pub tables: Tables,
     pub hydrate: Vec<Read>,
     pub claim: Vec<Read>,
+    pub long: Vec<Cost>,
     #[serde(flatten)]
     summary: Summary,
 }
@@ -72,6 +74,7 @@ impl Report {
             tables: Tables::default(),
             hydrate: Vec::new(),
             claim: Vec::new(),
+            long: Vec::new(),
             summary: Summary::default(),
         }
     }
@@ -167,6 +170,14 @@ impl Report {
         );
         reads(&paint, "Hydration, by messages of 2 KB", "messages", &self.hydrate);
         reads(&paint, "Claim of one job, by jobs pending", "pending", &self.claim);
+        long::print(&paint, &self.long);
+        println!();
+    }
+
+    pub fn print_long(&self) {
+        let paint = Paint::of_stdout();
+        println!("\n  {}", paint.dim(&self.server));
+        long::print(&paint, &self.long);
         println!();
     }
 
@@ -204,7 +215,7 @@ fn last() -> Option<Summary> {
 }
 
 /// How the table looks: in colours only on a terminal, and not under NO_COLOR.
-struct Paint {
+pub struct Paint {
     colours: bool,
 }
 
@@ -214,11 +225,11 @@ impl Paint {
         Paint { colours: std::io::stdout().is_terminal() && !refused }
     }
 
-    fn bold(&self, text: &str) -> String {
+    pub fn bold(&self, text: &str) -> String {
         self.wrap("1", text)
     }
 
-    fn dim(&self, text: &str) -> String {
+    pub fn dim(&self, text: &str) -> String {
         self.wrap("2", text)
     }
 
@@ -227,7 +238,7 @@ impl Paint {
     }
 
     /// `width` cells wide, filled in eighths; what is more than whole is cut off.
-    fn bar(&self, part: f64, width: usize) -> String {
+    pub fn bar(&self, part: f64, width: usize) -> String {
         const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
         let eighths = ((part.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize).min(width * 8);
         let bar = "█".repeat(eighths / 8) + EIGHTHS[eighths % 8];

@@ -24,11 +24,11 @@ async fn rest(mut export: Export) -> Vec<u8> {
     bundle
 }
 
-async fn export(store: &Store, session_id: &str) -> Vec<u8> {
+pub(super) async fn export(store: &Store, session_id: &str) -> Vec<u8> {
     rest(store.export(session_id, false).await.unwrap()).await
 }
 
-async fn try_import(store: &Store, bundle: &[u8]) -> Result<Imported, Error> {
+pub(super) async fn try_import(store: &Store, bundle: &[u8]) -> Result<Imported, Error> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bundle).unwrap();
     store.import(file.path(), "default", Limits::default(), |_| {}).await
@@ -44,7 +44,7 @@ async fn import(store: &Store, bundle: &[u8]) -> String {
     session_id
 }
 
-fn rows(bundle: &[u8], section: &str) -> Vec<Value> {
+pub(super) fn rows(bundle: &[u8], section: &str) -> Vec<Value> {
     let lines = std::str::from_utf8(bundle).unwrap().lines();
     let values = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
     values.filter_map(|mut value| value.get_mut(section).map(Value::take)).collect()
@@ -78,7 +78,7 @@ async fn rich(world: &World) -> String {
     driver.settle(&c, &reserved).await;
     let called = vec![
         performed(&b, done("Queued.", Some(mail("One")))),
-        performed(&a, done("Queued.", Some(mail(&"x".repeat(600 << 10))))),
+        performed(&a, done("Queued.", Some(mail(&"x".repeat(150 << 10))))),
         performed(&c, reserved),
     ];
     driver.continues(Outcome::Called(called)).await;

@@ -3,6 +3,7 @@
 pub mod checker;
 pub mod client;
 pub mod database;
+pub mod long;
 pub mod model;
 pub mod process;
 pub mod program;

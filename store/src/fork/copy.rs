@@ -41,8 +41,8 @@ impl Parent {
     pub async fn read(tx: &mut PgConnection, session_id: &str, at: &At) -> Result<Parent> {
         let row = sqlx::query!(
             r#"
-            select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.trigger_type, s.initial_state,
-                s.prefix_sha256,
+            select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
+                s.forked_at_message_number, coalesce(s.imported_from ->> 'trigger_type', s.trigger_type) as "trigger_type!",
                 (select json_agg(json_build_object('message_number', r.message_number, 'message_id', r.message_id,
                         'step_number', r.step_number, 'role', r.role,
                         'summary', coalesce((r.details ->> 'summary')::boolean, false),
@@ -67,7 +67,9 @@ impl Parent {
         };
         if matches!(at, At::Event(_)) {
             let said = said_at(tx, session_id).await?;
-            for line in &mut lines {
+            // What it copied itself was there before its journal began, summaries included.
+            let copied = row.forked_at_message_number.unwrap_or(0);
+            for line in lines.iter_mut().filter(|line| line.message_number > copied) {
                 line.seq = said.get(&line.message_number).copied();
             }
         }
@@ -205,10 +207,12 @@ pub(super) async fn session(
             (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
              model_context_window, status, policy, initial_state, state, tool_names, seed_message_count,
              base_message_number, last_message_number, to_message_number, last_step_number, base_step_number,
-             forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256, rebase, runner)
+             forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256, rebase, runner,
+             repository_id)
         select $2, $3, p.space_id, p.mailbox_id, $4, $5, p.agent, coalesce($6, p.model_id),
             coalesce($7, p.model_context_window), 'created', $8, p.initial_state, $9, coalesce($10, p.tool_names),
-            coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15, $16, $17
+            coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15, $16,
+            $17, p.repository_id
         from conversation_sessions p
         where p.session_id = $1",
         parent.session_id,

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
+use wakeful_workflow::bundle;
 use wakeful_workflow::context::ContextPolicy;
 
 mod price;
@@ -76,6 +77,15 @@ pub struct Server {
     pub internal_tokens: Vec<SecretString>,
     /// How often a stream of events that has nothing to say shows that it lives.
     pub sse_heartbeat_s: u64,
+    /// Largest bundle that is taken, unpacked.
+    pub import_limit_mb: u64,
+}
+
+impl Server {
+    /// What a bundle may be at most.
+    pub fn import_limits(&self) -> bundle::Limits {
+        bundle::Limits { bytes: self.import_limit_mb << 20, ..bundle::Limits::default() }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -227,9 +237,6 @@ impl Config {
         }
         config.file = file;
         config.warnings = warnings;
-        if !config.server.internal_tokens.is_empty() {
-            config.warnings.push("server.internal_tokens has no effect yet: there is no export".to_owned());
-        }
         for (name, _) in
             config.models.iter().filter(|(name, model)| model.prefill && !name.starts_with("anthropic/"))
         {

@@ -49,6 +49,7 @@ fn server(mut section: Section<'_>) -> Server {
         token: section.secret("token", |_| None),
         internal_tokens: section.secrets("internal_tokens"),
         sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
+        import_limit_mb: section.number("import_limit_mb", 1..=65_536).unwrap_or(256).unsigned_abs(),
     };
     section.finish();
     server

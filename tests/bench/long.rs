@@ -1,0 +1,234 @@
+//! What long sessions cost: hydrate, fork, export and import of 10, 100 and 1,000 steps, beside the other way to keep a
+//! session, a checkpoint of all messages for every step, in the same database and run.
+
+use crate::fixture::Database;
+use crate::made::Long;
+use crate::reads::median;
+use crate::report::{Paint, Progress};
+use anyhow::{Context, Result, ensure};
+use sqlx::PgConnection;
+use std::path::Path;
+use std::time::Instant;
+use wakeful::store::Store;
+use wakeful::store::fork::ForkRequest;
+use wakeful::workflow::bundle::Limits;
+use wakeful::workflow::fork::At;
+
+/// Steps of the sessions that are measured.
+pub const STEPS: [usize; 3] = [10, 100, 1000];
+const MESSAGE_BYTES: usize = 2048;
+
+/// What one length costs. Times are medians, in milliseconds.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Cost {
+    pub steps: usize,
+    pub hydrate_ms: f64,
+    pub fork_ms: f64,
+    pub export_ms: f64,
+    pub import_ms: f64,
+    /// The text of all messages.
+    pub said_bytes: i64,
+    /// All rows of the session, compressed as they are stored.
+    pub kept_bytes: i64,
+    /// Those of `session_steps` alone: the cached results.
+    pub steps_bytes: i64,
+    pub bundle_bytes: usize,
+    /// Blobs that the fork added.
+    pub fork_blobs: i64,
+    pub rival: Rival,
+}
+
+/// A row a step with all messages so far.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Rival {
+    pub kept_bytes: i64,
+    /// Reading the last checkpoint and parsing it.
+    pub rebuild_ms: f64,
+    /// Writing all of them, from rows that are in the database already.
+    pub write_ms: f64,
+}
+
+pub async fn measure(database: &Database, progress: &mut Progress) -> Result<Vec<Cost>> {
+    let store = database.store(4).await?;
+    let mut connection = database.connect().await?;
+    let folder = tempfile::tempdir()?;
+    let mut costs = Vec::new();
+    for steps in STEPS {
+        progress.say(&format!("a session of {steps} steps"));
+        let long = Long { steps, message_bytes: MESSAGE_BYTES, hashes: false };
+        let session_id = long.make(&store, &format!("long-{steps}")).await;
+        sqlx::query("vacuum analyze").execute(&mut connection).await?;
+        let times = if steps < 1000 { 21 } else { 7 };
+        progress.say(&format!("hydrate, fork, export and import of {steps} steps"));
+        let mut cost = Cost { steps, ..Cost::default() };
+        cost.weigh(&mut connection, &session_id).await?;
+        cost.time(&store, &mut connection, &session_id, folder.path(), times).await?;
+        progress.say(&format!("a checkpoint of all messages for each of {steps} steps"));
+        cost.rival = rival(&mut connection, &session_id, times).await?;
+        costs.push(cost);
+    }
+    store.close().await;
+    Ok(costs)
+}
+
+impl Cost {
+    async fn weigh(&mut self, connection: &mut PgConnection, session_id: &str) -> Result<()> {
+        (self.said_bytes, self.steps_bytes, self.kept_bytes) = sqlx::query_as(
+            "with steps as (select coalesce(sum(pg_column_size(t.*)), 0)::bigint as bytes from session_steps t where session_id = $1)
+            select
+                (select sum(octet_length(content::text)) from conversation_records where session_id = $1),
+                (select bytes from steps),
+                ((select bytes from steps)
+                    + (select sum(pg_column_size(r.*)) from conversation_records r where session_id = $1)
+                    + (select sum(pg_column_size(e.*)) from session_events e where session_id = $1)
+                    + (select coalesce(sum(pg_column_size(c.*)), 0) from tool_calls c where session_id = $1)
+                    + (select sum(pg_column_size(s.*)) from conversation_sessions s where session_id = $1))::bigint",
+        )
+        .bind(session_id)
+        .fetch_one(connection)
+        .await?;
+        Ok(())
+    }
+
+    async fn time(
+        &mut self,
+        store: &Store,
+        connection: &mut PgConnection,
+        session_id: &str,
+        folder: &Path,
+        times: usize,
+    ) -> Result<()> {
+        let blobs = "select count(*) from blobs";
+        let (mut hydrate, mut fork, mut export, mut import) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let before: i64 = sqlx::query_scalar(blobs).fetch_one(&mut *connection).await?;
+        for _ in 0..times {
+            let began = Instant::now();
+            let session = store.hydrate(session_id).await?;
+            hydrate.push(since(began));
+            ensure!(session.totals.turns as usize == self.steps, "{} turns", session.totals.turns);
+            let request =
+                ForkRequest { start: false, ..ForkRequest::new(session_id, At::Step(self.steps as i64 / 2)) };
+            let began = Instant::now();
+            store.fork(&request).await?;
+            fork.push(since(began));
+        }
+        self.fork_blobs = sqlx::query_scalar::<_, i64>(blobs).fetch_one(&mut *connection).await? - before;
+        let file = folder.join(format!("{}.json", self.steps));
+        for _ in 0..times.div_ceil(3) {
+            let began = Instant::now();
+            let mut bundle = Vec::new();
+            let mut lines = store.export(session_id, false).await?;
+            while let Some(chunk) = lines.next().await? {
+                bundle.extend(chunk);
+            }
+            export.push(since(began));
+            self.bundle_bytes = bundle.len();
+            std::fs::write(&file, &bundle)?;
+            let began = Instant::now();
+            store.import(&file, "bench", Limits::default(), |_| {}).await?;
+            import.push(since(began));
+        }
+        self.hydrate_ms = median(&hydrate);
+        self.fork_ms = median(&fork);
+        self.export_ms = median(&export);
+        self.import_ms = median(&import);
+        Ok(())
+    }
+}
+
+/// The same session as its rival keeps it.
+async fn rival(connection: &mut PgConnection, session_id: &str, times: usize) -> Result<Rival> {
+    sqlx::query("drop table if exists rival").execute(&mut *connection).await?;
+    sqlx::query("create table rival (step_number bigint primary key, messages jsonb not null)")
+        .execute(&mut *connection)
+        .await?;
+    let began = Instant::now();
+    sqlx::query(
+        "insert into rival
+        select t.step_number, m.messages
+        from session_steps t
+        cross join lateral (
+            select jsonb_agg(jsonb_build_object('role', r.role, 'content', r.content) order by r.message_number) as messages
+            from conversation_records r
+            where r.session_id = t.session_id and r.message_number <= t.to_message_number
+        ) m
+        where t.session_id = $1",
+    )
+    .bind(session_id)
+    .execute(&mut *connection)
+    .await?;
+    let write_ms = since(began);
+    let kept_bytes: i64 = sqlx::query_scalar("select sum(pg_column_size(messages))::bigint from rival")
+        .fetch_one(&mut *connection)
+        .await?;
+    let mut rebuild = Vec::new();
+    for _ in 0..times {
+        let began = Instant::now();
+        let text: String =
+            sqlx::query_scalar("select messages::text from rival order by step_number desc limit 1")
+                .fetch_one(&mut *connection)
+                .await?;
+        let messages: Vec<serde_json::Value> = serde_json::from_str(&text).context("a list")?;
+        rebuild.push(since(began));
+        ensure!(!messages.is_empty(), "a checkpoint holds messages");
+    }
+    sqlx::query("drop table rival").execute(&mut *connection).await?;
+    Ok(Rival { kept_bytes, rebuild_ms: median(&rebuild), write_ms })
+}
+
+fn since(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1e3
+}
+
+pub fn print(paint: &Paint, costs: &[Cost]) {
+    if costs.is_empty() {
+        return;
+    }
+    println!("\n  {}", paint.bold("Long sessions, two messages of 2 KB a step"));
+    let head: Vec<String> =
+        costs.iter().map(|cost| format!("{:>14}", format!("{} steps", cost.steps))).collect();
+    println!("  {:<34}{}   {}", "", head.concat(), paint.dim("from one to the next"));
+    let row = |name: &str, of: &dyn Fn(&Cost) -> f64, show: &dyn Fn(f64) -> String| {
+        let values: Vec<f64> = costs.iter().map(of).collect();
+        let cells: Vec<String> = values.iter().map(|value| format!("{:>14}", show(*value))).collect();
+        let growth: Vec<String> =
+            values.windows(2).map(|pair| format!("×{:.1}", pair[1] / pair[0])).collect();
+        println!("  {name:<34}{}   {}", cells.concat(), paint.dim(&growth.join("  ")));
+    };
+    let (ms, kb) = (|value: f64| format!("{value:.1} ms"), |value: f64| size(value));
+    row("hydrate", &|cost| cost.hydrate_ms, &ms);
+    row("fork at the middle", &|cost| cost.fork_ms, &ms);
+    row("export", &|cost| cost.export_ms, &ms);
+    row("check and import", &|cost| cost.import_ms, &ms);
+    row("what was said", &|cost| cost.said_bytes as f64, &kb);
+    row("bundle", &|cost| cost.bundle_bytes as f64, &kb);
+    row("all rows of the session", &|cost| cost.kept_bytes as f64, &kb);
+    row("its cached step results", &|cost| cost.steps_bytes as f64, &kb);
+    println!(
+        "  {:<34}{}",
+        "blobs that its forks added",
+        costs.iter().map(|cost| format!("{:>14}", cost.fork_blobs)).collect::<String>()
+    );
+    println!("\n  {}", paint.bold("Beside a checkpoint of all messages for every step"));
+    row("its rows", &|cost| cost.rival.kept_bytes as f64, &kb);
+    row("to rebuild from the last one", &|cost| cost.rival.rebuild_ms, &ms);
+    row("to write them all, in SQL", &|cost| cost.rival.write_ms, &ms);
+    let most = costs.iter().map(ratio).fold(1.0, f64::max);
+    for cost in costs {
+        let name = format!("{} steps: its bytes are × ours", cost.steps);
+        println!("  {name:<34}{:>9.1} {}", ratio(cost), paint.bar(ratio(cost) / most, 40));
+    }
+}
+
+fn ratio(cost: &Cost) -> f64 {
+    cost.rival.kept_bytes as f64 / cost.kept_bytes as f64
+}
+
+fn size(bytes: f64) -> String {
+    match bytes {
+        bytes if bytes < 1e6 => format!("{:.1} KB", bytes / 1e3),
+        bytes if bytes < 1e9 => format!("{:.1} MB", bytes / 1e6),
+        bytes => format!("{:.2} GB", bytes / 1e9),
+    }
+}

@@ -1,0 +1,188 @@
+//! A hundred random talks under `kill -9` again and again, beside the same hundred that nothing happens to: what a model
+//! would be sent next is the same, byte for byte, at the end and at every answer before it.
+
+use crate::support::model::turns_since_user;
+use crate::support::{Answer, Database, ModelServer, Options, eventually, world};
+use serde_json::{Value, json};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+use wakeful::store::Store;
+use wakeful::store::wake::NewMessage;
+use wakeful::workflow::diff::{Level, diff};
+use wakeful::workflow::record::Role;
+use wakeful::workflow::session::{Session, SessionStatus};
+use wakeful::workflow::wire::openai;
+
+const HISTORIES: usize = 100;
+/// Of the one worker.
+const KILLS: usize = 16;
+/// Another one is another hundred.
+const SEED: u64 = 20;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_hundred_random_histories_under_kill_9_have_the_contexts_of_those_that_never_died() {
+    let (calm, killed) = tokio::join!(World::run(0), World::run(KILLS));
+    assert_eq!((calm.killed, killed.killed), (0, KILLS));
+    // Else no blow fell into a model call, and the test would have shown nothing.
+    let (asked, asked_again) = (calm.asked, killed.asked);
+    assert!(asked_again > asked, "{asked} model calls, and {asked_again} under the kills");
+    let mut compared = 0;
+    for (one, other) in calm.ids.iter().zip(&killed.ids) {
+        let (left, right) =
+            (calm.store.hydrate(one).await.unwrap(), killed.store.hydrate(other).await.unwrap());
+        let (requests, beside) = (requests(&left), requests(&right));
+        assert_eq!(requests.len(), beside.len(), "{one} and {other}");
+        for (request, beside) in requests.iter().zip(&beside) {
+            assert_eq!(request, beside, "{one} and {other}");
+        }
+        compared += requests.len();
+        let report = diff(&calm.store.side(one).await.unwrap(), &killed.store.side(other).await.unwrap());
+        assert_eq!((report.verdict, report.requests.differ), (Level::Equal, 0), "{report:#?}");
+    }
+    assert!(compared > 3 * HISTORIES, "{compared} contexts");
+    println!(
+        "{compared} contexts of {HISTORIES} histories, {KILLS} kills, {asked} and {asked_again} model calls"
+    );
+}
+
+/// What the model would be sent at the end, and what it was sent before each of its answers.
+fn requests(session: &Session) -> Vec<String> {
+    let answers = session.records.iter().filter(|record| record.role == Role::Assistant);
+    let cuts = answers.map(|record| record.message_number).chain([i64::MAX]);
+    cuts.map(|cut| {
+        let mut then = session.clone();
+        then.records.retain(|record| record.message_number < cut);
+        let request = openai::project(&then.context(Vec::new()), &openai::Options::new("test", 8192));
+        String::from_utf8(request.body).unwrap()
+    })
+    .collect()
+}
+
+/// A hundred talks that came to their ends.
+struct World {
+    store: Store,
+    ids: Vec<String>,
+    killed: usize,
+    /// Model calls.
+    asked: usize,
+    _database: Database,
+}
+
+impl World {
+    /// Has the talks, while their worker is killed so many times.
+    async fn run(kills: usize) -> World {
+        let model = ModelServer::start(|body, _| answer(body)).await;
+        model.pace(Duration::from_millis(2));
+        // A run that dies with its worker so often is not to blame.
+        let options = Options::new()
+            .model("openai/test")
+            .config("[agents.default.limits]\nattempts = 100")
+            .env("OPENAI_BASE_URL", &model.url)
+            .env("WAKEFUL_LOG", "warn")
+            .arg("--roles=worker");
+        let database = Database::new().await;
+        let store = database.store().await;
+        let mut ids = Vec::new();
+        for history in 0..HISTORIES {
+            let text = message(history, 0);
+            ids.push(world::wake(&store, &format!("h{history}"), "openai/test", &text).await);
+        }
+        let mut talking = tokio::spawn(talk(store.clone(), ids.clone()));
+        let mut killed = 0;
+        while killed < kills && !talking.is_finished() {
+            let mut process = options.spawn(&database.url);
+            // So many more calls, and the next blow falls.
+            let until = model.bodies().len() + 4 + below(killed as u64, 20);
+            eventually("the worker to go on", || async {
+                (talking.is_finished() || model.bodies().len() >= until).then_some(())
+            })
+            .await;
+            assert!(!process.has_ended(), "the worker ended by itself");
+            process.kill();
+            killed += 1;
+        }
+        let process = options.spawn(&database.url);
+        (&mut talking).await.unwrap();
+        assert!(process.terminate().success());
+        World { store, ids, killed, asked: model.bodies().len(), _database: database }
+    }
+}
+
+/// Posts each talk's next message when the one before it is answered, until all are.
+async fn talk(store: Store, ids: Vec<String>) {
+    let mut said = vec![1; ids.len()];
+    loop {
+        let mut open = 0;
+        for (history, id) in ids.iter().enumerate() {
+            let status = store.session(None, id).await.unwrap().status;
+            assert_ne!(status, SessionStatus::Failed.as_str(), "{id}");
+            if status != SessionStatus::Completed.as_str() {
+                open += 1;
+            } else if said[history] < messages(history) {
+                let text = message(history, said[history]);
+                let message = NewMessage { client_key: None, text, sender: None, trace_context: None };
+                store.send(id, &message).await.unwrap();
+                said[history] += 1;
+                open += 1;
+            }
+        }
+        if open == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn messages(history: usize) -> usize {
+    1 + below(history as u64, 3)
+}
+
+fn message(history: usize, number: usize) -> String {
+    format!("history {history}, message {number} of seed {SEED}")
+}
+
+/// What the model says is settled by the message and by how much of its answer there is: the same in both worlds. Its tools
+/// may all be run again.
+fn answer(body: &Value) -> Answer {
+    let messages = body["messages"].as_array().unwrap();
+    let asked = messages.iter().rev().find(|message| message["role"] == "user").unwrap();
+    let turn = turns_since_user(body);
+    let dice = |what: &str, sides: usize| {
+        let mut hasher = DefaultHasher::new();
+        (asked["content"].to_string(), what).hash(&mut hasher);
+        below(hasher.finish(), sides)
+    };
+    if turn >= dice("turns", 4) {
+        let words = [
+            "Done.",
+            "That is it.",
+            "Done, as you asked: \u{e4}\u{1f600}.",
+            "A longer reply, of some words.",
+        ];
+        return Answer::text(words[dice(&format!("end {turn}"), words.len())]);
+    }
+    let calls = (0..1 + dice(&format!("calls {turn}"), 3)).map(|call| {
+        let number = dice(&format!("arguments {turn} {call}"), 1000);
+        let (name, arguments) = match dice(&format!("tool {turn} {call}"), 4) {
+            0 => ("reserve", json!({"persons": number + 1})),
+            1 => (
+                "write_file",
+                json!({"path": format!("notes/{}.md", number % 3), "content": format!("{number}\n")}),
+            ),
+            2 => (
+                "compose_email",
+                json!({"to": ["ann@example.org"], "subject": format!("{number}"), "body": "It is yours."}),
+            ),
+            _ => ("read_file", json!({"path": format!("never/{number}.md")})),
+        };
+        (name.to_owned(), arguments.to_string())
+    });
+    Answer::Calls(calls.collect())
+}
+
+/// A number below `limit`, the same one for the same number and seed.
+fn below(number: u64, limit: usize) -> usize {
+    let mut hasher = DefaultHasher::new();
+    (SEED, number).hash(&mut hasher);
+    (hasher.finish() % limit as u64) as usize
+}

@@ -1,0 +1,195 @@
+//! A session of many steps, made through the store's own commits: what a worker would have committed, without one.
+
+use apalis_core::backend::Backend;
+use apalis_core::worker::context::WorkerContext;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wakeful::store::Store;
+use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
+use wakeful::store::step::{Commit, Performance};
+use wakeful::store::wake::{Continues, NewMessage, NewSession};
+use wakeful::tool::registry::Registry;
+use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, advance};
+use wakeful::workflow::agent::{Policy, ToolDefinition};
+use wakeful::workflow::effect::Effect;
+use wakeful::workflow::policy::SessionPolicy;
+use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
+use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
+use wakeful::workflow::wire::openai;
+
+/// The model that the session is said to have talked to.
+pub const MODEL: &str = "openai/test";
+
+/// What is to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Long {
+    /// Each but the last reads a file; the last says goodbye.
+    pub steps: usize,
+    /// Of what a message says, model's and tool's alike.
+    pub message_bytes: usize,
+    /// Whether the journal has the hashes of the very requests that a worker would have sent. That costs time.
+    pub hashes: bool,
+}
+
+impl Long {
+    /// Makes it, in a conversation of its own, and gives its id.
+    pub async fn make(self, store: &Store, conversation: &str) -> String {
+        let new = NewSession {
+            space_id: "default".to_owned(),
+            mailbox_id: "default".to_owned(),
+            conversation_id: format!("default/{conversation}"),
+            trigger_type: "chat".to_owned(),
+            trigger_id: conversation.to_owned(),
+            continues: Continues::Trigger,
+            agent: "default".to_owned(),
+            model_id: MODEL.to_owned(),
+            model_context_window: 2_000_000,
+            tools: tools(),
+            policy: SessionPolicy::default(),
+            repository_id: None,
+            seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
+        };
+        let text = words(0, self.message_bytes);
+        let message = NewMessage { client_key: None, text, sender: None, trace_context: None };
+        let session_id = store.wake(&new, &message).await.expect("a message is taken").session_id;
+        let claim = Claim::of(store).await;
+        assert_eq!(claim.job.session_id.as_deref(), Some(session_id.as_str()), "no other job waits");
+        let mut session = store.hydrate(&session_id).await.expect("it is there");
+        claim.commit(store, &mut session, Outcome::Begun).await;
+        for step in 1..=self.steps {
+            let call = (step < self.steps).then(|| ToolCall {
+                call_id: format!("call_{step}").into(),
+                name: "read_file".to_owned(),
+                arguments: serde_json::json!({"path": format!("notes/{step}.md")}),
+                malformed: None,
+            });
+            let reply = self.reply(&session, step, call.clone());
+            claim.commit(store, &mut session, reply).await;
+            if let Some(call) = call {
+                let content = words(step + 1_000_000, self.message_bytes);
+                let outcome = CallOutcome { content, is_error: false, details: None };
+                let ending = Ending::Settled(CallStatus::Done, outcome);
+                claim.commit(store, &mut session, Outcome::Called(vec![Performed { call, ending }])).await;
+            }
+        }
+        session_id
+    }
+
+    fn reply(self, session: &Session, step: usize, call: Option<ToolCall>) -> Outcome {
+        let text = Block::Text { text: words(step, self.message_bytes) };
+        let finish_reason = if call.is_some() { FinishReason::ToolCalls } else { FinishReason::Stop };
+        let request_sha256 = if self.hashes {
+            openai::project(&session.context(Vec::new()), &openai::Options::new("test", 8192)).sha256()
+        } else {
+            format!("{step:064x}")
+        };
+        Outcome::Replied(Generated {
+            generation_id: format!("gen_{step:032x}").as_str().into(),
+            attempt: 1,
+            model: MODEL.to_owned(),
+            request_sha256,
+            started_at: "2026-01-01T00:00:00+00:00".to_owned(),
+            repairs: 0,
+            resumes: None,
+            reply: Reply {
+                content: [text].into_iter().chain(call.map(Block::ToolCall)).collect(),
+                finish_reason,
+                usage: Usage {
+                    input_tokens: 100,
+                    output_tokens: 10,
+                    cached_tokens: 40,
+                    cache_write_tokens: 2,
+                    cost_micros: 7,
+                },
+            },
+            effects: [("read_file".to_owned(), Effect::Pure)].into(),
+        })
+    }
+}
+
+/// The tool that a long session is offered.
+pub fn tools() -> Vec<ToolDefinition> {
+    let registry = Registry::built_in().expect("the built-in tools register");
+    registry.definitions(&["read_file"]).expect("it is registered")
+}
+
+/// A claim of the one job that waits.
+struct Claim {
+    job: Job,
+    stop: CancellationToken,
+}
+
+impl Claim {
+    async fn of(store: &Store) -> Claim {
+        let stop = CancellationToken::new();
+        let news = News::listen(store, stop.clone());
+        let settings = Settings {
+            kind: Kind::Step,
+            concurrency: 1,
+            lease: Duration::from_secs(3600),
+            poll: Duration::from_millis(10),
+        };
+        let holdings = Arc::new(Holdings::default());
+        let mut queue = Queue::start(store.clone(), settings, "long".into(), holdings, &news, stop.clone());
+        let context = WorkerContext::new("long");
+        let task = poll_fn(|cx| queue.poll_next(cx, &context)).await;
+        let job = task.expect("the queue is open").expect("claiming works").args;
+        Claim { job, stop }
+    }
+
+    async fn commit(&self, store: &Store, session: &mut Session, outcome: Outcome) {
+        let transition = advance(session, outcome, Policy::default());
+        let performance = Performance { elapsed_s: 0.1, attempt: 1 };
+        let commit = store.commit(&self.job.lease, session, transition.clone(), performance).await;
+        match commit.expect("it commits") {
+            Commit::Continued { .. } => session.apply(&transition.continuing()),
+            Commit::Closed => {}
+            lost @ (Commit::Moved | Commit::Stale) => panic!("{lost:?}: nobody else writes here"),
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// So many bytes of something like English: it compresses as messages do. Each number has words of its own.
+pub fn words(number: usize, bytes: usize) -> String {
+    const WORDS: [&str; 16] = [
+        "the",
+        "order",
+        "was",
+        "shipped",
+        "to",
+        "Hamburg",
+        "on",
+        "Tuesday",
+        "and",
+        "customer",
+        "asked",
+        "whether",
+        "invoice",
+        "could",
+        "be",
+        "corrected",
+    ];
+    let mut seed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut text = format!("{number}:");
+    while text.len() < bytes {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        text.push(' ');
+        if seed % 9 == 0 {
+            text.push_str(&(seed % 1_000_000).to_string());
+        } else {
+            text.push_str(WORDS[(seed >> 8) as usize % WORDS.len()]);
+        }
+    }
+    text.truncate(bytes);
+    text
+}

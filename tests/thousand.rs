@@ -1,0 +1,108 @@
+//! A session of a thousand steps is no other thing than one of ten: read in one statement, forked without its blobs,
+//! carried whole.
+
+use crate::support::Database;
+use crate::support::long::Long;
+use crate::support::wire::Proxy;
+use wakeful::store::Store;
+use wakeful::store::fork::ForkRequest;
+use wakeful::workflow::bundle::{Limits, normal::normal};
+use wakeful::workflow::diff::{Level, diff};
+use wakeful::workflow::fork::At;
+
+const STEPS: usize = 1000;
+const LONG: Long = Long { steps: STEPS, message_bytes: 2048, hashes: false };
+
+#[tokio::test]
+async fn a_thousand_steps_are_hydrated_in_one_statement_forked_without_their_blobs_and_carried_whole() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let session_id = LONG.make(&store, "long").await;
+
+    let weight: i64 = database
+        .value(
+            "select sum(pg_column_size(s.*))::bigint from session_steps s where session_id = $1",
+            &session_id,
+        )
+        .await;
+    let steps: i64 =
+        database.value("select count(*) from session_steps where session_id = $1", &session_id).await;
+    assert_eq!(steps, STEPS as i64);
+    assert!(weight < 256 * 1024, "the cached results of {steps} steps weigh {weight} bytes");
+    let said: i64 = database
+        .value(
+            "select sum(length(content::text)) from conversation_records where session_id = $1",
+            &session_id,
+        )
+        .await;
+    assert!(said > 2 * STEPS as i64 * 2048, "{said} bytes were said");
+
+    let proxy = Proxy::start(&database.url);
+    let counted = Store::connect(&proxy.url, 2, "wakeful test").await.unwrap();
+    let before = proxy.statements();
+    let session = counted.hydrate(&session_id).await.unwrap();
+    assert_eq!(proxy.statements() - before, 1);
+    assert_eq!(session.records.len(), 2 * STEPS);
+    assert_eq!(session.totals.turns, STEPS as i64);
+
+    fork(&database, &store, &session_id).await;
+    carry(&database, &store, &session_id).await;
+}
+
+/// What the parent's rows are, and how many blobs there are.
+async fn parent(database: &Database, session_id: &str) -> (String, i64) {
+    let rows = database
+        .value(
+            "select md5(concat(
+                (select s::text from conversation_sessions s where session_id = $1),
+                (select string_agg(r::text, '' order by message_number) from conversation_records r where session_id = $1),
+                (select string_agg(t::text, '' order by step_number) from session_steps t where session_id = $1),
+                (select string_agg(e::text, '' order by seq) from session_events e where session_id = $1),
+                (select string_agg(c::text, '' order by call_id) from tool_calls c where session_id = $1)))",
+            session_id,
+        )
+        .await;
+    (rows, database.value("select count(*) from blobs where $1 <> ''", session_id).await)
+}
+
+async fn fork(database: &Database, store: &Store, session_id: &str) {
+    let before = parent(database, session_id).await;
+    let request = ForkRequest { start: false, ..ForkRequest::new(session_id, At::Step(500)) };
+    let forked = store.fork(&request).await.unwrap();
+    assert_eq!(parent(database, session_id).await, before, "the parent is as it was, and no blob was copied");
+    let fork = store.side(&forked.session_id).await.unwrap();
+    assert_eq!(fork.records.len(), 1001, "the message, and two of each step");
+    let report = diff(&store.side(session_id).await.unwrap(), &fork);
+    assert_eq!(report.first_divergence.map(|first| first.turn), Some(501));
+    assert!(report.turns[..500].iter().all(|turn| turn.level == Level::Equal));
+}
+
+async fn carry(database: &Database, store: &Store, session_id: &str) {
+    let folder = tempfile::TempDir::with_prefix("wakeful-test-").unwrap();
+    let file = folder.path().join("export.json");
+    let bundle = export(store, session_id).await;
+    assert_eq!(export(store, session_id).await, bundle, "the same state gives the same bytes");
+    std::fs::write(&file, &bundle).unwrap();
+    let imported = store.import(&file, "default", Limits::default(), |_| {}).await.unwrap();
+    let here = imported.session_id.unwrap();
+    assert_ne!(here, session_id);
+    let again = export(store, &here).await;
+    // Not assert_eq: nobody reads two times six megabytes.
+    assert!(normal(&again).unwrap() == normal(&bundle).unwrap(), "what came in is what went out");
+
+    let report = diff(&store.side(session_id).await.unwrap(), &store.side(&here).await.unwrap());
+    assert_eq!(report.verdict, Level::Equal);
+    assert_eq!((report.turns.len(), report.requests.equal), (STEPS, STEPS));
+    assert_eq!(report.totals.left.usage, report.totals.right.usage);
+    let jobs: i64 = database.value("select count(*) from jobs where $1 <> ''", &here).await;
+    assert_eq!(jobs, 0, "an import starts nothing");
+}
+
+async fn export(store: &Store, session_id: &str) -> Vec<u8> {
+    let mut export = store.export(session_id, false).await.unwrap();
+    let mut bundle = Vec::new();
+    while let Some(chunk) = export.next().await.unwrap() {
+        bundle.extend(chunk);
+    }
+    bundle
+}
