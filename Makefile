@@ -48,6 +48,17 @@ test-peers: postgres peers with-postgres ## Run the tests against servers that o
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(PEER_TESTS)
 	scripts/check-deploy
 
+# A session's id, or a file that `wakeful session export` made. Not from the environment: SESSION may be a desktop's.
+REPLAY_OF = $(or $(SESSION_ID),$(if $(filter-out environment%,$(origin SESSION)),$(SESSION)))
+
+.PHONY: replay
+replay: ## Run a session again, dry: SESSION_ID=id or SESSION=file [MODEL=m] [FROM_MESSAGE=n] [ARGS=...]
+	@test -n "$(REPLAY_OF)" || { echo "make replay SESSION_ID=sess_... (or SESSION=file): what is to be run again?" >&2; exit 2; }
+	@# Without DATABASE_URL it is the database of the `make dev` that runs.
+	@url=$${DATABASE_URL:-$$($(CARGO) run --quiet --locked -p wakeful -- dev url)} || exit 6; \
+	DATABASE_URL="$$url" $(CARGO) run --quiet --locked -p wakeful -- replay "$(REPLAY_OF)" \
+		$(if $(MODEL),--model "$(MODEL)") $(if $(FROM_MESSAGE),--from-message "$(FROM_MESSAGE)") $(ARGS)
+
 .PHONY: storm
 storm: postgres with-postgres ## Many seeded storms: SEEDS=n [SEED_BASE=m] [JOBS=j, default 2]
 	SEEDS=$(or $(SEEDS),20) SEED_BASE=$(or $(SEED_BASE),1) JOBS=$(or $(JOBS),2) \
@@ -64,6 +75,26 @@ check: ## Everything that CI runs, and how long each part took
 .PHONY: bench
 bench: postgres with-postgres ## Step commits a second against pgbench (ARGS="--seconds 5")
 	$(WITH_POSTGRES) $(CARGO) bench --locked -p wakeful --bench steps -- $(ARGS)
+
+# make export-session SESSION_ID=sess_… [SERVER_URL=http://127.0.0.1:7070 TOKEN=…] [FILE=…] [REDACT=1] [GZIP=1]
+#
+# Without SERVER_URL it reads the database of DATABASE_URL. With one it asks that server, under a token of its
+# [server] internal_tokens. A server that listens where you are not is reached by a tunnel, in a shell of its own:
+#
+#   ssh -N -L 7070:127.0.0.1:7070 HOST
+#   aws ssm start-session --target INSTANCE_ID --document-name AWS-StartPortForwardingSession \
+#       --parameters portNumber=7070,localPortNumber=7070
+#   kubectl port-forward deployment/wakeful 7070:7070
+#
+# Then SERVER_URL=http://127.0.0.1:7070. The token goes by the environment and is in no list of processes; where it
+# should not be in your shell's history either, set WAKEFUL_INTERNAL_TOKEN or WAKEFUL_INTERNAL_TOKEN_FILE before.
+.PHONY: export-session
+export-session: export WAKEFUL_INTERNAL_TOKEN := $(or $(TOKEN),$(WAKEFUL_INTERNAL_TOKEN))
+export-session: export WAKEFUL_URL := $(or $(SERVER_URL),$(WAKEFUL_URL))
+export-session: ## Write a session into a file: SESSION_ID=… [SERVER_URL=… TOKEN=…] [FILE=…]
+	@if [ -z "$(SESSION_ID)$(SESSION)" ]; then sed -n '/^# make export-session/,/^.PHONY/s/^# \{0,1\}//p' Makefile >&2; exit 2; fi
+	@$(CARGO) run -q --locked -p wakeful -- session export "$(or $(SESSION_ID),$(SESSION))" \
+		$(if $(FILE),--file "$(FILE)") $(if $(REDACT),--redact) $(if $(GZIP),--gzip)
 
 .PHONY: fmt
 fmt: ## Format the code

@@ -1,6 +1,10 @@
 //! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
 
+mod bundle;
+mod fork;
+mod hostile;
 mod journal;
+mod sessions;
 mod verify;
 mod world;
 
@@ -462,6 +466,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                     replied(vec![asks(&call(&new_id("call"), "reserve"))])
                 }
                 Action::CallModel => replied(vec![text("Answer.")]),
+                Action::Compact => unreachable!("no strategy is asked here"),
                 Action::CallTools { calls } => Outcome::Called(
                     calls
                         .into_iter()

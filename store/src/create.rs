@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::session::SessionStatus;
-use wakeful_workflow::trigger::{NEW, replies_by_mail};
+use wakeful_workflow::trigger::{NEW, TriggerSource, replies_by_mail};
 
 /// A session that begins its conversation anew.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -177,7 +177,8 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<S
     .await?)
 }
 
-/// How the latest session replies, as a policy says it. Not by mail: what begins anew is read where it was begun.
+/// How the latest session replies, as a policy says it, if its trigger's type says that. Not by mail: what begins anew is
+/// read where it was begun.
 async fn replies_as(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
     let latest = sqlx::query_scalar!(
         r#"select coalesce(policy ->> 'replies_as', trigger_type) as "replies_as!" from conversation_sessions
@@ -188,7 +189,14 @@ async fn replies_as(tx: &mut PgConnection, conversation_id: &str) -> Result<Opti
     )
     .fetch_optional(tx)
     .await?;
-    Ok(latest.filter(|trigger_type| trigger_type != NEW && !replies_by_mail(trigger_type)))
+    Ok(latest.filter(|trigger_type| match TriggerSource::of(trigger_type) {
+        TriggerSource::User | TriggerSource::Webhook | TriggerSource::Api => {
+            trigger_type != NEW && !replies_by_mail(trigger_type)
+        }
+        TriggerSource::Schedule | TriggerSource::Fork | TriggerSource::Replay | TriggerSource::Import => {
+            false
+        }
+    }))
 }
 
 /// Writes the session's row, its seeds and its prefix.

@@ -19,6 +19,7 @@ use sha2::Digest;
 use sqlx::PgConnection;
 use wakeful_workflow::advance::Blob;
 use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::context::Rebase;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::fork::{At, Cut, SystemPromptPatch};
 use wakeful_workflow::policy::{Replay, SessionPolicy, ToolMode};
@@ -41,7 +42,10 @@ pub struct ForkRequest {
     pub prompt: Option<String>,
     /// Never the parent's: whoever forks says whether calls touch the world.
     pub tool_mode: ToolMode,
+    /// Its cut is written down when it is made.
     pub replay: Option<Replay>,
+    /// The process that alone may run it, by the name that it claims under. Empty: the deployed workers.
+    pub runner: String,
     /// Whether a run is opened. Without one the fork waits for a message.
     pub start: bool,
     /// The caller's own idempotency key, for forks of this parent.
@@ -111,6 +115,7 @@ impl ForkRequest {
             prompt: None,
             tool_mode: ToolMode::Live,
             replay: None,
+            runner: String::new(),
             start: true,
             client_key: None,
             trace_context: None,
@@ -142,13 +147,13 @@ impl ForkRequest {
                 self.model.as_ref().map(|model| &model.id),
                 &self.system_prompt,
             ),
-            (tools, &self.text, &self.prompt, self.tool_mode, &self.replay, self.start),
+            (tools, &self.text, &self.prompt, self.tool_mode, &self.replay, &self.runner, self.start),
         );
         Ok(hex::encode(sha2::Sha256::digest(crate::step::to_json(&asked)?.as_bytes())))
     }
 
     /// The child's own rules: its parent's, with what is asked for above them. It replies as its parent does.
-    fn policy(&self, parent: SessionPolicy, trigger_type: &str) -> SessionPolicy {
+    fn policy(&self, parent: SessionPolicy, trigger_type: &str, cut: &Cut) -> SessionPolicy {
         SessionPolicy {
             model: self.model.as_ref().map(|model| model.id.clone()).or(parent.model),
             tools: self
@@ -157,7 +162,10 @@ impl ForkRequest {
                 .map(|tools| tools.iter().map(|tool| tool.name.clone()).collect())
                 .or(parent.tools),
             tool_mode: self.tool_mode,
-            replay: self.replay.clone(),
+            replay: self
+                .replay
+                .clone()
+                .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
             replies_as: Some(parent.replies_as.unwrap_or_else(|| trigger_type.to_owned())),
             other: parent.other,
         }
@@ -201,27 +209,28 @@ impl Store {
         let child =
             Child { session_id: &session_id, conversation_id: &conversation_id, trigger_id: &conversation };
         let state = copy::state(&mut tx, &parent, &cut).await?;
-        copy::session(&mut tx, request, &parent, &cut, &child, &state).await?;
+        // The context begins where the parent's did at the cut, so that the first request goes on from cached bytes.
+        let rebase = rebase_at(&mut tx, &parent.session_id, cut.at_message_number).await?;
+        copy::session(&mut tx, request, &parent, &cut, &child, &state, rebase.as_ref()).await?;
         copy::records(&mut tx, &parent, &cut, &child).await?;
         failpoint("K29");
         let snapshot = Blob::of_state(&state);
-        let events = [
-            Event::SessionForked {
-                parent_session_id: request.parent_session_id.as_str().into(),
-                parent_conversation_id: parent.conversation_id.as_str().into(),
-                at_message_number: cut.at_message_number,
-                asked_message_number: cut.asked_message_number,
-                moved: cut.moved.clone(),
-                request_sha256: request.sha256()?,
-            },
-            // From here on the journal gives the state, which nothing of it has changed yet.
-            Event::Checkpoint {
-                step_number: cut.last_step_number,
-                to_message_number: cut.at_message_number,
-                lifecycle_state: SessionStatus::Created.as_str().to_owned(),
-                state_sha256: snapshot.sha256.clone(),
-            },
-        ];
+        let mut events = vec![Event::SessionForked {
+            parent_session_id: request.parent_session_id.as_str().into(),
+            parent_conversation_id: parent.conversation_id.as_str().into(),
+            at_message_number: cut.at_message_number,
+            asked_message_number: cut.asked_message_number,
+            moved: cut.moved.clone(),
+            request_sha256: request.sha256()?,
+        }];
+        events.extend(rebase.map(Event::ContextRebased));
+        // From here on the journal gives the state, which nothing of it has changed yet.
+        events.push(Event::Checkpoint {
+            step_number: cut.last_step_number,
+            to_message_number: cut.at_message_number,
+            lifecycle_state: SessionStatus::Created.as_str().to_owned(),
+            state_sha256: snapshot.sha256.clone(),
+        });
         copy::keep(&mut tx, &snapshot).await?;
         run::journal(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
         let run_id = if request.start { Some(start(&mut tx, request, &session_id).await?) } else { None };
@@ -237,6 +246,12 @@ impl Store {
             duplicate: false,
         })
     }
+}
+
+/// The rebase that held for the parent's requests after `message_number`.
+async fn rebase_at(tx: &mut PgConnection, session_id: &str, message_number: i64) -> Result<Option<Rebase>> {
+    let rebase = crate::context::newest_rebase(tx, session_id, message_number).await?;
+    rebase.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("rebase", error))
 }
 
 /// Where it is cut, or why it cannot be.

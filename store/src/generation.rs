@@ -6,7 +6,9 @@
 
 use crate::queue::Lease;
 use crate::{Result, Store};
+use wakeful_workflow::context::Strategy;
 use wakeful_workflow::id::{GenerationId, SessionId};
+use wakeful_workflow::session::Purpose;
 
 /// A model call about to be made.
 #[derive(Clone, Debug)]
@@ -24,6 +26,8 @@ pub struct NewGeneration<'a> {
     pub repairs: i64,
     /// The attempt whose text the request ends with.
     pub resumes: Option<&'a GenerationId>,
+    pub purpose: Purpose,
+    pub context_strategy: Strategy,
 }
 
 /// What a live reader is shown of a model call in flight.
@@ -48,8 +52,9 @@ impl Store {
         // As JSON writes it, which is how hydration reads it.
         let started_at = sqlx::query_scalar!(
             r#"insert into generations
-                (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes)
-            select $1, $2, $3, $4, $5, $6, $7, $8, $9
+                (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes,
+                 purpose, context_strategy)
+            select $1, $2, $3, $4, $5, $6, $7, $8, $9, $12, $13
             from jobs
             where job_id = $10 and lease = $11
             returning to_json(started_at) #>> '{}' as "started_at!""#,
@@ -63,7 +68,9 @@ impl Store {
             new.repairs,
             new.resumes.map(GenerationId::as_str),
             lease.job_id,
-            lease.token
+            lease.token,
+            new.purpose.as_str(),
+            new.context_strategy.as_str()
         )
         .fetch_optional(&self.streams)
         .await?;
@@ -149,7 +156,7 @@ impl Store {
         Ok(text.unwrap_or_default())
     }
 
-    /// The newest model call in flight of a session, with its chunks after `after_chunk` if it is still `known`, else
+    /// The newest model call in flight of a session that is to answer its user, with its chunks after `after_chunk` if it is still `known`, else
     /// with all of them.
     ///
     /// # Errors
@@ -165,7 +172,7 @@ impl Store {
                 (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                     where k.session_id = g.session_id and k.generation_id = g.generation_id) as "last_chunk!"
             from generations g
-            where g.session_id = $1
+            where g.session_id = $1 and g.purpose = 'reply'
             order by g.attempt desc, g.started_at desc
             limit 1"#,
             session_id

@@ -9,12 +9,13 @@
 use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use wakeful_workflow::context::Rebase;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::session::{
-    Call, CallStatus, InboxMessage, Interrupted, Run, Seed, Session, SessionStatus, Totals,
+    Call, CallStatus, InboxMessage, Interrupted, Purpose, Run, Seed, Session, SessionStatus, Totals,
 };
 
 impl Store {
@@ -32,6 +33,7 @@ impl Store {
                 s.base_message_number, s.last_message_number, s.to_message_number, s.last_event_seq,
                 s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
                 s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros, s.state,
+                s.rebase, s.compaction_failures,
                 r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
                 (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
                         order by m.ordinal)
@@ -51,6 +53,7 @@ impl Store {
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
                         'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
                         'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
+                        'purpose', g.purpose, 'context_strategy', g.context_strategy,
                         'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
@@ -117,6 +120,8 @@ impl Store {
                 },
             },
             state,
+            rebase: rebase(row.rebase)?,
+            compaction_failures: row.compaction_failures,
             run: row.run_id.map(|run_id| Run {
                 run_id: run_id.into(),
                 steps: row.steps.unwrap_or(0),
@@ -138,7 +143,7 @@ impl Store {
     pub async fn refresh(&self, session: &mut Session) -> Result<()> {
         let row = sqlx::query!(
             r#"
-            select s.wake_seq, s.last_event_seq, s.cancel_requested, s.state,
+            select s.wake_seq, s.last_event_seq, s.cancel_requested, s.state, s.rebase, s.compaction_failures,
                 case when s.cancel_requested then s.cancel_reason end as cancel_reason,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
                     from session_inbox i
@@ -150,6 +155,7 @@ impl Store {
                 (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
                         'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
                         'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
+                        'purpose', g.purpose, 'context_strategy', g.context_strategy,
                         'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
@@ -169,6 +175,8 @@ impl Store {
             return Err(Error::corrupt("state", "not an object"));
         };
         session.state = state;
+        session.rebase = rebase(row.rebase)?;
+        session.compaction_failures = row.compaction_failures;
         session.cancel_reason = row.cancel_reason;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
@@ -188,6 +196,8 @@ struct InterruptedRow {
     repairs: i64,
     resumes: Option<String>,
     resumable: bool,
+    purpose: Purpose,
+    context_strategy: String,
     last_chunk: i64,
 }
 
@@ -203,6 +213,10 @@ struct CallRow {
 struct InboxRow {
     id: i64,
     text: String,
+}
+
+fn rebase(column: Option<Value>) -> Result<Option<Rebase>> {
+    column.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("rebase", error))
 }
 
 fn calls(rows: Option<Value>) -> Result<Vec<Call>> {
@@ -240,6 +254,8 @@ fn interrupted(rows: Option<Value>) -> Result<Vec<Interrupted>> {
             last_chunk: row.last_chunk,
             resumes: row.resumes.as_deref().map(Into::into),
             resumable: row.resumable,
+            purpose: row.purpose,
+            context_strategy: row.context_strategy,
         })
         .collect())
 }

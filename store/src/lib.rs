@@ -5,6 +5,7 @@
 //! | start or wake a session, or begin anew | [`wake`], [`create`], [`run`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | say what became of an uncertain effect | [`resolve`] |
+//! | read what a replay runs again, and find one that was begun | [`replay`] |
 //! | archive or terminate one | [`retire`] |
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild one from the database, or read some of its messages | [`hydrate`], [`record`] |
@@ -26,6 +27,7 @@
 //! decide a race.
 
 pub mod chain;
+pub mod context;
 pub mod create;
 pub mod delivery;
 pub mod diagnosis;
@@ -43,6 +45,7 @@ pub mod ledger;
 pub mod queue;
 pub mod readiness;
 pub mod record;
+pub mod replay;
 pub mod resolve;
 pub mod retire;
 pub mod run;

@@ -274,6 +274,7 @@ pub(crate) async fn start(
                     ok: true,
                     message_number: number,
                     bytes: message.content.len(),
+                    output_sha256: None,
                 });
                 roles.push("tool");
                 Block::ToolResult(ToolResult {
@@ -282,6 +283,7 @@ pub(crate) async fn start(
                     content: message.content.clone(),
                     is_error: false,
                     details: None,
+                    output: None,
                 })
             }
             None => {
@@ -351,8 +353,10 @@ pub(crate) async fn start(
     // A job that is there already belongs to a holder who found that nothing was owed and is about to end it. Its lease
     // goes, or it would end this run's job.
     sqlx::query!(
-        "insert into jobs (kind, space_id, conversation_id, session_id, step_number, trace_context)
-        values ('step', $1, $2, $3, $4, $5)
+        "insert into jobs (kind, runner, space_id, conversation_id, session_id, step_number, trace_context)
+        select 'step', s.runner, $1, $2, s.session_id, $4, $5
+        from conversation_sessions s
+        where s.session_id = $3
         on conflict (session_id) where kind = 'step'
             do update set step_number = excluded.step_number, trace_context = excluded.trace_context,
                 run_at = clock_timestamp(), lease = null, worker_id = null, stuck = 0, died = 0, attempt = 0,

@@ -258,6 +258,7 @@ async fn write(
     blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
     let blob_names: Vec<&str> = blobs.iter().map(|blob| blob.sha256.as_str()).collect();
     let blob_bytes: Vec<&[u8]> = blobs.iter().map(|blob| blob.bytes.as_slice()).collect();
+    let blob_types: Vec<&str> = blobs.iter().map(|blob| blob.media_type).collect();
     let step = transition.step.as_ref();
     let usage = step.map(|step| step.usage).unwrap_or_default();
     let state = (!transition.state_updates.is_empty()).then(|| {
@@ -267,6 +268,12 @@ async fn write(
             .map(|update| (update.key.clone(), update.value.clone()))
             .collect::<serde_json::Map<_, _>>()
     });
+    let rebase = transition
+        .rebase
+        .as_ref()
+        .map(serde_json::to_value)
+        .transpose()
+        .map_err(|error| Error::corrupt("rebase", error))?;
     let progress = step.is_some() || !transition.records.is_empty();
 
     let numbers: Vec<i64> = transition.records.iter().map(|record| record.message_number).collect();
@@ -319,11 +326,14 @@ async fn write(
                     error = case when $14 then $15 else error end,
                     completed_at = case when $14 then clock_timestamp() else completed_at end,
                     cancel_requested = cancel_requested and not $14,
-                    cancel_reason = case when $14 then null else cancel_reason end
+                    cancel_reason = case when $14 then null else cancel_reason end,
+                    rebase = coalesce($43, rebase),
+                    compaction_failures = coalesce($44, compaction_failures)
                 where session_id = $1
                     and last_message_number = $2
                     and last_step_number = $3::bigint - 1
                     and status is distinct from $13
+                    and compaction_failures is distinct from $44
                 returning session_id, conversation_id, space_id, last_event_seq, wake_seq
             ), j as (
                 update jobs
@@ -447,6 +457,8 @@ async fn write(
                 performance.attempt,
                 &*lease.worker_id,
                 performance.elapsed_s,
+                rebase,
+                transition.compaction_failures,
                 $($($argument)*)?
             )
         };
@@ -460,7 +472,7 @@ async fn write(
                 (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
             select d.delivery_id, s.space_id, s.conversation_id, d.channel, nextval('delivery_ordinals'),
                 s.session_id, d.source_key, d.content::json
-            from s, j, unnest($43::text[], $44::text[], $45::text[], $46::text[])
+            from s, j, unnest($45::text[], $46::text[], $47::text[], $48::text[])
                 as d (delivery_id, channel, source_key, content)
             on conflict (session_id, source_key, channel) do nothing
             returning conversation_id, space_id, channel
@@ -475,11 +487,11 @@ async fn write(
             set status = 'drained'
             from s, j
             where session_inbox.session_id = s.session_id
-                and session_inbox.inbox_id = any ($47::bigint[])
+                and session_inbox.inbox_id = any ($49::bigint[])
         ), pointed_at as (
             insert into blobs (sha256, size, media_type, bytes)
-            select b.sha256, length(b.bytes), 'application/json', b.bytes
-            from s, j, unnest($48::text[], $49::bytea[]) as b (sha256, bytes)
+            select b.sha256, length(b.bytes), b.media_type, b.bytes
+            from s, j, unnest($50::text[], $51::bytea[], $52::text[]) as b (sha256, bytes, media_type)
             on conflict (sha256) do nothing
         )"#,
             &delivery_ids,
@@ -489,6 +501,7 @@ async fn write(
             &transition.inbox_drained,
             &blob_names as &[&str],
             &blob_bytes as &[&[u8]],
+            &blob_types as &[&str],
         )
         .fetch_one(connection)
         .await?

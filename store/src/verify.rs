@@ -96,6 +96,13 @@ fn checks(facts: &Facts) -> Vec<Check> {
             json!(row.last_message_number),
             json!(facts.last_message_number),
         ),
+        check("rebase", "journal", row.rebase.clone(), facts.rebase.clone()),
+        check(
+            "compaction_failures",
+            "journal",
+            json!(row.compaction_failures),
+            json!(facts.compaction_failures),
+        ),
         check("totals of runs", "steps", json!(facts.wrong_runs), json!([])),
         damage("broken steps", "steps", json!(facts.broken_steps)),
         damage("missing entries", "journal", json!(facts.missing_entries)),

@@ -142,6 +142,27 @@ impl Store {
         Ok(woken)
     }
 
+    /// Answers the session's open question, and does nothing where none is open.
+    ///
+    /// # Errors
+    /// Those of [`Store::send`]; [`Error::Conflict`] also where the session waits for no answer.
+    pub async fn answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
+        let woken = self.try_answer(session_id, message).await;
+        self.noted(woken)
+    }
+
+    async fn try_answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
+        let mut tx = self.pool.begin().await?;
+        let session = run::lock(&mut tx, session_id).await?;
+        let refused = conflict(session.clone(), "an answer");
+        let woken = deliver(&mut tx, session, message).await?;
+        if !woken.duplicate && woken.outcome != Delivered::Delivered {
+            return Err(refused);
+        }
+        tx.commit().await?;
+        Ok(woken)
+    }
+
     /// Continues a failed run, or one that needs attention, from its last commit; `reason` goes into the journal. Gives
     /// the run's id.
     ///

@@ -78,6 +78,9 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         started_at: "2026-01-01T00:00:00.000000+00:00".to_owned(),
         repairs: 0,
         resumes: None,
+        prefill_bytes: None,
+        context_strategy: wakeful::workflow::context::Strategy::Full,
+        rebase: None,
         reply: Reply {
             content: fixture::assistant_content(&call_id),
             finish_reason: FinishReason::ToolCalls,

@@ -19,7 +19,7 @@ use wakeful::workflow::derive::StateUpdate;
 use wakeful::workflow::event::Event;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
-use wakeful::workflow::session::Session;
+use wakeful::workflow::session::{Purpose, Session};
 
 /// Bytes of a message's text and of a session's state.
 pub const MESSAGE_BYTES: usize = 2048;
@@ -87,6 +87,7 @@ impl Claims {
     pub fn start(store: &Store, concurrency: usize) -> Claims {
         let settings = Settings {
             kind: Kind::Step,
+            runner: "".into(),
             concurrency,
             lease: Duration::from_secs(3600),
             poll: Duration::from_millis(20),
@@ -248,7 +249,9 @@ pub fn step(session: &Session) -> Transition {
                 context_strategy: "full".into(),
                 prompt_tokens: Some(USAGE.input_tokens),
                 repairs: 0,
+                prefill_bytes: None,
                 started_at: Some("2026-01-01T00:00:00.000000+00:00".into()),
+                purpose: Purpose::Reply,
             },
             Event::GenStart { generation_id: generation.as_str().into(), stream: true },
             Event::GenComplete {
@@ -290,5 +293,6 @@ fn tool_result(call_id: &str) -> Block {
         content: TEXT.clone(),
         is_error: false,
         details: None,
+        output: None,
     })
 }

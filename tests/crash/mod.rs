@@ -6,6 +6,7 @@
 
 mod arrival;
 mod connection;
+mod fork;
 mod poison;
 mod step;
 mod table;

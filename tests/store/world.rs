@@ -19,10 +19,11 @@ use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::store::{Store, new_id};
 use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
 use wakeful::workflow::agent::{Policy, ToolDefinition};
+use wakeful::workflow::context::Strategy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
+use wakeful::workflow::session::{CallOutcome, CallStatus, Purpose, Seed, Session};
 
 /// No delivery grows too old, and an attempt is over within a second.
 pub(super) const TERMS: Terms = Terms { max_age: None, attempt_limit: Duration::from_secs(1) };
@@ -209,6 +210,8 @@ impl Driver<'_> {
             base_sha256: "0",
             repairs: 0,
             resumes: None,
+            purpose: Purpose::Reply,
+            context_strategy: Strategy::Full,
         };
         self.world.store.begin_generation(&self.job.lease, &new).await.unwrap().is_some()
     }
@@ -219,8 +222,13 @@ impl Driver<'_> {
 
     /// One step that enqueues one email.
     pub(super) async fn sends_mail(&mut self, call_id: &str) {
-        let email = call(call_id, "compose_email");
-        self.continues(replied(vec![asks(&email)])).await;
+        self.sends_mail_as(call_id, call_id).await;
+    }
+
+    /// The same where the model's id for the call is taken, and another one is given to it.
+    pub(super) async fn sends_mail_as(&mut self, asked: &str, given: &str) {
+        self.continues(replied(vec![asks(&call(asked, "compose_email"))])).await;
+        let email = call(given, "compose_email");
         let mail = json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": "Hi", "body": "Bob."});
         self.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail)))])).await;
     }
@@ -237,7 +245,8 @@ impl Claims {
     pub(super) fn start(store: &Store, kind: Kind, concurrency: usize, lease: Duration) -> Claims {
         let stop = CancellationToken::new();
         let news = News::listen(store, stop.clone());
-        let settings = Settings { kind, concurrency, lease, poll: Duration::from_millis(10) };
+        let settings =
+            Settings { kind, runner: Arc::from(""), concurrency, lease, poll: Duration::from_millis(10) };
         let worker_id = Arc::from(&new_id("w")[..20]);
         let holdings = Arc::new(Holdings::default());
         let queue = Queue::start(store.clone(), settings, worker_id, holdings, &news, stop.clone());
@@ -318,6 +327,9 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         started_at: "2026-01-01T00:00:00+00:00".into(),
         repairs: 0,
         resumes: None,
+        prefill_bytes: None,
+        context_strategy: Strategy::Full,
+        rebase: None,
         reply: Reply {
             content,
             finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },

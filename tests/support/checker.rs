@@ -45,8 +45,20 @@ impl Traces {
         number(&self.session, column)
     }
 
+    /// Number of the last message that was there before the session did anything: a fork copied some.
+    fn copied(&self) -> i64 {
+        let forked_at = self.session["forked_at_message_number"].as_i64();
+        forked_at.unwrap_or_else(|| self.session_number("base_message_number"))
+    }
+
+    /// Its own messages.
+    fn own(&self) -> impl Iterator<Item = &Value> {
+        let copied = self.copied();
+        self.records.iter().filter(move |record| number(record, "message_number") > copied)
+    }
+
     fn of_role(&self, role: &str) -> impl Iterator<Item = &Value> {
-        self.records.iter().filter(move |record| record["role"] == role)
+        self.own().filter(move |record| record["role"] == role)
     }
 }
 
@@ -74,9 +86,10 @@ fn numbers_are_dense(traces: &Traces) {
     assert_eq!(traces.session_number("to_message_number"), last, "the checkpoint is at the last message");
     let last = traces.session_number("last_event_seq");
     assert_eq!(numbers(&traces.events, "seq"), (1..=last).collect::<Vec<_>>(), "journal");
-    let last = traces.session_number("last_step_number");
-    assert_eq!(numbers(&traces.steps, "step_number"), (1..=last).collect::<Vec<_>>(), "steps");
-    let mut at = base;
+    let (first, last) =
+        (traces.session_number("base_step_number") + 1, traces.session_number("last_step_number"));
+    assert_eq!(numbers(&traces.steps, "step_number"), (first..=last).collect::<Vec<_>>(), "steps");
+    let mut at = traces.copied();
     for step in &traces.steps {
         assert_eq!(
             number(step, "from_message_number"),
@@ -92,7 +105,8 @@ fn numbers_are_dense(traces: &Traces) {
 fn each_message_has_one_reply(records: &[Value]) {
     let mut open = BTreeSet::new();
     let mut replied = true;
-    for record in records {
+    // A summary is nobody's reply.
+    for record in records.iter().filter(|record| !is_summary(record)) {
         let calls = blocks(record, "tool_call");
         match record["role"].as_str().expect("a role") {
             "user" => {
@@ -123,8 +137,10 @@ fn the_journal_fits(traces: &Traces) {
     let pointed = |kind: &str| {
         traces.journal(kind).into_iter().map(|payload| number(payload, "message_number")).collect::<Vec<_>>()
     };
-    let of_role =
-        |role: &str| traces.of_role(role).map(|record| number(record, "message_number")).collect::<Vec<_>>();
+    let of_role = |role: &str| {
+        let said = traces.of_role(role).filter(|record| !is_summary(record));
+        said.map(|record| number(record, "message_number")).collect::<Vec<_>>()
+    };
     assert_eq!(pointed("GEN_COMPLETE"), of_role("assistant"), "each answer is journalled once");
     assert_eq!(pointed("TOOL_RESULT"), of_role("tool"), "each result is journalled once");
 
@@ -132,20 +148,27 @@ fn the_journal_fits(traces: &Traces) {
         traces.journal(kind).into_iter().map(|payload| text(payload, "generation_id")).collect::<Vec<_>>()
     };
     let started = generations("GEN_START");
-    assert_eq!(generations("LLM_CALLED"), started, "each model call starts once");
+    // Nobody is shown a summary as it is written, so its call has an entry and no start.
+    let calls = traces.journal("LLM_CALLED");
+    let (summaries, replies): (Vec<&Value>, Vec<&Value>) =
+        calls.into_iter().partition(|called| called["purpose"] == "compaction");
+    let replies: Vec<String> = replies.into_iter().map(|called| text(called, "generation_id")).collect();
+    assert_eq!(replies, started, "each model call starts once");
+    let summaries: BTreeSet<String> =
+        summaries.into_iter().map(|called| text(called, "generation_id")).collect();
     assert_eq!(started.len(), started.iter().collect::<BTreeSet<_>>().len(), "no generation starts twice");
     let replaced: Vec<String> =
         traces.journal("GEN_RESUMED").into_iter().map(|payload| text(payload, "replaces")).collect();
     let mut ended = [replaced, generations("GEN_COMPLETE"), generations("GEN_FAILED")].concat();
     let mut started = started;
+    ended.retain(|generation| !summaries.contains(generation));
     ended.sort();
     started.sort();
     assert_eq!(ended, started, "each model call is completed, replaced or failed, and only once");
 
     let mut invoked: Vec<String> =
         traces.journal("TOOL_INVOKED").into_iter().map(|payload| text(payload, "call_id")).collect();
-    let mut asked: Vec<String> =
-        traces.records.iter().flat_map(|record| blocks(record, "tool_call")).collect();
+    let mut asked: Vec<String> = traces.own().flat_map(|record| blocks(record, "tool_call")).collect();
     let mut known: Vec<String> = traces.calls.iter().map(|call| text(call, "call_id")).collect();
     invoked.sort();
     asked.sort();
@@ -256,6 +279,10 @@ pub async fn dump(database: &Database) -> BTreeMap<String, Vec<Value>> {
         dump.insert(table, rows);
     }
     dump
+}
+
+fn is_summary(record: &Value) -> bool {
+    record["details"]["summary"] == true
 }
 
 /// The ids in a record's blocks of one type.

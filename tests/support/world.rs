@@ -18,7 +18,7 @@ pub struct World {
     pub options: Options,
     /// Once a message was posted.
     pub session_id: String,
-    conversation: &'static str,
+    pub conversation: &'static str,
 }
 
 impl World {

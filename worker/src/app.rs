@@ -145,6 +145,7 @@ impl App {
             workspaces: config.workspace.dir.clone().unwrap_or_else(|| "workspaces".into()),
             host,
             watchdog: Watchdog::default(),
+            recordings: crate::replay::Recordings::default(),
             draining: CancellationToken::new(),
             abort,
             store,

@@ -36,6 +36,7 @@
 //! | the only door to models and tools | [`perform`] |
 //! | how a message comes in and a session is shown | [`api`], [`origin`] |
 //! | how a program starts a session, and goes on with it | [`runner`] |
+//! | how a session is run again beside its log | [`replay`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
 //! | what ends code that never yields | [`watchdog`] |
 
@@ -49,6 +50,7 @@ pub mod jobs;
 pub mod model;
 pub mod origin;
 pub mod perform;
+pub mod replay;
 pub mod runner;
 pub mod serve;
 pub mod telemetry;
@@ -66,8 +68,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
-use wakeful_store::queue::{News, Notifier};
-use wakeful_workflow::agent::{Agent, ToolDefinition};
+use wakeful_store::queue::{News, Notifier, heard};
+use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain, ToolDefinition};
+use wakeful_workflow::context::ContextPolicy;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::SessionId;
@@ -83,6 +86,8 @@ pub struct Ctx {
     pub notifier: Notifier,
     pub news: News,
     pub watchdog: watchdog::Watchdog,
+    /// What the replays that run here are held beside.
+    pub recordings: replay::Recordings,
     /// Unique among processes, at most 32 bytes.
     pub worker_id: Arc<str>,
     pub host: String,
@@ -105,12 +110,39 @@ impl Ctx {
             .map_err(|error| Fault::NotConfigured { message: format!("agent {:?}: {error}", agent.name) })
     }
 
+    /// The tools that the configuration gives `session`: none where what its model is told of is pinned.
+    ///
+    /// # Errors
+    /// Those of [`Ctx::tools_of`].
+    pub fn configured_tools(&self, session: &Session, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
+        if session.prefix.is_some() { Ok(Vec::new()) } else { self.tools_of(agent) }
+    }
+
     /// The agent of `session`, with what the session's own policy puts above its configuration.
     ///
     /// # Errors
     /// When the configuration has no such agent.
     pub fn agent_of(&self, session: &Session) -> Result<Agent, config::AgentError> {
-        self.config.agent(&session.agent).map(|agent| session.policy.of(agent))
+        let configured = match (self.config.agent(&session.agent), &session.policy.model) {
+            // A replay brings its model and its tools along: where it runs, nobody may know the agent.
+            (Err(_), Some(model)) if session.policy.replay.is_some() => Agent {
+                name: session.agent.clone(),
+                system_prompt: String::new(),
+                model: model.clone(),
+                tools: Vec::new(),
+                limits: Limits::default(),
+                on_uncertain: OnUncertain::default(),
+                journal: JournalLevel::default(),
+                context: ContextPolicy::default(),
+            },
+            (configured, _) => configured?,
+        };
+        let mut agent = session.policy.of(configured);
+        if wakeful_workflow::replay::has_recorded_answers(session) {
+            // Its recording bounds it: a run of the source that ended at a limit goes on in its next one.
+            (agent.limits.steps, agent.limits.tokens) = (i64::MAX, i64::MAX);
+        }
+        Ok(agent)
     }
 
     /// What the tool may do to the world, as its code says today: a definition that a session keeps may be older.
@@ -127,19 +159,8 @@ impl Ctx {
     async fn cancelled(&self, session_id: &str) {
         let mut news = self.news.sessions();
         loop {
-            let heard = async {
-                loop {
-                    match news.recv().await {
-                        Ok(id) if &*id == session_id || &*id == "*" => break,
-                        Ok(_) => {}
-                        // Missed some: one of them may have been ours. Closed: the timer alone is left.
-                        Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => break,
-                        Err(tokio::sync::broadcast::error::RecvError::Closed) => std::future::pending().await,
-                    }
-                }
-            };
             tokio::select! {
-                () = heard => {}
+                () = heard(&mut news, session_id) => {}
                 () = tokio::time::sleep(Duration::from_secs(2)) => {}
             }
             // Every chunk of the session's own model call is news as well: they are looked at together.

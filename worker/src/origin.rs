@@ -38,7 +38,7 @@ pub fn of_chat(
         trigger_id,
         continues: Continues::Conversation,
         agent: agent.name,
-        model_context_window: config.context_window(&agent.model),
+        model_context_window: i32::try_from(config.context_window(&agent.model)).unwrap_or(i32::MAX),
         model_id: agent.model,
         tools,
         policy: SessionPolicy::default(),

@@ -80,7 +80,8 @@ pub async fn run(
     ended.map(|_| ())
 }
 
-async fn drain_on_signal(ctx: Arc<Ctx>) {
+/// Drains at the first signal (SIGTERM, SIGINT), and gives back what is in hand at the second.
+pub(crate) async fn drain_on_signal(ctx: Arc<Ctx>) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))

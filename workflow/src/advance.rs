@@ -3,14 +3,16 @@
 mod draft;
 mod transition;
 
-pub use draft::{INLINE_VALUE_BYTES, STEPS_PER_CHECKPOINT};
+pub use draft::{INLINE_OUTPUT_BYTES, INLINE_VALUE_BYTES, STEPS_PER_CHECKPOINT};
 pub use transition::{Blob, ClosedCall, Closing, Next, OpenedCall, StepResult, Transition};
 
 use crate::agent::Policy;
+use crate::context::{self, Rebase};
 use crate::effect::Effect;
+use crate::fault::Fault;
 use crate::id::GenerationId;
 use crate::plan::Stop;
-use crate::record::{Reply, ToolCall};
+use crate::record::{FinishReason, Reply, ToolCall, Usage};
 use crate::session::{CallOutcome, CallStatus, Session, SessionStatus};
 use draft::Draft;
 use std::collections::BTreeMap;
@@ -20,6 +22,8 @@ use std::collections::BTreeMap;
 pub enum Outcome {
     Begun,
     Replied(Generated),
+    /// The model was asked for a summary of the context.
+    Compacted(Compaction),
     /// Every planned call, in order.
     Called(Vec<Performed>),
     Stopped(Stop),
@@ -39,9 +43,40 @@ pub struct Generated {
     pub repairs: i64,
     /// The attempt whose text the request's prefill was: the reply begins with it.
     pub resumes: Option<GenerationId>,
+    /// The length of that prefill.
+    pub prefill_bytes: Option<i64>,
     pub reply: Reply,
+    /// How its context was selected, and where that began anew for this call.
+    pub context_strategy: context::Strategy,
+    pub rebase: Option<Rebase>,
     /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
     pub effects: BTreeMap<String, Effect>,
+}
+
+/// A model call for a summary of the context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compaction {
+    pub generation_id: GenerationId,
+    pub attempt: i64,
+    pub model: String,
+    pub request_sha256: String,
+    /// When it began, by the database's clock.
+    pub started_at: String,
+    pub repairs: i64,
+    pub end: CompactionEnd,
+}
+
+/// How it ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CompactionEnd {
+    /// The text of the summary's record, and the rebase that points at it.
+    Written {
+        text: String,
+        finish_reason: FinishReason,
+        usage: Usage,
+        rebase: Rebase,
+    },
+    Failed(Fault),
 }
 
 /// What came of one planned call.
@@ -73,6 +108,7 @@ pub fn advance(session: &Session, outcome: Outcome, policy: Policy) -> Transitio
     match outcome {
         Outcome::Begun => draft.begin(),
         Outcome::Replied(generated) => draft.reply(generated),
+        Outcome::Compacted(compaction) => draft.compacted(compaction),
         Outcome::Called(performed) => draft.results(performed),
         Outcome::Stopped(Stop::Cancelled) => draft.cancel(),
         Outcome::Stopped(Stop::Failed(fault)) => draft.fail(&fault),

@@ -1,5 +1,6 @@
 //! What an agent is: its prompt, its model, the tools it may use and the limits it runs under.
 
+use crate::context::ContextPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -15,6 +16,9 @@ pub struct Agent {
     pub limits: Limits,
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,
+    /// How the context of its model calls is selected.
+    #[serde(default)]
+    pub context: ContextPolicy,
 }
 
 impl Agent {

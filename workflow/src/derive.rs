@@ -106,6 +106,7 @@ mod tests {
             content: String::new(),
             is_error,
             details: Some(details),
+            output: None,
         }
     }
 

@@ -8,8 +8,9 @@
 //! without a number. Chunks are committed asynchronously and may be lost with the server, and a journal number must
 //! never be used twice.
 
+use crate::context::Rebase;
 use crate::id::{CallId, ConversationId, GenerationId, SessionId};
-use crate::session::SessionStatus;
+use crate::session::{Purpose, SessionStatus};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -41,9 +42,25 @@ pub enum Event {
         /// What the projection had to change on the request's copy of the transcript.
         #[serde(default)]
         repairs: i64,
+        /// How much of the answer's text the request ended with, where it went on from one that was cut off.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        prefill_bytes: Option<i64>,
         /// When the call began, by the database's clock: the entry's own time is that of the commit.
         #[serde(default)]
         started_at: Option<String>,
+        #[serde(default, skip_serializing_if = "Purpose::is_reply")]
+        purpose: Purpose,
+    },
+    /// From here on the context begins elsewhere: the prompt caches of the requests before it end.
+    #[serde(rename = "CONTEXT_REBASED")]
+    ContextRebased(Rebase),
+    /// The model was to write a summary of the context and did not. The context stays as it was.
+    #[serde(rename = "COMPACTION_FAILED")]
+    CompactionFailed {
+        generation_id: GenerationId,
+        reason: String,
+        /// How many there are now, since one succeeded or the run began.
+        failures: i64,
     },
     #[serde(rename = "GEN_START")]
     GenStart { generation_id: GenerationId, stream: bool },
@@ -73,7 +90,16 @@ pub enum Event {
     #[serde(rename = "TOOL_INVOKED")]
     ToolInvoked { call_id: CallId, name: String, message_number: i64 },
     #[serde(rename = "TOOL_RESULT")]
-    ToolResult { call_id: CallId, ok: bool, message_number: i64, bytes: usize },
+    ToolResult {
+        call_id: CallId,
+        ok: bool,
+        message_number: i64,
+        /// Of the whole output.
+        bytes: usize,
+        /// The blob that has it, where the message has only its beginning and its end.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output_sha256: Option<String>,
+    },
     /// A guarded call was found half-way: nobody can know whether it took effect.
     #[serde(rename = "TOOL_FAILED_UNCERTAIN")]
     ToolFailedUncertain { call_id: CallId, name: String },

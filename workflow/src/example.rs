@@ -4,8 +4,8 @@ use crate::effect::Effect;
 use crate::policy::SessionPolicy;
 use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
 use crate::session::{
-    Call, CallOutcome, CallStatus, InboxMessage, Interrupted, Run, Seed, Session, SessionStatus, State,
-    Totals,
+    Call, CallOutcome, CallStatus, InboxMessage, Interrupted, Purpose, Run, Seed, Session, SessionStatus,
+    State, Totals,
 };
 use serde_json::json;
 
@@ -40,6 +40,8 @@ pub fn session() -> Session {
         last_step_number: 0,
         totals: Totals::default(),
         state: State::new(),
+        rebase: None,
+        compaction_failures: 0,
         run: Some(Run { run_id: RUN.into(), steps: 0, tokens: 0 }),
         seeds: vec![Seed { role: Role::System, content: "Be brief.".into(), is_new: true }],
         records: vec![user(2, "hello")],
@@ -62,6 +64,8 @@ pub fn interrupted(generation_id: &str, attempt: i64, last_chunk: i64) -> Interr
         last_chunk,
         resumes: None,
         resumable: true,
+        purpose: Purpose::Reply,
+        context_strategy: "full".into(),
     }
 }
 
@@ -101,6 +105,7 @@ pub fn result(message_number: i64, call_id: &str) -> Record {
         content: "done".into(),
         is_error: false,
         details: None,
+        output: None,
     };
     record(message_number, RUN, Role::Tool, vec![Block::ToolResult(result)], Details::default())
 }

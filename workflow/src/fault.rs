@@ -54,6 +54,9 @@ pub enum Fault {
     /// Claimed again and again without progress, by the fault named and perhaps by crashes between.
     #[error("the step made no progress in {attempts} attempts; last error: {last_error}")]
     Stuck { attempts: i64, last_error: String },
+    /// A replay of recorded answers came to where its source has none.
+    #[error("the recording ends here: {message}")]
+    RecordingOver { message: String },
     /// Our own defect: a panic or an impossible state.
     #[error("internal error: {message}")]
     Internal { message: String },
@@ -107,6 +110,9 @@ impl Fault {
                          means killed, most often for its memory), mend or remove what killed them, then retry the \
                          session; it goes on where it stood",
             },
+            Fault::RecordingOver { .. } => Verdict::Fail {
+                remedy: "replay with a model that is called (`wakeful replay --model`), or begin at another message",
+            },
             Fault::Stuck { .. } => Verdict::Fail {
                 remedy: "mend the cause that the last error names, then retry the session; it goes on where it stood",
             },
@@ -132,6 +138,7 @@ impl Fault {
             Fault::TokenLimit { .. } => "token_limit",
             Fault::WorkerDied { .. } => "worker_died",
             Fault::Stuck { .. } => "stuck",
+            Fault::RecordingOver { .. } => "recording_over",
             Fault::Internal { .. } => "internal",
         }
     }

@@ -84,6 +84,7 @@ mod tests {
             content: "Wrote.".into(),
             is_error: false,
             details: Some(details),
+            output: None,
         })];
         [example::assistant(number, example::RUN, vec![Block::ToolCall(call)]), result]
     }

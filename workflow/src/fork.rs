@@ -85,6 +85,9 @@ pub struct Line {
     pub message_id: String,
     pub step_number: i64,
     pub role: Role,
+    /// It sums up what was said before it, and answers nothing.
+    #[serde(default)]
+    pub summary: bool,
     /// The calls that it asks for.
     #[serde(default)]
     pub asks: Vec<CallId>,
@@ -166,12 +169,16 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
         // A step has one answer of the model, and outside of turns it is whole.
         last_step_number: kept_lines
             .iter()
-            .filter(|line| line.role == Role::Assistant)
+            .filter(|line| line.is_answer())
             .map(|line| line.step_number)
             .max()
             .unwrap_or(0),
         moved,
-        awaits_model: kept_lines.last().is_some_and(|line| matches!(line.role, Role::User | Role::Tool)),
+        awaits_model: kept_lines
+            .iter()
+            .rev()
+            .find(|line| !line.summary)
+            .is_some_and(|line| matches!(line.role, Role::User | Role::Tool)),
     })
 }
 
@@ -217,7 +224,7 @@ fn place(lines: &[Line], base_message_number: i64, at: &At) -> Result<usize, Unc
 fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
     let mut kept = wanted;
     // An answer of the model ends the turn before it, whatever was left unanswered there.
-    while let Some(turn) = lines[..kept].iter().rposition(|line| line.role == Role::Assistant) {
+    while let Some(turn) = lines[..kept].iter().rposition(Line::is_answer) {
         let answered: Vec<&CallId> = lines[turn + 1..kept].iter().flat_map(|line| &line.answers).collect();
         if lines[turn].asks.iter().all(|call| answered.contains(&call)) {
             break;
@@ -228,6 +235,11 @@ fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
 }
 
 impl Line {
+    /// Whether the model said it: a summary is its own work, and goes on with nothing.
+    fn is_answer(&self) -> bool {
+        self.role == Role::Assistant && !self.summary
+    }
+
     /// The line of `record`.
     pub fn of(record: &Record, message_id: String, seq: Option<i64>) -> Line {
         Line {
@@ -235,6 +247,7 @@ impl Line {
             message_id,
             step_number: record.step_number,
             role: record.role,
+            summary: record.is_summary(),
             asks: record.tool_calls().map(|call| call.call_id.clone()).collect(),
             answers: record.tool_results().map(|result| result.call_id.clone()).collect(),
             seq,

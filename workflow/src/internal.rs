@@ -30,6 +30,7 @@ mod tests {
     use super::*;
     use crate::advance::{Generated, Outcome, advance};
     use crate::agent::Policy;
+    use crate::context::Strategy;
     use crate::example::{self, RUN, assistant, message, tool_call, user};
     use crate::record::{FinishReason, Record, Reply};
     use serde_json::json;
@@ -66,6 +67,9 @@ mod tests {
             started_at: String::new(),
             repairs: 0,
             resumes: None,
+            prefill_bytes: None,
+            context_strategy: Strategy::Full,
+            rebase: None,
             reply: Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE },
             effects: Default::default(),
         };

@@ -20,6 +20,7 @@
 //! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
 //! | how a model call that was cut off goes on | [`resume`] |
+//! | what a session that runs another one again takes from it | [`replay`] |
 //! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 
@@ -41,6 +42,7 @@ pub mod policy;
 pub mod prefix;
 pub mod record;
 pub mod recover;
+pub mod replay;
 pub mod resolve;
 pub mod resume;
 pub mod session;

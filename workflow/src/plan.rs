@@ -4,7 +4,8 @@
 //! A and B asked for and A answered, the newest entry says "go on" while B is still owed. So every obligation is
 //! looked at, in one order.
 
-use crate::agent::Limits;
+use crate::agent::{Agent, Limits, ToolDefinition};
+use crate::context::compaction;
 use crate::effect::Effect;
 use crate::fault::Fault;
 use crate::record::ToolCall;
@@ -17,6 +18,8 @@ pub enum Action {
     Begin,
     /// The model owes an answer.
     CallModel,
+    /// It owes one, and its context is nearly full: a summary comes first.
+    Compact,
     /// Calls of the open turn have no result in the transcript yet.
     CallTools { calls: Vec<PlannedCall> },
     /// The run is to be closed.
@@ -87,6 +90,29 @@ pub fn plan(session: &Session, limits: &Limits) -> Action {
         return Action::Stop(Stop::Failed(Fault::TokenLimit { limit: limits.tokens }));
     }
     Action::CallModel
+}
+
+/// The same with the agent's context strategy: a model call comes after the summary that is due before it. `tools` are
+/// those of the agent's configuration, and its model sees `window_tokens`.
+pub fn in_context(
+    action: Action,
+    session: &Session,
+    agent: &Agent,
+    tools: &[ToolDefinition],
+    window_tokens: i64,
+) -> Action {
+    match action {
+        Action::CallModel if compaction::is_due(session, tools, &agent.context, window_tokens) => {
+            Action::Compact
+        }
+        Action::Begin
+        | Action::CallModel
+        | Action::Compact
+        | Action::CallTools { .. }
+        | Action::Stop(_)
+        | Action::Pause
+        | Action::Rest => action,
+    }
 }
 
 /// What may be done about `call`; `None` while it waits for its answer.

@@ -61,6 +61,11 @@ impl ToolMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replay {
     pub source_session_id: SessionId,
+    /// Up to here its messages were copied; what follows is run again.
+    pub after_message_number: i64,
+    /// The user's messages of the source are given to it as well, each in its place.
+    #[serde(default)]
+    pub fed: bool,
     pub answers: Answers,
 }
 
@@ -109,6 +114,7 @@ mod tests {
             limits: crate::agent::Limits::default(),
             on_uncertain: crate::agent::OnUncertain::default(),
             journal: crate::agent::JournalLevel::default(),
+            context: crate::context::ContextPolicy::default(),
         };
         assert_eq!(SessionPolicy::default().of(agent.clone()), agent);
         let policy = SessionPolicy {

@@ -82,6 +82,16 @@ pub struct ToolResult {
     /// For [`mod@crate::derive`] and for operators, never for the model: an object with a `type`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
+    /// Where the whole output is, when `content` is only its beginning and its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<OutputPointer>,
+}
+
+/// The blob that holds a tool's whole output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputPointer {
+    pub sha256: String,
+    pub bytes: usize,
 }
 
 /// Tokens and money of one model call. Counts are the provider's; `input_tokens` includes the cached ones.
@@ -171,9 +181,22 @@ pub struct Details {
     /// On messages that a fork copied: the id under which it was first said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_message_id: Option<String>,
+    /// It is a summary of what was said before it. The context shows it where a rebase points at it, and nowhere else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub summary: bool,
 }
 
 impl Record {
+    /// Whether it is a summary, which nobody said and nobody answers.
+    pub fn is_summary(&self) -> bool {
+        self.details.summary
+    }
+
+    /// Whether it is what the model answered.
+    pub fn is_answer(&self) -> bool {
+        self.role == Role::Assistant && !self.is_summary()
+    }
+
     /// The plain text of the message: text blocks and tool results, joined by blank lines.
     pub fn text(&self) -> String {
         text_of(&self.content)

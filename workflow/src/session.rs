@@ -1,12 +1,12 @@
 //! A session as the step job sees it: its row, what was said, and everything it still owes.
 
 use crate::agent::ToolDefinition;
-use crate::context::{Context, Message};
+use crate::context::{self, Context, Rebase};
 use crate::effect::Effect;
 use crate::id::{CallId, ConversationId, GenerationId, RunId, SessionId};
 use crate::policy::SessionPolicy;
-use crate::prefix::{Prefix, system_of};
-use crate::record::{Block, Record, Role, ToolCall, Usage};
+use crate::prefix::Prefix;
+use crate::record::{Record, Role, ToolCall, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -291,6 +291,10 @@ pub struct Session {
     pub last_step_number: i64,
     pub totals: Totals,
     pub state: State,
+    /// The newest rebase: where the context begins. Kept here from the journal, which has all of them.
+    pub rebase: Option<Rebase>,
+    /// Summaries of the context that failed since one succeeded or the run began.
+    pub compaction_failures: i64,
     pub run: Option<Run>,
     pub seeds: Vec<Seed>,
     pub records: Vec<Record>,
@@ -321,6 +325,40 @@ pub struct Interrupted {
     pub resumes: Option<GenerationId>,
     /// Its chunks are all that it said, and the provider did not refuse to go on from such a text.
     pub resumable: bool,
+    pub purpose: Purpose,
+    /// How its context was selected.
+    pub context_strategy: String,
+}
+
+/// What a model call is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// The answer of the session's turn.
+    #[default]
+    Reply,
+    /// A summary of the context. No reader is shown it as it is written.
+    Compaction,
+}
+
+impl Purpose {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Purpose::Reply => "reply",
+            Purpose::Compaction => "compaction",
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<Purpose> {
+        [Purpose::Reply, Purpose::Compaction].into_iter().find(|purpose| purpose.as_str() == word)
+    }
+
+    /// Whether it is the answer of a turn.
+    pub fn is_reply(&self) -> bool {
+        *self == Purpose::Reply
+    }
 }
 
 /// The turn that a session is in: an assistant message whose calls are not all answered in the transcript.
@@ -353,7 +391,8 @@ impl Session {
 
     /// Whether the model has yet to answer something in the transcript.
     pub fn awaits_model(&self) -> bool {
-        self.records.last().is_some_and(|record| matches!(record.role, Role::User | Role::Tool))
+        let said = self.records.iter().rev().find(|record| !record.is_summary());
+        said.is_some_and(|record| matches!(record.role, Role::User | Role::Tool))
     }
 
     /// Whether this session has written files, so that its workspace must exist.
@@ -376,24 +415,11 @@ impl Session {
         DebugMeta::of(&self.totals)
     }
 
-    /// What the model sees next: the prefix, seeds, records, then the follow-ups that wait in the inbox. `tools` are those
-    /// of the agent's configuration, for a session whose prefix was never pinned.
+    /// Everything that the model could see next: the prefix, seeds, records, then the follow-ups that wait in the inbox.
+    /// [`context::build`] is what a strategy selects of it. `tools` are those of the agent's configuration, for a session
+    /// whose prefix was never pinned.
     pub fn context(&self, tools: Vec<ToolDefinition>) -> Context {
-        let (system, tools) = match &self.prefix {
-            Some(prefix) => (prefix.system.clone(), prefix.tools.clone()),
-            None => (system_of(&self.seeds), tools),
-        };
-        let seeds = self.seeds.iter().filter(|seed| seed.role != Role::System).map(|seed| Message {
-            role: seed.role,
-            content: vec![Block::Text { text: seed.content.clone() }],
-        });
-        let records =
-            self.records.iter().map(|record| Message { role: record.role, content: record.content.clone() });
-        let inbox = self.inbox.iter().map(|message| Message {
-            role: Role::User,
-            content: vec![Block::Text { text: message.text.clone() }],
-        });
-        Context { system, tools, messages: seeds.chain(records).chain(inbox).collect(), prefill: None }
+        context::full(self, tools)
     }
 }
 

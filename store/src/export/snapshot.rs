@@ -164,12 +164,14 @@ async fn session(tx: &mut PgConnection, session_id: &str) -> Result<(SessionRow,
         total_cost_micros: row.total_cost_micros,
         started_at: time(row.started_at),
         completed_at: row.completed_at.map(time),
+        repository_id: row.repository_id,
         parent_session_id: row.parent_session_id,
         forked_from_message_id: row.forked_from_message_id,
         parent_conversation_id: row.parent_conversation_id,
         forked_at_message_number: row.forked_at_message_number,
         base_step_number: row.base_step_number,
-        rebase: None,
+        rebase: row.rebase,
+        compaction_failures: row.compaction_failures,
     };
     Ok((session, row.was_redacted))
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use std::collections::HashMap;
 use wakeful_workflow::advance::Blob;
+use wakeful_workflow::context::Rebase;
 use wakeful_workflow::derive;
 use wakeful_workflow::fork::{self, At, Cut, Line};
 use wakeful_workflow::policy::SessionPolicy;
@@ -40,10 +41,11 @@ impl Parent {
     pub async fn read(tx: &mut PgConnection, session_id: &str, at: &At) -> Result<Parent> {
         let row = sqlx::query!(
             r#"
-            select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.trigger_type, s.initial_state,
-                s.prefix_sha256,
+            select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
+                s.forked_at_message_number, coalesce(s.imported_from ->> 'trigger_type', s.trigger_type) as "trigger_type!",
                 (select json_agg(json_build_object('message_number', r.message_number, 'message_id', r.message_id,
                         'step_number', r.step_number, 'role', r.role,
+                        'summary', coalesce((r.details ->> 'summary')::boolean, false),
                         'asks', (select coalesce(json_agg(b -> 'call_id'), '[]') from json_array_elements(
                             case r.role when 'assistant' then r.content else '[]' end) b where b ->> 'type' = 'tool_call'),
                         'answers', (select coalesce(json_agg(b -> 'call_id'), '[]') from json_array_elements(
@@ -65,7 +67,9 @@ impl Parent {
         };
         if matches!(at, At::Event(_)) {
             let said = said_at(tx, session_id).await?;
-            for line in &mut lines {
+            // What it copied itself was there before its journal began, summaries included.
+            let copied = row.forked_at_message_number.unwrap_or(0);
+            for line in lines.iter_mut().filter(|line| line.message_number > copied) {
                 line.seq = said.get(&line.message_number).copied();
             }
         }
@@ -175,6 +179,7 @@ pub(super) async fn session(
     cut: &Cut,
     child: &Child<'_>,
     state: &State,
+    rebase: Option<&Rebase>,
 ) -> Result<()> {
     let seeds = match &request.system_prompt {
         Some(patch) => Some(fork::patched(seeds(&mut *tx, &parent.session_id).await?, patch)),
@@ -192,18 +197,22 @@ pub(super) async fn session(
     };
     let tool_names: Option<Vec<&str>> =
         request.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
-    let policy = serde_json::to_value(request.policy(parent.policy.clone(), &parent.trigger_type))
+    let policy = serde_json::to_value(request.policy(parent.policy.clone(), &parent.trigger_type, cut))
         .map_err(|error| Error::corrupt("policy", error))?;
+    let rebase =
+        rebase.map(serde_json::to_value).transpose().map_err(|error| Error::corrupt("rebase", error))?;
     let message_id = cut.kept.checked_sub(1).map(|last| parent.lines[last].message_id.as_str());
     sqlx::query!(
         "insert into conversation_sessions
             (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
              model_context_window, status, policy, initial_state, state, tool_names, seed_message_count,
              base_message_number, last_message_number, to_message_number, last_step_number, base_step_number,
-             forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256)
+             forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256, rebase, runner,
+             repository_id)
         select $2, $3, p.space_id, p.mailbox_id, $4, $5, p.agent, coalesce($6, p.model_id),
             coalesce($7, p.model_context_window), 'created', $8, p.initial_state, $9, coalesce($10, p.tool_names),
-            coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15
+            coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15, $16,
+            $17, p.repository_id
         from conversation_sessions p
         where p.session_id = $1",
         parent.session_id,
@@ -220,7 +229,9 @@ pub(super) async fn session(
         cut.at_message_number,
         cut.last_step_number,
         message_id,
-        prefix_sha256
+        prefix_sha256,
+        rebase,
+        request.runner
     )
     .execute(&mut *tx)
     .await?;

@@ -221,8 +221,10 @@ async fn correct_status(
 async fn make_job(tx: &mut PgConnection, session: &Locked, healed: &mut Vec<Healed>) -> Result<()> {
     let step_number = session.last_step_number + 1;
     let made = sqlx::query!(
-        "insert into jobs (kind, space_id, conversation_id, session_id, step_number)
-        values ('step', $1, $2, $3, $4)
+        "insert into jobs (kind, runner, space_id, conversation_id, session_id, step_number)
+        select 'step', s.runner, $1, $2, s.session_id, $4
+        from conversation_sessions s
+        where s.session_id = $3
         on conflict (session_id) where kind = 'step' do nothing",
         session.space_id,
         session.conversation_id,

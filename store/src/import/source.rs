@@ -13,7 +13,7 @@ use wakeful_workflow::bundle::{Checker, Limits};
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// A packed file that unpacks to more than this, and to so many times its own size, is a bomb. The same line again and
 /// again comes to about a thousand times; what agents say, to ten.
-const BOMB_BYTES: u64 = 32 << 20;
+const BOMB_BYTES: u64 = 4 << 20;
 const BOMB_RATIO: u64 = 500;
 
 pub(super) struct Source<'f> {

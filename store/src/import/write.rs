@@ -105,12 +105,14 @@ impl Writer {
                  model_context_window, status, error, policy, tool_names, prefix_sha256, initial_state, state,
                  seed_message_count, base_message_number, last_message_number, to_message_number, last_step_number,
                  last_event_seq, total_turns, total_input_tokens, total_output_tokens, total_cached_tokens,
-                 total_cache_write_tokens, total_cost_micros, started_at, completed_at, imported_from)
+                 total_cache_write_tokens, total_cost_micros, started_at, completed_at, repository_id,
+                 base_step_number, forked_at_message_number, rebase, compaction_failures, imported_from)
             select session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
                 model_context_window, status, error, policy, tool_names, prefix_sha256, initial_state, state,
                 seed_message_count, base_message_number, last_message_number, to_message_number, last_step_number,
                 last_event_seq, total_turns, total_input_tokens, total_output_tokens, total_cached_tokens,
-                total_cache_write_tokens, total_cost_micros, started_at, completed_at, $2
+                total_cache_write_tokens, total_cost_micros, started_at, completed_at, repository_id,
+                coalesce(base_step_number, 0), forked_at_message_number, rebase, coalesce(compaction_failures, 0), $2
             from json_to_record($1::text::json) as row (
                 session_id text, conversation_id text, space_id text, mailbox_id text, trigger_type text,
                 trigger_id text, agent text, model_id text, model_context_window integer, status text, error text,
@@ -119,7 +121,8 @@ impl Writer {
                 to_message_number bigint, last_step_number bigint, last_event_seq bigint, total_turns integer,
                 total_input_tokens bigint, total_output_tokens bigint, total_cached_tokens bigint,
                 total_cache_write_tokens bigint, total_cost_micros bigint, started_at timestamptz,
-                completed_at timestamptz)",
+                completed_at timestamptz, repository_id text, base_step_number bigint, forked_at_message_number bigint,
+                rebase jsonb, compaction_failures bigint)",
             to_json(row)?,
             self.origin
         )

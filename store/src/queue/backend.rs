@@ -40,7 +40,7 @@ impl Queue {
         let (feed, jobs) = mpsc::channel(settings.concurrency + 1);
         let claimer = Claimer {
             store: store.clone(),
-            settings,
+            settings: settings.clone(),
             worker_id,
             holdings,
             slots: Arc::new(Semaphore::new(settings.concurrency)),
@@ -188,6 +188,7 @@ impl Claimer {
                 hold,
             },
             kind: self.settings.kind,
+            runner: Arc::clone(&self.settings.runner),
             conversation_id: row.conversation_id,
             session_id: row.session_id,
             step_number: row.step_number.unwrap_or(0),

@@ -17,6 +17,8 @@ use tracing::{debug, warn};
 pub struct Heart {
     pub store: Store,
     pub worker_id: Arc<str>,
+    /// A process that runs under a name of its own is none of the deployed workers, and is not listed among them.
+    pub listed: bool,
     pub host: String,
     pub concurrency: i32,
     pub lease: Duration,
@@ -95,6 +97,9 @@ impl Heart {
             } else {
                 self.beat_one(&mut connection, job_id, token, &hold).await?;
             }
+        }
+        if !self.listed {
+            return Ok(connection);
         }
         sqlx::query!(
             "insert into workers (worker_id, host, pid, version, concurrency)

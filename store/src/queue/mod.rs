@@ -19,7 +19,7 @@ mod workers;
 pub use backend::Queue;
 pub use delay::{delay, jittered};
 pub use heart::Heart;
-pub use notify::{News, Notifier};
+pub use notify::{News, Notifier, heard};
 pub use workers::WorkerView;
 
 use crate::failpoint::mutant;
@@ -52,9 +52,11 @@ impl Kind {
 }
 
 /// How a queue behaves.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     pub kind: Kind,
+    /// Whose jobs are taken: those of this name and no others. Empty: the deployed workers'.
+    pub runner: Arc<str>,
     /// Jobs in hand at a time.
     pub concurrency: usize,
     pub lease: Duration,
@@ -117,6 +119,8 @@ impl Term {
 pub struct Job {
     pub lease: Lease,
     pub kind: Kind,
+    /// [`Settings::runner`] of the claim.
+    pub runner: Arc<str>,
     pub conversation_id: String,
     /// For a step job.
     pub session_id: Option<String>,
@@ -225,13 +229,20 @@ impl Store {
             r#"
             with ready as materialized (
                 select job_id from jobs
-                where kind = $1 and run_at <= (select clock_timestamp()) and (stuck < 2 or lease is null)
+                where kind = $1
+                    and runner = $6
+                    and run_at <= (select clock_timestamp())
+                    and (stuck < 2 or lease is null)
                 order by run_at
                 limit $2
                 for update skip locked
             ), suspect as materialized (
                 select job_id from jobs
-                where kind = $1 and run_at <= (select clock_timestamp()) and stuck >= 2 and lease is not null
+                where kind = $1
+                    and runner = $6
+                    and run_at <= (select clock_timestamp())
+                    and stuck >= 2
+                    and lease is not null
                 order by run_at
                 limit $3
                 for update skip locked
@@ -257,7 +268,8 @@ impl Store {
             limit as i64,
             i64::from(take_suspect),
             worker_id,
-            settings.lease.as_secs_f64()
+            settings.lease.as_secs_f64(),
+            &*settings.runner
         )
         .fetch_all(&self.pool)
         .await?;
@@ -330,20 +342,24 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a job of this kind is ready and nobody has it.
+    /// Whether a job of this kind and runner is ready and nobody has it.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn others_wait(&self, kind: Kind) -> Result<bool> {
+    pub async fn others_wait(&self, kind: Kind, runner: &str) -> Result<bool> {
         Ok(sqlx::query_scalar!(
-            r#"select exists (select from jobs where kind = $1 and run_at <= (select clock_timestamp())) as "waiting!""#,
-            kind.as_str()
+            r#"select exists (
+                select from jobs where kind = $1 and runner = $2 and run_at <= (select clock_timestamp())
+            ) as "waiting!""#,
+            kind.as_str(),
+            runner
         )
         .fetch_one(&self.pool)
         .await?)
     }
 
-    /// Jobs by kind: ready, leased, delayed, and the age of the oldest ready one in seconds.
+    /// The deployed workers' jobs by kind: ready, leased, delayed, and the age of the oldest ready one in seconds. A replay
+    /// that its process left behind waits for nobody else.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -358,6 +374,7 @@ impl Store {
                 coalesce(extract(epoch from clock_timestamp()
                     - min(run_at) filter (where run_at <= clock_timestamp())), 0)::float8 as "oldest_ready_s!"
             from jobs
+            where runner = ''
             group by kind
             order by kind
             "#

@@ -106,6 +106,19 @@ pub struct News {
     sessions: broadcast::Sender<Arc<str>>,
 }
 
+/// Waits for news of one session. Those that were missed count: one of them may have been about it.
+pub async fn heard(news: &mut broadcast::Receiver<Arc<str>>, session_id: &str) {
+    loop {
+        match news.recv().await {
+            Ok(id) if &*id == session_id || &*id == EVERY_SESSION => return,
+            Ok(_) => {}
+            Err(broadcast::error::RecvError::Lagged(_)) => return,
+            // Nobody will tell: whoever waits has a timer beside this.
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}
+
 impl News {
     /// Starts listening, until `stop`. A lost connection is made again, and then everybody looks.
     pub fn listen(store: &Store, stop: CancellationToken) -> News {

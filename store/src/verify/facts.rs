@@ -24,6 +24,8 @@ pub(super) struct Row {
     pub last_step_number: i64,
     pub last_event_seq: i64,
     pub last_message_number: i64,
+    pub rebase: Value,
+    pub compaction_failures: i64,
     /// It has a step job or an open run, so that its status may move at any time.
     pub live: bool,
 }
@@ -65,6 +67,9 @@ pub(super) struct Facts {
     pub last_step_number: i64,
     pub last_event_seq: i64,
     pub last_message_number: i64,
+    /// The newest rebase of the journal.
+    pub rebase: Value,
+    pub compaction_failures: i64,
     /// Runs whose sums are not those of their steps.
     pub wrong_runs: Vec<String>,
     /// Steps that do not begin where the one before ended.
@@ -96,6 +101,7 @@ impl Facts {
             select s.conversation_id, s.status, s.state, s.initial_state, s.base_message_number, s.forked_at_message_number,
                 s.base_step_number, s.to_message_number, s.last_step_number, s.last_event_seq, s.last_message_number, s.total_turns, s.total_input_tokens,
                 s.total_output_tokens, s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros,
+                s.rebase, s.compaction_failures,
                 exists (select from jobs j where j.kind = 'step' and j.session_id = s.session_id)
                     or exists (select from session_runs r
                         where r.session_id = s.session_id and r.status in ('queued', 'running')) as "live!"
@@ -126,6 +132,8 @@ impl Facts {
             last_step_number: session.last_step_number,
             last_event_seq: session.last_event_seq,
             last_message_number: session.last_message_number,
+            rebase: session.rebase.unwrap_or(Value::Null),
+            compaction_failures: session.compaction_failures,
             live: session.live,
         };
         let began = Began {
@@ -153,6 +161,8 @@ impl Facts {
             last_event_seq: journal.last,
             last_message_number: last_message_number(tx, session_id, &row, session.base_message_number)
                 .await?,
+            rebase: crate::context::newest_rebase(tx, session_id, i64::MAX).await?.unwrap_or(Value::Null),
+            compaction_failures: compaction_failures(tx, session_id).await?,
             wrong_runs: wrong_runs(tx, session_id).await?,
             broken_steps: steps.broken,
             missing_entries: journal.last - journal.count,
@@ -291,6 +301,28 @@ async fn last_message_number(
     Ok(if filled { row.last_message_number } else { numbers.own })
 }
 
+/// Failures since a summary succeeded or the run began.
+async fn compaction_failures(tx: &mut PgConnection, session_id: &str) -> Result<i64> {
+    Ok(sqlx::query_scalar!(
+        r#"
+        select count(*) as "failures!"
+        from session_events
+        where session_id = $1
+            and type = 'COMPACTION_FAILED'
+            and seq > (
+                select coalesce(max(seq), 0)
+                from session_events
+                where session_id = $1
+                    and (type = 'CONTEXT_REBASED' and payload ? 'summary_message_number'
+                            and payload ->> 'summary_message_number' = payload ->> 'at_message_number'
+                        or type = 'state_transition' and payload ->> 'to_state' = 'running'))
+        "#,
+        session_id
+    )
+    .fetch_one(tx)
+    .await?)
+}
+
 async fn wrong_runs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar!(
         r#"
@@ -340,9 +372,12 @@ async fn lost_blobs(tx: &mut PgConnection, session_id: &str) -> Result<Vec<i64>>
         r#"
         select e.seq
         from session_events e
-        left join blobs b on b.sha256 = coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256')
+        left join blobs b
+            on b.sha256 = coalesce(e.payload ->> 'state_sha256', e.payload ->> 'value_sha256', e.payload ->> 'output_sha256')
         where e.session_id = $1
-            and (e.type = 'checkpoint' or e.type = 'context_update' and e.payload ? 'value_sha256')
+            and (e.type = 'checkpoint'
+                or e.type = 'context_update' and e.payload ? 'value_sha256'
+                or e.type = 'TOOL_RESULT' and e.payload ? 'output_sha256')
             and (b.sha256 is null or encode(sha256(b.bytes), 'hex') <> b.sha256)
         order by e.seq
         limit $2

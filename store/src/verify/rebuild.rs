@@ -84,6 +84,8 @@ fn changes(facts: &Facts) -> Vec<Change> {
         ("last_step_number", json!(row.last_step_number), json!(facts.last_step_number)),
         ("last_event_seq", json!(row.last_event_seq), json!(facts.last_event_seq)),
         ("last_message_number", json!(row.last_message_number), json!(facts.last_message_number)),
+        ("rebase", row.rebase.clone(), facts.rebase.clone()),
+        ("compaction_failures", json!(row.compaction_failures), json!(facts.compaction_failures)),
         ("totals of runs", json!(facts.wrong_runs), json!([])),
     ];
     let totals = row.totals.columns().into_iter().zip(facts.totals.columns());
@@ -123,6 +125,8 @@ async fn write(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result
             total_cached_tokens = $11,
             total_cache_write_tokens = $12,
             total_cost_micros = $13,
+            rebase = nullif($14, 'null'::jsonb),
+            compaction_failures = $15,
             wake_seq = wake_seq + 1
         where session_id = $1",
         session_id,
@@ -137,7 +141,9 @@ async fn write(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> Result
         facts.totals.output_tokens,
         facts.totals.cached_tokens,
         facts.totals.cache_write_tokens,
-        facts.totals.cost_micros
+        facts.totals.cost_micros,
+        facts.rebase,
+        facts.compaction_failures
     )
     .execute(&mut *tx)
     .await?;

@@ -1,8 +1,9 @@
 //! Forks of a session, and the tree that they make.
 
-use super::chat::{check_text, idempotency_key, message_text, parse};
+use super::chat::{check_text, idempotency_key, message_text, parse, send_span};
 use super::{DEFAULT_SPACE, Id, Problem};
-use crate::{Ctx, telemetry};
+use crate::Ctx;
+use crate::telemetry::{self, names};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -11,6 +12,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use tracing::{Instrument, Span};
 use wakeful_store::fork::{ForkRequest, Forked, Model};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::fork::{At, SystemPromptPatch};
@@ -59,7 +61,7 @@ pub(super) async fn fork(
     let given: Fork = if body.is_empty() { Fork { start: true, ..Fork::default() } } else { parse(&body)? };
     let client_key = given.client_key.clone().or(idempotency_key(&headers)?);
     check_text("client_key", client_key.as_deref(), 256)?;
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let parent = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
     let request = ForkRequest {
         at: given.place()?,
         model: given.model.map(|model| known_model(&ctx, model)).transpose()?,
@@ -71,13 +73,24 @@ pub(super) async fn fork(
         replay: recorded_by(&id, given.tool_mode),
         start: given.start,
         client_key,
-        trace_context: telemetry::trace_context(),
         ..ForkRequest::new(&id, At::End)
     };
+    // A run that it opens is linked to this, as to any trigger.
+    let span = if request.start { send_span(&parent.conversation_id) } else { Span::none() };
+    make(&ctx, request).instrument(span).await
+}
+
+async fn make(ctx: &Ctx, request: ForkRequest) -> Result<(StatusCode, Json<Forked>), Problem> {
+    let request = ForkRequest { trace_context: telemetry::trace_context(), ..request };
     let forked = ctx.store.fork(&request).await?;
-    if forked.run_id.is_some() && !forked.duplicate {
-        ctx.notifier.job();
-        ctx.notifier.session(&forked.session_id);
+    let span = Span::current();
+    span.record(names::SESSION_ID, forked.session_id.as_str());
+    if let Some(run_id) = &forked.run_id {
+        span.record(names::RUN_ID, run_id.as_str());
+        if !forked.duplicate {
+            ctx.notifier.job();
+            ctx.notifier.session(&forked.session_id);
+        }
     }
     let status = if forked.duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(forked)))
@@ -94,7 +107,13 @@ pub(super) async fn tree(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json
 pub(crate) fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
     match tool_mode {
         ToolMode::Recorded => {
-            Some(Replay { source_session_id: parent_session_id.into(), answers: Answers::Live })
+            Some(Replay {
+                source_session_id: parent_session_id.into(),
+                // The fork writes down where it was cut.
+                after_message_number: 0,
+                fed: false,
+                answers: Answers::Live,
+            })
         }
         ToolMode::Live | ToolMode::Dry => None,
     }
@@ -121,7 +140,7 @@ impl Fork {
 fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
     check_text("model", Some(&id), 256)?;
     ctx.models.get(&id).map_err(|fault| Problem::bad_request(format!("`model`: {fault}")))?;
-    Ok(Model { context_window: ctx.config.context_window(&id), id })
+    Ok(Model { context_window: i32::try_from(ctx.config.context_window(&id)).unwrap_or(i32::MAX), id })
 }
 
 fn known_tools(ctx: &Ctx, names: &[String]) -> Result<Vec<ToolDefinition>, Problem> {

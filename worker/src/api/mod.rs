@@ -1,6 +1,8 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
+mod bundle;
 pub(crate) mod chat;
+pub(crate) mod context;
 mod conversations;
 mod fork;
 mod health;
@@ -9,6 +11,7 @@ mod sessions;
 mod steer;
 mod stream;
 
+pub use bundle::INTERNAL_TOKEN;
 pub(crate) use fork::recorded_by;
 pub use problem::{Problem, valid_verbs};
 pub use sessions::detail;
@@ -42,6 +45,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/steps", get(sessions::steps))
         .route("/sessions/{id}/events", get(sessions::events))
         .route("/sessions/{id}/diff/{other}", get(sessions::diff))
+        .route("/sessions/{id}/context", get(context::show))
         .route("/sessions/{id}/retry", post(steer::retry))
         .route("/sessions/{id}/cancel", post(steer::cancel))
         .route("/sessions/{id}/wake", post(steer::wake))
@@ -51,11 +55,15 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/fork", post(fork::fork))
         .route("/sessions/{id}/tree", get(fork::tree))
         .route("/sessions/{id}/stream", get(stream::stream))
+        .route("/sessions/import", post(bundle::import))
         .route("/conversations/{id}/sessions", get(conversations::sessions))
         .route("/conversations/{id}/new", post(conversations::begin_anew))
-        .route_layer(from_fn_with_state(Arc::clone(&ctx), guard));
+        .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
+        // After the guard: it wants a token of its own, and no other.
+        .route("/sessions/{id}/export", get(bundle::export));
     Router::new()
         .nest("/v1", v1)
+        .route("/sessions/{id}/export", get(bundle::export))
         .route("/healthz", get(health::live))
         .route("/readyz", get(health::ready))
         .fallback(problem::no_route)

@@ -19,9 +19,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::broadcast::Receiver;
 use tracing::debug;
 use wakeful_store::generation::LiveGeneration;
+use wakeful_store::queue::heard;
 
 /// Journal entries read at once.
 const BATCH: i64 = 200;
@@ -171,17 +172,5 @@ impl Reader {
     /// Tells the client to forget the chunks that it was shown.
     fn reset(&mut self, data: serde_json::Value) {
         self.frames.push_back(Event::default().event("gen_reset").data(data.to_string()));
-    }
-}
-
-async fn heard(news: &mut Receiver<Arc<str>>, session_id: &str) {
-    loop {
-        match news.recv().await {
-            Ok(id) if &*id == session_id || &*id == "*" => return,
-            Ok(_) => {}
-            // Some were missed, and one of them may have been about this session.
-            Err(RecvError::Lagged(_)) => return,
-            Err(RecvError::Closed) => std::future::pending().await,
-        }
     }
 }

@@ -7,6 +7,7 @@ mod migrate;
 mod output;
 mod printable;
 mod queue;
+mod replay;
 mod report;
 mod serve;
 mod session;
@@ -75,6 +76,9 @@ enum Command {
     Doctor(doctor::Args),
     /// List, show and steer sessions.
     Session(session::Args),
+    /// Run a session again, or a folder of exported ones, and lay it beside what was. Nothing is sent and nothing written,
+    /// unless --tools live says so. Exit status 8 when they differ.
+    Replay(Box<replay::Args>),
     /// Look at the job queue.
     Queue(queue::Args),
 }
@@ -115,8 +119,12 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
     // Its log goes into the data directory, which dev finds.
-    let telemetry = (!matches!(cli.command, Command::Dev(_)))
-        .then(|| crate::telemetry::init(&crate::telemetry::Settings::from_env(std::env::vars())));
+    let mut settings = crate::telemetry::Settings::from_env(std::env::vars());
+    if matches!(cli.command, Command::Replay(_)) && std::env::var_os("WAKEFUL_LOG").is_none() {
+        // Its steps are what the progress shows.
+        settings.filter = "error".to_owned();
+    }
+    let telemetry = (!matches!(cli.command, Command::Dev(_))).then(|| crate::telemetry::init(&settings));
     let exit = runtime.block_on(async {
         match cli.command {
             Command::Dev(args) => dev::run(app, config, args).await,
@@ -125,6 +133,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Migrate(args) => migrate::run(config, args).await,
             Command::Doctor(args) => doctor::run(app, config, args).await,
             Command::Session(args) => session::run(&app, config, args).await,
+            Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Queue(args) => queue::run(config, args).await,
         }
     });

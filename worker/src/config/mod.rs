@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
+use wakeful_workflow::bundle;
+use wakeful_workflow::context::ContextPolicy;
 
 mod price;
 mod problem;
@@ -29,7 +31,10 @@ use problem::{Origin, Problem};
 pub const DEFAULT_AGENT: &str = "default";
 
 /// What an agent may use when its configuration names no tools. Mail is not among them: it leaves the house.
-pub const DEFAULT_TOOLS: [&str; 4] = ["current_time", "read_file", "write_file", "ask_user"];
+pub const DEFAULT_TOOLS: [&str; 5] = ["current_time", "read_file", "write_file", "read_output", "ask_user"];
+
+/// The window that is assumed of a model whose configuration names none, in tokens.
+const CONTEXT_WINDOW: u64 = 128_000;
 
 /// The prompt of an agent that was given none.
 pub const DEFAULT_PROMPT: &str = "You are a friendly assistant. Answer briefly and truthfully. Use your tools where \
@@ -72,6 +77,15 @@ pub struct Server {
     pub internal_tokens: Vec<SecretString>,
     /// How often a stream of events that has nothing to say shows that it lives.
     pub sse_heartbeat_s: u64,
+    /// Largest bundle that is taken, unpacked.
+    pub import_limit_mb: u64,
+}
+
+impl Server {
+    /// What a bundle may be at most.
+    pub fn import_limits(&self) -> bundle::Limits {
+        bundle::Limits { bytes: self.import_limit_mb << 20, ..bundle::Limits::default() }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -107,6 +121,8 @@ pub struct AgentSettings {
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,
     pub limits: Limits,
+    /// `[agents.NAME.context]`.
+    pub context: ContextPolicy,
 }
 
 /// `[models."provider/model"]`.
@@ -221,9 +237,6 @@ impl Config {
         }
         config.file = file;
         config.warnings = warnings;
-        if !config.server.internal_tokens.is_empty() {
-            config.warnings.push("server.internal_tokens has no effect yet: there is no export".to_owned());
-        }
         for (name, _) in
             config.models.iter().filter(|(name, model)| model.prefill && !name.starts_with("anthropic/"))
         {
@@ -268,6 +281,7 @@ impl Config {
             limits: settings.limits,
             on_uncertain: settings.on_uncertain,
             journal: settings.journal,
+            context: settings.context,
         })
     }
 
@@ -295,11 +309,10 @@ impl Config {
         }
     }
 
-    /// How many tokens `model` takes at once: what the configuration says, or what most models of today take.
-    pub fn context_window(&self, model: &str) -> i32 {
-        const ASSUMED: u64 = 128_000;
-        let window = self.models.get(model).and_then(|settings| settings.context_window);
-        i32::try_from(window.unwrap_or(ASSUMED)).unwrap_or(i32::MAX)
+    /// How many tokens `model` can see.
+    pub fn context_window(&self, model: &str) -> i64 {
+        let configured = self.models.get(model).and_then(|settings| settings.context_window);
+        i64::try_from(configured.unwrap_or(CONTEXT_WINDOW)).unwrap_or(i64::MAX)
     }
 
     /// What `model` costs: nothing where the configuration names no price, which [`Config::has_price`] tells from a

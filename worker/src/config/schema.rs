@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnUncertain};
+use wakeful_workflow::context::{ContextPolicy, Strategy};
 
 use super::price::Price;
 use super::problem::Problem;
@@ -48,6 +49,7 @@ fn server(mut section: Section<'_>) -> Server {
         token: section.secret("token", |_| None),
         internal_tokens: section.secrets("internal_tokens"),
         sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
+        import_limit_mb: section.number("import_limit_mb", 1..=65_536).unwrap_or(256).unsigned_abs(),
     };
     section.finish();
     server
@@ -113,6 +115,7 @@ fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
                 .unwrap_or_default(),
             journal: section.text("journal", "must be checkpoint or full", journal).unwrap_or_default(),
             limits: limits(section.section("limits")),
+            context: context(section.section("context")),
         };
         section.finish();
         agents.insert(name, settings);
@@ -146,6 +149,43 @@ fn limits(mut section: Section<'_>) -> Limits {
     };
     section.finish();
     limits
+}
+
+fn context(mut section: Section<'_>) -> ContextPolicy {
+    let default = ContextPolicy::default();
+    let (high_at, low_at) = (section.origin("high"), section.origin("low"));
+    let rule = "must be full, sliding_window, trim_tool_results or compaction";
+    let (high_given, low_given) =
+        (section.number("high", 2..=1_000_000), section.number("low", 1..=1_000_000));
+    let high = high_given.unwrap_or(default.high);
+    // A high mark that somebody lowers brings the low one along.
+    let low = low_given.unwrap_or(default.low.min(high * 2 / 3).max(1));
+    let policy = ContextPolicy {
+        strategy: section.text("strategy", rule, Strategy::parse).unwrap_or_default(),
+        high,
+        low,
+        keep_results: section.number("keep_results", 0..=1_000_000).unwrap_or(default.keep_results),
+        trim_at_bytes: section
+            .number("trim_at_bytes", 1..=1_000_000_000_000)
+            .unwrap_or(default.trim_at_bytes),
+        compact_at_percent: section
+            .number("compact_at_percent", 10..=95)
+            .unwrap_or(default.compact_at_percent),
+    };
+    // A value that was refused already has its line; the default in its place must not cause another.
+    let usable = high_at.is_some() == high_given.is_some() && low_at.is_some() == low_given.is_some();
+    if let Some(origin) = low_at.or(high_at)
+        && usable
+        && low >= high
+    {
+        let (low_key, high_key) = (section.full("low"), section.full("high"));
+        let text = format!(
+            "{low_key} = {low} must be less than {high_key} = {high}, or every call would cut the window"
+        );
+        section.problem(origin, text);
+    }
+    section.finish();
+    policy
 }
 
 fn models(root: &mut Section<'_>) -> BTreeMap<String, ModelSettings> {

@@ -3,6 +3,7 @@ use std::fs;
 use secrecy::ExposeSecret;
 
 use super::*;
+use wakeful_workflow::context::Strategy;
 
 type Env<'a> = &'a [(&'a str, &'a str)];
 
@@ -345,6 +346,9 @@ journal = "checkpoint"
 [agents.support.limits]
 steps = 3
 tool_s = 5
+[agents.support.context]
+strategy = "sliding_window"
+high = 30
 "#;
     let config = good(text, &[]);
     let agent = config.agent("support").unwrap();
@@ -358,6 +362,12 @@ tool_s = 5
             limits: Limits { steps: 3, tool_s: 5, ..Limits::default() },
             on_uncertain: OnUncertain::NeedsAttention,
             journal: JournalLevel::Checkpoint,
+            context: ContextPolicy {
+                strategy: Strategy::SlidingWindow,
+                high: 30,
+                low: 20,
+                ..ContextPolicy::default()
+            },
         }
     );
     assert!(config.warnings.is_empty(), "{:?}", config.warnings);
@@ -383,6 +393,29 @@ fn serve_is_told_everything_that_is_missing() {
     let local =
         good("[agents.a]\nmodel = \"openai/x\"", &[database, ("OPENAI_BASE_URL", "http://localhost:1")]);
     assert_eq!(local.check_serve(true, true), Ok(()));
+}
+
+#[test]
+fn a_context_is_refused_that_could_not_work() {
+    let refused = |context: &str| {
+        let text = format!("[agents.a]\nmodel = \"openai/x\"\n[agents.a.context]\n{context}");
+        let error = Config::parse(&text, None, &BTreeMap::new()).expect_err(context).to_string();
+        assert_eq!(error.lines().count(), 1, "{error}");
+        error
+    };
+    assert!(
+        refused("strategy = \"window\"")
+            .contains("must be full, sliding_window, trim_tool_results or compaction")
+    );
+    assert!(
+        refused("high = 50\nlow = 50")
+            .contains("agents.a.context.low = 50 must be less than agents.a.context.high = 50")
+    );
+    assert!(refused("low = 80").contains("must be less than"));
+    assert!(refused("compact_at_percent = 99").contains("from 10 to 95"));
+    assert!(refused("keep = 3").contains("did you mean agents.a.context.keep_results?"));
+    let config = good("[models.\"openai/a\"]\ncontext_window = 5", &[]);
+    assert_eq!((config.context_window("openai/a"), config.context_window("openai/b")), (5, 128_000));
 }
 
 #[test]

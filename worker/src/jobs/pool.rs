@@ -20,16 +20,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let queue = ctx.config.queue;
     let holdings = Arc::new(Holdings::default());
     let heart_stop = CancellationToken::new();
-    let heart = Heart {
-        store: ctx.store.clone(),
-        worker_id: Arc::clone(&ctx.worker_id),
-        host: ctx.host.clone(),
-        concurrency: i32::try_from(queue.concurrency).unwrap_or(i32::MAX),
-        lease: Duration::from_secs(queue.lease_s),
-        every: Duration::from_secs(queue.heartbeat_s),
-        holdings: Arc::clone(&holdings),
-    };
-    let heart = tokio::spawn(heart.run(heart_stop.clone()));
+    let heart = tokio::spawn(heart(&ctx, &holdings, true).run(heart_stop.clone()));
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let draining = ctx.draining.clone();
     // A little more than the drain, so that the leases of what is dropped then are given back.
@@ -40,12 +31,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let start = {
         let (ctx, news, holdings) = (Arc::clone(&ctx), news.clone(), Arc::clone(&holdings));
         move |kind: Kind| {
-            let settings = Settings {
-                kind,
-                concurrency: ctx.config.queue.concurrency,
-                lease: Duration::from_secs(ctx.config.queue.lease_s),
-                poll: Duration::from_millis(ctx.config.queue.poll_ms),
-            };
+            let settings = settings(&ctx, kind, "", ctx.config.queue.concurrency);
             let (store, worker_id) = (ctx.store.clone(), Arc::clone(&ctx.worker_id));
             Queue::start(store, settings, worker_id, Arc::clone(&holdings), &news, ctx.draining.clone())
         }
@@ -87,6 +73,67 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         anyhow::bail!("something kept a thread for longer than it may; the log above names it");
     }
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
+}
+
+/// Runs the step jobs that `runner` names, and no others, until `stop` fires and none is in hand: a pool of a replay's own,
+/// beside those of the deployed workers. It heals nothing, delivers nothing, and is not listed among the workers.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken) -> anyhow::Result<()> {
+    let holdings = Arc::new(Holdings::default());
+    let heart_stop = CancellationToken::new();
+    let heart = tokio::spawn(heart(&ctx, &holdings, false).run(heart_stop.clone()));
+    let settings = settings(&ctx, Kind::Step, &runner, 1);
+    let (step_ctx, stopped) = (Arc::clone(&ctx), stop.clone());
+    let ran = Monitor::new()
+        .register(move |_| {
+            let (store, worker_id) = (ctx.store.clone(), Arc::clone(&ctx.worker_id));
+            let (settings, holdings) = (settings.clone(), Arc::clone(&holdings));
+            let queue = Queue::start(store, settings, worker_id, holdings, &ctx.news, stop.clone());
+            WorkerBuilder::new("replay")
+                .backend(queue)
+                .data(Arc::clone(&step_ctx))
+                .parallelize(tokio::spawn)
+                .build(step)
+        })
+        .should_restart(|_, error| {
+            error!(%error, "A replay's worker ended; starting it again");
+            true
+        })
+        .run_with_signal(async move {
+            stopped.cancelled().await;
+            Ok(())
+        })
+        .await;
+    heart_stop.cancel();
+    let _ = heart.await;
+    ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
+}
+
+fn heart(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heart {
+    let queue = ctx.config.queue;
+    Heart {
+        store: ctx.store.clone(),
+        worker_id: Arc::clone(&ctx.worker_id),
+        listed,
+        host: ctx.host.clone(),
+        concurrency: i32::try_from(queue.concurrency).unwrap_or(i32::MAX),
+        lease: Duration::from_secs(queue.lease_s),
+        every: Duration::from_secs(queue.heartbeat_s),
+        holdings: Arc::clone(holdings),
+    }
+}
+
+fn settings(ctx: &Ctx, kind: Kind, runner: &str, concurrency: usize) -> Settings {
+    let queue = ctx.config.queue;
+    Settings {
+        kind,
+        runner: Arc::from(runner),
+        concurrency,
+        lease: Duration::from_secs(queue.lease_s),
+        poll: Duration::from_millis(queue.poll_ms),
+    }
 }
 
 /// After the drain's time is up, every step that still runs is dropped and its lease given back.

@@ -7,6 +7,7 @@ mod tries;
 
 use crate::Ctx;
 use crate::perform::{Interrupted, perform};
+use crate::replay;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
@@ -19,10 +20,11 @@ use tries::Tries;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
-use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
 use wakeful_workflow::agent::{Agent, Limits, Policy};
+use wakeful_workflow::context::compaction;
 use wakeful_workflow::fault::{Fault, Verdict};
-use wakeful_workflow::plan::{Action, Stop, plan};
+use wakeful_workflow::plan::{Action, Stop, in_context, plan};
 use wakeful_workflow::session::Session;
 
 /// Claims after which a session that cannot be read is given up.
@@ -157,6 +159,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 Action::Stop(_)
                 | Action::Begin
                 | Action::CallModel
+                | Action::Compact
                 | Action::CallTools { .. }
                 | Action::Pause => {
                     let fault = Fault::NotConfigured { message: error.to_string() };
@@ -172,6 +175,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
         if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
             telemetry::failed(&Span::current(), fault.kind());
         }
+        let no_summary = no_summary(&session, &outcome);
         let transition = mutant::advance(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt: counts.attempt };
         crate::failpoint(commit::failpoint_before(&transition));
@@ -195,9 +199,12 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 if wake_seq != session.wake_seq {
                     ctx.store.refresh(&mut session).await?;
                 }
+                if let Some(end) = no_summary {
+                    return Ok(end);
+                }
                 if transition.step.is_some() {
                     steps += 1;
-                    if ctx.draining.is_cancelled() || gives_way(ctx, steps).await? {
+                    if ctx.draining.is_cancelled() || gives_way(ctx, job, steps).await? {
                         return Ok(release(ctx, job).await);
                     }
                 }
@@ -244,6 +251,9 @@ async fn decide(
     tries: Tries,
 ) -> wakeful_store::Result<Decided> {
     let action = mutant::plan(session, &agent.limits);
+    if replay::feed(ctx, session, &action).await? {
+        return Ok(Decided::Again);
+    }
     if action == Action::Rest {
         ctx.store.end_job(&job.lease).await?;
         return Ok(Decided::End(End::Closed));
@@ -253,11 +263,33 @@ async fn decide(
     {
         return Ok(Decided::Outcome(Outcome::Stopped(Stop::Failed(fault))));
     }
-    let performed = tokio::select! {
-        performed = perform(ctx, &job.lease, session, agent, action) => performed,
-        () = ctx.cancelled(session.session_id.as_str()) => {
-            ctx.store.refresh(session).await?;
-            return Ok(Decided::Again);
+    let mut action = match ctx.configured_tools(session, agent) {
+        Ok(tools) => {
+            let window = ctx.config.context_window(&agent.model);
+            in_context(action, session, agent, &tools, window)
+        }
+        // Performing it meets the same fault.
+        Err(_) => action,
+    };
+    let performed = loop {
+        let asks_model = action == Action::CallModel;
+        let performed = tokio::select! {
+            performed = perform(ctx, &job.lease, session, agent, action) => performed,
+            () = ctx.cancelled(session.session_id.as_str()) => {
+                ctx.store.refresh(session).await?;
+                return Ok(Decided::Again);
+            }
+        };
+        match performed {
+            // The estimate was too low. A summary once: there is none without an answer since the last one.
+            Err(Interrupted::Fault(Fault::ContextOverflow { .. }))
+                if asks_model && compaction::is_possible(session, &agent.context) =>
+            {
+                // The call that was refused is journalled with the summary.
+                ctx.store.refresh(session).await?;
+                action = Action::Compact;
+            }
+            performed => break performed,
         }
     };
     Ok(match performed {
@@ -292,9 +324,27 @@ async fn decide(
     })
 }
 
+/// How the claim ends after a summary that failed: the provider is given time, unless none is asked for any more.
+fn no_summary(session: &Session, outcome: &Outcome) -> Option<End> {
+    let Outcome::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = outcome else {
+        return None;
+    };
+    match fault.verdict() {
+        Verdict::Retry { after_ms } if session.compaction_failures + 1 < compaction::FAILURES => {
+            Some(End::Retry {
+                kind: fault.kind(),
+                error: format!("no summary of the context: {fault}"),
+                at_least: after_ms.map(Duration::from_millis),
+            })
+        }
+        Verdict::Retry { .. } | Verdict::Fail { .. } => None,
+    }
+}
+
 /// Whether the lease is to be given up after so many steps of this claim.
-async fn gives_way(ctx: &Ctx, steps: u32) -> wakeful_store::Result<bool> {
-    Ok(steps.is_multiple_of(ctx.config.queue.slice_steps) && ctx.store.others_wait(Kind::Step).await?)
+async fn gives_way(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bool> {
+    Ok(steps.is_multiple_of(ctx.config.queue.slice_steps)
+        && ctx.store.others_wait(Kind::Step, &job.runner).await?)
 }
 
 async fn release(ctx: &Ctx, job: &Job) -> End {

@@ -7,6 +7,7 @@ use crate::model::Deltas;
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use opentelemetry::{Array, StringValue, Value};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span, info, info_span, warn};
@@ -15,12 +16,13 @@ use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Generated, Outcome};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::Context;
+use wakeful_workflow::context::{self, Built, Context};
+use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::resume::{self, NextCall};
-use wakeful_workflow::session::{self, Session};
+use wakeful_workflow::session::{self, Purpose, Session};
 
 pub(super) async fn call_model(
     ctx: &Ctx,
@@ -29,10 +31,7 @@ pub(super) async fn call_model(
     agent: &Agent,
 ) -> Result<Outcome, Interrupted> {
     let model = ctx.models.get(&agent.model)?;
-    // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
-    let configured = if session.prefix.is_some() { Vec::new() } else { ctx.tools_of(agent)? };
-    let context = session.context(configured);
-    let effects = context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();
+    let (Built { context, rebase }, effects) = told(ctx, session, agent)?;
     let base = model.request(&context);
     let base_sha256 = base.sha256();
     let next =
@@ -65,6 +64,8 @@ pub(super) async fn call_model(
         base_sha256: &base_sha256,
         repairs,
         resumes,
+        purpose: Purpose::Reply,
+        context_strategy: agent.context.strategy,
     };
     let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
         return Err(Interrupted::Moved);
@@ -120,6 +121,13 @@ pub(super) async fn call_model(
     crate::failpoint("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
+    if cached_tokens == 0 && rebase.is_none() && lately_cached(session) {
+        warn!(
+            session.id = %session.session_id,
+            input_tokens,
+            "The provider read nothing from its prompt cache, though the request only grew: did something change what it begins with?"
+        );
+    }
     span.set_attribute(names::USAGE_INPUT_TOKENS, input_tokens);
     span.set_attribute(names::USAGE_OUTPUT_TOKENS, output_tokens);
     span.set_attribute(names::USAGE_CACHE_READ_INPUT_TOKENS, cached_tokens);
@@ -135,9 +143,37 @@ pub(super) async fn call_model(
         started_at,
         repairs,
         resumes: resumes.cloned(),
+        prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),
         reply,
+        context_strategy: agent.context.strategy,
+        rebase,
         effects,
     }))
+}
+
+/// What the model sees, and the effect of each tool that it is told of.
+pub(super) fn told(
+    ctx: &Ctx,
+    session: &Session,
+    agent: &Agent,
+) -> Result<(Built, BTreeMap<String, Effect>), Fault> {
+    // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
+    let configured = ctx.configured_tools(session, agent)?;
+    let window = ctx.config.context_window(&agent.model);
+    // Decided anew by whoever finds this call cut off, and the same: it is journalled with the answer.
+    let built = context::build(session, configured, &agent.context, window);
+    let effects = built.context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();
+    Ok((built, effects))
+}
+
+/// Whether the run's answer before this one was read from the provider's cache in part, and the context goes on from it.
+fn lately_cached(session: &Session) -> bool {
+    let before = session.records.iter().rev().find(|record| record.is_answer());
+    before.is_some_and(|record| {
+        session.run.as_ref().is_some_and(|run| run.run_id == record.run_id)
+            && record.details.usage.is_some_and(|usage| usage.cached_tokens > 0)
+            && session.rebase.as_ref().is_none_or(|rebase| rebase.at_message_number < record.message_number)
+    })
 }
 
 /// The attempt to go on from and the text that it said.

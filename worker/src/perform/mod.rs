@@ -2,7 +2,9 @@
 //! open meanwhile.
 
 mod chunks;
+mod compact;
 mod generate;
+mod recorded;
 mod tools;
 
 use crate::Ctx;
@@ -11,6 +13,7 @@ use wakeful_workflow::advance::Outcome;
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::plan::{Action, Stop};
+use wakeful_workflow::replay::has_recorded_answers;
 use wakeful_workflow::session::Session;
 
 /// Why an action has no outcome.
@@ -49,6 +52,13 @@ pub async fn perform(
 ) -> Result<Outcome, Interrupted> {
     match action {
         Action::Begin => Ok(Outcome::Begun),
+        // Which of the two it is, the source says.
+        Action::CallModel | Action::Compact if has_recorded_answers(session) => {
+            match recorded::summary(ctx, lease, session, agent).await? {
+                Some(outcome) => Ok(outcome),
+                None => recorded::answer(ctx, lease, session, agent).await,
+            }
+        }
         Action::CallModel => {
             let outcome = generate::call_model(ctx, lease, session, agent).await?;
             if crate::mutant("tools_before_commit") {
@@ -56,6 +66,7 @@ pub async fn perform(
             }
             Ok(outcome)
         }
+        Action::Compact => compact::compact(ctx, lease, session, agent).await,
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
         Action::Stop(stop) => Ok(Outcome::Stopped(stop)),
         Action::Pause => Ok(Outcome::Paused),

@@ -1,14 +1,16 @@
 //! Tool calls of one turn: side by side, each as its ledger row allows.
 
 use super::Interrupted;
+use super::recorded::{self, Recorded};
 use crate::Ctx;
 use crate::telemetry::{self, names};
-use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace};
+use crate::tool::read_output::StoredOutputs;
+use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
 use futures::FutureExt;
 use futures::future::join_all;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
@@ -19,6 +21,7 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{How, PlannedCall};
+use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::{Block, ToolCall};
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
@@ -33,7 +36,10 @@ pub(super) async fn call_tools(
     // Every call comes to its end, whatever became of its neighbours: dropping a guarded one half-way would make
     // its outcome uncertain for no reason.
     let performed = join_all(calls.into_iter().map(|planned| turn.one(planned))).await;
-    Ok(Outcome::Called(performed.into_iter().collect::<Result<_, _>>()?))
+    let mut performed = performed.into_iter().collect::<Result<Vec<_>, _>>()?;
+    // Only what was recorded has a place; the order of what has none stays.
+    performed.sort_by_key(|(_, place)| *place);
+    Ok(Outcome::Called(performed.into_iter().map(|(performed, _)| performed).collect()))
 }
 
 /// The defect `tools_before_commit`: the calls of an answer run as soon as it is there, and what came of them is kept in
@@ -78,15 +84,45 @@ enum Ran {
 }
 
 impl Turn<'_> {
-    async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<Performed, Interrupted> {
+    /// What comes of one call, and where its result stands in the source of a replay: results follow one another as they
+    /// did there.
+    async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Interrupted> {
+        let mut place = i64::MAX;
         let ending = match how {
             How::Reuse(status, outcome) => Ending::Settled(status, outcome),
             How::Uncertain { known } => Ending::Uncertain { known },
             How::Answer { inbox_id, text } => Ending::Answered { inbox_id, text },
             How::Abandon => Ending::Abandoned,
-            How::Run => self.run(&call).await?,
+            How::Run => match self.session.policy.tool_mode {
+                ToolMode::Live => self.run(&call).await?,
+                ToolMode::Dry => self.rehearse(&call).await,
+                ToolMode::Recorded => match recorded::result(self.ctx, self.session, &call.call_id).await? {
+                    Recorded::Ending(ending, number) => {
+                        place = number;
+                        ending
+                    }
+                    Recorded::Asked | Recorded::Never => self.rehearse(&call).await,
+                },
+            },
         };
-        Ok(Performed { call, ending })
+        Ok((Performed { call, ending }, place))
+    }
+
+    /// Runs a call dry. It is never `started`: whoever finds it open after a crash does the same again.
+    async fn rehearse(&self, call: &ToolCall) -> Ending {
+        // A developer's process may lack a tool of the workers'.
+        let told = self.session.prefix.as_ref().is_some_and(|prefix| prefix.tool(&call.name).is_some());
+        if told && call.malformed.is_none() && self.ctx.tools.get(&call.name).is_none() {
+            return done(not_carried_out(&call.name));
+        }
+        if let Some(refusal) = self.refusal(call) {
+            return failed(refusal.0);
+        }
+        match self.invoke(call).await {
+            Ran::Output(output) => done(output),
+            Ran::Error(error) => failed(error.0),
+            Ran::Lost(reason) => failed(reason),
+        }
     }
 
     async fn run(&self, call: &ToolCall) -> Result<Ending, Interrupted> {
@@ -193,7 +229,9 @@ impl Turn<'_> {
             session_id: self.session.session_id.clone(),
             call_id: call.call_id.clone(),
             workspace: self.workspace(),
+            mode: self.session.policy.tool_mode,
             cancelled,
+            outputs: Arc::new(StoredOutputs::new(self.ctx.store.clone(), self.session.session_id.clone())),
         };
         let span = info_span!(
             "execute_tool",
@@ -229,9 +267,13 @@ impl Turn<'_> {
     fn workspace(&self) -> Workspace {
         let path = self.ctx.workspace_of(&self.session.session_id);
         let expected = self.session.has_files();
+        if !self.session.policy.tool_mode.is_live() {
+            let files = if expected { files::files_of(&self.session.records) } else { Vec::new() };
+            return Workspace { path, expected, inherited: None, rehearsed: Some(files.into()) };
+        }
         // Taken out of the transcript only where they are needed: once in a fork's life.
         let inherited = if expected && !path.exists() { files::inherited(self.session) } else { None };
-        Workspace { path, expected, inherited: inherited.map(Into::into) }
+        Workspace { path, expected, inherited: inherited.map(Into::into), rehearsed: None }
     }
 
     /// Why the call may not run at all: then the model is told, and the tool is not touched.

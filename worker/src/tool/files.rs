@@ -18,6 +18,7 @@ use std::path::{Component, Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
+use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::CallId;
 
 /// What `read_file` gives at most.
@@ -72,6 +73,13 @@ impl Tool for ReadFile {
         let workspace = call.workspace.clone();
         blocking(move || read(&workspace, &path)).await
     }
+
+    /// Reads what the session's messages say it has written, and nothing else.
+    async fn dry_run(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let ReadArguments { path } = parse_arguments(arguments)?;
+        let files = call.workspace.rehearsed.clone().unwrap_or_default();
+        read_rehearsed(&files, &path).map(ToolOutput::without_nul).map_err(ToolError::without_nul)
+    }
 }
 
 #[async_trait]
@@ -105,6 +113,14 @@ impl Tool for WriteFile {
         let _guard = stop.clone().drop_guard();
         blocking(move || write(&workspace, &call_id, &path, content.as_bytes(), &stop)).await
     }
+
+    /// Says what the call would have said, and writes nothing: later calls read it out of this one.
+    async fn dry_run(&self, _: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let WriteArguments { path, content } = parse_arguments(arguments)?;
+        check_size(content.as_bytes())?;
+        named_file(&path)?;
+        Ok(written(&path, content.as_bytes()).without_nul())
+    }
 }
 
 fn path_schema() -> Value {
@@ -127,12 +143,11 @@ where
 
 fn read(workspace: &Workspace, path: &str) -> Result<ToolOutput, ToolError> {
     let relative = relative(path)?;
-    let nothing = || ToolError(format!("There is no file {path:?} in the workspace."));
     let Some(dir) = open_workspace(workspace)? else {
-        return Err(nothing());
+        return Err(nothing(path));
     };
     let fault = |error: io::Error| match error.kind() {
-        ErrorKind::NotFound => nothing(),
+        ErrorKind::NotFound => nothing(path),
         _ => io_fault("read", path, &error),
     };
     // Looked at before it is opened, so that the refusal can say why; again afterwards, because it may have been
@@ -147,9 +162,36 @@ fn read(workspace: &Workspace, path: &str) -> Result<ToolOutput, ToolError> {
     file.take(MAX_READ_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(fault)?;
     let truncated = bytes.len() > MAX_READ_BYTES;
     bytes.truncate(MAX_READ_BYTES);
-    let mut text = text_of(path, bytes, truncated)?;
-    if truncated {
-        let (shown, size) = (text.len(), metadata.len());
+    shown(path, bytes, truncated.then_some(metadata.len()))
+}
+
+fn read_rehearsed(files: &[WrittenFile], path: &str) -> Result<ToolOutput, ToolError> {
+    let asked = relative(path)?;
+    // Two spellings of one path are one file, and the later one stays.
+    let file = files.iter().rev().find(|file| relative(&file.path).is_ok_and(|relative| relative == asked));
+    let Some(file) = file else {
+        return Err(nothing(path));
+    };
+    let Some(content) = &file.content else {
+        return Err(ToolError(format!(
+            "{path:?} cannot be read in a dry run: the messages do not hold what was written to it."
+        )));
+    };
+    let mut bytes = content.clone().into_bytes();
+    let (size, truncated) = (bytes.len(), bytes.len() > MAX_READ_BYTES);
+    bytes.truncate(MAX_READ_BYTES);
+    shown(path, bytes, truncated.then_some(size as u64))
+}
+
+fn nothing(path: &str) -> ToolError {
+    ToolError(format!("There is no file {path:?} in the workspace."))
+}
+
+/// The text of `bytes`, which are the beginning of a file of `truncated` bytes where that is given.
+fn shown(path: &str, bytes: Vec<u8>, truncated: Option<u64>) -> Result<ToolOutput, ToolError> {
+    let mut text = text_of(path, bytes, truncated.is_some())?;
+    if let Some(size) = truncated {
+        let shown = text.len();
         text.push_str(&format!("\n[Truncated: these are the first {shown} of {size} bytes.]"));
     }
     Ok(ToolOutput::text(text))
@@ -176,17 +218,9 @@ fn write(
     content: &[u8],
     stop: &CancellationToken,
 ) -> Result<ToolOutput, ToolError> {
-    let relative = relative(path)?;
-    if content.len() > MAX_WRITE_BYTES {
-        return Err(ToolError(format!(
-            "The content has {} bytes; at most {MAX_WRITE_BYTES} can be written at once. Split it into several \
-             files.",
-            content.len()
-        )));
-    }
-    let (Some(name), Some(folder)) = (relative.file_name().map(PathBuf::from), relative.parent()) else {
-        return Err(ToolError(format!("{path:?} names no file.")));
-    };
+    check_size(content)?;
+    let (name, folder) = named_file(path)?;
+    let folder = folder.as_path();
     let fault = |error: io::Error| io_fault("written", path, &error);
     let dir = match open_workspace(workspace)? {
         Some(dir) => dir,
@@ -200,13 +234,37 @@ fn write(
     }
     replace(&parent, &name, call_id, content, stop).map_err(fault)?;
     sync_folders(&dir, folder).map_err(fault)?;
+    Ok(written(path, content))
+}
+
+fn check_size(content: &[u8]) -> Result<(), ToolError> {
+    if content.len() <= MAX_WRITE_BYTES {
+        return Ok(());
+    }
+    Err(ToolError(format!(
+        "The content has {} bytes; at most {MAX_WRITE_BYTES} can be written at once. Split it into several files.",
+        content.len()
+    )))
+}
+
+/// The file's name and its folder, as plain names below the workspace.
+fn named_file(path: &str) -> Result<(PathBuf, PathBuf), ToolError> {
+    let relative = relative(path)?;
+    match (relative.file_name(), relative.parent()) {
+        (Some(name), Some(folder)) => Ok((name.into(), folder.into())),
+        (_, _) => Err(ToolError(format!("{path:?} names no file."))),
+    }
+}
+
+/// What the model is told of a file that was written.
+fn written(path: &str, content: &[u8]) -> ToolOutput {
     let sha256 = hex::encode(Sha256::digest(content));
     let bytes = content.len();
-    Ok(ToolOutput {
+    ToolOutput {
         content: format!("Wrote {bytes} bytes to {path:?}."),
         details: Some(json!({"type": "fileWritten", "path": path, "bytes": bytes, "sha256": sha256})),
         question: None,
-    })
+    }
 }
 
 /// Writes beside the file, then renames: a reader, or a crash at any point, sees the old content or the new.

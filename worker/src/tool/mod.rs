@@ -2,18 +2,23 @@
 
 use async_trait::async_trait;
 use serde_json::Value;
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
+use wakeful_store::context::OutputSlice;
 use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
+use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::without_nul;
 
 pub mod ask_user;
 pub mod compose_email;
 pub mod current_time;
 pub mod files;
+pub mod read_output;
 pub mod registry;
 
 /// Something that a model can call.
@@ -32,6 +37,29 @@ pub trait Tool: Send + Sync {
     /// # Errors
     /// [`ToolError`]: the model is told its text, the run goes on.
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError>;
+
+    /// What the call would give, with nothing done to the world: for a replay, whose tools are not live. As it stands, a
+    /// pure tool runs, and any other says that it was not carried out. A tool that knows its outcome beforehand gives
+    /// that instead.
+    ///
+    /// # Errors
+    /// As [`Tool::call`].
+    async fn dry_run(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let definition = self.definition();
+        match definition.effect {
+            Effect::Pure => self.call(call, arguments).await,
+            Effect::Idempotent | Effect::Guarded => Ok(not_carried_out(&definition.name)),
+        }
+    }
+}
+
+/// What the model is told of a call with effects that only rehearses.
+pub fn not_carried_out(tool: &str) -> ToolOutput {
+    ToolOutput {
+        content: format!("Dry run: {tool} was not carried out, and nothing was changed."),
+        details: Some(serde_json::json!({ "type": "dryRun", "tool": tool })),
+        question: None,
+    }
 }
 
 /// What a tool may know of the call it runs for.
@@ -42,9 +70,28 @@ pub struct ToolCallContext {
     pub call_id: CallId,
     /// The session's own folder, and whether it must exist already (this session has written there before).
     pub workspace: Workspace,
+    /// Live, for [`Tool::call`] of an ordinary session. In any other mode nothing may be done to the world.
+    pub mode: ToolMode,
     /// Fires when the call is over for Wakeful: it returned, its time limit ended, its lease was lost, its run was
     /// cancelled, or the process drains. Work that the tool has spawned should end then.
     pub cancelled: CancellationToken,
+    /// What the session's earlier calls gave.
+    pub outputs: Arc<dyn Outputs>,
+}
+
+/// The outputs of one session's tool calls, whole.
+#[async_trait]
+pub trait Outputs: Send + Sync + Debug {
+    /// Up to `bytes` of what came of `call_id`, from `offset` on. `None`: the session has no such call with a result.
+    ///
+    /// # Errors
+    /// When they cannot be read now.
+    async fn read(
+        &self,
+        call_id: &CallId,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Option<OutputSlice>, ToolError>;
 }
 
 /// The folder of one session.
@@ -56,6 +103,9 @@ pub struct Workspace {
     pub expected: bool,
     /// Of a fork whose folder is not there yet: the files that it begins with, to make the folder of.
     pub inherited: Option<Arc<[WrittenFile]>>,
+    /// Where the session's tools are not live, its files are those that its messages say it has written, and no folder is
+    /// read or made.
+    pub rehearsed: Option<Arc<[WrittenFile]>>,
 }
 
 /// What a tool gives back.
@@ -119,6 +169,37 @@ fn parse_arguments<T: serde::de::DeserializeOwned>(arguments: Value) -> Result<T
 mod tests {
     use super::*;
     use serde_json::json;
+
+    struct Counts(Effect, std::sync::atomic::AtomicU32);
+
+    #[async_trait]
+    impl Tool for Counts {
+        fn definition(&self) -> ToolDefinition {
+            let (name, description) = ("counts".to_owned(), String::new());
+            ToolDefinition { name, description, parameters: json!({"type": "object"}), effect: self.0 }
+        }
+
+        async fn call(&self, _: &ToolCallContext, _: Value) -> Result<ToolOutput, ToolError> {
+            self.1.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            Ok(ToolOutput::text("counted"))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tool_that_says_nothing_of_dry_runs_runs_only_if_it_is_pure() {
+        for (effect, runs) in [(Effect::Pure, 1), (Effect::Idempotent, 0), (Effect::Guarded, 0)] {
+            let counts = std::sync::Arc::new(Counts(effect, 0.into()));
+            let mut registry = registry::Registry::new();
+            registry.register(counts.clone()).unwrap();
+            let mut call = files::tests::context(std::path::Path::new("none"), false);
+            for mode in [ToolMode::Dry, ToolMode::Recorded] {
+                call.mode = mode;
+                let said = registry.run("counts", &call, json!({})).await.unwrap();
+                assert_eq!(said.content.contains("was not carried out"), runs == 0, "{said:?}");
+            }
+            assert_eq!(counts.1.load(std::sync::atomic::Ordering::SeqCst), 2 * runs);
+        }
+    }
 
     #[test]
     fn a_nul_is_replaced_in_every_part_of_an_output() {

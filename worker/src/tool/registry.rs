@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::policy::ToolMode;
 
 /// How long an error text for the model may get: enough to mend a call, too little to fill its context.
 const MAX_ERROR_BYTES: usize = 1024;
@@ -53,6 +54,7 @@ impl Registry {
         registry.register(Arc::new(super::current_time::CurrentTime))?;
         registry.register(Arc::new(super::files::ReadFile))?;
         registry.register(Arc::new(super::files::WriteFile))?;
+        registry.register(Arc::new(super::read_output::ReadOutput))?;
         Ok(registry)
     }
 
@@ -154,7 +156,7 @@ impl Registry {
         self.run(name, call, arguments).await
     }
 
-    /// The same for arguments that were validated before.
+    /// The same for arguments that were validated before. Where the call's mode is not live, it is a dry run.
     ///
     /// # Errors
     /// An unknown tool, and the tool's own.
@@ -164,8 +166,13 @@ impl Registry {
         call: &ToolCallContext,
         arguments: Value,
     ) -> Result<ToolOutput, ToolError> {
-        let entry = self.entry(name)?;
-        match entry.tool.call(call, arguments).await {
+        let tool = &self.entry(name)?.tool;
+        // A dry run that is taken for a live one would send.
+        let output = match call.mode {
+            ToolMode::Live => tool.call(call, arguments).await,
+            ToolMode::Dry | ToolMode::Recorded => tool.dry_run(call, arguments).await,
+        };
+        match output {
             Ok(output) => Ok(output.without_nul()),
             Err(error) => Err(error.without_nul()),
         }
@@ -290,7 +297,10 @@ mod tests {
     fn every_built_in_tool_registers() {
         let registry = Registry::built_in().unwrap();
         let names: Vec<&str> = registry.names().collect();
-        assert_eq!(names, ["ask_user", "compose_email", "current_time", "read_file", "write_file"]);
+        assert_eq!(
+            names,
+            ["ask_user", "compose_email", "current_time", "read_file", "read_output", "write_file"]
+        );
         for name in names {
             let definition = registry.definition(name).unwrap();
             assert!(!definition.description.is_empty(), "{name} has no description");

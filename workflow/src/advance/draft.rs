@@ -1,6 +1,10 @@
 //! How a transition comes about: a draft that each kind of outcome adds to.
 
+mod compaction;
 mod journal;
+mod offload;
+
+pub use offload::INLINE_OUTPUT_BYTES;
 
 use super::transition::{ClosedCall, Closing, Next, OpenedCall, StepResult, Transition};
 use super::{Ending, Generated, Performed};
@@ -15,7 +19,7 @@ use crate::record::{
     Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
 };
 use crate::resolve::outcome_unknown;
-use crate::session::{Call, CallOutcome, CallStatus, Session, SessionStatus, State};
+use crate::session::{Call, CallOutcome, CallStatus, Purpose, Session, SessionStatus, State};
 use journal::After;
 use sha2::Digest;
 use std::collections::{BTreeMap, HashSet};
@@ -55,6 +59,8 @@ impl<'a> Draft<'a> {
                 inbox_drained: Vec::new(),
                 generation_over: false,
                 step: None,
+                rebase: None,
+                compaction_failures: None,
                 blobs: Vec::new(),
                 next: Next::SameStep,
             },
@@ -64,6 +70,8 @@ impl<'a> Draft<'a> {
     pub(super) fn begin(mut self) -> Transition {
         let event = self.moved_to(SessionStatus::Running, None);
         self.transition.events.push(event);
+        // What kept the last run from writing summaries may be gone.
+        self.transition.compaction_failures = (self.session.compaction_failures > 0).then_some(0);
         self.transition
     }
 
@@ -77,16 +85,20 @@ impl<'a> Draft<'a> {
             Details { usage: Some(usage), finish_reason: Some(finish_reason), ..Details::default() };
         let message_number = self.push(Role::Assistant, content, details);
         self.transition.records.last_mut().expect("the reply was just pushed").internal = internal;
+        self.transition.events.extend(generated.rebase.clone().map(Event::ContextRebased));
+        self.transition.rebase = generated.rebase;
         self.transition.events.extend([
             Event::LlmCalled {
                 generation_id: generated.generation_id.clone(),
                 model: generated.model,
                 attempt: generated.attempt,
                 request_sha256: generated.request_sha256,
-                context_strategy: "full".to_owned(),
+                context_strategy: generated.context_strategy.as_str().to_owned(),
                 prompt_tokens: Some(usage.input_tokens),
                 repairs: generated.repairs,
+                prefill_bytes: generated.prefill_bytes,
                 started_at: Some(generated.started_at),
+                purpose: Purpose::Reply,
             },
             Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },
             Event::GenComplete {
@@ -141,11 +153,9 @@ impl<'a> Draft<'a> {
                 }
                 Ending::Answered { inbox_id, text } => {
                     self.transition.inbox_drained.push(inbox_id);
-                    self.answer(
-                        &call,
-                        CallStatus::Done,
-                        CallOutcome { content: text, is_error: false, details: None },
-                    );
+                    // The user's own words, which are never cut.
+                    let outcome = CallOutcome { content: text, is_error: false, details: None };
+                    self.record_result(&call, CallStatus::Done, outcome, usize::MAX);
                     let answer = self.transition.records.last_mut().expect("the answer was just pushed");
                     answer.details.inbox_id = Some(inbox_id);
                 }
@@ -270,19 +280,32 @@ impl<'a> Draft<'a> {
             step_number: self.transition.step_number,
             role,
             content: content.into_iter().map(clean).collect(),
-            internal: false,
+            // Its user is not shown what the agent keeps for itself.
+            internal: details.summary,
             details,
         });
         message_number
     }
 
     fn answer(&mut self, call: &ToolCall, status: CallStatus, outcome: CallOutcome) {
+        self.record_result(call, status, outcome, INLINE_OUTPUT_BYTES);
+    }
+
+    fn record_result(
+        &mut self,
+        call: &ToolCall,
+        status: CallStatus,
+        outcome: CallOutcome,
+        inline_bytes: usize,
+    ) {
+        let (bytes, content, output) = self.inline(call, outcome.content, inline_bytes);
         let result = ToolResult {
             call_id: call.call_id.clone(),
             name: call.name.clone(),
-            content: outcome.content,
+            content,
             is_error: outcome.is_error,
             details: outcome.details.map(value_without_nul),
+            output,
         };
         for update in derive::updates(&result) {
             derive::apply(&mut self.state, &update);
@@ -297,13 +320,15 @@ impl<'a> Draft<'a> {
         if self.session.policy.tool_mode.is_live() {
             self.transition.deliveries.extend(derive::outgoing(&result));
         }
-        let (ok, bytes) = (!result.is_error, result.content.len());
+        let ok = !result.is_error;
+        let output_sha256 = result.output.as_ref().map(|output| output.sha256.clone());
         let message_number = self.push(Role::Tool, vec![Block::ToolResult(result)], Details::default());
         self.transition.events.push(Event::ToolResult {
             call_id: call.call_id.clone(),
             ok,
             message_number,
             bytes,
+            output_sha256,
         });
         self.transition.calls_closed.push(ClosedCall {
             call_id: call.call_id.clone(),
@@ -317,8 +342,10 @@ impl<'a> Draft<'a> {
         self.transition.calls_closed.push(closed);
     }
 
-    /// The step's cached result. Its messages begin where the last committed step ended.
+    /// The step's cached result. Its messages begin where the last committed step ended, and what a summary among them
+    /// cost is counted with it.
     fn complete_step(&mut self, usage: Usage, finish_reason: FinishReason, executed: i64) {
+        let usage = self.with_summaries(usage);
         self.transition.step = Some(StepResult {
             from_message_number: self.session.to_message_number,
             to_message_number: self.session.last_message_number + self.transition.records.len() as i64,

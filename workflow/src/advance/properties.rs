@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::agent::{JournalLevel, Limits, OnUncertain, Policy};
-use crate::context::Message;
+use crate::context::{self, Message};
 use crate::derive::{self, StateUpdate};
 use crate::event::Event;
 use crate::example::{self, EARLIER_RUN};
@@ -206,6 +206,8 @@ impl World {
             Action::Pause => Outcome::Paused,
             Action::Stop(stop) => Outcome::Stopped(stop),
             Action::CallModel => self.call_model(work),
+            // `plan` alone plans none: the properties of the context do.
+            Action::Compact => unreachable!("no strategy is asked here"),
             Action::CallTools { calls } => match self.call_tools(calls, work) {
                 Some(outcome) => outcome,
                 None => return true,
@@ -260,7 +262,10 @@ impl World {
             started_at: String::new(),
             repairs: 0,
             resumes: None,
+            prefill_bytes: None,
             reply,
+            context_strategy: context::Strategy::Full,
+            rebase: None,
             effects: TOOLS.iter().map(|(name, effect)| ((*name).to_owned(), *effect)).collect(),
         })
     }

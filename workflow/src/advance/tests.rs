@@ -33,6 +33,9 @@ fn reply_of(content: Vec<Block>) -> Outcome {
         started_at: "2026-01-01T00:00:02+00:00".into(),
         repairs: 1,
         resumes: None,
+        prefill_bytes: None,
+        context_strategy: context::Strategy::Full,
+        rebase: None,
         reply: Reply { content, finish_reason, usage: USAGE },
         effects: BTreeMap::from([("tool".to_owned(), Effect::Idempotent)]),
     })

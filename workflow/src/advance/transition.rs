@@ -1,5 +1,6 @@
 //! A [`Transition`]: everything that one commit writes, and what it makes of the warm copy.
 
+use crate::context::Rebase;
 use crate::derive::{self, Outgoing, StateUpdate};
 use crate::effect::Effect;
 use crate::event::Event;
@@ -28,7 +29,11 @@ pub struct Transition {
     pub generation_over: bool,
     /// Set when the step is complete: what it leaves as its cached result.
     pub step: Option<StepResult>,
-    /// What `events` point at.
+    /// Where the context begins from now on.
+    pub rebase: Option<Rebase>,
+    /// How many summaries of the context have failed, where that changes.
+    pub compaction_failures: Option<i64>,
+    /// What `events` and `records` point at.
     pub blobs: Vec<Blob>,
     pub next: Next,
 }
@@ -57,10 +62,11 @@ pub struct Closing {
     pub otherwise: Option<Box<Event>>,
 }
 
-/// JSON that the journal points at, named by its hash.
+/// Bytes that the journal or a message points at, named by their hash.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blob {
     pub sha256: String,
+    pub media_type: &'static str,
     pub bytes: Vec<u8>,
 }
 
@@ -98,9 +104,18 @@ impl Blob {
         Blob::of(serde_json::to_vec(state).expect("a map of JSON values serialises"))
     }
 
-    /// `bytes` under the name that their SHA-256 gives them.
+    /// JSON under the name that its SHA-256 gives it.
     pub fn of(bytes: Vec<u8>) -> Self {
-        Blob { sha256: hex::encode(sha2::Sha256::digest(&bytes)), bytes }
+        Blob::named("application/json", bytes)
+    }
+
+    /// Text under the name that its SHA-256 gives it.
+    pub fn of_text(text: String) -> Self {
+        Blob::named("text/plain; charset=utf-8", text.into_bytes())
+    }
+
+    fn named(media_type: &'static str, bytes: Vec<u8>) -> Self {
+        Blob { sha256: hex::encode(sha2::Sha256::digest(&bytes)), media_type, bytes }
     }
 }
 
@@ -185,6 +200,12 @@ impl Session {
         }
         if let Some(status) = transition.status() {
             self.status = status;
+        }
+        if let Some(rebase) = &transition.rebase {
+            self.rebase = Some(rebase.clone());
+        }
+        if let Some(failures) = transition.compaction_failures {
+            self.compaction_failures = failures;
         }
         if let Some(step) = &transition.step {
             self.last_step_number = transition.step_number;

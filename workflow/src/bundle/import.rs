@@ -136,7 +136,7 @@ impl Adoption {
             parent_session_id: None,
             forked_from_message_id: None,
             parent_conversation_id: None,
-            forked_at_message_number: None,
+            // `forked_at_message_number` stays: it says where the session's own messages begin, and points nowhere.
             ..row
         }
     }

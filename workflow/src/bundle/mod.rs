@@ -28,7 +28,7 @@ use serde_json::{Map, Value};
 pub const VERSION: i64 = 1;
 
 /// How many bytes of a blob one line holds. Every part but a blob's last is as long.
-pub const PART_BYTES: usize = 3 << 20;
+pub const PART_BYTES: usize = 128 << 10;
 
 /// What a bundle may be at most. Everything else has fixed bounds, so that a check needs little memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,9 +202,12 @@ pub struct SessionRow {
     pub total_cost_micros: i64,
     pub started_at: String,
     pub completed_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository_id: Option<String>,
     pub parent_session_id: Option<String>,
     pub forked_from_message_id: Option<String>,
     pub parent_conversation_id: Option<String>,
+    /// The last message that a fork was given.
     pub forked_at_message_number: Option<i64>,
     /// Steps of the session that this one was forked from: its own begin after them.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -212,6 +215,8 @@ pub struct SessionRow {
     /// The newest change of what the model sees of the transcript.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebase: Option<Value>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub compaction_failures: i64,
 }
 
 fn is_zero(number: &i64) -> bool {
@@ -454,10 +459,19 @@ pub fn blobs_of(line: &Line) -> Vec<&str> {
         Line::Event(row) => match row.kind.as_str() {
             "checkpoint" => row.payload["state_sha256"].as_str().into_iter().collect(),
             "context_update" => row.payload["value_sha256"].as_str().into_iter().collect(),
+            "TOOL_RESULT" => row.payload["output_sha256"].as_str().into_iter().collect(),
             _ => Vec::new(),
         },
-        Line::Record(_)
-        | Line::Call(_)
+        // A fork has the messages of another journal.
+        Line::Record(row) => row
+            .content
+            .iter()
+            .filter_map(|block| match block {
+                Block::ToolResult(result) => result.output.as_ref().map(|output| output.sha256.as_str()),
+                Block::Text { .. } | Block::ToolCall(_) | Block::Provider { .. } => None,
+            })
+            .collect(),
+        Line::Call(_)
         | Line::Seed(_)
         | Line::Run(_)
         | Line::Step(_)

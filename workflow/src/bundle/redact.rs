@@ -7,7 +7,7 @@
 use super::{CallRow, EventRow, Line, RecordRow, SessionRow};
 use crate::derive::FILE_PREFIX;
 use crate::prefix::Prefix;
-use crate::record::Block;
+use crate::record::{Block, OutputPointer};
 use crate::session::CallOutcome;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -29,7 +29,7 @@ pub fn redact(line: Line, renamed: &Renamed) -> Line {
             row.error = row.error.map(|error| reason(&error));
             Line::Run(row)
         }
-        Line::Record(row) => Line::Record(record(row)),
+        Line::Record(row) => Line::Record(record(row, renamed)),
         Line::Step(row) => Line::Step(row),
         Line::Event(row) => Line::Event(event(row, renamed)),
         Line::Call(row) => Line::Call(call(row)),
@@ -73,12 +73,12 @@ fn session(row: SessionRow, renamed: &Renamed) -> SessionRow {
     }
 }
 
-fn record(mut row: RecordRow) -> RecordRow {
-    row.content = row.content.into_iter().map(block).collect();
+fn record(mut row: RecordRow, renamed: &Renamed) -> RecordRow {
+    row.content = row.content.into_iter().map(|of| block(of, renamed)).collect();
     row
 }
 
-fn block(block: Block) -> Block {
+fn block(block: Block, renamed: &Renamed) -> Block {
     match block {
         Block::Text { text: said } => Block::Text { text: text(&said) },
         Block::ToolCall(mut call) => {
@@ -89,6 +89,10 @@ fn block(block: Block) -> Block {
         Block::ToolResult(mut result) => {
             result.content = text(&result.content);
             result.details = result.details.map(value);
+            result.output = result.output.map(|output| {
+                let (sha256, bytes) = name(&output.sha256, renamed);
+                OutputPointer { sha256, bytes: usize::try_from(bytes).unwrap_or(0) }
+            });
             Block::ToolResult(result)
         }
         Block::Provider { provider, raw } => Block::Provider { provider, raw: value(raw) },
@@ -117,6 +121,11 @@ fn event(mut row: EventRow, renamed: &Renamed) -> EventRow {
                 let (sha256, bytes) = name(old, renamed);
                 payload.insert("value_sha256".to_owned(), json!(sha256));
                 payload.insert("bytes".to_owned(), json!(bytes));
+            }
+        }
+        "TOOL_RESULT" => {
+            if let Some(Value::String(old)) = payload.get("output_sha256") {
+                payload.insert("output_sha256".to_owned(), json!(name(old, renamed).0));
             }
         }
         "checkpoint" => {

@@ -31,7 +31,7 @@ fn block() -> impl Strategy<Value = Block> {
         ),
         2 => (id(), name(), text(), any::<bool>(), prop::option::of(arguments())).prop_map(
             |(id, name, content, is_error, details)| {
-                Block::ToolResult(ToolResult { call_id: id.into(), name: name.into(), content, is_error, details })
+                Block::ToolResult(ToolResult { call_id: id.into(), name: name.into(), content, is_error, details, output: None })
             }
         ),
         1 => arguments().prop_map(|raw| Block::Provider { provider: "p".into(), raw }),

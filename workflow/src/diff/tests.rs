@@ -37,6 +37,7 @@ fn gave(number: i64, call_id: &str, content: &str, details: Option<Value>) -> Re
         content: content.into(),
         is_error: false,
         details,
+        output: None,
     })];
     record
 }

@@ -39,7 +39,7 @@ impl<'a> Turn<'a> {
                     let at = own.copied().unwrap_or(last);
                     turns[at].results.push(Returned { record, late: at != last });
                 }
-                Role::Assistant => {
+                Role::Assistant if !record.is_summary() => {
                     if answered {
                         turns.push(Turn::default());
                     }
@@ -47,7 +47,8 @@ impl<'a> Turn<'a> {
                     asked_in.extend(record.tool_calls().map(|call| (&call.call_id, at)));
                     turns[at].answer = Some(record);
                 }
-                Role::User | Role::System => {
+                // A summary stands before the answer to what it sums up.
+                Role::User | Role::System | Role::Assistant => {
                     if answered {
                         turns.push(Turn::default());
                     }

@@ -165,6 +165,22 @@ fn messages_of_before_the_journal_are_before_its_first_entry() {
     assert_eq!(cut.at_message_number, 6);
 }
 
+#[test]
+fn a_summary_is_copied_and_changes_neither_who_is_to_answer_nor_the_step() {
+    let mut summed_up = lines(&[Said::User, Said::Text, Said::User, Said::Text, Said::Text]);
+    summed_up[3].summary = true;
+    let at = |place: &str| cut(&summed_up, BASE, &place.parse().unwrap(), false).unwrap();
+    for place in ["4", "5"] {
+        assert!(at(place).awaits_model, "{place}");
+        assert_eq!(at(place).last_step_number, 1, "{place}: the step of the summary has not been answered");
+    }
+    assert_eq!((at("5").kept, at("end").last_step_number), (4, 3));
+    // It ends no turn: a call before it may be answered after it.
+    let mut summed_up = lines(&[Said::User, Said::Calls(1), Said::Text, Said::Result(0)]);
+    summed_up[2].summary = true;
+    assert_eq!(cut(&summed_up, BASE, &At::Message(4), false).unwrap().at_message_number, 2);
+}
+
 fn tool(name: &str) -> ToolDefinition {
     ToolDefinition {
         name: name.into(),

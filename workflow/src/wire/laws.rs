@@ -11,10 +11,10 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 /// A way to project: each law holds for all of them.
-struct Wire {
-    project: fn(&Context) -> Request,
+pub(crate) struct Wire {
+    pub project: fn(&Context) -> Request,
     normal_form: fn(&Context) -> (Context, Repairs),
-    check: fn(&[u8]) -> Result<(), String>,
+    pub check: fn(&[u8]) -> Result<(), String>,
 }
 
 fn lenient_openai() -> openai::Options {
@@ -25,7 +25,7 @@ fn prefilled() -> anthropic::Options {
     anthropic::Options { prefill: true, ..anthropic::Options::new("m", 7) }
 }
 
-const WIRES: [Wire; 4] = [
+pub(crate) const WIRES: [Wire; 4] = [
     Wire {
         project: |context| anthropic::project(context, &anthropic::Options::new("m", 7)),
         normal_form: |context| anthropic::normal_form(context, &anthropic::Options::new("m", 7)),
@@ -104,6 +104,7 @@ fn block() -> impl Strategy<Value = Block> {
             content,
             is_error,
             details: Some(json!({"type": "secret"})),
+            output: None,
         })),
         1 => (provider, raw()).prop_map(|(provider, raw)| Block::Provider { provider: provider.into(), raw }),
     ]
@@ -130,6 +131,7 @@ fn message() -> impl Strategy<Value = Message> {
             content,
             is_error: false,
             details: None,
+            output: None,
         })]
     });
     (role, vec(block(), 0..5), result, any::<bool>()).prop_map(|(role, blocks, result, plain)| {
@@ -182,6 +184,7 @@ fn live_context() -> impl Strategy<Value = Context> {
                     content: "r".into(),
                     is_error: reversed,
                     details: None,
+                    output: None,
                 };
                 results.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)] });
             }
@@ -199,7 +202,7 @@ fn live_context() -> impl Strategy<Value = Context> {
 }
 
 /// The body's messages as the provider's prompt cache sees them: blocks in order, without breakpoints.
-fn prompt(body: &[u8]) -> Vec<(String, Value)> {
+pub(crate) fn prompt(body: &[u8]) -> Vec<(String, Value)> {
     let body: Value = serde_json::from_slice(body).unwrap();
     let mut prompt = Vec::new();
     for message in body["messages"].as_array().unwrap() {
@@ -367,6 +370,7 @@ proptest! {
                 content: late.clone(),
                 is_error: false,
                 details: None,
+                output: None,
             })] });
             let after = (wire.project)(&grown);
             prop_assert!(prompt(&after.body).starts_with(&prompt(&before.body)));

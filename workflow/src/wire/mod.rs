@@ -8,7 +8,7 @@ pub mod openai;
 mod repair;
 
 #[cfg(test)]
-mod laws;
+pub(crate) mod laws;
 #[cfg(test)]
 mod rules;
 #[cfg(test)]

@@ -325,6 +325,7 @@ impl Turns<'_> {
                 content: NO_RESULT.to_owned(),
                 is_error: true,
                 details: None,
+                output: None,
             };
             self.messages.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)] });
         }

@@ -43,6 +43,7 @@ fn result(id: &str, content: &str) -> Message {
         content: content.to_owned(),
         is_error: false,
         details: Some(json!({"type": "internal"})),
+        output: None,
     };
     Message { role: Role::Tool, content: vec![Block::ToolResult(result)] }
 }

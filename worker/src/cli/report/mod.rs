@@ -64,6 +64,11 @@ pub(crate) fn tell(output: &Output, report: &Report, args: &ReportArgs) -> anyho
     Ok(if args.fail_on.fails(report) { Exit::Divergence } else { Exit::Ok })
 }
 
+/// The report for people, with long texts whole if it is to be `full`.
+pub(crate) fn text(output: &Output, report: &Report, full: bool) -> String {
+    text::of(output, report, full)
+}
+
 /// Writes the report as one page, whole or not at all.
 ///
 /// # Errors

@@ -104,7 +104,7 @@ fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest
     let model = match args.model {
         Some(id) => {
             app.models(config)?.get(&id).map_err(|fault| Usage(format!("--model: {fault}")))?;
-            Some(Model { context_window: config.context_window(&id), id })
+            Some(Model { context_window: i32::try_from(config.context_window(&id)).unwrap_or(i32::MAX), id })
         }
         None => None,
     };

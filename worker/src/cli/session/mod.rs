@@ -1,8 +1,12 @@
 //! `wakeful session`: what an operator does with one session, through the database and without a server.
 
+mod context;
 mod diff;
+mod export;
 mod fork;
+mod import;
 mod new;
+mod progress;
 mod recover;
 mod resolve;
 mod show;
@@ -12,7 +16,7 @@ mod verify;
 mod wake;
 mod why;
 
-use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, dollars, print, printable};
+use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print, printable};
 use super::{Exit, Usage};
 use crate::App;
 use crate::api::{DEFAULT_SPACE, valid_verbs};
@@ -107,12 +111,18 @@ enum Verb {
         #[arg(long)]
         reason: Option<String>,
     },
+    /// Write a session into a file, to be looked at or replayed elsewhere: a bundle.
+    Export(export::Args),
+    /// Take a bundle in as a new session of a new conversation. It starts nothing.
+    Import(import::Args),
     /// Make a session go on with what it owes, whatever its rows look like.
     Wake { id: String },
     /// Say why a session is where it is, and what to do about it.
     Why { id: String },
     /// Lay one session beside another one: what was called, what was kept, what was said. Exit status 8 when they differ.
     Diff(diff::Args),
+    /// Show what the model would see now, and what each context strategy would weigh.
+    Context(context::Args),
     /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
     Recover(recover::Args),
     /// Hold a session's caches against its logs. Exit status 8 when they differ.
@@ -123,6 +133,19 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     if let Verb::Recover(recover::Args { journal: Some(file), .. }) = &args.verb {
         // A file needs no database.
         let ran = recover::from_file(&Output::new(&args.output), file).await;
+        return super::output::until_reader_goes(ran);
+    }
+    let limits = config.server.import_limits();
+    if let Verb::Import(import) = &args.verb
+        && import.verify_only
+    {
+        let ran = import::verify(&Output::new(&args.output), import, limits).await;
+        return super::output::until_reader_goes(ran);
+    }
+    if let Verb::Export(export) = &args.verb
+        && let Some(server) = export.from()
+    {
+        let ran = export::from_server(&Output::new(&args.output), export, server).await;
         return super::output::until_reader_goes(ran);
     }
     let store = super::open_store(&config, "wakeful session").await?;
@@ -142,9 +165,12 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
         Verb::Resolve(args) => resolve::resolve(&store, &output, args).await,
         Verb::Fork(args) => fork::fork(&store, app, &config, &output, args).await,
         Verb::Tree { id } => tree::tree(&store, &output, &id).await,
+        Verb::Export(args) => export::from_database(&store, &output, &args).await,
+        Verb::Import(args) => import::into_database(&store, &output, &args, limits).await,
         Verb::Wake { id } => wake::wake(&store, &output, &id).await,
         Verb::Why { id } => why::why(&store, &config, &output, &id).await,
         Verb::Diff(args) => diff::diff(&store, &output, args).await,
+        Verb::Context(args) => context::context(app, &store, &config, &output, args).await,
         Verb::Recover(args) => recover::from_database(&store, &output, args).await,
         Verb::Verify(args) => verify::verify(&store, &output, args).await,
     };

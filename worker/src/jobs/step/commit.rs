@@ -6,6 +6,7 @@ use tracing::{Instrument, debug, info, info_span, warn};
 use wakeful_store::queue::{self, Job};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Next, Transition};
+use wakeful_workflow::record::Record;
 use wakeful_workflow::session::Session;
 
 /// Commits, and tries again while the database is away and the lease lasts: the answer has been paid for. A second
@@ -85,6 +86,8 @@ fn report(session: &Session, transition: &Transition, commit: Commit) {
 pub(super) fn failpoint_before(transition: &Transition) -> &'static str {
     if transition.step.is_some() {
         "K21"
+    } else if transition.records.last().is_some_and(Record::is_summary) {
+        "K28_commit"
     } else if transition.calls_opened.is_empty() {
         "K5"
     } else {

@@ -33,6 +33,7 @@ fn answered(call_id: &CallId, name: &str, content: &str) -> Message {
         content: content.to_owned(),
         is_error: false,
         details: Some(json!({"type": "secret", "why": "operators only"})),
+        output: None,
     };
     Message { role: Role::Tool, content: vec![Block::ToolResult(result)] }
 }

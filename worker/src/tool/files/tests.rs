@@ -1,16 +1,33 @@
 use super::*;
+use crate::tool::Outputs;
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::sync::Arc;
 use tempfile::TempDir;
+use wakeful_store::context::OutputSlice;
 use wakeful_workflow::id::SessionId;
+use wakeful_workflow::policy::ToolMode;
+
+/// A session without a call before this one.
+#[derive(Debug)]
+struct NoOutputs;
+
+#[async_trait]
+impl Outputs for NoOutputs {
+    async fn read(&self, _: &CallId, _: usize, _: usize) -> Result<Option<OutputSlice>, ToolError> {
+        Ok(None)
+    }
+}
 
 /// A call in the workspace `path`.
 pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
     ToolCallContext {
         session_id: SessionId::from("sess_1"),
         call_id: CallId::from("call_1_0"),
-        workspace: Workspace { path: path.to_owned(), expected, inherited: None },
+        workspace: Workspace { path: path.to_owned(), expected, inherited: None, rehearsed: None },
+        mode: ToolMode::Live,
         cancelled: CancellationToken::new(),
+        outputs: Arc::new(NoOutputs),
     }
 }
 
@@ -198,7 +215,7 @@ fn a_parent_swapped_while_a_call_runs_leads_nowhere() {
     let (root, ws) = place();
     let outside = root.path().join("outside");
     fs::create_dir(&outside).unwrap();
-    let workspace = Workspace { path: ws.clone(), expected: true, inherited: None };
+    let workspace = Workspace { path: ws.clone(), expected: true, inherited: None, rehearsed: None };
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -312,5 +329,58 @@ async fn arguments_of_another_shape_are_an_error_and_no_panic() {
     {
         assert!(ReadFile.call(&context(&ws, true), arguments.clone()).await.is_err());
         assert!(WriteFile.call(&context(&ws, true), arguments).await.is_err());
+    }
+}
+
+mod rehearsed {
+    use super::*;
+    use std::sync::Arc;
+
+    fn file(path: &str, content: Option<&str>) -> WrittenFile {
+        WrittenFile { path: path.to_owned(), content: content.map(str::to_owned) }
+    }
+
+    fn dry(workspace: &Path, files: Vec<WrittenFile>) -> ToolCallContext {
+        let mut call = context(workspace, true);
+        call.mode = ToolMode::Dry;
+        call.workspace.rehearsed = Some(Arc::from(files));
+        call
+    }
+
+    async fn read(files: Vec<WrittenFile>, path: &str) -> Result<String, String> {
+        let (_root, ws) = place();
+        fs::write(ws.join("on_disk.txt"), "live").unwrap();
+        let read = ReadFile.dry_run(&dry(&ws, files), json!({"path": path})).await;
+        read.map(|output| output.content).map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn a_write_says_what_it_would_have_said_and_writes_nothing() {
+        let (_root, ws) = place();
+        let arguments = json!({"path": "notes/today.md", "content": "Grüße\n"});
+        let said = WriteFile.dry_run(&dry(&ws, Vec::new()), arguments).await.unwrap();
+        assert_eq!(entries(&ws), Vec::<String>::new());
+        assert_eq!(said, write_in(&ws, "notes/today.md", "Grüße\n").await.unwrap());
+        let (_root, ws) = place();
+        for arguments in [
+            json!({"path": "../secret.txt", "content": "x"}),
+            json!({"path": "big", "content": "x".repeat(MAX_WRITE_BYTES + 1)}),
+        ] {
+            let dry = WriteFile.dry_run(&dry(&ws, Vec::new()), arguments.clone()).await.unwrap_err();
+            assert_eq!(dry, WriteFile.call(&context(&ws, true), arguments).await.unwrap_err());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_read_sees_what_the_messages_hold_and_nothing_of_the_disk() {
+        let files = || vec![file("a/b.md", Some("one")), file("./a//b.md", Some("two")), file("lost", None)];
+        assert_eq!(read(files(), "a/b.md").await.unwrap(), "two", "two spellings of one path are one file");
+        assert!(read(files(), "on_disk.txt").await.unwrap_err().contains("no file"));
+        assert!(read(files(), "lost").await.unwrap_err().contains("the messages do not hold"));
+        assert!(read(files(), "../secret.txt").await.unwrap_err().contains("\"..\""));
+        let (_root, ws) = place();
+        let long = "ü".repeat(MAX_READ_BYTES);
+        write_in(&ws, "long", &long).await.unwrap();
+        assert_eq!(read(vec![file("long", Some(&long))], "long").await, read_in(&ws, "long").await);
     }
 }

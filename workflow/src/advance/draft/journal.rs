@@ -16,6 +16,13 @@ impl Draft<'_> {
         let session = self.session;
         let attempts = &session.interrupted;
         for (index, attempt) in attempts.iter().enumerate() {
+            if !attempt.purpose.is_reply() {
+                // Nobody was shown anything of it, so nobody has to forget anything.
+                let generation_id = attempt.generation_id.clone();
+                let end = Event::GenFailed { generation_id, reason: "cut off".to_owned() };
+                self.transition.events.extend([llm_called(attempt), end]);
+                continue;
+            }
             let resumed_by = |next: &GenerationId, resumes: Option<&GenerationId>| Event::GenResumed {
                 generation_id: next.clone(),
                 strategy: if resumes == Some(&attempt.generation_id) { "resume" } else { "replace" }
@@ -23,7 +30,8 @@ impl Draft<'_> {
                 replaces: attempt.generation_id.clone(),
                 prior_seq: attempt.last_chunk,
             };
-            let end = match (attempts.get(index + 1), after) {
+            let next = attempts[index + 1..].iter().find(|next| next.purpose.is_reply());
+            let end = match (next, after) {
                 (Some(next), _) => resumed_by(&next.generation_id, next.resumes.as_ref()),
                 (None, After::Answered(generation_id, resumes)) => resumed_by(generation_id, *resumes),
                 (None, After::Nothing(reason)) => Event::GenFailed {
@@ -100,9 +108,11 @@ fn llm_called(attempt: &Interrupted) -> Event {
         model: attempt.model.clone(),
         attempt: attempt.attempt,
         request_sha256: attempt.request_sha256.clone(),
-        context_strategy: "full".to_owned(),
+        context_strategy: attempt.context_strategy.clone(),
         prompt_tokens: None,
         repairs: attempt.repairs,
+        prefill_bytes: None,
         started_at: Some(attempt.started_at.clone()),
+        purpose: attempt.purpose,
     }
 }

@@ -53,6 +53,8 @@ impl Blobs {
         match line {
             Line::Session(_) => uses.prefix = true,
             Line::Event(row) if row.kind == "checkpoint" => uses.state = true,
+            // What a tool gave is text of any kind.
+            Line::Event(row) if row.kind == "TOOL_RESULT" => {}
             Line::Event(_) => uses.value = true,
             Line::Seed(_)
             | Line::Run(_)

@@ -3,10 +3,11 @@
 use super::super::{CallRow, DeliveryRow, EventRow, InboxRow, RecordRow, SessionRow, scan};
 use super::rows::{Rows, calls_of};
 use super::{Fits, Key, key, same_state, times};
+use crate::context::Rebase;
 use crate::derive;
 use crate::event::Event;
 use crate::record::{Block, Role};
-use crate::session::{CallStatus, State};
+use crate::session::{CallStatus, SessionStatus, State};
 use std::collections::{HashMap, HashSet};
 
 /// A state is one line's at most.
@@ -35,6 +36,9 @@ pub(super) struct Logs {
     wanted_inbox: HashSet<i64>,
     /// A call or a delivery.
     wanted_effects: HashSet<Key>,
+    /// The newest rebase, and the summaries that failed since the run began or one succeeded.
+    rebase: Option<Rebase>,
+    failures: i64,
 }
 
 impl Logs {
@@ -135,6 +139,16 @@ impl Logs {
                 call(call_id.as_str(), &self.answered)?;
                 message(*message_number, Role::Tool)?;
             }
+            Event::ContextRebased(rebase) => {
+                if let Some(number) = rebase.summary_message_number {
+                    message(number, Role::Assistant)?;
+                    if number == rebase.at_message_number {
+                        self.failures = 0;
+                    }
+                }
+                self.rebase = Some(rebase.clone());
+            }
+            Event::CompactionFailed { .. } => self.failures += 1,
             Event::ToolFailedUncertain { call_id, .. } => call(call_id.as_str(), &self.asked)?,
             Event::GenSent { delivery_id, .. } | Event::DeliveryFailed { delivery_id, .. } => {
                 self.wanted_deliveries.insert(key(delivery_id));
@@ -142,7 +156,12 @@ impl Logs {
             Event::EffectResolved { effect, .. } => {
                 self.wanted_effects.insert(key(effect));
             }
-            Event::StateTransition { to_state, .. } => self.lifecycle = Some(to_state.clone()),
+            Event::StateTransition { to_state, .. } => {
+                if to_state == SessionStatus::Running.as_str() {
+                    self.failures = 0;
+                }
+                self.lifecycle = Some(to_state.clone());
+            }
             Event::Checkpoint { lifecycle_state, .. } => self.lifecycle = Some(lifecycle_state.clone()),
             Event::TriggerEvent { .. }
             | Event::SessionForked { .. }
@@ -247,6 +266,10 @@ impl Logs {
         }
         if self.lifecycle.as_deref().unwrap_or("created") != session.status.as_str() {
             return Err("the session's status is not what its journal says".to_owned());
+        }
+        let rebase = self.rebase.as_ref().and_then(|rebase| serde_json::to_value(rebase).ok());
+        if rebase != session.rebase || self.failures != session.compaction_failures {
+            return Err("the session's context does not begin where its journal says".to_owned());
         }
         if !self.wanted_deliveries.is_empty() || !self.wanted_effects.is_empty() {
             return Err("an entry points at a call or a delivery that is not there".to_owned());

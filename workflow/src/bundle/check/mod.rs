@@ -334,6 +334,7 @@ impl Open {
             row.last_event_seq,
             row.base_step_number,
             row.last_step_number,
+            row.forked_at_message_number.unwrap_or(0),
             i64::from(row.seed_message_count),
             i64::from(row.model_context_window),
         ];
@@ -348,7 +349,11 @@ impl Open {
         }
         if let Some(policy) = &row.policy {
             let policy = serde_json::Value::Object(policy.clone());
-            serde_json::from_value::<SessionPolicy>(policy).map_err(|error| format!("policy: {error}"))?;
+            let policy: SessionPolicy =
+                serde_json::from_value(policy).map_err(|error| format!("policy: {error}"))?;
+            if !policy.tool_mode.is_live() && self.header.counts.deliveries > 0 {
+                return Err("its tools are not live, and it has deliveries".to_owned());
+            }
         }
         for key in row.state.keys().chain(row.initial_state.keys()) {
             if let Some(path) = key.strip_prefix(crate::derive::FILE_PREFIX)

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 pub(super) struct Rows {
     gaps: Vec<(i64, i64)>,
     gap: usize,
-    /// The session's own steps come after these.
-    base_step: i64,
+    /// The last message that a fork was given: its own begin after it. 0 for any other session.
+    forked_at: i64,
     last_step: i64,
     base_message: i64,
     last_message: i64,
@@ -41,7 +41,7 @@ impl Rows {
         Rows {
             gaps: header.gaps.clone(),
             gap: 0,
-            base_step: 0,
+            forked_at: 0,
             last_step: header.cut.step_number,
             base_message: 0,
             last_message: header.cut.message_number,
@@ -59,10 +59,10 @@ impl Rows {
     }
 
     pub(super) fn session(&mut self, row: &SessionRow) {
-        self.base_step = row.base_step_number;
+        self.forked_at = row.forked_at_message_number.unwrap_or(0);
         self.next_step = row.base_step_number + 1;
         self.base_message = row.base_message_number;
-        self.ended = row.base_message_number;
+        self.ended = row.forked_at_message_number.unwrap_or(row.base_message_number);
     }
 
     pub(super) fn seed(&mut self, row: &SeedRow) -> Fits {
@@ -124,7 +124,7 @@ impl Rows {
             return Err(format!("message {number} is of step {}, which there is not", row.step_number));
         }
         // What a fork was given keeps the runs of the session that it comes from.
-        let inherited = row.step_number <= self.base_step && self.base_step > 0;
+        let inherited = number <= self.forked_at;
         if !scan::is_id(&row.run_id) || (!inherited && !self.runs.contains_key(&row.run_id)) {
             return Err(format!("message {number} is of run {:?}, which is not in here", row.run_id));
         }

@@ -1,0 +1,296 @@
+//! Replays: the same loop again, beside the log, by a process of its own. Nothing of it is sent or written, the source stays
+//! as it is, and with recorded answers and tools every request and every message is the same.
+
+mod stage;
+
+use crate::support::checker::Traces;
+use crate::support::{Answer, Database, Options, eventually};
+use serde_json::{Value, json};
+use stage::{Stage, answered, messages};
+
+#[tokio::test]
+async fn recorded_answers_and_tools_give_every_request_and_every_message_again() {
+    let stage = Stage::eventful().await;
+    let before = stage.dump().await;
+    let asked = stage.model.bodies().len();
+
+    let told = stage.replay(&["--model", "recorded", "--tools", "recorded"]).await;
+    assert_eq!(told.status, 0, "{}", told.log);
+    assert_eq!(told.json["diff"]["verdict"], "equal", "{:#}", told.json);
+    let (source, replay) = (stage.source().await, told.traces(&stage).await);
+    assert_eq!(messages(&replay), messages(&source));
+    assert_eq!(answered(&replay), answered(&source), "hashes of the requests, by the answer's number");
+    assert_eq!(told.json["diff"]["requests"]["equal"], answered(&source).len());
+    assert_eq!(told.json["replay"]["unrecorded"], json!([]));
+    assert_eq!(replay.session["total_cost_micros"], source.session["total_cost_micros"]);
+    assert_eq!(stage.model.bodies().len(), asked, "no model was called");
+    stage.left_alone(&before, &told).await;
+}
+
+#[tokio::test]
+async fn dry_tools_say_what_they_would_have_done_and_do_nothing() {
+    let stage = Stage::eventful().await;
+    let before = stage.dump().await;
+    let told = stage.replay(&[]).await;
+    assert_eq!(told.status, 8, "charge and reserve have no outcome of their own: {}", told.log);
+    assert_eq!(told.json["diff"]["verdict"], "prose", "{:#}", told.json["diff"]["first_divergence"]);
+    let (source, replay) = (stage.source().await, told.traces(&stage).await);
+    let said = |traces: &Traces, tool: &str| -> Vec<Value> {
+        let blocks = traces.records.iter().filter_map(|record| record["content"].get(0).cloned());
+        blocks.filter(|block| block["type"] == "tool_result" && block["name"] == tool).collect()
+    };
+    for tool in ["compose_email", "write_file", "read_file", "ask_user"] {
+        let (dry, live) = (said(&replay, tool), said(&source, tool));
+        assert!(!live.is_empty(), "{tool} was called");
+        assert_eq!(dry, live, "{tool}: the same text and details as live");
+    }
+    for tool in ["charge", "reserve"] {
+        assert!(said(&replay, tool)[0]["content"].as_str().unwrap().contains("was not carried out"));
+    }
+    assert!(replay.calls.iter().all(|call| call["started_at"].is_null()), "none was ever started");
+    assert_eq!(replay.session["state"], source.session["state"]);
+    stage.left_alone(&before, &told).await;
+}
+
+#[tokio::test]
+async fn k40_a_replay_that_is_killed_again_and_again_goes_on_where_it_stood() {
+    let stage = Stage::eventful().await;
+    let before = stage.dump().await;
+    let asked = stage.model.bodies().len();
+    let mut kept: Vec<Value> = Vec::new();
+    let kills = ["K29=1*return", "K22=1*return", "K6=1*return", "K21=1*off->1*return", "K5=1*return"];
+    for at in kills {
+        let killed = stage.killed_replay(at, &["--tools", "recorded"]).await;
+        let Some(killed) = killed else {
+            assert_eq!(at, "K29=1*return", "only in the middle of its fork there is none yet");
+            continue;
+        };
+        let committed = messages(&Traces::of(&stage.world.database, &killed).await);
+        assert_eq!(committed[..kept.len()], kept, "{at}: what was committed stays");
+        kept = committed;
+    }
+    assert!(kept.len() > 5, "it came some way between its deaths: {kept:?}");
+    let told = stage.replay(&["--tools", "recorded"]).await;
+    assert_eq!(told.status, 0, "{:#}\n{}", told.json["diff"]["first_divergence"], told.log);
+    assert_eq!(told.json["replay"]["resumed"], true);
+    let forks: i64 = stage
+        .world
+        .database
+        .value(
+            "select count(*) from conversation_sessions where parent_session_id = $1",
+            &stage.world.session_id,
+        )
+        .await;
+    assert_eq!(forks, 1, "it is one replay all the time");
+    let replay = told.traces(&stage).await;
+    assert_eq!(messages(&replay)[..kept.len()], kept);
+    assert_eq!(messages(&replay), messages(&stage.source().await));
+    // A call whose answer was not committed is made again, and no other one.
+    let repeated = stage.model.bodies().len() - asked - answered(&replay).len();
+    assert!(repeated <= kills.len() - 1, "{repeated} calls were made again");
+    stage.left_alone(&before, &told).await;
+    // The report was made: the same command begins another one.
+    let again = stage.replay(&["--tools", "recorded"]).await;
+    assert_ne!(again.json["replay"]["session_id"], told.json["replay"]["session_id"]);
+    assert_eq!(again.json["replay"]["resumed"], false);
+}
+
+#[tokio::test]
+async fn a_replay_and_the_deployed_workers_leave_each_others_jobs_alone() {
+    let stage = Stage::eventful().await;
+    let killed = stage.killed_replay("K22=1*return", &["--model", "recorded", "--tools", "recorded"]).await;
+    let killed = killed.expect("a fork");
+    let job = "select json_build_object('runner', runner, 'attempt', attempt, 'lease', lease) from jobs where session_id = $1";
+    let left: Value = stage.world.database.value(job, &killed).await;
+    assert!(left["runner"].as_str().unwrap().starts_with("replay-"), "{left}");
+
+    // Its lease ends, and a worker that is there takes everything else.
+    let process = stage.world.serve().await;
+    let client = process.client();
+    sqlx::query("update jobs set run_at = clock_timestamp() - interval '1 hour' where session_id = $1")
+        .bind(&killed)
+        .execute(&stage.world.database.pool)
+        .await
+        .unwrap();
+    let other = client.chat("another", "Hello there.").await;
+    client.wait_for(other["session_id"].as_str().unwrap(), "completed").await;
+    let still: Value = stage.world.database.value(job, &killed).await;
+    assert_eq!(still, left, "no deployed worker claims it");
+    assert!(process.terminate().success());
+
+    // And the other way round: an ordinary job waits for a deployed worker.
+    let api = stage.world.options.clone().arg("--roles=api").serve(&stage.world.database).await;
+    let waits = api.client().chat("another", "Hello there.").await;
+    let told = stage.replay(&["--model", "recorded", "--tools", "recorded"]).await;
+    assert_eq!((told.status, &told.json["replay"]["resumed"]), (0, &json!(true)), "{}", told.log);
+    let waiting = api.client().session(waits["session_id"].as_str().unwrap()).await;
+    assert_eq!(waiting["status"], "queued");
+    assert!(api.terminate().success());
+}
+
+#[tokio::test]
+async fn what_the_code_would_let_out_the_database_keeps_in() {
+    let stage = Stage::eventful().await;
+    let told = stage.replay(&[]).await;
+    let id = told.session_id();
+    let deliver = "insert into deliveries (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
+        select 'dlv_' || $1, space_id, conversation_id, 'email', 1000, session_id, 'call', '{}'
+        from conversation_sessions where session_id = $1";
+    let start = "update tool_calls set status = 'started' where session_id = $1";
+    for (sql, of) in [(deliver, &id), (start, &id)] {
+        let refused = sqlx::query(sql).bind(of).execute(&stage.world.database.pool).await;
+        let refused = refused.expect_err("it is refused").to_string();
+        assert!(refused.contains("tools of session") && refused.contains("not live"), "{refused}");
+    }
+    // The same of a session whose tools are live is none of its business.
+    sqlx::query(deliver).bind(&stage.world.session_id).execute(&stage.world.database.pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn another_model_is_given_the_users_messages_in_their_order_and_the_difference_is_told() {
+    let stage = Stage::eventful().await;
+    let before = stage.dump().await;
+    // It calls no tool and asks nobody: from its first answer on, others speak than in the source.
+    let other = crate::support::ModelServer::start(|body, _| {
+        let messages = body["messages"].as_array().unwrap();
+        let said = messages.iter().rev().find(|message| message["role"] == "user").unwrap();
+        Answer::text(&format!("Heard: {}", said["content"].as_str().unwrap_or_default()))
+    })
+    .await;
+    let page = stage.world.options.path("report.html");
+    let told = stage
+        .replay_with(
+            |options| options.env("OPENAI_BASE_URL", &other.url),
+            &["--model", "openai/other", "--report", page.to_str().unwrap()],
+        )
+        .await;
+    assert_eq!(told.status, 8, "{}", told.log);
+    assert_eq!(told.json["diff"]["verdict"], "tools");
+    let replay = told.traces(&stage).await;
+    let texts = |traces: &Traces| -> Vec<String> {
+        let users = traces.records.iter().filter(|record| record["role"] == "user");
+        users.map(|record| record["content"][0]["text"].as_str().unwrap().to_owned()).collect()
+    };
+    let mut given = texts(&stage.source().await);
+    // The answer to a question that this model did not ask is a message like any other.
+    given.insert(3, "Friday".to_owned());
+    assert_eq!(texts(&replay), given);
+    assert_eq!(other.bodies().len(), given.len(), "each is answered");
+    let html = std::fs::read_to_string(page).unwrap();
+    assert!(html.contains("Heard: A table for two, please."), "the page shows what it said");
+    stage.left_alone(&before, &told).await;
+}
+
+#[tokio::test]
+async fn what_follows_a_message_is_run_again_with_another_prompt() {
+    let stage = Stage::eventful().await;
+    let source = stage.source().await;
+    let prompt = stage.world.options.path("prompt.txt");
+    std::fs::write(&prompt, "You are another test.").unwrap();
+    let last_user = messages(&source).iter().rposition(|message| message[1] == "user").unwrap();
+    let from = source.records[last_user]["message_number"].as_i64().unwrap();
+    let told = stage
+        .replay(&[
+            "--model",
+            "recorded",
+            "--tools",
+            "recorded",
+            "--from-message",
+            &from.to_string(),
+            "--system-prompt",
+            prompt.to_str().unwrap(),
+        ])
+        .await;
+    // The same was said, and the model was asked with other bytes: that is told and not hidden.
+    assert_eq!((told.status, &told.json["diff"]["verdict"]), (8, &json!("equal")), "{}", told.log);
+    assert_eq!(told.json["replay"]["requests_differ"], true);
+    let replay = told.traces(&stage).await;
+    assert_eq!(messages(&replay), messages(&source));
+    let own = answered(&replay).len();
+    assert!(own > 0 && own < answered(&source).len(), "only what follows is run");
+    assert_eq!(told.json["diff"]["requests"]["differ"], own);
+}
+
+#[tokio::test]
+async fn a_replay_says_what_is_wrong_with_how_it_was_asked_for() {
+    let stage = Stage::eventful().await;
+    let id = stage.world.session_id.clone();
+    for (args, status, said) in [
+        (vec!["sess_none"], 3, "sess_none"),
+        (vec!["no-such-file.jsonl"], 2, "neither a session's id"),
+        (vec![id.as_str(), "--tools", "live"], 2, "--yes"),
+        (vec![id.as_str(), "--from-message", "4711"], 4, "no message 4711"),
+        (vec![id.as_str(), "--system-prompt", "missing.txt"], 2, "missing.txt"),
+        (vec![id.as_str(), "--model", "nobody/nothing"], 1, "nobody"),
+        (vec!["--suite", "."], 2, "no bundle"),
+    ] {
+        let told = stage.command(|options| options, &args).await;
+        assert_eq!(told.status, status, "{args:?}: {}", told.log);
+        assert!(told.log.contains(said) || told.output.contains(said), "{args:?}: {}", told.log);
+    }
+}
+
+#[tokio::test]
+async fn live_tools_do_it_again() {
+    let stage = Stage::eventful().await;
+    let (effects, mails) = (stage.world.options.effects().len(), stage.world.mails());
+    let told = stage.replay(&["--model", "recorded", "--tools", "live", "--yes"]).await;
+    assert_eq!(told.status, 0, "{}", told.log);
+    assert_eq!(stage.world.options.effects().len(), effects + 2, "charge and reserve");
+    // What it composed waits for the deployed workers.
+    let process = stage.world.serve().await;
+    eventually("the mail", || async { (stage.world.mails() > mails).then_some(()) }).await;
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_bundle_is_replayed_where_nobody_knows_its_agent_its_model_or_its_tools() {
+    let stage = Stage::eventful().await;
+    let bundle = stage.bundle("bundle.jsonl").await;
+    let elsewhere = Database::new().await;
+    let mut options = Options::new();
+    options.dir = std::sync::Arc::clone(&stage.world.options.dir);
+    let args = ["replay", &bundle, "--model", "recorded", "--tools", "recorded", "-o", "json"];
+    options.args = args.map(str::to_owned).to_vec();
+    let (status, process) = options.spawn(&elsewhere.url).ended().await;
+    assert_eq!(status.code(), Some(0), "{}\n{}", process.output(), process.log());
+    let told: Value = serde_json::from_str(&process.output()).unwrap();
+    let replay = Traces::of(&elsewhere, told["replay"]["session_id"].as_str().unwrap()).await;
+    let source = stage.source().await;
+    assert_eq!(messages(&replay), messages(&source));
+    assert_eq!(answered(&replay), answered(&source));
+    assert_eq!(told["diff"]["verdict"], "equal");
+}
+
+#[tokio::test]
+async fn a_folder_of_bundles_is_a_suite_with_a_line_each() {
+    let stage = Stage::eventful().await;
+    for name in ["suite/one.jsonl", "suite/two.jsonl"] {
+        stage.bundle(name).await;
+    }
+    let dir = stage.world.options.path("suite");
+    let suite = async |args: &[&str]| {
+        let all: Vec<&str> = ["--suite", dir.to_str().unwrap(), "--model", "recorded", "-o", "json"]
+            .into_iter()
+            .chain(args.iter().copied())
+            .collect();
+        let told = stage.command(|options| options, &all).await;
+        let lines: Value = serde_json::from_str(&told.output).unwrap_or_else(|_| panic!("{}", told.log));
+        (told.status, lines)
+    };
+    // The dry runs of charge and reserve say other words, and no other tool is called.
+    let (status, lines) = suite(&["--fail-on", "tools"]).await;
+    assert_eq!(status, 0, "{lines:#}");
+    let verdicts: Vec<&Value> = lines.as_array().unwrap().iter().map(|line| &line["verdict"]).collect();
+    assert_eq!(verdicts, ["prose", "prose"]);
+    assert_eq!(suite(&["--fail-on", "any"]).await.0, 8);
+    let (status, lines) = suite(&["--fail-on", "any", "--tools", "recorded", "--jobs", "1"]).await;
+    assert_eq!((status, &lines[0]["verdict"]), (0, &json!("equal")), "{lines:#}");
+    assert_eq!(lines[0]["requests_differ"], 0);
+
+    std::fs::write(dir.join("broken.jsonl"), "{}\n").unwrap();
+    let (status, lines) = suite(&["--fail-on", "none"]).await;
+    assert_eq!((status, &lines[0]["bundle"]), (1, &json!("broken.jsonl")));
+    assert_eq!(lines[0]["verdict"], "failed");
+    assert_eq!(lines.as_array().unwrap().len(), 3, "the others are run all the same");
+}

@@ -1,0 +1,286 @@
+//! Bundles: what is exported is imported equal, whatever the session was in the middle of, and starts nothing.
+
+use super::world::*;
+use serde_json::{Value, json};
+use std::io::Write as _;
+use wakeful::store::export::Export;
+use wakeful::store::heal::Cursor;
+use wakeful::store::import::Imported;
+use wakeful::store::queue::Kind;
+use wakeful::store::step::Commit;
+use wakeful::store::wake::NewSession;
+use wakeful::store::{Error, Store};
+use wakeful::workflow::advance::Outcome;
+use wakeful::workflow::bundle::Limits;
+use wakeful::workflow::bundle::normal::normal;
+use wakeful::workflow::plan::{Action, How, plan};
+
+async fn rest(mut export: Export) -> Vec<u8> {
+    let mut bundle = Vec::new();
+    while let Some(chunk) = export.next().await.unwrap() {
+        assert!(chunk.ends_with(b"\n"), "whole lines");
+        bundle.extend(chunk);
+    }
+    bundle
+}
+
+pub(super) async fn export(store: &Store, session_id: &str) -> Vec<u8> {
+    rest(store.export(session_id, false).await.unwrap()).await
+}
+
+pub(super) async fn try_import(store: &Store, bundle: &[u8]) -> Result<Imported, Error> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(bundle).unwrap();
+    store.import(file.path(), "default", Limits::default(), |_| {}).await
+}
+
+/// Imports a bundle that must be taken, verifies the session, and gives its id.
+async fn import(store: &Store, bundle: &[u8]) -> String {
+    let imported = try_import(store, bundle).await.unwrap();
+    let session_id = imported.session_id.expect("it was imported");
+    let verification = store.verify(&session_id).await.unwrap();
+    let differ: Vec<_> = verification.checks.iter().filter(|check| !check.agrees).collect();
+    assert!(verification.agrees, "{differ:#?}");
+    session_id
+}
+
+pub(super) fn rows(bundle: &[u8], section: &str) -> Vec<Value> {
+    let lines = std::str::from_utf8(bundle).unwrap().lines();
+    let values = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
+    values.filter_map(|mut value| value.get_mut(section).map(Value::take)).collect()
+}
+
+/// What equals what: the bundle, and the bundle of what was made of it.
+fn assert_equal(a: &[u8], b: &[u8]) {
+    let (a, b) = (normal(a).unwrap(), normal(b).unwrap());
+    for (a, b) in a.lines().zip(b.lines()) {
+        assert_eq!(a, b);
+    }
+    assert_eq!(a, b);
+}
+
+fn mail(subject: &str) -> Value {
+    json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": subject, "body": "Hi."})
+}
+
+/// A session with everything: two runs, follow-ups, parallel calls, a mail that was sent and one that was not, a question
+/// and its answer, a state whose values lie in blobs of several parts.
+async fn rich(world: &World) -> String {
+    let session_id = world.wake("c1", "Write to Bob, twice.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    world.send(&session_id, "And reserve a table. ☕\u{1}").await;
+    let (a, b, c) =
+        (call("call_a", "compose_email"), call("call_b", "compose_email"), call("call_c", "reserve"));
+    driver.continues(replied(vec![text("One moment."), asks(&b), asks(&a), asks(&c)])).await;
+    let reserved =
+        done("Reserved.", Some(json!({"type": "other", "rate": 1.0e-7, "no": 12_345_678_901_i64})));
+    driver.settle(&c, &reserved).await;
+    let called = vec![
+        performed(&b, done("Queued.", Some(mail("One")))),
+        performed(&a, done("Queued.", Some(mail(&"x".repeat(150 << 10))))),
+        performed(&c, reserved),
+    ];
+    driver.continues(Outcome::Called(called)).await;
+    let question = call("call_d", "ask_user");
+    driver.continues(replied(vec![asks(&question)])).await;
+    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed);
+    world.send(&session_id, "At eight.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, super::LEASE);
+    world.deliver(&claims.next().await).await;
+    claims.stop();
+    world.send(&session_id, "Thanks!").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text("You are welcome.")])).await, Commit::Closed);
+    session_id
+}
+
+#[tokio::test]
+async fn what_is_exported_is_imported_equal() {
+    let world = World::new().await;
+    let session_id = rich(&world).await;
+    let bundle = export(&world.store, &session_id).await;
+    assert_eq!(export(&world.store, &session_id).await, bundle, "the same state gives the same bytes");
+    for (section, count) in
+        [("session", 1), ("seed", 1), ("run", 2), ("step", 4), ("delivery", 2), ("call", 4)]
+    {
+        assert_eq!(rows(&bundle, section).len(), count, "{section}");
+    }
+    assert!(rows(&bundle, "blob").iter().any(|part| part["at"] != 0), "a blob of several parts");
+
+    let elsewhere = World::new().await;
+    let copy = import(&elsewhere.store, &bundle).await;
+    let again = export(&elsewhere.store, &copy).await;
+    assert_equal(&bundle, &again);
+    assert_ne!(bundle, again, "its ids are its own");
+
+    // What the model would be sent is the same to the byte.
+    let (a, b) =
+        (world.store.hydrate(&session_id).await.unwrap(), elsewhere.store.hydrate(&copy).await.unwrap());
+    assert_eq!(a.context(vec![]), b.context(vec![]));
+    assert_eq!((a.state, a.totals, a.prefix), (b.state, b.totals, b.prefix));
+}
+
+#[tokio::test]
+async fn k42_the_same_bundle_twice_gives_two_sessions_beside_the_first() {
+    let world = World::new().await;
+    let session_id = rich(&world).await;
+    let before = world.dump().await;
+    let bundle = export(&world.store, &session_id).await;
+    assert_eq!(world.dump().await, before, "an export writes nothing");
+    let (one, two) = (import(&world.store, &bundle).await, import(&world.store, &bundle).await);
+    assert_ne!(one, two);
+    assert_equal(&export(&world.store, &one).await, &export(&world.store, &two).await);
+    assert_eq!(export(&world.store, &session_id).await, bundle, "the first is as it was");
+    assert_eq!(world.one("select count(distinct conversation_id) from conversation_sessions").await, 3);
+    assert_eq!(world.one("select count(distinct message_id) from conversation_records").await, 3 * 11);
+    let blobs = world.one("select count(*) from blobs").await;
+    assert_eq!(blobs, before["blobs"].as_array().unwrap().len() as i64, "blobs are shared");
+    // A message to the copy is its own: no id of the bundle is in the way of one that the database gives.
+    world.send(&one, "Hello again.").await;
+    assert_eq!(world.status(&one).await, "queued");
+}
+
+#[tokio::test]
+async fn an_import_in_mid_run_starts_nothing_and_a_retry_runs_no_call_of_it() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Charge Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    driver.sends_mail("call_m").await;
+    // Of four calls one never began, one may have run, one is done with a mail to send, and one waits.
+    let calls = ["invoked", "started", "done", "waiting"].map(|id| call(id, "charge"));
+    driver.continues(replied(calls.iter().map(asks).collect())).await;
+    driver.start(&calls[1]).await.unwrap();
+    driver.settle(&calls[2], &done("Queued.", Some(mail("Once more")))).await;
+    world.execute("update tool_calls set status = 'waiting' where call_id = 'waiting'").await;
+    world.send(&session_id, "Are you there?").await;
+    let bundle = export(&world.store, &session_id).await;
+    assert_eq!(rows(&bundle, "session")[0]["status"], "running");
+
+    let elsewhere = World::new().await;
+    let copy = import(&elsewhere.store, &bundle).await;
+    assert_equal(&bundle, &export(&elsewhere.store, &copy).await);
+    assert_eq!(elsewhere.count("jobs").await, 0, "no job");
+    assert_eq!(elsewhere.status(&copy).await, "failed");
+    let runs = elsewhere.one("select count(*) from session_runs where status in ('queued', 'running')").await;
+    let unsent = elsewhere.one("select count(*) from deliveries where status in ('queued', 'sending')").await;
+    let pending = elsewhere.one("select count(*) from session_inbox where status = 'pending'").await;
+    assert_eq!((runs, unsent, pending), (0, 0, 0));
+
+    // The healer leaves it alone.
+    let before = elsewhere.dump().await;
+    let page = elsewhere.store.look_for_unattended(&mut Cursor::default(), 100).await.unwrap();
+    assert_eq!(page.sessions, Vec::<String>::new());
+    assert!(elsewhere.store.wake_session(&copy).await.unwrap().is_empty());
+    assert_eq!(elsewhere.dump().await, before);
+
+    // A person has it go on: nothing of the bundle runs, and nothing is sent.
+    elsewhere.store.retry(&copy, None).await.unwrap();
+    let mut driver = elsewhere.drive(&copy).await;
+    driver.continues(Outcome::Begun).await;
+    let Action::CallTools { calls } = plan(&driver.session, &wakeful::workflow::agent::Limits::default())
+    else {
+        panic!("the calls are closed first");
+    };
+    for planned in &calls {
+        match &planned.how {
+            How::Abandon | How::Uncertain { .. } => {}
+            How::Reuse(_, outcome) => assert_eq!(outcome.details, None, "nothing to send comes out of it"),
+            How::Run | How::Answer { .. } => panic!("{planned:?} would run"),
+        }
+    }
+    assert_eq!(calls.len(), 4);
+}
+
+#[tokio::test]
+async fn k41_an_export_of_a_live_run_is_of_one_moment_and_a_slow_reader_holds_nothing() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Go on.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    for round in 0..5 {
+        driver.sends_mail(&format!("call_{round}")).await;
+    }
+    let open = call("call_open", "charge");
+    driver.continues(replied(vec![asks(&open)])).await;
+    driver.start(&open).await.unwrap();
+    world.send(&session_id, "Faster!").await;
+    let at_once = export(&world.store, &session_id).await;
+
+    // Begun at the same moment, and read while the run goes on: everything that was open then settles meanwhile.
+    let mut slow = world.store.export(&session_id, false).await.unwrap();
+    let mut bundle = slow.next().await.unwrap().unwrap();
+    let long = world.one(
+        "select count(*) from pg_stat_activity where xact_start < now() and pid <> pg_backend_pid()
+        and datname = current_database()",
+    );
+    assert_eq!(long.await, 0, "no transaction is open between two pages");
+    driver.session = world.store.hydrate(&session_id).await.unwrap();
+    driver.continues(Outcome::Called(vec![performed(&open, done("Charged.", None))])).await;
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, super::LEASE);
+    world.deliver(&claims.next().await).await;
+    claims.stop();
+    while let Some(chunk) = slow.next().await.unwrap() {
+        bundle.extend(chunk);
+        world.send(&session_id, "And more.").await;
+    }
+    assert_eq!(bundle, at_once);
+    let copy = import(&world.store, &bundle).await;
+    assert_equal(&bundle, &export(&world.store, &copy).await);
+}
+
+#[tokio::test]
+async fn a_session_beside_others_in_its_conversation_is_carried_with_its_numbers() {
+    let world = World::new().await;
+    let beside = |trigger: &str| NewSession { seeds: vec![], ..new_session("c1", trigger) };
+    let mut ids = Vec::new();
+    // Two sessions take turns in one conversation.
+    for (trigger, said) in [("a", "One."), ("b", "Two."), ("a", "Three."), ("b", "Four.")] {
+        let woken = world.store.wake(&beside(trigger), &message(said)).await.unwrap();
+        let mut driver = world.drive(&woken.session_id).await;
+        driver.continues(Outcome::Begun).await;
+        assert_eq!(driver.commit(replied(vec![text("Yes.")])).await, Commit::Closed);
+        ids.push(woken.session_id);
+    }
+    for session_id in &ids[..2] {
+        let bundle = export(&world.store, session_id).await;
+        let header: Value =
+            serde_json::from_slice(bundle.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
+        assert_eq!(header["gaps"].as_array().unwrap().len(), 1, "{header}");
+        let copy = import(&world.store, &bundle).await;
+        assert_equal(&bundle, &export(&world.store, &copy).await);
+        assert!(world.store.wake_session(&copy).await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_redacted_bundle_says_nothing_and_still_fits() {
+    let world = World::new().await;
+    let session_id = rich(&world).await;
+    let bundle = rest(world.store.export(&session_id, true).await.unwrap()).await;
+    assert_eq!(rest(world.store.export(&session_id, true).await.unwrap()).await, bundle);
+    let said = String::from_utf8(bundle.clone()).unwrap();
+    for secret in ["Bob", "bob@example.com", "xxxxxxxx", "You are a test", "At eight", "welcome", "Queued."] {
+        assert!(!said.contains(secret), "{secret}");
+    }
+    for blob in rows(&bundle, "blob") {
+        use base64::Engine as _;
+        let bytes =
+            base64::engine::general_purpose::STANDARD.decode(blob["base64"].as_str().unwrap()).unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(
+            !text.contains("bob@") && !text.contains("xxxx") && !text.contains("You are a test"),
+            "{text}"
+        );
+    }
+    let copy = import(&world.store, &bundle).await;
+    let again = export(&world.store, &copy).await;
+    assert_equal(&bundle, &again);
+    let header: Value = serde_json::from_slice(again.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
+    assert_eq!(header["redacted"], true, "exported again it is no less redacted");
+}

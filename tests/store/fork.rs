@@ -1,0 +1,548 @@
+//! Forks: where they are cut, what they begin with, and that their parent never notices.
+
+use super::LEASE;
+use super::world::*;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use wakeful::store::Error;
+use wakeful::store::fork::{ForkRequest, Forked, Model};
+use wakeful::store::queue::Kind;
+use wakeful::store::step::Commit;
+use wakeful::workflow::advance::Outcome;
+use wakeful::workflow::agent::ToolDefinition;
+use wakeful::workflow::effect::Effect;
+use wakeful::workflow::fork::{At, SystemPromptPatch};
+use wakeful::workflow::policy::ToolMode;
+use wakeful::workflow::record::{Record, Role};
+use wakeful::workflow::session::{Session, SessionStatus};
+
+/// A completed session: message 2, a turn with a mail (3, 4), the reply 5; message 6, a turn with two calls (7 to 9), the
+/// reply 10.
+async fn two_runs(world: &World) -> String {
+    let session_id = world.wake("c1", "Write to Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    driver.sends_mail("call_a").await;
+    assert_eq!(driver.commit(replied(vec![text("Written.")])).await, Commit::Closed);
+    world.send(&session_id, "And to Ann, and reserve.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    let (mail, reserve) = (call("call_b", "compose_email"), call("call_c", "reserve"));
+    driver.continues(replied(vec![asks(&mail), asks(&reserve)])).await;
+    let details = json!({"type": "sentEmail", "to": ["ann@example.com"], "subject": "Ho", "body": "Ann."});
+    let reserved = done("Reserved.", None);
+    driver.settle(&reserve, &reserved).await;
+    let results = vec![performed(&mail, done("Queued.", Some(details))), performed(&reserve, reserved)];
+    driver.continues(Outcome::Called(results)).await;
+    assert_eq!(driver.commit(replied(vec![text("All done.")])).await, Commit::Closed);
+    session_id
+}
+
+fn at(parent: &str, place: &str) -> ForkRequest {
+    ForkRequest::new(parent, place.parse().unwrap())
+}
+
+/// Without a run.
+fn resting(parent: &str, place: &str) -> ForkRequest {
+    ForkRequest { start: false, ..at(parent, place) }
+}
+
+async fn refused(world: &World, request: &ForkRequest) -> String {
+    let before = world.dump().await;
+    let error = world.store.fork(request).await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert_eq!(world.dump().await, before, "what is refused writes nothing");
+    error.to_string()
+}
+
+/// Every row that is not of the fork, and the workers'.
+async fn others(world: &World, forked: &Forked) -> BTreeMap<String, Vec<Value>> {
+    let mut dump = BTreeMap::new();
+    let conversation = format!("default/{}", forked.conversation_id);
+    for (table, rows) in world.dump().await {
+        let Value::Array(rows) = rows else { panic!("{table}") };
+        let own = |row: &Value| {
+            row["session_id"] == forked.session_id.as_str() || row["conversation_id"] == conversation.as_str()
+        };
+        dump.insert(table, rows.into_iter().filter(|row| !own(row)).collect());
+    }
+    dump
+}
+
+/// The parent's rows, and everybody else's, are as they were. Blobs are everybody's: none goes or changes, and those of
+/// states that nobody had before may have come.
+fn unchanged(mut before: BTreeMap<String, Vec<Value>>, mut after: BTreeMap<String, Vec<Value>>) {
+    let blobs = after.remove("blobs").unwrap();
+    for blob in before.remove("blobs").unwrap() {
+        assert!(blobs.contains(&blob), "{blob}");
+    }
+    assert_eq!(after, before);
+}
+
+async fn everything(world: &World) -> BTreeMap<String, Vec<Value>> {
+    let rows = world.dump().await.into_iter().map(|(table, rows)| {
+        let Value::Array(rows) = rows else { panic!("{table}") };
+        (table, rows)
+    });
+    rows.collect()
+}
+
+fn said(records: &[Record]) -> Vec<(i64, Role, &[wakeful::workflow::record::Block])> {
+    records.iter().map(|one| (one.message_number, one.role, one.content.as_slice())).collect()
+}
+
+async fn agrees(world: &World, session_id: &str) {
+    let verification = world.store.verify(session_id).await.unwrap();
+    let differ: Vec<_> = verification.checks.iter().filter(|check| !check.agrees).collect();
+    assert!(verification.agrees, "{differ:#?}");
+}
+
+async fn hydrated(world: &World, session_id: &str) -> Session {
+    world.store.hydrate(session_id).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_fork_begins_with_the_messages_up_to_its_cut_and_nothing_that_was_done() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let before = everything(&world).await;
+    let parent = hydrated(&world, &parent_id).await;
+    let forked = world.store.fork(&resting(&parent_id, "5")).await.unwrap();
+    assert_eq!((forked.asked_message_number, forked.at_message_number), (5, 5));
+    assert_eq!((&forked.moved, &forked.run_id, forked.duplicate), (&None, &None, false));
+
+    let child = hydrated(&world, &forked.session_id).await;
+    assert_eq!(child.status, SessionStatus::Created);
+    assert_eq!(child.parent_session_id, Some(parent_id.as_str().into()));
+    assert_eq!(child.conversation_id.as_str(), format!("default/{}", forked.conversation_id));
+    assert_eq!((child.trigger_type.as_str(), &child.seeds), ("fork", &parent.seeds));
+    assert_eq!(child.prefix, parent.prefix);
+    assert_eq!(said(&child.records), said(&parent.records[..4]));
+    assert_eq!(child.state.keys().collect::<Vec<_>>(), ["email/call_a"]);
+    assert_eq!((child.last_message_number, child.to_message_number, child.last_step_number), (5, 5, 2));
+    assert_eq!(child.totals, wakeful::workflow::session::Totals::default());
+    assert!(child.calls.is_empty() && child.inbox.is_empty() && child.run.is_none());
+    assert_eq!(world.journal(&forked.session_id).await, ["SESSION_FORKED", "checkpoint"]);
+    agrees(&world, &forked.session_id).await;
+
+    // What is the same has the same bytes in one place; messages have ids of their own, and say whose they were.
+    unchanged(before, others(&world, &forked).await);
+    let origins: Vec<(String, String)> = sqlx::query_as(
+        "select c.details ->> 'origin_message_id', p.message_id
+        from conversation_records c
+        join conversation_records p on p.session_id = $2 and p.message_number = c.message_number
+            and p.message_id <> c.message_id and p.content::text = c.content::text and p.created_at = c.created_at
+            and p.step_number = c.step_number and p.run_id = c.run_id
+        where c.session_id = $1",
+    )
+    .bind(&forked.session_id)
+    .bind(&parent_id)
+    .fetch_all(&world.database.pool)
+    .await
+    .unwrap();
+    assert_eq!(origins.len(), 4);
+    assert!(origins.iter().all(|(origin, id)| origin == id), "{origins:?}");
+    let link: Value = world
+        .database
+        .value(
+            "select to_json(c) from conversation_counters c where conversation_id = $1",
+            child.conversation_id.as_str(),
+        )
+        .await;
+    assert_eq!(link["parent_conversation_id"], "default/c1");
+    assert_eq!((&link["forked_at_message_number"], &link["last_message_number"]), (&json!(5), &json!(5)));
+}
+
+#[tokio::test]
+async fn a_fork_goes_on_with_numbers_and_steps_of_its_own() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let before = everything(&world).await;
+    // The message is answered anew.
+    let forked = world.store.fork(&at(&parent_id, "last-user")).await.unwrap();
+    assert_eq!(forked.at_message_number, 6);
+    let mut driver = world.drive(&forked.session_id).await;
+    agrees(&world, &forked.session_id).await;
+    assert_eq!((driver.session.last_step_number, driver.session.base_message_number), (2, 1));
+    driver.continues(Outcome::Begun).await;
+    // A call of the parent's turn that was not copied: its id is free.
+    driver.sends_mail("call_b").await;
+    // The id of one that was copied is not.
+    driver.sends_mail_as("call_a", "call_a_9_0").await;
+    assert_eq!(driver.commit(replied(vec![text("Another answer.")])).await, Commit::Closed);
+    agrees(&world, &forked.session_id).await;
+    let child = hydrated(&world, &forked.session_id).await;
+    assert_eq!(
+        child.records.iter().map(|one| one.message_number).collect::<Vec<_>>(),
+        (2..=11).collect::<Vec<_>>()
+    );
+    assert_eq!((child.last_step_number, child.totals.turns), (5, 3));
+    assert_eq!(child.status, SessionStatus::Completed);
+    let steps = world.store.steps(&forked.session_id, None, 50).await.unwrap();
+    assert_eq!(steps.iter().map(|step| step.step_number).collect::<Vec<_>>(), [3, 4, 5]);
+    assert_eq!(steps[0].from_message_number, 6);
+    // Its own mail is sent, the parent's is not sent again.
+    assert_eq!(world.store.deliveries(&forked.session_id).await.unwrap().len(), 2);
+    let verification = world.store.rebuild(&forked.session_id).await.unwrap();
+    assert!(verification.changes.is_empty() && verification.left.is_empty(), "{verification:?}");
+
+    // A follow-up goes on with the fork, as with any session.
+    world.send(&forked.session_id, "And?").await;
+    let mut driver = world.drive(&forked.session_id).await;
+    driver.continues(Outcome::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text("That is all.")])).await, Commit::Closed);
+    agrees(&world, &forked.session_id).await;
+    unchanged(before, others(&world, &forked).await);
+}
+
+#[tokio::test]
+async fn a_fork_may_begin_at_the_first_message_or_before_it() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let first = world.store.fork(&at(&parent_id, "2")).await.unwrap();
+    let mut driver = world.drive(&first.session_id).await;
+    driver.continues(Outcome::Begun).await;
+    assert_eq!(driver.session.records.len(), 1);
+    assert_eq!(driver.commit(replied(vec![text("Hello.")])).await, Commit::Closed);
+    agrees(&world, &first.session_id).await;
+
+    for place in ["start", "1"] {
+        let start = world.store.fork(&resting(&parent_id, place)).await.unwrap();
+        assert_eq!((start.asked_message_number, start.at_message_number), (1, 1), "{place}");
+        agrees(&world, &start.session_id).await;
+        world.send(&start.session_id, "From scratch.").await;
+        let mut driver = world.drive(&start.session_id).await;
+        driver.continues(Outcome::Begun).await;
+        assert_eq!(driver.session.records[0].message_number, 2, "numbers are the parent's");
+        assert_eq!(driver.session.last_step_number, 0);
+        assert_eq!(driver.commit(replied(vec![text("Hello.")])).await, Commit::Closed);
+        agrees(&world, &start.session_id).await;
+    }
+}
+
+#[tokio::test]
+async fn a_cut_inside_of_a_turn_is_moved_and_what_cannot_be_cut_is_refused_with_a_reason() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    for (place, asked) in [("7", 7), ("8", 8)] {
+        let forked = world.store.fork(&resting(&parent_id, place)).await.unwrap();
+        assert_eq!((forked.asked_message_number, forked.at_message_number), (asked, 6));
+        assert!(forked.moved.unwrap().contains("inside of a tool turn"));
+    }
+    for (place, number) in [("last-tool", 9), ("step:1", 4), ("step:3", 9), ("end", 10), ("start", 1)] {
+        let forked = world.store.fork(&resting(&parent_id, place)).await.unwrap();
+        assert_eq!(forked.at_message_number, number, "{place}");
+    }
+    let message_id: String = world
+        .database
+        .value(
+            "select message_id from conversation_records where session_id = $1 and message_number = 5",
+            &parent_id,
+        )
+        .await;
+    let by_id = world.store.fork(&resting(&parent_id, &message_id)).await.unwrap();
+    assert_eq!(by_id.at_message_number, 5);
+
+    assert!(refused(&world, &resting(&parent_id, "11")).await.contains("it has no message 11"));
+    assert!(refused(&world, &resting(&parent_id, "step:9")).await.contains("it has no step 9"));
+    assert!(refused(&world, &resting(&parent_id, "msg_other")).await.contains("it has no message msg_other"));
+    assert!(refused(&world, &resting(&parent_id, "event:900")).await.contains("its journal ends with entry"));
+    let reason = refused(&world, &at(&parent_id, "end")).await;
+    assert!(reason.contains("message 10 is the model's own") && reason.contains("give a prompt"), "{reason}");
+    assert!(refused(&world, &at(&parent_id, "start")).await.contains("nothing is copied"));
+    let edited = ForkRequest { text: Some("x".into()), ..at(&parent_id, "5") };
+    assert!(refused(&world, &edited).await.contains("message 5 is the assistant's"));
+    let waiting = ForkRequest { prompt: Some("x".into()), ..resting(&parent_id, "5") };
+    assert!(refused(&world, &waiting).await.contains("a message begins a run"));
+    let unknown = world.store.fork(&at("sess_none", "end")).await.unwrap_err();
+    assert!(matches!(unknown, Error::NotFound { what: "session", .. }), "{unknown}");
+}
+
+#[tokio::test]
+async fn an_event_is_the_last_message_that_had_been_said_by_then() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let entries = world.store.journal(&parent_id, 0, 1000).await.unwrap();
+    let parent = hydrated(&world, &parent_id).await;
+    // Counted apart from the product: a message is said with the entry that takes it or that points at it.
+    let (mut said, mut received) = (1, [2, 6].into_iter());
+    for entry in entries {
+        match entry.kind.as_str() {
+            "MESSAGE_RECEIVED" => said = received.next().unwrap(),
+            "GEN_COMPLETE" | "TOOL_RESULT" => said = entry.payload["message_number"].as_i64().unwrap(),
+            _ => {}
+        }
+        let forked = world.store.fork(&resting(&parent_id, &format!("event:{}", entry.seq))).await.unwrap();
+        assert_eq!(forked.asked_message_number, said, "entry {}", entry.seq);
+    }
+    assert_eq!(said, parent.last_message_number);
+    assert_eq!(received.next(), None);
+
+    // To a fork what it copied was said from the beginning on.
+    let child = world.store.fork(&at(&parent_id, "6")).await.unwrap();
+    let grandchild = world.store.fork(&resting(&child.session_id, "event:1")).await.unwrap();
+    assert_eq!(grandchild.at_message_number, 6);
+}
+
+#[tokio::test]
+async fn an_edited_message_and_a_further_one_are_what_the_fork_answers() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let request = ForkRequest { text: Some("Write to Eve.".into()), ..at(&parent_id, "2") };
+    let edited = world.store.fork(&request).await.unwrap();
+    assert_eq!((edited.asked_message_number, edited.at_message_number), (2, 1));
+    let driver = world.drive(&edited.session_id).await;
+    assert_eq!(said(&driver.session.records), [(2, Role::User, [text("Write to Eve.")].as_slice())]);
+    assert!(driver.session.state.is_empty());
+    agrees(&world, &edited.session_id).await;
+    drop(driver);
+    world.execute("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
+
+    let both = ForkRequest {
+        text: Some("And to Eve.".into()),
+        prompt: Some("Be quick.".into()),
+        ..at(&parent_id, "last-user")
+    };
+    let both = world.store.fork(&both).await.unwrap();
+    let driver = world.drive(&both.session_id).await;
+    let context = driver.session.context(Vec::new());
+    let last: Vec<_> =
+        context.messages[context.messages.len() - 2..].iter().map(|one| &one.content[0]).collect();
+    assert_eq!(last, [&text("And to Eve."), &text("Be quick.")]);
+    assert_eq!(driver.session.records.last().unwrap().message_number, 6);
+    agrees(&world, &both.session_id).await;
+    drop(driver);
+    world.execute("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
+
+    let prompted = ForkRequest { prompt: Some("Once more.".into()), ..at(&parent_id, "end") };
+    let prompted = world.store.fork(&prompted).await.unwrap();
+    let driver = world.drive(&prompted.session_id).await;
+    assert_eq!(driver.session.records.last().unwrap().content, [text("Once more.")]);
+    assert_eq!(driver.session.records.last().unwrap().message_number, 11);
+}
+
+#[tokio::test]
+async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_parents() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let parent = hydrated(&world, &parent_id).await;
+    let prefix_of = async |session_id: &str| -> String {
+        world
+            .database
+            .value("select prefix_sha256 from conversation_sessions where session_id = $1", session_id)
+            .await
+    };
+    let blobs = world.count("blobs").await;
+    let same = world.store.fork(&resting(&parent_id, "end")).await.unwrap();
+    assert_eq!(prefix_of(&same.session_id).await, prefix_of(&parent_id).await);
+    assert_eq!(world.count("blobs").await, blobs, "its state is that of the parent's last checkpoint");
+
+    let request = ForkRequest {
+        model: Some(Model { id: "other/model".into(), context_window: 7 }),
+        tool_mode: ToolMode::Dry,
+        ..resting(&parent_id, "5")
+    };
+    let other = world.store.fork(&request).await.unwrap();
+    let child = hydrated(&world, &other.session_id).await;
+    assert_eq!((child.policy.model.as_deref(), child.policy.tool_mode), (Some("other/model"), ToolMode::Dry));
+    assert_eq!(prefix_of(&other.session_id).await, prefix_of(&parent_id).await);
+    let row = world.store.session(None, &other.session_id).await.unwrap();
+    assert_eq!(row.model_id, "other/model");
+    // A fork of it is live again unless it is told otherwise, and keeps the model.
+    let again = world.store.fork(&resting(&other.session_id, "5")).await.unwrap();
+    let again = hydrated(&world, &again.session_id).await;
+    assert_eq!(
+        (again.policy.model.as_deref(), again.policy.tool_mode),
+        (Some("other/model"), ToolMode::Live)
+    );
+
+    let tools = vec![ToolDefinition {
+        name: "look".into(),
+        description: "Looks.".into(),
+        parameters: json!({"type": "object"}),
+        effect: Effect::Pure,
+    }];
+    let request = ForkRequest {
+        tools: Some(tools.clone()),
+        system_prompt: Some(SystemPromptPatch::Append("Be kind.".into())),
+        ..resting(&parent_id, "5")
+    };
+    let patched = world.store.fork(&request).await.unwrap();
+    let child = hydrated(&world, &patched.session_id).await;
+    let prefix = child.prefix.as_ref().unwrap();
+    assert_eq!((prefix.system.as_str(), &prefix.tools), ("You are a test.\n\nBe kind.", &tools));
+    assert_eq!(child.policy.tools, Some(vec!["look".to_owned()]));
+    assert_eq!(child.seeds.len(), 1);
+    assert_eq!(child.context(Vec::new()).system, "You are a test.\n\nBe kind.");
+    let request = ForkRequest {
+        system_prompt: Some(SystemPromptPatch::Replace("Be another.".into())),
+        ..resting(&parent_id, "5")
+    };
+    let replaced = world.store.fork(&request).await.unwrap();
+    let child = hydrated(&world, &replaced.session_id).await;
+    assert_eq!(child.context(Vec::new()).system, "Be another.");
+    assert_eq!(child.prefix.unwrap().tools, parent.prefix.unwrap().tools);
+    agrees(&world, &replaced.session_id).await;
+}
+
+#[tokio::test]
+async fn a_fork_of_a_fork_is_cut_where_its_grandparent_could_have_been() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let child = world.store.fork(&resting(&parent_id, "end")).await.unwrap();
+    let grandchild = world.store.fork(&resting(&child.session_id, "5")).await.unwrap();
+    let direct = world.store.fork(&resting(&parent_id, "5")).await.unwrap();
+    agrees(&world, &grandchild.session_id).await;
+    let (ours, theirs) =
+        (hydrated(&world, &grandchild.session_id).await, hydrated(&world, &direct.session_id).await);
+    assert_eq!(ours.records, theirs.records, "origins are those who said it first");
+    // The child's own state has more in it: none of that came along.
+    assert_eq!(ours.state, theirs.state);
+    assert_eq!(ours.state.len(), 1);
+    assert_eq!(hydrated(&world, &child.session_id).await.state.len(), 2);
+    assert_eq!(ours.last_step_number, theirs.last_step_number);
+
+    let tree = world.store.tree(&grandchild.session_id).await.unwrap();
+    let shown: Vec<(&str, i32, Option<i64>)> =
+        tree.iter().map(|one| (one.session_id.as_str(), one.depth, one.forked_at_message_number)).collect();
+    assert_eq!(
+        shown,
+        [
+            (parent_id.as_str(), 0, None),
+            (child.session_id.as_str(), 1, Some(10)),
+            (grandchild.session_id.as_str(), 2, Some(5)),
+            (direct.session_id.as_str(), 1, Some(5)),
+        ]
+    );
+    for session_id in [&parent_id, &child.session_id, &direct.session_id] {
+        assert_eq!(world.store.tree(session_id).await.unwrap().len(), 4, "the same tree from everywhere");
+    }
+    assert!(matches!(world.store.tree("sess_none").await, Err(Error::NotFound { .. })));
+}
+
+#[tokio::test]
+async fn a_running_session_is_forked_without_being_touched_or_held_up() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Reserve a table.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    let reserve = call("call_a", "reserve");
+    driver.continues(replied(vec![asks(&reserve)])).await;
+    assert!(driver.start(&reserve).await.is_some());
+
+    // Its commit has the row locked, and has not ended.
+    let mut commit = world.database.pool.begin().await.unwrap();
+    sqlx::query(
+        "select from conversation_sessions s join conversation_counters c using (conversation_id)
+            where s.session_id = $1 for update",
+    )
+    .bind(&session_id)
+    .execute(&mut *commit)
+    .await
+    .unwrap();
+    let before = everything(&world).await;
+    let request = resting(&session_id, "end");
+    let forked = tokio::time::timeout(LEASE, world.store.fork(&request))
+        .await
+        .expect("no lock is waited for")
+        .unwrap();
+    assert_eq!(forked.at_message_number, 2, "its turn is open");
+    unchanged(before, others(&world, &forked).await);
+    commit.rollback().await.unwrap();
+
+    // And the run goes on as if nothing had been.
+    let results = vec![performed(&reserve, done("Reserved.", None))];
+    driver.continues(Outcome::Called(results)).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    agrees(&world, &session_id).await;
+    agrees(&world, &forked.session_id).await;
+}
+
+#[tokio::test]
+async fn the_same_key_is_the_same_fork_and_with_another_body_is_refused() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let request = ForkRequest { client_key: Some("k".into()), ..at(&parent_id, "last-user") };
+    let both = tokio::join!(world.store.fork(&request), world.store.fork(&request));
+    let (one, two) = (both.0.unwrap(), both.1.unwrap());
+    assert_ne!(one.duplicate, two.duplicate, "one of them made it");
+    assert_eq!(Forked { duplicate: false, ..one.clone() }, Forked { duplicate: false, ..two });
+    assert!(one.run_id.is_some());
+    // The parent has gone on: the answer is the first one.
+    world.execute("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
+    world.send(&parent_id, "Once more.").await;
+    let later = world.store.fork(&request).await.unwrap();
+    assert!(later.duplicate);
+    assert_eq!((later.session_id, later.run_id), (one.session_id.clone(), one.run_id));
+    let other = ForkRequest { at: At::Message(2), ..request.clone() };
+    let error = world.store.fork(&other).await.unwrap_err();
+    assert!(matches!(error, Error::KeyReused { .. }), "{error}");
+    // Another parent's key is another key.
+    let elsewhere = ForkRequest { start: false, at: At::End, ..request };
+    let elsewhere = ForkRequest { parent_session_id: one.session_id, ..elsewhere };
+    assert!(!world.store.fork(&elsewhere).await.unwrap().duplicate);
+    assert_eq!(
+        world.one("select count(*) from conversation_sessions where parent_session_id is not null").await,
+        2
+    );
+}
+
+#[tokio::test]
+async fn a_heal_leaves_forks_as_they_are() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let resting = world.store.fork(&resting(&parent_id, "6")).await.unwrap();
+    let running = world.store.fork(&at(&parent_id, "6")).await.unwrap();
+    let before = world.dump().await;
+    for session_id in [&parent_id, &resting.session_id, &running.session_id] {
+        assert_eq!(world.store.wake_session(session_id).await.unwrap(), []);
+        let rebuilt = world.store.rebuild(session_id).await.unwrap();
+        assert!(rebuilt.changes.is_empty() && rebuilt.left.is_empty(), "{rebuilt:?}");
+    }
+    assert_eq!(world.dump().await, before);
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    assert_eq!(claims.next().await.session_id, Some(running.session_id));
+    claims.stop();
+}
+
+#[tokio::test]
+async fn a_session_of_1000_steps_is_forked_at_500_without_copying_a_blob() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Count.").await;
+    // As steps with tools write them: a call with 2 KB of arguments and 2 KB of result.
+    let big = "x".repeat(2000);
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
+        "insert into conversation_records (conversation_id, message_number, session_id, run_id, step_number, role, content)
+        select 'default/c1', 1 + 2 * n, '{session_id}', 'run_1', n, 'assistant',
+            json_build_array(json_build_object('type', 'tool_call', 'call_id', 'call_' || n, 'name', 'note',
+                'arguments', json_build_object('text', '{big}')))
+        from generate_series(1, 1000) n
+        union all
+        select 'default/c1', 2 + 2 * n, '{session_id}', 'run_1', n, 'tool',
+            json_build_array(json_build_object('type', 'tool_result', 'call_id', 'call_' || n, 'name', 'note',
+                'content', '{big}', 'is_error', false))
+        from generate_series(1, 1000) n;
+        update conversation_sessions set last_message_number = 2002, to_message_number = 2002, last_step_number = 1000
+        where session_id = '{session_id}'"
+    )))
+    .execute(&world.database.pool)
+    .await
+    .unwrap();
+    // Its state, as its checkpoints have kept it.
+    world.store.fork(&resting(&session_id, "step:20")).await.unwrap();
+    let blobs = world.count("blobs").await;
+    let began = std::time::Instant::now();
+    let forked = world.store.fork(&resting(&session_id, "step:500")).await.unwrap();
+    eprintln!("forked at step 500 of 1000 in {:?}", began.elapsed());
+    assert_eq!(world.count("blobs").await, blobs);
+    assert_eq!((forked.at_message_number, forked.moved), (1002, None));
+    let child = hydrated(&world, &forked.session_id).await;
+    assert_eq!((child.records.len(), child.last_step_number), (1001, 500));
+    agrees(&world, &forked.session_id).await;
+    let forked = world.store.fork(&resting(&session_id, "1001")).await.unwrap();
+    assert_eq!(
+        (forked.at_message_number, forked.moved.is_some()),
+        (1000, true),
+        "before the turn of step 500"
+    );
+}

@@ -1,0 +1,143 @@
+//! Sessions as bundles: carried out under a token of their own, and taken in.
+
+use super::{DEFAULT_SPACE, Id, Problem};
+use crate::Ctx;
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures::TryStreamExt as _;
+use secrecy::ExposeSecret;
+use serde::Deserialize;
+use std::sync::Arc;
+use subtle::{Choice, ConstantTimeEq};
+use tokio::io::AsyncWriteExt as _;
+use tracing::{error, info};
+use wakeful_store::export::Export;
+use wakeful_store::import::{self, Imported};
+use wakeful_workflow::bundle::Limits;
+
+/// The header that an export wants.
+pub const INTERNAL_TOKEN: &str = "x-internal-token";
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ExportQuery {
+    redact: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ImportQuery {
+    verify_only: Option<String>,
+}
+
+/// The session's bundle, line by line. A failure on the way breaks the body off: it never has its last line then.
+pub(super) async fn export(
+    State(ctx): State<Arc<Ctx>>,
+    headers: HeaderMap,
+    id: Result<Id, Problem>,
+    query: Result<Query<ExportQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    // Before anything else: whoever has no token learns nothing, not even what exists.
+    admit(&ctx, &headers)?;
+    let (Id(id), Query(query)) = (id?, query?);
+    let redact = flag("redact", query.redact.as_deref())?;
+    let session = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let export = ctx.store.export(&session.session_id, redact).await?;
+    info!(session.id = %id, redact, "A session is exported");
+    let name = format!("attachment; filename=\"{}.jsonl\"", file_name(&id));
+    let body = futures::stream::try_unfold(export, |mut export: Export| async {
+        match export.next().await {
+            Ok(Some(chunk)) => Ok(Some((Bytes::from(chunk), export))),
+            Ok(None) => Ok(None),
+            Err(failed) => {
+                let session_id = &export.header().session_id;
+                error!(session.id = %session_id, error = %failed, "An export broke off");
+                Err(std::io::Error::other("the export broke off; the server's log says why"))
+            }
+        }
+    });
+    let headers = [(CONTENT_TYPE, "application/x-ndjson".to_owned()), (CONTENT_DISPOSITION, name)];
+    Ok((headers, Body::from_stream(body)).into_response())
+}
+
+/// Takes a bundle, plain or gzip: 201 with the new session, or with `verify_only` 200 with what is in it.
+pub(super) async fn import(
+    State(ctx): State<Arc<Ctx>>,
+    query: Result<Query<ImportQuery>, QueryRejection>,
+    body: Body,
+) -> Result<(StatusCode, Json<Imported>), Problem> {
+    let Query(query) = query?;
+    let verify_only = flag("verify_only", query.verify_only.as_deref())?;
+    let limits = ctx.config.server.import_limits();
+    let file = spool(body, limits).await?;
+    if verify_only {
+        return Ok((StatusCode::OK, Json(import::check(file.path(), limits, |_| {}).await?)));
+    }
+    let imported = ctx.store.import(file.path(), DEFAULT_SPACE, limits, |_| {}).await?;
+    info!(session.id = imported.session_id.as_deref(), sha256 = %imported.sha256, "A session was imported");
+    Ok((StatusCode::CREATED, Json(imported)))
+}
+
+/// Puts the body into a file that goes with it: it is read twice, and is not kept in memory once.
+async fn spool(body: Body, limits: Limits) -> Result<tempfile::NamedTempFile, Problem> {
+    let failed = |error: std::io::Error| {
+        error!(%error, "A bundle could not be put into a temporary file");
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed; the server's log says why")
+    };
+    let file = tempfile::Builder::new().prefix("wakeful-import-").tempfile().map_err(failed)?;
+    let mut writer = tokio::fs::File::from_std(file.reopen().map_err(failed)?);
+    let mut body = body.into_data_stream();
+    let mut bytes = 0;
+    loop {
+        let chunk = body.try_next().await;
+        let chunk = chunk.map_err(|error| Problem::bad_request(format!("the body broke off: {error}")))?;
+        let Some(chunk) = chunk else { break };
+        bytes += chunk.len() as u64;
+        if bytes > limits.bytes {
+            let detail = format!("the bundle is larger than {} bytes", limits.bytes);
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+        }
+        writer.write_all(&chunk).await.map_err(failed)?;
+    }
+    writer.flush().await.map_err(failed)?;
+    Ok(file)
+}
+
+/// Lets an export pass that names one of the tokens. Every one is compared, whatever the first ones say.
+fn admit(ctx: &Ctx, headers: &HeaderMap) -> Result<(), Problem> {
+    let tokens = &ctx.config.server.internal_tokens;
+    if tokens.is_empty() {
+        let detail = "no token is configured for exports: set server.internal_tokens";
+        return Err(Problem::new(StatusCode::FORBIDDEN, detail));
+    }
+    let Some(given) = headers.get(INTERNAL_TOKEN) else {
+        return Err(Problem::new(StatusCode::UNAUTHORIZED, "an export needs the header `X-Internal-Token`"));
+    };
+    let equals = |token: &secrecy::SecretString| given.as_bytes().ct_eq(token.expose_secret().as_bytes());
+    let known = tokens.iter().map(equals).fold(Choice::from(0), |any, one| any | one);
+    if bool::from(known) {
+        Ok(())
+    } else {
+        Err(Problem::new(StatusCode::FORBIDDEN, "`X-Internal-Token` is none of the configured tokens"))
+    }
+}
+
+/// `?name`, `?name=true`, `?name=false`.
+fn flag(name: &str, given: Option<&str>) -> Result<bool, Problem> {
+    match given {
+        None | Some("false") => Ok(false),
+        Some("" | "true") => Ok(true),
+        Some(_) => Err(Problem::bad_request(format!("`{name}` is true or false"))),
+    }
+}
+
+/// An id as a part of a file's name, whatever it is.
+fn file_name(id: &str) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '_' };
+    id.chars().take(128).map(allowed).collect()
+}

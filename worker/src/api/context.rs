@@ -1,0 +1,208 @@
+//! What the model would see if it were called now, and what each strategy would make of it.
+
+use super::{DEFAULT_SPACE, Id, Problem};
+use crate::Ctx;
+use crate::config::Config;
+use crate::model::Models;
+use crate::tool::registry::Registry;
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use wakeful_store::{Error, Store};
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::context::{self, Rebase, Strategy, Weight, compaction};
+use wakeful_workflow::record::{Block, Usage};
+
+/// A session's next model call, before it is made.
+#[derive(Debug, Serialize)]
+pub struct View {
+    pub session_id: String,
+    pub agent: String,
+    pub model: String,
+    pub strategy: Strategy,
+    /// What the model can see.
+    pub window_tokens: i64,
+    #[serde(flatten)]
+    pub weight: Weight,
+    /// Where the context begins. Absent: everything is in it.
+    pub rebase: Option<Rebase>,
+    /// It begins there from this call on: the rebase is decided and not yet committed.
+    pub rebased_now: bool,
+    /// A summary would be written before the call.
+    pub compaction_due: bool,
+    pub compaction_failures: i64,
+    pub system: String,
+    pub tools: Vec<ToolDefinition>,
+    pub shown: Vec<Shown>,
+    /// What each strategy would weigh.
+    pub strategies: Vec<Outlook>,
+    /// The body of the request, as it would be sent.
+    #[serde(skip)]
+    pub request: Option<Vec<u8>>,
+}
+
+/// One message that the model would see.
+#[derive(Debug, Serialize)]
+pub struct Shown {
+    /// None for a seed, and for what waits in the inbox.
+    pub message_number: Option<i64>,
+    pub role: &'static str,
+    pub bytes: usize,
+    pub content: Vec<Block>,
+}
+
+/// What one strategy would weigh.
+#[derive(Debug, Serialize)]
+pub struct Outlook {
+    pub strategy: Strategy,
+    pub current: bool,
+    #[serde(flatten)]
+    pub weight: Weight,
+    /// Of the model's window.
+    pub window_percent: f64,
+    /// The input of one call, with nothing and with everything read from the provider's cache.
+    pub cost_micros: i64,
+    pub cached_cost_micros: i64,
+}
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum ViewError {
+    #[error(transparent)]
+    Store(#[from] Error),
+    /// The configuration lacks what the session needs.
+    #[error("{0}")]
+    NotConfigured(String),
+}
+
+/// What `GET /v1/sessions/{id}/context` and `wakeful session context` give; `strategy` in place of the agent's own.
+///
+/// # Errors
+/// [`ViewError`].
+pub async fn view(
+    (store, config, registry, models): (&Store, &Config, &Registry, &Models),
+    session_id: &str,
+    strategy: Option<Strategy>,
+    with_request: bool,
+) -> Result<View, ViewError> {
+    let session = store.hydrate(session_id).await?;
+    let unconfigured = |error: String| ViewError::NotConfigured(error);
+    let agent = config.agent(&session.agent).map_err(|error| unconfigured(error.to_string()))?;
+    let agent = session.policy.of(agent);
+    let configured = match session.prefix {
+        Some(_) => Vec::new(),
+        None => registry.definitions(&agent.tools).map_err(|error| unconfigured(error.to_string()))?,
+    };
+    let window_tokens = config.context_window(&agent.model);
+    let price = config.price(&agent.model);
+    let asked = strategy.unwrap_or(agent.context.strategy);
+    let of =
+        |strategy| context::build_as(&session, configured.clone(), &agent.context, window_tokens, strategy);
+    let compaction_due = asked == Strategy::Compaction && {
+        let policy = context::ContextPolicy { strategy: asked, ..agent.context };
+        compaction::is_due(&session, &configured, &policy, window_tokens)
+    };
+    let strategies = Strategy::ALL
+        .into_iter()
+        .map(|strategy| {
+            let policy = context::ContextPolicy { strategy, ..agent.context };
+            let due = strategy == Strategy::Compaction
+                && compaction::is_due(&session, &configured, &policy, window_tokens);
+            let weight = if due {
+                compaction::estimate(&session, configured.clone(), window_tokens)
+            } else {
+                of(strategy).1
+            };
+            let usage =
+                |cached_tokens| Usage { input_tokens: weight.tokens, cached_tokens, ..Usage::default() };
+            Outlook {
+                strategy,
+                current: strategy == agent.context.strategy,
+                weight,
+                window_percent: weight.tokens as f64 * 100.0 / window_tokens as f64,
+                cost_micros: price.cost_micros(&usage(0)),
+                cached_cost_micros: price.cost_micros(&usage(weight.tokens)),
+            }
+        })
+        .collect();
+    let (built, weight) = of(asked);
+    let request = with_request
+        .then(|| models.get(&agent.model).map(|model| model.request(&built.context).body))
+        .transpose()
+        .map_err(|fault| unconfigured(fault.to_string()))?;
+    let rebased_now = built.rebase.is_some();
+    let standing = session.rebase.clone().filter(|_| asked == agent.context.strategy);
+    let rebase = built.rebase.or(standing).filter(|rebase| !rebase.is_nothing());
+    let numbers = context::numbered(&session, rebase.as_ref());
+    let shown = numbers
+        .into_iter()
+        .zip(built.context.messages)
+        .map(|(message_number, message)| Shown {
+            message_number,
+            role: message.role.as_str(),
+            bytes: message.bytes(),
+            content: message.content,
+        })
+        .collect();
+    Ok(View {
+        session_id: session.session_id.to_string(),
+        agent: agent.name,
+        model: agent.model,
+        strategy: asked,
+        window_tokens,
+        weight,
+        rebase,
+        rebased_now,
+        compaction_due,
+        compaction_failures: session.compaction_failures,
+        system: built.context.system,
+        tools: built.context.tools,
+        shown,
+        strategies,
+        request,
+    })
+}
+
+/// Reads the name of a strategy.
+///
+/// # Errors
+/// In words, with the names that there are.
+pub(crate) fn strategy(word: &str) -> Result<Strategy, String> {
+    Strategy::parse(word).ok_or_else(|| {
+        let known = Strategy::ALL.map(Strategy::as_str).join(", ");
+        format!("no strategy {word:?}; there are: {known}")
+    })
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ContextQuery {
+    strategy: Option<String>,
+    /// The request's body alone.
+    #[serde(default)]
+    raw: bool,
+}
+
+/// The context of the session's next model call; `raw`: the bytes that would be sent.
+pub(super) async fn show(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    query: Result<Query<ContextQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(query) = query?;
+    let asked = query.strategy.as_deref().map(strategy).transpose().map_err(Problem::bad_request)?;
+    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let parts = (&ctx.store, &ctx.config, &ctx.tools, &ctx.models);
+    let view = view(parts, &id, asked, query.raw).await.map_err(|error| match error {
+        ViewError::Store(error) => error.into(),
+        ViewError::NotConfigured(text) => Problem::new(StatusCode::CONFLICT, text),
+    })?;
+    Ok(match view.request {
+        Some(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        None => Json(view).into_response(),
+    })
+}

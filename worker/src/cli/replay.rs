@@ -1,0 +1,321 @@
+//! `wakeful replay`: a session, or a folder of exported ones, run again and laid beside what was.
+
+mod progress;
+mod suite;
+
+use super::output::{Output, OutputArgs, count, printable, until_reader_goes};
+use super::{CONNECT, Exit, Usage, report};
+use crate::api::DEFAULT_SPACE;
+use crate::config::Config;
+use crate::replay::{self, End, Observer, Replayed, Request};
+use crate::{App, Ctx};
+use anyhow::Context as _;
+use progress::Meter;
+use serde::Serialize;
+use sha2::Digest;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use wakeful_workflow::bundle::Limits;
+use wakeful_workflow::diff::{self, Level, Report};
+use wakeful_workflow::id::SessionId;
+use wakeful_workflow::policy::{Answers, ToolMode};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    output: OutputArgs,
+    /// The session to run again, or a file that `wakeful session export` made.
+    #[arg(value_name = "SESSION|FILE", required_unless_present = "suite", conflicts_with = "suite")]
+    source: Option<String>,
+    /// Call this model in place of the session's own. `recorded` calls none: the session's answers are given again, each in
+    /// its place.
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Keep the messages up to this one, and run what follows. Without it everything is run again.
+    #[arg(long, value_name = "N", conflicts_with = "suite")]
+    from_message: Option<i64>,
+    /// In place of the session's system prompt.
+    #[arg(long, value_name = "FILE")]
+    system_prompt: Option<PathBuf>,
+    /// What becomes of tool calls. dry: pure tools run, others say what they would have done. recorded: they are answered
+    /// with what came of them. live: they touch the world (asks for --yes).
+    #[arg(long, value_enum, default_value = "dry")]
+    tools: Tools,
+    /// Write the comparison to this file, as one HTML page.
+    #[arg(long, value_name = "FILE.html", conflicts_with = "suite")]
+    report: Option<PathBuf>,
+    /// Run every bundle of this folder, and print one line each.
+    #[arg(long, value_name = "DIR")]
+    suite: Option<PathBuf>,
+    /// What makes the exit status 8: another tool call; that, or another state; any difference.
+    #[arg(long, value_enum, default_value = "any")]
+    fail_on: FailOn,
+    /// Bundles at a time.
+    #[arg(long, value_name = "N", requires = "suite", default_value_t = 4)]
+    jobs: usize,
+    /// Show long texts whole.
+    #[arg(long)]
+    full: bool,
+    /// Begin anew, where the same command was cut off before.
+    #[arg(long)]
+    fresh: bool,
+    /// Yes, with tools that touch the world.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Tools {
+    Dry,
+    Recorded,
+    Live,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum FailOn {
+    Tools,
+    State,
+    Any,
+    None,
+}
+
+/// A replay and its source.
+#[derive(Debug, Serialize)]
+struct Compared {
+    replay: Summary,
+    /// The source is left, the replay right.
+    diff: Report,
+}
+
+/// What became of a replay.
+#[derive(Debug, Serialize)]
+struct Summary {
+    session_id: String,
+    source_session_id: String,
+    /// An earlier command had begun it.
+    resumed: bool,
+    /// Why the kept messages end before the one that was asked for.
+    moved: Option<String>,
+    /// Calls that the source has no result for: they were dry runs.
+    unrecorded: Vec<String>,
+    /// Why it did not come to its end.
+    failed: Option<String>,
+    /// The requests were to be the source's, and are not.
+    requests_differ: bool,
+}
+
+impl FailOn {
+    fn is_reached(self, compared: &Compared) -> bool {
+        let level = compared.diff.verdict;
+        match self {
+            FailOn::Tools => level >= Level::Tools,
+            FailOn::State => level >= Level::State,
+            FailOn::Any => level > Level::Equal || compared.replay.requests_differ,
+            FailOn::None => false,
+        }
+    }
+}
+
+impl From<Tools> for ToolMode {
+    fn from(tools: Tools) -> ToolMode {
+        match tools {
+            Tools::Dry => ToolMode::Dry,
+            Tools::Recorded => ToolMode::Recorded,
+            Tools::Live => ToolMode::Live,
+        }
+    }
+}
+
+pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
+    if args.tools == Tools::Live && !args.yes {
+        let text =
+            "--tools live sends and writes once more what the session sent and wrote: say --yes as well";
+        return Err(Usage(text.to_owned()).into());
+    }
+    if args.jobs == 0 {
+        return Err(Usage("--jobs 0 would run nothing".to_owned()).into());
+    }
+    let system_prompt = match &args.system_prompt {
+        Some(path) => Some(std::fs::read_to_string(path).map_err(|error| {
+            Usage(format!("--system-prompt: {} cannot be read: {error}", path.display()))
+        })?),
+        None => None,
+    };
+    let url = super::database_url(&config)?;
+    wakeful_store::diagnosis::reach(&url, CONNECT)
+        .await
+        .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
+    let ctx = app.context(config, &url).await?;
+    let signals = tokio::spawn(crate::serve::drain_on_signal(Arc::clone(&ctx)));
+    let output = Output::new(&args.output);
+    let wish = Wish { system_prompt, args };
+    let ran = match (&wish.args.suite, &wish.args.source) {
+        (Some(dir), _) => suite::run(&ctx, &wish, dir, &output).await,
+        (None, Some(source)) => single(&ctx, &wish, source, &output).await,
+        (None, None) => Err(Usage("name a session or a file, or a folder with --suite".to_owned()).into()),
+    };
+    signals.abort();
+    // No step is in hand: whoever listens goes home.
+    ctx.draining.cancel();
+    ctx.abort.cancel();
+    ctx.store.close().await;
+    until_reader_goes(ran)
+}
+
+/// What every replay of this command has in common.
+struct Wish {
+    system_prompt: Option<String>,
+    args: Args,
+}
+
+async fn single(ctx: &Arc<Ctx>, wish: &Wish, source: &str, output: &Output) -> anyhow::Result<Exit> {
+    let meter = Meter::start();
+    let compared = replayed(ctx, wish, source, &meter).await;
+    meter.end();
+    let Some(compared) = compared? else {
+        eprintln!("interrupted: the same command goes on where this one stopped");
+        return Ok(Exit::Failed);
+    };
+    if let Some(path) = &wish.args.report {
+        report::write_page(&compared.diff, path)?;
+    }
+    let printed = output.one(&compared, || told(&compared, output, wish.args.full));
+    // Whoever was told has no need of it any more; a command that is killed before this tells it again.
+    ctx.store.end_replay(&compared.replay.session_id).await?;
+    printed?;
+    Ok(match &compared.replay.failed {
+        Some(_) => Exit::Failed,
+        None if wish.args.fail_on.is_reached(&compared) => Exit::Divergence,
+        None => Exit::Ok,
+    })
+}
+
+/// Runs one replay to its end and lays it beside its source. `None`: it was interrupted.
+async fn replayed(
+    ctx: &Arc<Ctx>,
+    wish: &Wish,
+    source: &str,
+    observer: &dyn Observer,
+) -> anyhow::Result<Option<Compared>> {
+    let mut request = request(wish, source)?;
+    let unfinished =
+        if wish.args.fresh { None } else { ctx.store.unfinished_replay(&request.runner()).await? };
+    request.source_session_id = match (&unfinished, Path::new(source)) {
+        // Its source is the import that it was begun with.
+        (Some(session_id), _) => {
+            let session = ctx.store.hydrate(session_id).await?;
+            session.policy.replay.context("a replay without a source")?.source_session_id
+        }
+        (None, _) if is_session(source) => source.into(),
+        (None, path) => SessionId::from(import_file(ctx, path).await?),
+    };
+    let replayed = replay::run(ctx, &request, wish.args.fresh, observer).await?;
+    let Replayed { session_id, resumed, end, moved, unrecorded } = replayed;
+    let failed = match end {
+        End::Over => None,
+        End::Failed(reason) => Some(reason),
+        End::Interrupted => return Ok(None),
+    };
+    let source_session_id = request.source_session_id.as_str().to_owned();
+    let (left, right) = (ctx.store.side(&source_session_id).await?, ctx.store.side(&session_id).await?);
+    let diff = diff::diff(&left, &right);
+    let requests_differ = request.answers == Answers::Recorded && diff.requests.differ > 0;
+    let replay =
+        Summary { session_id, source_session_id, resumed, moved, unrecorded, failed, requests_differ };
+    Ok(Some(Compared { replay, diff }))
+}
+
+/// What is asked for, without the source's session where that is a file.
+fn request(wish: &Wish, source: &str) -> anyhow::Result<Request> {
+    let (answers, model) = match wish.args.model.as_deref() {
+        Some("recorded") => (Answers::Recorded, None),
+        Some(model) => (Answers::Live, Some(model.to_owned())),
+        None => (Answers::Live, None),
+    };
+    Ok(Request {
+        source_session_id: SessionId::from(""),
+        source_name: if is_session(source) { source.to_owned() } else { sha256_of(Path::new(source))? },
+        from_message: wish.args.from_message,
+        answers,
+        model,
+        system_prompt: wish.system_prompt.clone(),
+        tool_mode: wish.args.tools.into(),
+    })
+}
+
+/// Whether it is the id of a session, which no file of that name may hide.
+fn is_session(source: &str) -> bool {
+    source.starts_with("sess_") && !source.contains(['/', '.'])
+}
+
+fn sha256_of(path: &Path) -> anyhow::Result<String> {
+    let unreadable =
+        || format!("{} is neither a session's id (sess_...) nor a file that can be read", path.display());
+    let mut file = std::fs::File::open(path).map_err(|error| Usage(format!("{}: {error}", unreadable())))?;
+    let mut sha256 = sha2::Sha256::new();
+    let mut piece = vec![0; 64 * 1024];
+    loop {
+        match file.read(&mut piece).with_context(unreadable)? {
+            0 => return Ok(hex::encode(sha256.finalize())),
+            read => sha256.update(&piece[..read]),
+        }
+    }
+}
+
+/// Imports a bundle, to be replayed from. Nothing else comes of it: an import starts nothing.
+async fn import_file(ctx: &Ctx, path: &Path) -> anyhow::Result<String> {
+    let limits = Limits::default();
+    let checked = wakeful_store::import::check(path, limits, |_| {}).await?;
+    if checked.redacted {
+        let text = "the bundle is redacted: what was said is not in it, and cannot be run again";
+        anyhow::bail!("{}: {text}", path.display());
+    }
+    let imported = ctx.store.import(path, DEFAULT_SPACE, limits, |_| {}).await?;
+    imported.session_id.context("an import without a session")
+}
+
+/// For people: the comparison, then what is to be known of the replay itself.
+fn told(compared: &Compared, output: &Output, full: bool) -> String {
+    let replay = &compared.replay;
+    let mut text = report::text(output, &compared.diff, full);
+    let mut line = |said: String| text.push_str(&format!("{}\n", printable(&said)));
+    line(format!("replay   {}", replay.session_id));
+    if replay.resumed {
+        line("         went on where an earlier command was cut off".to_owned());
+    }
+    if let Some(moved) = &replay.moved {
+        line(format!("cut      {moved}"));
+    }
+    if replay.requests_differ {
+        let requests = &compared.diff.requests;
+        let turn = requests.first_that_differs.unwrap_or(1);
+        line(format!(
+            "requests {} of {} are not the source's bytes, the first in turn {turn}",
+            requests.differ,
+            requests.equal + requests.differ
+        ));
+    }
+    if !replay.unrecorded.is_empty() {
+        let calls = count(replay.unrecorded.len() as i64, "call");
+        let shown = replay.unrecorded.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        line(format!("dry runs {calls} had no recorded result: {shown}"));
+    }
+    if let Some(reason) = &replay.failed {
+        line(format!("failed   {reason}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_an_id_is_no_file() {
+        assert!(is_session("sess_019a"));
+        assert!(!is_session("sess_019a.jsonl"));
+        assert!(!is_session("./sess_019a"));
+        assert!(!is_session("bundle.jsonl"));
+    }
+}

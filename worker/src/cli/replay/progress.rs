@@ -1,0 +1,67 @@
+//! How far a replay is: a bar on a terminal, a line now and then elsewhere. On stderr, for stdout is data.
+
+use crate::cli::output::{count, dollars};
+use crate::replay::Observer;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use wakeful_store::replay::Progress;
+
+/// Between two lines of a replay that nobody watches on a terminal.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Shows one replay.
+pub(super) struct Meter {
+    bar: ProgressBar,
+    terminal: bool,
+    said: Mutex<Instant>,
+}
+
+impl Meter {
+    pub(super) fn start() -> Meter {
+        let terminal = std::io::stderr().is_terminal();
+        let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(None, target);
+        if let Ok(style) =
+            ProgressStyle::with_template("{spinner} {bar:30} {pos}/{len} turns  {msg}  {elapsed}")
+        {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Meter { bar, terminal, said: Mutex::new(Instant::now()) }
+    }
+
+    pub(super) fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Observer for Meter {
+    fn begins(&self, session_id: &str, answers: u64) {
+        self.bar.set_length(answers);
+        if !self.terminal {
+            eprintln!("replay {session_id}: {} to run", count(answers as i64, "turn"));
+        }
+    }
+
+    fn moves(&self, answers: u64, progress: &Progress) {
+        let spent = format!("{} tokens, {}", progress.tokens, dollars(progress.cost_micros));
+        self.bar.set_position(answers);
+        self.bar.set_message(spent.clone());
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.terminal && said.elapsed() >= EVERY {
+            *said = Instant::now();
+            eprintln!("replay: {}, {spent}", count(answers as i64, "turn"));
+        }
+    }
+}
+
+/// For a replay among many.
+pub(super) struct Unseen;
+
+impl Observer for Unseen {
+    fn begins(&self, _: &str, _: u64) {}
+
+    fn moves(&self, _: u64, _: &Progress) {}
+}

@@ -1,0 +1,183 @@
+//! `wakeful replay --suite DIR`: every bundle of a folder, some at a time, and a line each.
+
+use super::progress::Unseen;
+use super::{Compared, Wish, replayed};
+use crate::Ctx;
+use crate::cli::output::{Cell, Column, Format, Output, Table, Tone, count, dollars, printable, span};
+use crate::cli::{Exit, Usage};
+use futures::StreamExt;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use wakeful_workflow::diff::Level;
+
+/// What became of one bundle.
+#[derive(Debug, Serialize)]
+struct Line {
+    bundle: String,
+    source_session_id: Option<String>,
+    session_id: Option<String>,
+    turns: i64,
+    /// `equal`, `prose`, `state`, `tools`, or `failed`.
+    verdict: &'static str,
+    /// It counts, by `--fail-on`.
+    diverged: bool,
+    first_divergence: Option<String>,
+    requests_equal: usize,
+    requests_differ: usize,
+    unrecorded: usize,
+    /// Input and output of the replay.
+    tokens: i64,
+    cost_micros: i64,
+    time_ms: i64,
+    /// Why there is no verdict.
+    error: Option<String>,
+}
+
+pub(super) async fn run(ctx: &Arc<Ctx>, wish: &Wish, dir: &Path, output: &Output) -> anyhow::Result<Exit> {
+    let bundles = bundles(dir)?;
+    let all = bundles.len();
+    let mut lines = Vec::new();
+    let mut running = futures::stream::iter(bundles)
+        .map(|path| async move { line(ctx, wish, &path).await })
+        .buffer_unordered(wish.args.jobs);
+    while let Some(line) = running.next().await {
+        lines.extend(line);
+        if let Some(line) = lines.last() {
+            eprintln!("{}/{all} {} {}", lines.len(), printable(&line.bundle), line.verdict);
+        }
+    }
+    lines.sort_by(|a: &Line, b| a.bundle.cmp(&b.bundle));
+    output.items(&lines, || table(&lines))?;
+    let failed = lines.iter().filter(|line| line.error.is_some()).count();
+    let diverged = lines.iter().filter(|line| line.diverged).count();
+    if !matches!(output.format(), Some(Format::Json | Format::Jsonl)) {
+        eprintln!(
+            "{}, {} equal, {diverged} diverged (--fail-on), {failed} failed",
+            count(lines.len() as i64, "bundle"),
+            lines.iter().filter(|line| line.verdict == Level::Equal.as_str()).count()
+        );
+    }
+    if lines.len() < all {
+        eprintln!("interrupted: the same command goes on where this one stopped");
+        return Ok(Exit::Failed);
+    }
+    Ok(match (failed, diverged) {
+        (0, 0) => Exit::Ok,
+        (0, _) => Exit::Divergence,
+        (_, _) => Exit::Failed,
+    })
+}
+
+/// The bundles of a folder by name: what `session export` makes, packed or not.
+fn bundles(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let unreadable =
+        |error: std::io::Error| Usage(format!("--suite: {} cannot be read: {error}", dir.display()));
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_bundle = [".jsonl", ".jsonl.gz", ".json", ".json.gz"].iter().any(|end| name.ends_with(end));
+        if is_bundle && !name.starts_with('.') && path.is_file() {
+            found.push(path);
+        }
+    }
+    if found.is_empty() {
+        let text =
+            format!("--suite: no bundle in {} (*.jsonl, *.json, and the same with .gz)", dir.display());
+        return Err(Usage(text).into());
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// `None`: it was interrupted.
+async fn line(ctx: &Arc<Ctx>, wish: &Wish, path: &Path) -> Option<Line> {
+    let bundle = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if ctx.draining.is_cancelled() {
+        return None;
+    }
+    let source = path.display().to_string();
+    let compared = match replayed(ctx, wish, &source, &Unseen).await {
+        Ok(Some(compared)) => compared,
+        Ok(None) => return None,
+        Err(error) => return Some(failed(bundle, format!("{error:#}"))),
+    };
+    let session_id = &compared.replay.session_id;
+    if let Err(error) = ctx.store.end_replay(session_id).await {
+        return Some(failed(bundle, error.to_string()));
+    }
+    Some(of(bundle, &compared, wish))
+}
+
+fn of(bundle: String, compared: &Compared, wish: &Wish) -> Line {
+    let (replay, diff) = (&compared.replay, &compared.diff);
+    let totals = &diff.totals.right;
+    Line {
+        bundle,
+        source_session_id: Some(replay.source_session_id.clone()),
+        session_id: Some(replay.session_id.clone()),
+        turns: totals.turns,
+        verdict: if replay.failed.is_some() { "failed" } else { diff.verdict.as_str() },
+        diverged: replay.failed.is_none() && wish.args.fail_on.is_reached(compared),
+        first_divergence: diff
+            .first_divergence
+            .as_ref()
+            .map(|first| format!("turn {}: {}", first.turn, first.what)),
+        requests_equal: diff.requests.equal,
+        requests_differ: diff.requests.differ,
+        unrecorded: replay.unrecorded.len(),
+        tokens: totals.usage.input_tokens + totals.usage.output_tokens,
+        cost_micros: totals.usage.cost_micros,
+        time_ms: totals.time_ms,
+        error: replay.failed.clone(),
+    }
+}
+
+fn failed(bundle: String, error: String) -> Line {
+    Line {
+        bundle,
+        source_session_id: None,
+        session_id: None,
+        turns: 0,
+        verdict: "failed",
+        diverged: false,
+        first_divergence: None,
+        requests_equal: 0,
+        requests_differ: 0,
+        unrecorded: 0,
+        tokens: 0,
+        cost_micros: 0,
+        time_ms: 0,
+        error: Some(error),
+    }
+}
+
+fn table(lines: &[Line]) -> Table {
+    let mut table = Table::new(&[
+        Column::flexible("BUNDLE"),
+        Column::number("TURNS"),
+        Column::fixed("VERDICT"),
+        Column::number("TOKENS"),
+        Column::number("COST"),
+        Column::number("TIME"),
+        Column::flexible("FIRST DIVERGENCE"),
+    ]);
+    for line in lines {
+        let tone = match (line.error.is_some() || line.diverged, line.verdict) {
+            (true, _) => Tone::Bad,
+            (false, "equal") => Tone::Good,
+            (false, _) => Tone::Plain,
+        };
+        table.row([
+            line.bundle.as_str().into(),
+            line.turns.into(),
+            Cell::new(line.verdict, tone),
+            line.tokens.into(),
+            dollars(line.cost_micros).as_str().into(),
+            span(line.time_ms as f64 / 1000.0).as_str().into(),
+            line.error.as_deref().or(line.first_divergence.as_deref()).unwrap_or("-").into(),
+        ]);
+    }
+    table
+}

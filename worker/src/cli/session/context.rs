@@ -1,0 +1,163 @@
+//! `wakeful session context`: what the model would see now.
+
+use super::super::Usage;
+use super::super::output::{Cell, Column, Output, Table, Tone, count, dollars};
+use super::Exit;
+use crate::App;
+use crate::api::context::{View, ViewError, strategy, view};
+use crate::config::Config;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use wakeful_store::Store;
+use wakeful_workflow::context::Strategy;
+use wakeful_workflow::record::{Block, text_of};
+
+/// How much of a message's beginning is shown.
+const SHOWN_CHARS: usize = 200;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    id: String,
+    /// As this strategy would select it, in place of the agent's own: full, sliding_window, trim_tool_results, compaction.
+    #[arg(long, value_name = "STRATEGY", value_parser = strategy)]
+    strategy: Option<Strategy>,
+    /// Print the body of the request as it would be sent, and nothing else.
+    #[arg(long)]
+    raw: bool,
+}
+
+pub(super) async fn context(
+    app: &App,
+    store: &Store,
+    config: &Config,
+    output: &Output,
+    args: Args,
+) -> anyhow::Result<Exit> {
+    let (registry, models) = (app.registry()?, app.models(config)?);
+    let view = view((store, config, &registry, &models), &args.id, args.strategy, args.raw).await;
+    let view = view.map_err(|error| match error {
+        ViewError::Store(error) => anyhow::Error::from(error),
+        ViewError::NotConfigured(text) => Usage(text).into(),
+    })?;
+    match &view.request {
+        Some(body) => {
+            // Byte by byte what would go over the wire, so nothing is added to it.
+            let mut stdout = std::io::stdout().lock();
+            stdout.write_all(body)?;
+            stdout.flush()?;
+        }
+        None => output.one(&view, || text(&view, output))?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn text(view: &View, output: &Output) -> String {
+    let mut text = format!("{}  {}\n", output.paint(Tone::Head, &view.session_id), view.strategy.as_str());
+    let mut facts = Table::new(&[Column::fixed(""), Column::flexible("")]);
+    let mut fact = |name: &str, value: String| facts.row([Cell::new(name, Tone::Faint), value.into()]);
+    fact("model", format!("{} sees {} tokens", view.model, view.window_tokens));
+    let weight = view.weight;
+    fact(
+        "weighs",
+        format!(
+            "{}, {} bytes, about {} tokens",
+            count(weight.messages as i64, "message"),
+            weight.bytes,
+            weight.tokens
+        ),
+    );
+    fact(
+        "begins with",
+        format!("a system prompt of {} bytes, {}", view.system.len(), count(view.tools.len() as i64, "tool")),
+    );
+    if let Some(rebase) = &view.rebase {
+        let mut parts = Vec::new();
+        if let Some(number) = rebase.summary_message_number {
+            parts.push(format!("the summary #{number} stands first"));
+        }
+        if rebase.keep_from_message_number > 0 {
+            parts.push(format!("messages below #{} are left out", rebase.keep_from_message_number));
+        }
+        if let Some(number) = rebase.user_messages_from {
+            parts.push(format!("but the user's from #{number} on"));
+        }
+        if let Some(number) = rebase.trim_results_before {
+            parts.push(format!("results below #{number} are trimmed"));
+        }
+        let when = if view.rebased_now { "with the next call" } else { "now" };
+        fact("rebased", format!("{when}: {}", parts.join(", ")));
+    }
+    if view.compaction_due {
+        fact("due", "a summary is written before the next call".to_owned());
+    }
+    if view.compaction_failures > 0 {
+        fact("failed", count(view.compaction_failures, "summary call"));
+    }
+    text.push_str(&output.aligned(&facts, 2));
+    let _ = writeln!(text, "\n{}", output.paint(Tone::Head, "What the model would see"));
+    text.push_str(&output.aligned(&messages(view), 2));
+    let _ = writeln!(
+        text,
+        "\n{}",
+        output.paint(Tone::Head, "What each strategy would weigh (tokens are estimated)")
+    );
+    text.push_str(&output.aligned(&strategies(view), 2));
+    text
+}
+
+fn messages(view: &View) -> Table {
+    let mut table = Table::new(&[
+        Column::number("#"),
+        Column::fixed("ROLE"),
+        Column::number("BYTES"),
+        Column::flexible("BEGINS"),
+    ]);
+    for message in &view.shown {
+        table.row([
+            message.message_number.map_or("-".to_owned(), |number| number.to_string()).into(),
+            message.role.into(),
+            message.bytes.into(),
+            beginning(&message.content).into(),
+        ]);
+    }
+    table
+}
+
+/// What a message says or asks for. Cells escape what is hostile in it.
+fn beginning(content: &[Block]) -> String {
+    let calls: Vec<String> = content
+        .iter()
+        .filter_map(|block| match block {
+            Block::ToolCall(call) => Some(format!("→ {}", call.name)),
+            Block::Text { .. } | Block::ToolResult(_) | Block::Provider { .. } => None,
+        })
+        .collect();
+    let said = text_of(content);
+    let shown: String = said.trim().chars().take(SHOWN_CHARS).collect();
+    [shown, calls.join(" ")].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+fn strategies(view: &View) -> Table {
+    let mut table = Table::new(&[
+        Column::fixed("STRATEGY"),
+        Column::number("MESSAGES"),
+        Column::number("BYTES"),
+        Column::number("TOKENS"),
+        Column::number("WINDOW"),
+        Column::number("COST"),
+        Column::number("IF CACHED"),
+    ]);
+    for one in &view.strategies {
+        let tone = if one.current { Tone::Head } else { Tone::Plain };
+        table.row([
+            Cell::new(one.strategy.as_str(), tone),
+            one.weight.messages.into(),
+            one.weight.bytes.into(),
+            one.weight.tokens.into(),
+            format!("{:.1}%", one.window_percent).into(),
+            dollars(one.cost_micros).into(),
+            dollars(one.cached_cost_micros).into(),
+        ]);
+    }
+    table
+}

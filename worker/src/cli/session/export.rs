@@ -1,0 +1,206 @@
+//! `wakeful session export`.
+
+use super::progress::Progress;
+use super::{Exit, Output, Usage, printable};
+use anyhow::Context as _;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use futures::StreamExt as _;
+use serde_json::json;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+use wakeful_store::Store;
+use wakeful_workflow::bundle::Limits;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    id: String,
+    /// Where to write it; `-` is stdout. Without it ID.jsonl, with --gzip ID.jsonl.gz, in this folder.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Replace every text by its size and the beginning of its hash. Such a bundle can be imported, but not replayed.
+    #[arg(long)]
+    redact: bool,
+    /// Pack it.
+    #[arg(long)]
+    gzip: bool,
+    /// Ask this server and not the database. It wants a token: WAKEFUL_INTERNAL_TOKEN, or WAKEFUL_INTERNAL_TOKEN_FILE
+    /// with a path in it.
+    #[arg(long, value_name = "URL", env = "WAKEFUL_URL", hide_env_values = true)]
+    server: Option<String>,
+}
+
+impl Args {
+    /// The server to ask, if it is one.
+    pub fn from(&self) -> Option<&str> {
+        self.server.as_deref().filter(|server| !server.is_empty())
+    }
+}
+
+/// Where the bundle goes to.
+enum Target {
+    Stdout,
+    /// The file has its name when it is whole.
+    File(NamedTempFile, PathBuf),
+}
+
+impl Target {
+    fn of(args: &Args) -> anyhow::Result<Target> {
+        let named = match &args.file {
+            Some(file) if file == Path::new("-") => return Ok(Target::Stdout),
+            Some(file) => file.clone(),
+            None => {
+                if args.id.is_empty()
+                    || !args.id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+                {
+                    return Err(Usage("such an id names no file: give one by --file".to_owned()).into());
+                }
+                PathBuf::from(format!("{}.jsonl{}", args.id, if args.gzip { ".gz" } else { "" }))
+            }
+        };
+        let folder = match named.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            Some(_) | None => Path::new("."),
+        };
+        let file = tempfile::Builder::new().prefix(".wakeful-export-").tempfile_in(folder);
+        Ok(Target::File(file.with_context(|| folder.display().to_string())?, named))
+    }
+}
+
+/// What was written so far.
+struct Written {
+    to: Sink,
+    bytes: u64,
+    progress: Progress,
+}
+
+enum Sink {
+    Plain(Box<dyn Write + Send>),
+    Packed(GzEncoder<Box<dyn Write + Send>>),
+}
+
+impl Written {
+    fn new(args: &Args, target: &Target) -> anyhow::Result<Written> {
+        let plain: Box<dyn Write + Send> = match target {
+            Target::Stdout => Box::new(io::stdout()),
+            Target::File(file, _) => Box::new(io::BufWriter::new(file.reopen()?)),
+        };
+        let to = if args.gzip {
+            // Its header has no time in it: the same bundle gives the same bytes.
+            Sink::Packed(GzEncoder::new(plain, Compression::default()))
+        } else {
+            Sink::Plain(plain)
+        };
+        Ok(Written { to, bytes: 0, progress: Progress::of_bytes("exporting", None) })
+    }
+
+    fn push(&mut self, chunk: &[u8]) -> anyhow::Result<()> {
+        match &mut self.to {
+            Sink::Plain(to) => to.write_all(chunk)?,
+            Sink::Packed(to) => to.write_all(chunk)?,
+        }
+        self.bytes += chunk.len() as u64;
+        self.progress.at(self.bytes);
+        Ok(())
+    }
+
+    /// Writes what is left. Gives how much it was, unpacked.
+    fn end(self) -> anyhow::Result<u64> {
+        match self.to {
+            Sink::Plain(mut to) => to.flush()?,
+            Sink::Packed(to) => to.finish()?.flush()?,
+        }
+        self.progress.end();
+        Ok(self.bytes)
+    }
+}
+
+pub(super) async fn from_database(store: &Store, output: &Output, args: &Args) -> anyhow::Result<Exit> {
+    let mut export = store.export(&args.id, args.redact).await?;
+    let target = Target::of(args)?;
+    let mut written = Written::new(args, &target)?;
+    while let Some(chunk) = export.next().await? {
+        written.push(&chunk)?;
+    }
+    finish(output, args, target, written.end()?)
+}
+
+pub(super) async fn from_server(output: &Output, args: &Args, server: &str) -> anyhow::Result<Exit> {
+    let token = token()?;
+    let url = url(server, args)?;
+    let client = reqwest::Client::builder().connect_timeout(super::super::CONNECT).build()?;
+    let response = client.get(url).header(crate::api::INTERNAL_TOKEN, token).send().await;
+    let response = match response {
+        Ok(response) => response,
+        Err(error) => {
+            eprintln!("wakeful: {}", printable(&format!("{:#}", anyhow::Error::from(error.without_url()))));
+            return Ok(Exit::Unavailable);
+        }
+    };
+    if !response.status().is_success() {
+        return Ok(refused(&args.id, response).await);
+    }
+    let target = Target::of(args)?;
+    let mut written = Written::new(args, &target)?;
+    let mut body = response.bytes_stream();
+    while let Some(chunk) = body.next().await {
+        let chunk = chunk.map_err(reqwest::Error::without_url).context("the bundle broke off")?;
+        written.push(&chunk)?;
+    }
+    let bytes = written.end()?;
+    if let Target::File(file, _) = &target {
+        // What came over a network is held against its checksum, and against everything else that an import asks.
+        let limits = Limits { bytes: u64::MAX, ..Limits::default() };
+        wakeful_store::import::check(file.path(), limits, |_| {}).await.context("what came is no bundle")?;
+    }
+    finish(output, args, target, bytes)
+}
+
+fn finish(output: &Output, args: &Args, target: Target, bytes: u64) -> anyhow::Result<Exit> {
+    let Target::File(file, named) = target else { return Ok(Exit::Ok) };
+    file.as_file().sync_all()?;
+    file.persist(&named).with_context(|| named.display().to_string())?;
+    let name = named.display().to_string();
+    let told = json!({"session_id": args.id, "file": name, "bytes": bytes, "redacted": args.redact});
+    output.one(&told, || format!("{}\n", printable(&name)))?;
+    Ok(Exit::Ok)
+}
+
+fn url(server: &str, args: &Args) -> anyhow::Result<reqwest::Url> {
+    let wrong = || Usage(format!("--server {server:?} is no address such as http://127.0.0.1:7070"));
+    let mut url = reqwest::Url::parse(server).map_err(|_| wrong())?;
+    url.path_segments_mut().map_err(|()| wrong())?.pop_if_empty().extend(["sessions", &args.id, "export"]);
+    if args.redact {
+        url.set_query(Some("redact=true"));
+    }
+    Ok(url)
+}
+
+/// Never an argument: those are seen by everybody on the machine.
+fn token() -> anyhow::Result<String> {
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    let token = match (set("WAKEFUL_INTERNAL_TOKEN"), set("WAKEFUL_INTERNAL_TOKEN_FILE")) {
+        (Some(token), _) => token,
+        (None, Some(file)) => std::fs::read_to_string(&file).with_context(|| file.clone())?,
+        (None, None) => {
+            let text = "an export from a server needs a token: set WAKEFUL_INTERNAL_TOKEN";
+            return Err(Usage(text.to_owned()).into());
+        }
+    };
+    Ok(token.trim().to_owned())
+}
+
+/// Says what the server says.
+async fn refused(id: &str, response: reqwest::Response) -> Exit {
+    let status = response.status();
+    let body: serde_json::Value = response.json().await.unwrap_or_default();
+    let detail = body["detail"].as_str().unwrap_or("no reason was given");
+    eprintln!("wakeful: session {}: the server says {status}: {}", printable(id), printable(detail));
+    match status.as_u16() {
+        401 | 403 => Exit::Auth,
+        404 => Exit::NotFound,
+        502..=504 => Exit::Unavailable,
+        _ => Exit::Failed,
+    }
+}

@@ -1,0 +1,140 @@
+//! A summary of the context: a model call of its own, which no reader is shown.
+
+use super::Interrupted;
+use crate::Ctx;
+use crate::model::{Model, NoDeltas};
+use crate::telemetry::{self, names};
+use crate::watchdog::UNYIELDING;
+use tracing::{Instrument, info, info_span, warn};
+use wakeful_store::generation::NewGeneration;
+use wakeful_store::queue::Lease;
+use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
+use wakeful_workflow::agent::Agent;
+use wakeful_workflow::context::{Strategy, compaction};
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::id::GenerationId;
+use wakeful_workflow::record::{Block, Reply};
+use wakeful_workflow::session::{Purpose, Session};
+use wakeful_workflow::wire::Request;
+
+/// Asks for the summary; without the oldest turns, more of them each time, when the provider says that it is too much.
+/// A fault is an outcome here: it is counted, so that the run goes on without a summary after a few.
+pub(super) async fn compact(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+) -> Result<Outcome, Interrupted> {
+    let model = ctx.models.get(&agent.model)?;
+    let tools = ctx.configured_tools(session, agent)?;
+    let window = ctx.config.context_window(&agent.model);
+    let mut attempt = session.interrupted.last().map_or(0, |last| last.attempt);
+    let mut without = 0;
+    let mut context = compaction::request(session, tools.clone(), 0);
+    loop {
+        // There is always something to ask about when nothing is left out.
+        let Some(asked) = context else {
+            return Err(Fault::Internal { message: "there is nothing to summarise".to_owned() }.into());
+        };
+        let request = model.request(&asked);
+        let (generation_id, request_sha256) =
+            (GenerationId::from(wakeful_store::new_id("gen")), request.sha256());
+        attempt += 1;
+        let new = NewGeneration {
+            session_id: &session.session_id,
+            generation_id: &generation_id,
+            step_number: session.last_step_number + 1,
+            attempt,
+            model: &agent.model,
+            request_sha256: &request_sha256,
+            base_sha256: &request_sha256,
+            repairs: request.repairs.total() as i64,
+            resumes: None,
+            purpose: Purpose::Compaction,
+            context_strategy: Strategy::Compaction,
+        };
+        let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
+            return Err(Interrupted::Moved);
+        };
+        crate::failpoint("K28");
+        let answered = call(ctx, lease, session, agent, model.as_ref(), &request).await;
+        let end = match answered.and_then(written) {
+            Err(fault @ Fault::ContextOverflow { .. }) => {
+                without = (without * 2).max(1);
+                context = compaction::request(session, tools.clone(), without);
+                if context.is_some() {
+                    info!(session.id = %session.session_id, "The summary's own call is too long: without the oldest {without} turns");
+                    continue;
+                }
+                CompactionEnd::Failed(fault)
+            }
+            Err(fault) => CompactionEnd::Failed(fault),
+            Ok((text, mut reply)) => {
+                reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
+                info!(session.id = %session.session_id, "Summarised the context: it was nearly as much as {} can see", agent.model);
+                CompactionEnd::Written {
+                    text: compaction::text(&text, &session.state),
+                    finish_reason: reply.finish_reason,
+                    usage: reply.usage,
+                    rebase: compaction::rebase(session, &tools, window),
+                }
+            }
+        };
+        if let CompactionEnd::Failed(fault) = &end {
+            warn!(session.id = %session.session_id, %fault, "The context was not summarised");
+        }
+        return Ok(Outcome::Compacted(Compaction {
+            generation_id,
+            attempt,
+            model: agent.model.clone(),
+            request_sha256,
+            started_at,
+            repairs: request.repairs.total() as i64,
+            end,
+        }));
+    }
+}
+
+async fn call(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+    model: &dyn Model,
+    request: &Request,
+) -> Result<Reply, Fault> {
+    let (provider, name) = agent.model.split_once('/').unwrap_or(("", &agent.model));
+    let span = info_span!(
+        "chat",
+        "otel.name" = names::chat(name),
+        "otel.kind" = names::KIND_CLIENT,
+        { names::OPERATION_NAME } = names::OPERATION_CHAT,
+        { names::PROVIDER_NAME } = provider,
+        { names::REQUEST_MODEL } = name,
+        { names::REQUEST_STREAM } = true,
+        { names::CONVERSATION_ID } = %session.conversation_id,
+        { names::SESSION_ID } = %session.session_id,
+    );
+    let what = format!("the call of model {} for a summary of session {}", agent.model, session.session_id);
+    let mut unseen = NoDeltas;
+    let calling = model.call(request, &mut unseen);
+    let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).instrument(span.clone()).await;
+    answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
+}
+
+/// The text of the summary. Calls that the model asks for although it was told not to are not made.
+fn written(reply: Reply) -> Result<(String, Reply), Fault> {
+    let texts: Vec<&str> = reply
+        .content
+        .iter()
+        .filter_map(|block| match block {
+            Block::Text { text } => Some(text.trim()),
+            Block::ToolCall(_) | Block::ToolResult(_) | Block::Provider { .. } => None,
+        })
+        .filter(|text| !text.is_empty())
+        .collect();
+    if texts.is_empty() {
+        return Err(Fault::EmptyReply);
+    }
+    Ok((texts.join("\n\n"), reply))
+}

@@ -1,0 +1,196 @@
+//! What a replay is answered out of its source's log, in place of a model call or of a tool.
+
+use super::Interrupted;
+use crate::Ctx;
+use tracing::{info, warn};
+use wakeful_store::generation::NewGeneration;
+use wakeful_store::queue::Lease;
+use wakeful_workflow::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome};
+use wakeful_workflow::agent::Agent;
+use wakeful_workflow::context::{Built, Context, Strategy, compaction};
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::id::{CallId, GenerationId};
+use wakeful_workflow::record::{FinishReason, Reply};
+use wakeful_workflow::replay::{self, RecordedAnswer, RecordedCall, RecordedResult};
+use wakeful_workflow::session::{CallOutcome, Purpose, Session};
+
+/// The source's answer in the place of the one that is owed. The request is made all the same, as the source's model would
+/// be sent it, and its hash is journalled: it tells whether the context is the same, byte for byte.
+pub(super) async fn answer(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+) -> Result<Outcome, Interrupted> {
+    let source = ctx.recordings.of(ctx, session).await?.ok_or_else(no_source)?;
+    let (rules, recording) = (&source.rules, &*source.recording);
+    let answer = replay::answer(session, rules, recording)?;
+    let model_name = answer.call.map_or(&agent.model, |call| &call.model);
+    let model = ctx.models.get(model_name)?;
+    let agent = as_then(agent, answer.call);
+    let (Built { context, rebase }, effects) = super::generate::told(ctx, session, &agent)?;
+    let base = model.request(&context);
+    let base_sha256 = base.sha256();
+    let request = match replay::prefill(&answer) {
+        Some(prefill) => model.request(&Context { prefill: Some(prefill), ..context }),
+        None => base,
+    };
+    let request_sha256 = request.sha256();
+    compare(session, &answer, &request_sha256);
+    let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
+    let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
+    let repairs = request.repairs.total() as i64;
+    let new = NewGeneration {
+        session_id: &session.session_id,
+        generation_id: &generation_id,
+        step_number: session.last_step_number + 1,
+        attempt,
+        model: model_name,
+        request_sha256: &request_sha256,
+        base_sha256: &base_sha256,
+        repairs,
+        resumes: None,
+        purpose: Purpose::Reply,
+        context_strategy: agent.context.strategy,
+    };
+    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
+        return Err(Interrupted::Moved);
+    };
+    crate::failpoint("K6");
+    let details = &answer.record.details;
+    Ok(Outcome::Replied(Generated {
+        generation_id,
+        attempt,
+        model: model_name.clone(),
+        request_sha256,
+        started_at,
+        repairs,
+        resumes: None,
+        prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),
+        context_strategy: agent.context.strategy,
+        rebase,
+        reply: Reply {
+            content: answer.record.content.clone(),
+            finish_reason: details.finish_reason.unwrap_or(FinishReason::Stop),
+            // What it cost then: nothing is paid now.
+            usage: details.usage.unwrap_or_default(),
+        },
+        effects,
+    }))
+}
+
+/// The summary that the source wrote in this place, in the place of a model call for one. `None`: it wrote none.
+pub(super) async fn summary(
+    ctx: &Ctx,
+    lease: &Lease,
+    session: &Session,
+    agent: &Agent,
+) -> Result<Option<Outcome>, Interrupted> {
+    let source = ctx.recordings.of(ctx, session).await?.ok_or_else(no_source)?;
+    let Some(answer) = replay::summary(session, &source.rules, &source.recording) else {
+        return Ok(None);
+    };
+    let model_name = answer.call.map_or(&agent.model, |call| &call.model);
+    let model = ctx.models.get(model_name)?;
+    let tools = ctx.configured_tools(session, agent)?;
+    let nothing = || Fault::RecordingOver { message: "there is nothing to summarise here".to_owned() };
+    let asked = compaction::request(session, tools.clone(), 0).ok_or_else(nothing)?;
+    let request = model.request(&asked);
+    let request_sha256 = request.sha256();
+    compare(session, &answer, &request_sha256);
+    let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
+    let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
+    let repairs = request.repairs.total() as i64;
+    let new = NewGeneration {
+        session_id: &session.session_id,
+        generation_id: &generation_id,
+        step_number: session.last_step_number + 1,
+        attempt,
+        model: model_name,
+        request_sha256: &request_sha256,
+        base_sha256: &request_sha256,
+        repairs,
+        resumes: None,
+        purpose: Purpose::Compaction,
+        context_strategy: Strategy::Compaction,
+    };
+    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
+        return Err(Interrupted::Moved);
+    };
+    crate::failpoint("K28");
+    let details = &answer.record.details;
+    // It points at messages by number: where those are the same, so is what it points at.
+    let recorded = answer.call.and_then(|call| call.rebase.clone());
+    let rebase = recorded
+        .filter(|_| answer.record.message_number == session.last_message_number + 1)
+        .unwrap_or_else(|| compaction::rebase(session, &tools, ctx.config.context_window(&agent.model)));
+    Ok(Some(Outcome::Compacted(Compaction {
+        generation_id,
+        attempt,
+        model: model_name.clone(),
+        request_sha256,
+        started_at,
+        repairs,
+        end: CompactionEnd::Written {
+            text: answer.record.text(),
+            finish_reason: details.finish_reason.unwrap_or(FinishReason::Stop),
+            usage: details.usage.unwrap_or_default(),
+            rebase,
+        },
+    })))
+}
+
+/// Says so where the request is not the source's. The journal has the hash of either.
+fn compare(session: &Session, answer: &RecordedAnswer<'_>, request_sha256: &str) {
+    let number = answer.record.message_number;
+    if answer.call.is_some_and(|call| call.request_sha256 != request_sha256) {
+        warn!(session.id = %session.session_id, message_number = number, "The request is not the one that message {number} of the source answers");
+    }
+}
+
+/// The agent with the context strategy of the recorded call: the configuration here may have another one.
+fn as_then(agent: &Agent, call: Option<&RecordedCall>) -> Agent {
+    let mut agent = agent.clone();
+    if let Some(call) = call {
+        agent.context.strategy = call.context_strategy;
+    }
+    agent
+}
+
+/// What came of the call in the source.
+pub(super) enum Recorded {
+    /// And the source's number of the message that says so.
+    Ending(Ending, i64),
+    /// A person answered it: it is asked again.
+    Asked,
+    Never,
+}
+
+/// Looks the call up in the source's log.
+pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Result<Recorded, Interrupted> {
+    let source = ctx.recordings.of(ctx, session).await?.ok_or_else(no_source)?;
+    Ok(match replay::result(session, &source.rules, &source.recording, call_id) {
+        Some(RecordedResult::Settled { status, result, message_number }) => {
+            let content = match &result.output {
+                None => result.content.clone(),
+                // The message holds an excerpt; out of the whole the same excerpt is made again.
+                Some(output) => {
+                    let of = &source.recording.session.session_id;
+                    let whole = ctx.store.tool_output(of, &result.call_id, 0, output.bytes).await?;
+                    whole.map_or_else(|| result.content.clone(), |whole| whole.text)
+                }
+            };
+            let outcome = CallOutcome { content, is_error: result.is_error, details: result.details.clone() };
+            Recorded::Ending(Ending::Settled(status, outcome), message_number)
+        }
+        Some(RecordedResult::Asked) => Recorded::Asked,
+        None => {
+            info!(session.id = %session.session_id, call.id = %call_id, "The source has no result of this call: it is a dry run");
+            Recorded::Never
+        }
+    })
+}
+
+fn no_source() -> Fault {
+    Fault::RecordingOver { message: "the session's policy names no source".to_owned() }
+}

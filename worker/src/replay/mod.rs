@@ -1,0 +1,48 @@
+//! Replays: a session is forked, and the fork runs the same loop again beside its source.
+//!
+//! The fork is an ordinary session, and what works on it is the ordinary step pool, with its queue and its leases, under a
+//! name of its own. So a replay that is killed goes on where it stood, as any run does.
+
+mod driver;
+mod recordings;
+
+pub use driver::{End, Observer, Replayed, Request, run};
+pub use recordings::{Recordings, Source};
+
+use crate::Ctx;
+use wakeful_store::wake::NewMessage;
+use wakeful_workflow::plan::Action;
+use wakeful_workflow::replay::{self, Input};
+use wakeful_workflow::session::Session;
+
+/// Gives a replay the message that its source took right before the model call that is planned. `true`: the session was
+/// read again, and is to be planned on anew.
+///
+/// # Errors
+/// [`wakeful_store::Error`].
+pub(crate) async fn feed(ctx: &Ctx, session: &mut Session, action: &Action) -> wakeful_store::Result<bool> {
+    if session.policy.replay.is_none() || *action != Action::CallModel {
+        return Ok(false);
+    }
+    let Some(source) = ctx.recordings.of(ctx, session).await? else {
+        return Ok(false);
+    };
+    let Some(input) = replay::due(session, &source.rules, &source.recording) else {
+        return Ok(false);
+    };
+    give(ctx, session.session_id.as_str(), &input).await?;
+    ctx.store.refresh(session).await?;
+    Ok(true)
+}
+
+/// Sends a replay one of its source's messages. Sent again, it is the same message.
+async fn give(ctx: &Ctx, session_id: &str, input: &Input) -> wakeful_store::Result<()> {
+    let message = NewMessage {
+        client_key: Some(input.client_key()),
+        text: input.text.clone(),
+        sender: None,
+        trace_context: None,
+    };
+    ctx.store.send(session_id, &message).await?;
+    Ok(())
+}

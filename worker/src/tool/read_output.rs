@@ -1,0 +1,170 @@
+//! `read_output`: reads on in what an earlier call of the session gave, where the conversation shows only a part of it.
+
+use super::{Outputs, Tool, ToolCallContext, ToolError, ToolOutput, parse_arguments};
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::fmt;
+use tracing::warn;
+use wakeful_store::Store;
+use wakeful_store::context::OutputSlice;
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::id::{CallId, SessionId};
+
+/// How much is read where the model names no amount.
+const USUAL_BYTES: usize = 8 * 1024;
+/// At most so much at once: what is larger would itself be shown in part.
+const MOST_BYTES: usize = 12 * 1024;
+
+/// Reads a part of an earlier output. Pure: it reads the session's own messages and blobs.
+pub struct ReadOutput;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Arguments {
+    call_id: String,
+    #[serde(default)]
+    offset: usize,
+    bytes: Option<usize>,
+}
+
+#[async_trait]
+impl Tool for ReadOutput {
+    fn definition(&self) -> ToolDefinition {
+        ToolDefinition {
+            name: "read_output".into(),
+            description: "Read a part of what an earlier tool call of this conversation gave, where only its beginning \
+                          and end, or nothing of it, is shown."
+                .into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "call_id": {
+                        "type": "string",
+                        "description": "The id of the earlier call.",
+                        "minLength": 1,
+                        "maxLength": 256,
+                    },
+                    "offset": {
+                        "type": "integer",
+                        "description": "The byte to begin at. 0 if left out.",
+                        "minimum": 0,
+                        "maximum": i32::MAX,
+                    },
+                    "bytes": {
+                        "type": "integer",
+                        "description": format!("How many bytes to read. {USUAL_BYTES} if left out."),
+                        "minimum": 1,
+                        "maximum": MOST_BYTES,
+                    },
+                },
+                "required": ["call_id"],
+                "additionalProperties": false,
+            }),
+            effect: Effect::Pure,
+        }
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let Arguments { call_id, offset, bytes } = parse_arguments(arguments)?;
+        let call_id = CallId::from(call_id);
+        let bytes = bytes.unwrap_or(USUAL_BYTES).clamp(1, MOST_BYTES);
+        let Some(slice) = call.outputs.read(&call_id, offset, bytes).await? else {
+            return Err(ToolError(format!(
+                "No call of this conversation with the id {call_id:?} has a result. Take the id as it is shown there."
+            )));
+        };
+        if offset >= slice.bytes {
+            return Err(ToolError(format!(
+                "The output has {} bytes, so nothing is at {offset}. Begin below that.",
+                slice.bytes
+            )));
+        }
+        let end = slice.offset + slice.text.len();
+        let rest = if end < slice.bytes { format!("; read on at offset {end}") } else { String::new() };
+        Ok(ToolOutput::text(format!(
+            "{}\n\n[Bytes {} to {end} of {}{rest}]",
+            slice.text, slice.offset, slice.bytes
+        )))
+    }
+}
+
+/// The outputs of a session, in the database.
+pub struct StoredOutputs {
+    store: Store,
+    session_id: SessionId,
+}
+
+impl StoredOutputs {
+    pub fn new(store: Store, session_id: SessionId) -> Self {
+        StoredOutputs { store, session_id }
+    }
+}
+
+impl fmt::Debug for StoredOutputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoredOutputs").field("session_id", &self.session_id).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Outputs for StoredOutputs {
+    async fn read(
+        &self,
+        call_id: &CallId,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Option<OutputSlice>, ToolError> {
+        let read = self.store.tool_output(&self.session_id, call_id, offset, bytes).await;
+        read.map_err(|error| {
+            warn!(session.id = %self.session_id, call.id = %call_id, %error, "An output could not be read");
+            ToolError("The output cannot be read now. Try again.".to_owned())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tool::files::tests::context;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    /// One output of ten bytes, of the call `call_1`.
+    #[derive(Debug)]
+    struct Ten;
+
+    #[async_trait]
+    impl Outputs for Ten {
+        async fn read(
+            &self,
+            call_id: &CallId,
+            offset: usize,
+            bytes: usize,
+        ) -> Result<Option<OutputSlice>, ToolError> {
+            let start = offset.min(10);
+            let text = "0123456789"[start..(start + bytes).min(10)].to_owned();
+            Ok((call_id.as_str() == "call_1").then_some(OutputSlice { text, offset: start, bytes: 10 }))
+        }
+    }
+
+    async fn read(arguments: Value) -> Result<String, String> {
+        let context = ToolCallContext { outputs: Arc::new(Ten), ..context(Path::new("none"), false) };
+        let read = ReadOutput.call(&context, arguments).await;
+        read.map(|output| output.content).map_err(|error| error.0)
+    }
+
+    #[tokio::test]
+    async fn a_part_says_where_it_is_and_where_to_read_on() {
+        let part = read(json!({"call_id": "call_1", "offset": 2, "bytes": 3})).await.unwrap();
+        assert_eq!(part, "234\n\n[Bytes 2 to 5 of 10; read on at offset 5]");
+        assert_eq!(read(json!({"call_id": "call_1"})).await.unwrap(), "0123456789\n\n[Bytes 0 to 10 of 10]");
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there_is_said() {
+        assert!(read(json!({"call_id": "call_2"})).await.unwrap_err().contains("\"call_2\""));
+        assert!(read(json!({"call_id": "call_1", "offset": 10})).await.unwrap_err().contains("10 bytes"));
+    }
+}

@@ -1,0 +1,49 @@
+//! Large outputs: the whole goes into a blob of the same commit, and the message keeps its beginning and its end. Done
+//! when the message is written, so that no request that was sent ever has to change.
+
+use super::Draft;
+use crate::advance::transition::Blob;
+use crate::context::READ_OUTPUT;
+use crate::record::{OutputPointer, ToolCall, without_nul};
+
+/// A larger output of a tool is kept as a blob.
+pub const INLINE_OUTPUT_BYTES: usize = 16 * 1024;
+/// What the message keeps of it.
+const HEAD_BYTES: usize = 6 * 1024;
+const TAIL_BYTES: usize = 2 * 1024;
+
+impl Draft<'_> {
+    /// How many bytes `content` has, what of it the message holds, and where the whole is if it has more than
+    /// `inline_bytes`.
+    pub(super) fn inline(
+        &mut self,
+        call: &ToolCall,
+        content: String,
+        inline_bytes: usize,
+    ) -> (usize, String, Option<OutputPointer>) {
+        let content = without_nul(content);
+        let bytes = content.len();
+        if bytes <= inline_bytes {
+            return (bytes, content, None);
+        }
+        let head = content.floor_char_boundary(HEAD_BYTES);
+        let tail = content.ceil_char_boundary(bytes - TAIL_BYTES);
+        let prefix = self.session.prefix.as_ref();
+        let readable = prefix.is_some_and(|prefix| prefix.tool(READ_OUTPUT).is_some());
+        let more = if readable {
+            format!(" Read on with {READ_OUTPUT}: call_id {:?}, offset {head}.", call.call_id.as_str())
+        } else {
+            String::new()
+        };
+        let excerpt = format!(
+            "{}\n\n[{} of {bytes} bytes are left out here.{more}]\n\n{}",
+            &content[..head],
+            tail - head,
+            &content[tail..],
+        );
+        let blob = Blob::of_text(content);
+        let output = OutputPointer { sha256: blob.sha256.clone(), bytes };
+        self.transition.blobs.push(blob);
+        (bytes, excerpt, Some(output))
+    }
+}

@@ -1,0 +1,173 @@
+//! Compaction: a summary, which the model itself writes, in the place of what was said.
+//!
+//! The summary is one record, stored once. The rebase that comes with it points at it, at the newest turns, which stay
+//! as they are, and at the user's newest messages before those, which stay verbatim. The originals stay where they are.
+
+use super::select::{newest_user_before, select, shown, starts_unit};
+use super::strategy::{ContextPolicy, Rebase, Strategy};
+use super::weight::{self, Rate, content_bytes};
+use super::{Context, Message};
+use crate::agent::ToolDefinition;
+use crate::record::{Block, Record, Role};
+use crate::session::{Session, State};
+
+/// After so many failures in a run the run goes on without a summary: trimmed, and whole otherwise.
+pub const FAILURES: i64 = 3;
+
+/// Percent of the window that the newest turns may take after a compaction, and the user's messages before them.
+const KEPT_PERCENT: i64 = 10;
+/// Percent that a turn may take whose results the model has not seen yet.
+const UNSEEN_PERCENT: i64 = 30;
+/// Tokens of the user's messages at most, however large the window is.
+const USER_TOKENS: i64 = 20_000;
+/// A larger state is left out of the summary: it is for the tools that keep it.
+const STATE_BYTES: usize = 4096;
+
+const INSTRUCTION: &str = "Write a summary of the conversation so far, for yourself: it will stand in the place of the \
+messages above. Keep what the user wants, in the user's words where they matter; what was decided, and why; facts with \
+their names, numbers, ids and paths exactly as they are; what was done with which tool and what came of it; what went \
+wrong and how it was mended; and what is unfinished, with the next step. Call no tools and do not answer the user. \
+Write only the summary.";
+
+const HEADING: &str =
+    "[Summary of the conversation so far. The messages that it stands for are kept, and not shown.]";
+
+/// Whether `tokens` are so many that a summary is due.
+pub(super) fn is_full(tokens: i64, policy: &ContextPolicy, window_tokens: i64) -> bool {
+    i128::from(tokens) * 100 >= i128::from(window_tokens) * i128::from(policy.compact_at_percent)
+}
+
+/// Whether the next model call is to be the one that writes a summary.
+pub fn is_due(
+    session: &Session,
+    tools: &[ToolDefinition],
+    policy: &ContextPolicy,
+    window_tokens: i64,
+) -> bool {
+    if !is_possible(session, policy) {
+        return false;
+    }
+    let built = super::build(session, tools.to_vec(), policy, window_tokens);
+    let weight = super::weigh(session, &built.context, built.rebase.as_ref());
+    is_full(weight.tokens, policy, window_tokens)
+}
+
+/// Whether a summary may be written at all: the strategy writes them, the last ones did not fail, and the model has
+/// said something since the newest one. So a context that is too large even so is not summarised for ever.
+pub fn is_possible(session: &Session, policy: &ContextPolicy) -> bool {
+    let newest = session.records.iter().rev().find(|record| record.role == Role::Assistant);
+    policy.strategy == Strategy::Compaction
+        && session.compaction_failures < FAILURES
+        && newest.is_some_and(|record| !record.is_summary())
+}
+
+/// The call that asks for the summary: what the model saw last, so that its prompt cache holds, and what to do with it.
+/// `without` of the oldest turns are left out, where all of them are too much; `None` when nothing would be left.
+pub fn request(session: &Session, tools: Vec<ToolDefinition>, without: usize) -> Option<Context> {
+    let current = session.rebase.as_ref();
+    let records: Vec<&Record> = shown(session, current).collect();
+    let mut context = if without == 0 {
+        // What waits in the inbox was not said yet: it is answered after the summary.
+        select(&Session { inbox: Vec::new(), ..session.clone() }, tools, current)
+    } else {
+        let from = (0..records.len()).filter(|index| starts_unit(&records, *index)).nth(without)?;
+        let rebase = Rebase {
+            keep_from_message_number: records[from].message_number,
+            user_messages_from: None,
+            ..current.cloned().unwrap_or_else(|| Rebase::nothing(Strategy::Compaction, 0))
+        };
+        select(&Session { inbox: Vec::new(), ..session.clone() }, tools, Some(&rebase))
+    };
+    context
+        .messages
+        .push(Message { role: Role::User, content: vec![Block::Text { text: INSTRUCTION.to_owned() }] });
+    Some(context)
+}
+
+/// The text of the summary's record, out of what the model wrote: with what it stands for, and with the state that the
+/// session keeps whatever its messages are.
+pub fn text(written: &str, state: &State) -> String {
+    let mut text = format!("{HEADING}\n\n{}", written.trim());
+    if !state.is_empty() {
+        let json = serde_json::to_string(state).expect("a map of JSON values serialises");
+        if json.len() <= STATE_BYTES {
+            text.push_str("\n\nRecorded in this conversation: ");
+            text.push_str(&json);
+        }
+    }
+    text
+}
+
+/// The rebase of a summary that becomes the session's next message.
+pub fn rebase(session: &Session, tools: &[ToolDefinition], window_tokens: i64) -> Rebase {
+    let number = session.last_message_number + 1;
+    let rate = Rate::of(session, tools);
+    let percent = |percent| window_tokens.saturating_mul(percent) / 100;
+    let budget = percent(KEPT_PERCENT);
+    let keep_from_message_number = newest_turns(session, rate.bytes(budget))
+        .or_else(|| {
+            newest_turns(session, rate.bytes(percent(UNSEEN_PERCENT)))
+                .filter(|from| is_unseen(session, *from))
+        })
+        .unwrap_or(number);
+    let user_messages_from =
+        users_from(session, keep_from_message_number, rate.bytes(budget.min(USER_TOKENS)));
+    Rebase {
+        strategy: Strategy::Compaction,
+        at_message_number: number,
+        keep_from_message_number,
+        user_messages_from,
+        summary_message_number: Some(number),
+        trim_results_before: session.rebase.as_ref().and_then(|rebase| rebase.trim_results_before),
+    }
+}
+
+/// The number from which on whole turns fit into `bytes`.
+fn newest_turns(session: &Session, bytes: usize) -> Option<i64> {
+    let records: Vec<&Record> = shown(session, session.rebase.as_ref()).collect();
+    let keep_from = session.rebase.as_ref().map_or(0, |rebase| rebase.keep_from_message_number);
+    let (mut weight, mut from) = (0, None);
+    for (index, record) in records.iter().enumerate().rev() {
+        weight += content_bytes(&record.content);
+        if weight > bytes || record.message_number < keep_from {
+            break;
+        }
+        if starts_unit(&records, index) {
+            from = Some(record.message_number);
+        }
+    }
+    from
+}
+
+/// Whether nothing was answered after the message `from`, which begins a turn.
+fn is_unseen(session: &Session, from: i64) -> bool {
+    !session.records.iter().any(|record| record.is_answer() && record.message_number > from)
+}
+
+/// The number from which on the user's messages before `keep_from` fit into `bytes`: at least the newest one, for it is
+/// what everything since is about.
+fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
+    let mut from = newest_user_before(session, keep_from)?;
+    let mut weight = 0;
+    let users = session.records.iter().rev().filter(|record| record.role == Role::User);
+    for record in users.filter(|record| record.message_number < keep_from) {
+        weight += content_bytes(&record.content);
+        if weight > bytes {
+            break;
+        }
+        from = record.message_number;
+    }
+    Some(from)
+}
+
+/// What a compaction of `session` would leave, with a summary of the usual length, for a person who asks.
+pub fn estimate(session: &Session, tools: Vec<ToolDefinition>, window_tokens: i64) -> super::Weight {
+    let rate = Rate::of(session, &tools);
+    let rebase = Rebase { summary_message_number: None, ..rebase(session, &tools, window_tokens) };
+    let context = select(session, tools, Some(&rebase));
+    let bytes = weight::bytes(&context) + SUMMARY_BYTES;
+    super::Weight { messages: context.messages.len() + 1, bytes, tokens: rate.tokens(bytes) }
+}
+
+/// About a thousand tokens.
+const SUMMARY_BYTES: usize = 4096;

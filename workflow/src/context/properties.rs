@@ -1,0 +1,331 @@
+//! What holds for every history under every strategy: between two rebases requests only grow, a cut leaves no result
+//! without its call, and whoever finds a call cut off makes the same bytes.
+
+use super::{ContextPolicy, Strategy as Selection, build, compaction, numbered, weigh};
+use crate::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome, Performed, advance};
+use crate::agent::{Agent, JournalLevel, Limits, OnUncertain, Policy, ToolDefinition};
+use crate::effect::Effect;
+use crate::event::Event;
+use crate::example;
+use crate::fault::Fault;
+use crate::plan::{Action, How, in_context, plan};
+use crate::prefix::Prefix;
+use crate::record::{Block, FinishReason, Reply, Role, Usage};
+use crate::session::{CallOutcome, CallStatus, InboxMessage, Session, SessionStatus};
+use crate::wire::laws::{WIRES, prompt};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use serde_json::{Value, json};
+
+/// Small, so that short histories pass every mark.
+const WINDOW_TOKENS: i64 = 2_000;
+
+fn agent(strategy: Selection) -> Agent {
+    let context = ContextPolicy {
+        strategy,
+        high: 9,
+        low: 5,
+        keep_results: 2,
+        trim_at_bytes: 2_500,
+        compact_at_percent: 80,
+    };
+    Agent {
+        name: "assistant".into(),
+        system_prompt: String::new(),
+        model: "m".into(),
+        tools: vec!["tool".into()],
+        limits: Limits { steps: 10_000, tokens: i64::MAX, ..Limits::default() },
+        on_uncertain: OnUncertain::default(),
+        journal: JournalLevel::default(),
+        context,
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Happening {
+    /// The user says something of so many bytes.
+    Message(usize),
+    /// The model asks for tools, whose results have these sizes, an even one being an error; then it goes on.
+    Tools(Vec<usize>),
+    /// The model answers, and the run closes.
+    Answer(usize),
+    /// The next summary fails.
+    NoSummary,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let size = select(vec![1_usize, 40, 701, 900, 1501, 2501]);
+    prop_oneof![
+        3 => select(vec![5_usize, 60, 400, 3_000]).prop_map(Happening::Message),
+        4 => vec(size, 1..5).prop_map(Happening::Tools),
+        3 => select(vec![10_usize, 300]).prop_map(Happening::Answer),
+        1 => Just(Happening::NoSummary),
+    ]
+}
+
+struct World {
+    session: Session,
+    agent: Agent,
+    /// The last request of every wire, and whether the context began anew since.
+    before: Option<Vec<Vec<(String, Value)>>>,
+    rebased: bool,
+    no_summary: bool,
+    calls: usize,
+    rebases: usize,
+    compactions: usize,
+    counted: i64,
+}
+
+impl World {
+    fn new(strategy: Selection, with_reader: bool) -> World {
+        let tool = |name: &str| ToolDefinition {
+            name: name.into(),
+            description: String::new(),
+            parameters: json!({"type": "object", "properties": {}}),
+            effect: Effect::Pure,
+        };
+        let mut tools = vec![tool("tool")];
+        tools.extend(with_reader.then(|| tool("read_output")));
+        let session =
+            Session { prefix: Some(Prefix { system: "Be brief.".into(), tools }), ..example::session() };
+        World {
+            session,
+            agent: agent(strategy),
+            before: None,
+            rebased: false,
+            no_summary: false,
+            calls: 0,
+            rebases: 0,
+            compactions: 0,
+            counted: 0,
+        }
+    }
+
+    fn happens(&mut self, happening: &Happening) {
+        match happening {
+            Happening::Message(bytes) => {
+                let inbox_id = self.session.last_event_seq + 1_000;
+                self.session.inbox.push(InboxMessage { inbox_id, text: "u".repeat(*bytes) });
+            }
+            Happening::Tools(sizes) => self.turn(&[], sizes),
+            Happening::Answer(bytes) => self.turn(&"a".repeat(*bytes).into_bytes(), &[]),
+            Happening::NoSummary => self.no_summary = true,
+        }
+    }
+
+    /// One turn: the summary that is due, the model call, its tools.
+    fn turn(&mut self, text: &[u8], sizes: &[usize]) {
+        self.session.status = SessionStatus::Running;
+        if !self.session.awaits_model() && self.session.inbox.is_empty() {
+            return;
+        }
+        loop {
+            let action = plan(&self.session, &self.agent.limits);
+            match in_context(action, &self.session, &self.agent, &[], WINDOW_TOKENS) {
+                Action::Compact => self.compact(),
+                Action::CallModel => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        let built = build(&self.session, Vec::new(), &self.agent.context, WINDOW_TOKENS);
+        let again = build(&self.session.clone(), Vec::new(), &self.agent.context, WINDOW_TOKENS);
+        assert_eq!(built, again, "whoever finds the call cut off makes the same");
+        self.look_at(&built);
+        let usage = Usage {
+            input_tokens: (super::weight::bytes(&built.context) / 4) as i64,
+            output_tokens: 10,
+            ..example::USAGE
+        };
+        self.counted += usage.input_tokens + usage.output_tokens;
+        self.calls += 1;
+        let calls = sizes
+            .iter()
+            .enumerate()
+            .map(|(index, _)| Block::ToolCall(example::tool_call(&format!("call_{}_{index}", self.calls))));
+        let mut content: Vec<Block> = calls.collect();
+        content.insert(0, Block::Text { text: format!("I say {}", String::from_utf8_lossy(text)) });
+        let finish_reason = if sizes.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls };
+        self.advance(Outcome::Replied(Generated {
+            generation_id: "gen".into(),
+            attempt: 1,
+            model: "m".into(),
+            request_sha256: String::new(),
+            started_at: String::new(),
+            repairs: 0,
+            resumes: None,
+            prefill_bytes: None,
+            reply: Reply { content, finish_reason, usage },
+            context_strategy: self.agent.context.strategy,
+            rebase: built.rebase,
+            effects: [("tool".to_owned(), Effect::Pure)].into(),
+        }));
+        if let Action::CallTools { calls } = plan(&self.session, &self.agent.limits) {
+            let performed = calls.into_iter().zip(sizes).map(|(planned, size)| {
+                assert_eq!(planned.how, How::Run);
+                Performed { call: planned.call, ending: ending(*size) }
+            });
+            let performed = performed.collect();
+            self.advance(Outcome::Called(performed));
+        }
+    }
+
+    fn look_at(&mut self, built: &super::Built) {
+        let rebase = built.rebase.as_ref().or(self.session.rebase.as_ref());
+        let numbers = numbered(&self.session, rebase);
+        assert_eq!(numbers.len(), built.context.messages.len());
+        let begins = built.context.messages.first().map(|message| message.role);
+        assert_ne!(begins, Some(Role::Tool), "a window begins with no result");
+        let newest = self.session.records.iter().rev().find(|record| record.role == Role::User);
+        assert!(
+            newest.is_none_or(|user| numbers.contains(&Some(user.message_number))),
+            "the newest question stays"
+        );
+        let unseen = self.session.records.iter().rev().take_while(|record| !record.is_answer());
+        // A summary may stand for a turn that is too large to be kept: its call was shown all of it.
+        let whole = self.agent.context.strategy != Selection::Compaction;
+        for record in unseen.filter(|record| whole && !record.is_summary()) {
+            let at = numbers.iter().position(|number| *number == Some(record.message_number));
+            let shown = at.map(|at| &built.context.messages[at].content);
+            assert_eq!(shown, Some(&record.content), "what the model has not seen yet is whole");
+        }
+        self.rebases += usize::from(built.rebase.is_some());
+        let began_anew = std::mem::take(&mut self.rebased) || built.rebase.is_some();
+        let mut prompts = Vec::new();
+        for wire in &WIRES {
+            let request = (wire.project)(&built.context);
+            (wire.check)(&request.body).expect("a strict server takes it");
+            let repairs = request.repairs;
+            assert_eq!((repairs.orphan_results, repairs.unanswered_calls), (0, 0), "{repairs:?}");
+            prompts.push(prompt(&request.body));
+        }
+        if let Some(before) = self.before.as_ref().filter(|_| !began_anew) {
+            for (before, now) in before.iter().zip(&prompts) {
+                assert!(now.starts_with(before), "{before:#?}\nis no prefix of\n{now:#?}");
+            }
+        }
+        self.before = Some(prompts);
+    }
+
+    fn compact(&mut self) {
+        let context = compaction::request(&self.session, Vec::new(), 0).expect("there is something");
+        for wire in &WIRES {
+            (wire.check)(&(wire.project)(&context).body).expect("a strict server takes it");
+        }
+        let usage = Usage { input_tokens: 7, output_tokens: 5, ..Usage::default() };
+        let end = if std::mem::take(&mut self.no_summary) {
+            CompactionEnd::Failed(Fault::EmptyReply)
+        } else {
+            self.rebased = true;
+            self.compactions += 1;
+            self.counted += usage.input_tokens + usage.output_tokens;
+            CompactionEnd::Written {
+                text: compaction::text("What was said.", &self.session.state),
+                finish_reason: FinishReason::Stop,
+                usage,
+                rebase: compaction::rebase(&self.session, &[], WINDOW_TOKENS),
+            }
+        };
+        self.advance(Outcome::Compacted(Compaction {
+            generation_id: "gen".into(),
+            attempt: 1,
+            model: "m".into(),
+            request_sha256: String::new(),
+            started_at: String::new(),
+            repairs: 0,
+            end,
+        }));
+    }
+
+    fn advance(&mut self, outcome: Outcome) {
+        let transition = advance(&self.session, outcome, Policy::default());
+        let rebased: Vec<_> = transition
+            .events
+            .iter()
+            .filter_map(|event| if let Event::ContextRebased(rebase) = event { Some(rebase) } else { None })
+            .collect();
+        assert_eq!(rebased.last().copied(), transition.rebase.as_ref(), "the row has what the journal has");
+        if let Some(rebase) = &transition.rebase {
+            let last = transition.records.last().expect("it comes with a record").message_number;
+            assert!(rebase.at_message_number <= last);
+            assert!(rebase.summary_message_number.is_none_or(|number| number <= rebase.at_message_number));
+        }
+        let closes = matches!(transition.next, crate::advance::Next::Close(_));
+        let run = self.session.run.clone();
+        self.session.apply(&transition);
+        if closes {
+            // The next message opens a run again.
+            self.session.run = run;
+            self.session.status = SessionStatus::Running;
+        }
+    }
+}
+
+fn ending(size: usize) -> Ending {
+    let is_error = size.is_multiple_of(2);
+    let status = if is_error { CallStatus::Failed } else { CallStatus::Done };
+    Ending::Settled(status, CallOutcome { content: "r".repeat(size), is_error, details: None })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn l6_between_rebases_requests_only_grow(
+        happenings in vec(happening(), 1..40),
+        strategy in select(Selection::ALL.to_vec()),
+        with_reader in any::<bool>(),
+    ) {
+        let mut world = World::new(strategy, with_reader);
+        for happening in &happenings {
+            world.happens(happening);
+        }
+        let totals = world.session.totals.usage;
+        if world.session.open_turn().is_none() {
+            let uncounted: i64 = world.session.records.iter()
+                .filter(|record| record.message_number > world.session.to_message_number)
+                .filter_map(|record| record.details.usage)
+                .map(|usage| usage.input_tokens + usage.output_tokens)
+                .sum();
+            prop_assert_eq!(totals.input_tokens + totals.output_tokens + uncounted, world.counted, "every call is counted once");
+        }
+        if strategy == Selection::Full {
+            prop_assert_eq!(world.rebases + world.compactions, 0);
+        }
+    }
+}
+
+#[test]
+fn long_histories_pass_every_mark() {
+    for strategy in Selection::ALL {
+        let mut world = World::new(strategy, true);
+        for round in 0..40 {
+            world.happens(&Happening::Message(100));
+            world.happens(&Happening::Tools(vec![701, 901, 40]));
+            world.happens(&Happening::Tools(vec![801; 1 + round % 3]));
+            world.happens(&Happening::Answer(200));
+        }
+        let built = build(&world.session, Vec::new(), &world.agent.context, WINDOW_TOKENS);
+        let weight = weigh(&world.session, &built.context, built.rebase.as_ref());
+        match strategy {
+            Selection::Full => assert_eq!((world.rebases, world.compactions), (0, 0)),
+            Selection::SlidingWindow => {
+                assert!(world.rebases > 10 && weight.messages <= 9, "{} {weight:?}", world.rebases);
+                assert!(world.calls > 2 * world.rebases, "the window is not cut at every call");
+            }
+            Selection::TrimToolResults => {
+                assert!(world.rebases > 10, "{}", world.rebases);
+                assert!(world.calls > 2 * world.rebases, "results are trimmed in batches");
+            }
+            Selection::Compaction => {
+                assert!(
+                    world.compactions > 5 && world.rebases > 5,
+                    "{} {}",
+                    world.compactions,
+                    world.rebases
+                );
+                assert!(weight.tokens < WINDOW_TOKENS, "{weight:?}");
+            }
+        }
+    }
+}

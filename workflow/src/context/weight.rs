@@ -1,0 +1,125 @@
+//! What a context weighs. Bytes are counted; tokens are estimated by what the provider counted last.
+
+use super::strategy::Rebase;
+use super::{Context, Message, select};
+use crate::agent::ToolDefinition;
+use crate::record::{Block, Record, Usage};
+use crate::session::Session;
+use serde::Serialize;
+
+/// The weight of one context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Weight {
+    pub messages: usize,
+    /// Of the system prompt, the tools' definitions and the messages.
+    pub bytes: usize,
+    /// Estimated.
+    pub tokens: i64,
+}
+
+/// Bytes a token, as a fraction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rate {
+    bytes: u128,
+    tokens: u128,
+}
+
+impl Rate {
+    /// Three and a half bytes a token: prose has four, code and JSON have three.
+    const USUAL: Rate = Rate { bytes: 7, tokens: 2 };
+
+    /// What the session's newest answer cost, held against what it was an answer to. Only where that is known: the
+    /// rebase before the newest one is not.
+    pub(super) fn of(session: &Session, tools: &[ToolDefinition]) -> Rate {
+        let current = session.rebase.as_ref();
+        let Some((answer, usage)) = last_answer(session, current) else { return Rate::USUAL };
+        let context = select::select(session, tools.to_vec(), current);
+        let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
+        let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
+        let bytes = bytes(&context) - after - inbox - content_bytes(&answer.content);
+        let (bytes, tokens) = (bytes as u128, usage.input_tokens as u128);
+        // Whoever counts otherwise counts something else.
+        if bytes < tokens || bytes > 8 * tokens { Rate::USUAL } else { Rate { bytes, tokens } }
+    }
+
+    pub(super) fn tokens(&self, bytes: usize) -> i64 {
+        i64::try_from((bytes as u128 * self.tokens).div_ceil(self.bytes)).unwrap_or(i64::MAX)
+    }
+
+    pub(super) fn bytes(&self, tokens: i64) -> usize {
+        let tokens = u128::try_from(tokens).unwrap_or(0);
+        usize::try_from(tokens * self.bytes / self.tokens).unwrap_or(usize::MAX)
+    }
+}
+
+/// What `context`, which was built out of `session` with `rebase` decided for it or none, weighs.
+pub fn weigh(session: &Session, context: &Context, rebase: Option<&Rebase>) -> Weight {
+    let rate = Rate::of(session, &context.tools);
+    let current = rebase.or(session.rebase.as_ref());
+    Weight {
+        messages: context.messages.len(),
+        bytes: bytes(context),
+        tokens: estimate(session, context, current, &rate),
+    }
+}
+
+/// The tokens of `context`, which `rebase` points at: what the provider counted last and what came since, or, where
+/// that was another selection, all of it by its bytes.
+pub(super) fn estimate(session: &Session, context: &Context, rebase: Option<&Rebase>, rate: &Rate) -> i64 {
+    let by_bytes = rate.tokens(bytes(context));
+    if rebase != session.rebase.as_ref() {
+        return by_bytes;
+    }
+    match last_answer(session, rebase) {
+        Some((answer, usage)) => {
+            let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
+            let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
+            // What it thought is counted as output, and may not come back: the estimate is rather too high.
+            usage.input_tokens.saturating_add(usage.output_tokens).saturating_add(rate.tokens(after + inbox))
+        }
+        None => by_bytes,
+    }
+}
+
+/// The newest answer that was given under `rebase`, with what the provider counted for it.
+fn last_answer<'a>(session: &'a Session, rebase: Option<&Rebase>) -> Option<(&'a Record, Usage)> {
+    let at = rebase.map_or(0, |rebase| rebase.at_message_number);
+    let answer = session.records.iter().rev().find(|record| record.is_answer())?;
+    let usage = answer.details.usage.filter(|usage| usage.input_tokens > 0)?;
+    (answer.message_number > at).then_some((answer, usage))
+}
+
+fn since<'a>(session: &'a Session, answer: &Record) -> impl Iterator<Item = &'a Record> {
+    let number = answer.message_number;
+    session.records.iter().filter(move |record| record.message_number > number && !record.is_summary())
+}
+
+pub(super) fn bytes(context: &Context) -> usize {
+    let tools: usize = context
+        .tools
+        .iter()
+        .map(|tool| tool.name.len() + tool.description.len() + tool.parameters.to_string().len())
+        .sum();
+    let messages: usize = context.messages.iter().map(Message::bytes).sum();
+    context.system.len() + tools + messages
+}
+
+impl Message {
+    /// Bytes of what it says.
+    pub fn bytes(&self) -> usize {
+        content_bytes(&self.content)
+    }
+}
+
+pub(super) fn content_bytes(content: &[Block]) -> usize {
+    let of = |block: &Block| match block {
+        Block::Text { text } => text.len(),
+        Block::ToolCall(call) => match &call.malformed {
+            Some(raw) => call.name.len() + raw.len(),
+            None => call.name.len() + call.arguments.to_string().len(),
+        },
+        Block::ToolResult(result) => result.content.len(),
+        Block::Provider { raw, .. } => raw.to_string().len(),
+    };
+    content.iter().map(of).sum()
+}
