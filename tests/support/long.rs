@@ -131,6 +131,7 @@ impl Claim {
         let news = News::listen(store, stop.clone());
         let settings = Settings {
             kind: Kind::Step,
+            runner: Arc::from(""),
             concurrency: 1,
             lease: Duration::from_secs(3600),
             poll: Duration::from_millis(10),
