@@ -13,6 +13,7 @@ use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::tool::registry::Registry;
 use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, advance};
 use wakeful::workflow::agent::{Policy, ToolDefinition};
+use wakeful::workflow::context::Strategy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
@@ -93,6 +94,9 @@ impl Long {
             started_at: "2026-01-01T00:00:00+00:00".to_owned(),
             repairs: 0,
             resumes: None,
+            prefill_bytes: None,
+            context_strategy: Strategy::Full,
+            rebase: None,
             reply: Reply {
                 content: [text].into_iter().chain(call.map(Block::ToolCall)).collect(),
                 finish_reason,
@@ -127,6 +131,7 @@ impl Claim {
         let news = News::listen(store, stop.clone());
         let settings = Settings {
             kind: Kind::Step,
+            runner: Arc::from(""),
             concurrency: 1,
             lease: Duration::from_secs(3600),
             poll: Duration::from_millis(10),

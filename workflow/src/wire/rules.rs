@@ -378,6 +378,27 @@ fn the_last_two_user_messages_are_cache_breakpoints_so_the_next_request_finds_th
     assert_eq!(marked(&turns(3)), [4, 6]);
 }
 
+/// A provider looks back 20 blocks from a breakpoint. What the request before ended with is one itself, so nothing has to
+/// be found, however many blocks a turn has.
+#[test]
+fn after_a_turn_of_many_calls_the_end_of_the_request_before_is_a_breakpoint_of_its_own() {
+    let ids: Vec<String> = (0..30).map(|at| format!("c{at}")).collect();
+    let calls: Vec<Block> = ids.iter().map(|id| call(id)).collect();
+    let before = vec![user("hi"), assistant(&[call("first")]), result("first", "r")];
+    let mut after = before.clone();
+    after.push(assistant(&calls));
+    after.extend(ids.iter().map(|id| result(id, "r")));
+    let sent = |messages: Vec<Message>| {
+        let request = anthropic::project(&context(messages), &anthropic::Options::new("m", 7));
+        assert!(String::from_utf8_lossy(&request.body).matches("cache_control").count() <= 4);
+        body(&request)["messages"].clone()
+    };
+    let (before, after) = (sent(before), sent(after));
+    let end = before.as_array().unwrap().last().unwrap();
+    assert_eq!(end["content"][0]["cache_control"]["type"], "ephemeral");
+    assert_eq!(after[2], *end, "marked in both");
+}
+
 #[test]
 fn further_fields_are_sent_but_never_replace_ours() {
     let mut options = anthropic::Options::new("m", 7);
