@@ -285,9 +285,9 @@ async fn a_bundle_of_the_largest_size_that_is_hostile_at_its_end_costs_less_than
     write(&lines[1].replacen("\"seed_message_count\":1", &format!("\"seed_message_count\":{}", MB + 1), 1));
     // Ordinary lines, and one of the largest that are taken; then an end that is wrong.
     for ordinal in 0..MB - 8 {
-        write(&seed(ordinal, (1 << 20) - 200));
+        write(&seed(ordinal, (1 << 20) - 4096));
     }
-    write(&seed(MB - 8, (8 << 20) - 200));
+    write(&seed(MB - 8, (8 << 20) - 4096));
     write("{\"sha256\":\"0000\"}");
     drop(out);
 

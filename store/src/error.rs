@@ -28,13 +28,20 @@ pub enum Error {
     Schema(String),
     /// A bundle that is not taken. Nothing of it was written.
     #[error("the bundle is refused: {0}")]
-    Bundle(#[from] wakeful_workflow::bundle::Refused),
+    Bundle(wakeful_workflow::bundle::Refused),
     /// A file that cannot be read or written.
     #[error("{path}: {source}")]
     File { path: String, source: std::io::Error },
     /// A stored row does not read as what it must be.
     #[error("corrupt {what}: {reason}")]
     Corrupt { what: &'static str, reason: String },
+}
+
+// Not by `#[from]`: the reason is in the text already, and a chain of causes would say it twice.
+impl From<wakeful_workflow::bundle::Refused> for Error {
+    fn from(refused: wakeful_workflow::bundle::Refused) -> Error {
+        Error::Bundle(refused)
+    }
 }
 
 /// Shorthand.
