@@ -233,6 +233,7 @@ fn reserved_and_empty_variables_are_no_keys() {
         "",
         &[
             ("WAKEFUL_URL", "http://x"),
+            ("WAKEFUL_INTERNAL_TOKEN", "t"),
             ("WAKEFUL_LOG", "debug"),
             ("WAKEFUL_LOG_FORMAT", "json"),
             ("WAKEFUL_TEST_A__B", "1"),

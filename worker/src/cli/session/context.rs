@@ -33,8 +33,11 @@ pub(super) async fn context(
     output: &Output,
     args: Args,
 ) -> anyhow::Result<Exit> {
-    let (registry, models) = (app.registry()?, app.models(config)?);
-    let view = view((store, config, &registry, &models), &args.id, args.strategy, args.raw).await;
+    // Where nothing here names a model, as beside `wakeful dev`, it is the one that the session has.
+    let session = store.session(None, &args.id).await?;
+    let config = Config { fallback_model: Some(session.model_id), ..config.clone() };
+    let (registry, models) = (app.registry()?, app.models(&config)?);
+    let view = view((store, &config, &registry, &models), &args.id, args.strategy, args.raw).await;
     let view = view.map_err(|error| match error {
         ViewError::Store(error) => anyhow::Error::from(error),
         ViewError::NotConfigured(text) => Usage(text).into(),

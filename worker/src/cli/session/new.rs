@@ -6,6 +6,7 @@ use crate::api::stored_conversation_id;
 use crate::config::Config;
 use crate::{App, origin};
 use wakeful_store::Store;
+use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::NewSession;
 
 #[derive(Debug, clap::Args)]
@@ -40,11 +41,19 @@ pub(super) async fn new(
     }
     let conversation_id =
         stored_conversation_id(&args.conversation).map_err(|problem| Usage(problem.to_string()))?;
+    let filter = SessionFilter {
+        conversation_id: Some(conversation_id.clone()),
+        limit: 1,
+        ..SessionFilter::default()
+    };
+    let before = store.sessions(&filter).await?.into_iter().next();
     let agent = match args.agent {
         Some(agent) => Some(agent),
         None => store.latest_agent(&conversation_id).await?,
     };
-    let new = origin::of_chat(config, &app.registry()?, conversation_id, agent.as_deref())
+    // Where nothing here names a model, as beside `wakeful dev`, it is the one that the conversation has.
+    let config = Config { fallback_model: before.map(|session| session.model_id), ..config.clone() };
+    let new = origin::of_chat(&config, &app.registry()?, conversation_id, agent.as_deref())
         .map_err(|cannot| Usage(cannot.to_string()))?;
     let new = NewSession { repository_id: args.repository, ..new };
     let begun = store.begin_anew(&new, args.client_key.as_deref()).await?;
