@@ -118,8 +118,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         bytes
     };
     let mut damaged = packed(&bundle);
-    let middle = damaged.len() / 2;
-    damaged[middle] ^= 0xff;
+    damaged.truncate(damaged.len() / 2);
     let after_the_end = [bundle.clone(), good.0[1].clone().into_bytes(), b"\n".to_vec()].concat();
     let checksum = {
         let mut bytes = bundle.clone();
@@ -145,7 +144,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         ("a packed file that is damaged", damaged, "damaged"),
         ("more records than anyone has", { let mut many = good.clone(); many.0[0] = many.0[0].replacen(&format!("\"records\":{}", count("record")), "\"records\":300000", 1); many.sealed() }, "300000 records"),
         ("counts that are not so", { let mut more = good.clone(); more.0[0] = more.0[0].replacen(&format!("\"records\":{}", count("record")), &format!("\"records\":{}", count("record") + 1), 1); more.sealed() }, "the header promises"),
-        ("a row more than was promised", good.clone().twice("record").sealed(), "the header promises"),
+        ("a message twice", good.clone().twice("record").sealed(), "stands where"),
         ("a file fact that leads out", good.clone().replace("record", "\"path\":\"notes.md\"", "\"path\":\"../../.ssh/keys\"").sealed(), "leads out of the workspace"),
         ("a state key that leads out", good.clone().replace("session", "file/notes.md", "file//etc/passwd").sealed(), "leads out of the workspace"),
         ("an id that is a path", good.clone().replace("record", "\"message_id\":\"msg_", "\"message_id\":\"../msg_").sealed(), "message_id"),
@@ -177,14 +176,20 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
     ];
     assert!(cases.len() >= 20);
     let before = world.dump().await;
+    let mut wrong = Vec::new();
     for (name, bytes, reason) in &cases {
         let began = Instant::now();
         let refused = try_import(&world.store, bytes).await;
         let took = began.elapsed();
-        let Err(Error::Bundle(refused)) = refused else { panic!("{name}: {refused:?}") };
-        assert!(refused.to_string().contains(reason), "{name}: {refused}");
-        assert!(took < Duration::from_secs(1), "{name}: {took:?}");
+        match refused {
+            Err(Error::Bundle(refused)) if refused.to_string().contains(reason) => {}
+            other => wrong.push(format!("{name}: {other:?}")),
+        }
+        if took > Duration::from_secs(1) {
+            wrong.push(format!("{name}: {took:?}"));
+        }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(world.dump().await, before, "nothing was written");
     // The bundle itself is taken, so that it was the spoiling which was refused.
     try_import(&world.store, &bundle).await.unwrap();
