@@ -105,7 +105,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
     let deep = format!("{}1{}", "[".repeat(100), "]".repeat(100));
     let blob = &good.0[good.at("blob")];
     let header_gone = Lines(good.0[1..].to_vec());
-    let state = format!("\"state\":{{\"email/call_m\":");
+    let state = "\"state\":{\"email/call_m\":";
     let invalid = {
         let mut bytes = good.clone().replace("seed", "You are", "QQQQ").sealed();
         let at = bytes.windows(4).position(|text| text == b"QQQQ").unwrap();
@@ -164,7 +164,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         ("a line after the last", after_the_end, "after the last one"),
         ("steps that do not fit", good.clone().replace("step", "\"from_message_number\":1", "\"from_message_number\":2").sealed(), "does not begin where"),
         ("sums that are none", good.clone().replace("session", "\"total_cost_micros\":14", "\"total_cost_micros\":0").sealed(), "not the sums"),
-        ("a state that no message made", good.clone().replace("session", &state, "\"state\":{\"admin\":true,\"email/call_m\":").sealed(), "not what its messages make"),
+        ("a state that no message made", good.clone().replace("session", state, "\"state\":{\"admin\":true,\"email/call_m\":").sealed(), "not what its messages make"),
         ("a status that the journal denies", good.clone().replace("session", "\"status\":\"completed\"", "\"status\":\"running\"").sealed(), "not what its journal says"),
         ("an unknown field", good.clone().replace("call", "\"attempts\":", "\"start_nonce\":\"x\",\"attempts\":").sealed(), "not in its one form"),
         ("a field twice", good.clone().replace("run", "\"status\":\"completed\"", "\"status\":\"completed\",\"status\":\"queued\"").sealed(), "duplicate field"),
