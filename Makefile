@@ -86,8 +86,9 @@ bench: postgres with-postgres ## Step commits a second against pgbench (ARGS="--
 #       --parameters portNumber=7070,localPortNumber=7070
 #   kubectl port-forward deployment/wakeful 7070:7070
 #
-# Then SERVER_URL=http://127.0.0.1:7070. The token goes by the environment and is in no list of processes; where it
-# should not be in your shell's history either, set WAKEFUL_INTERNAL_TOKEN or WAKEFUL_INTERNAL_TOKEN_FILE before.
+# Then SERVER_URL=http://127.0.0.1:7070. TOKEN=… stands in make's own arguments, which everybody on the machine can see
+# while it runs, and in your shell's history. Where that matters, set WAKEFUL_INTERNAL_TOKEN instead, or
+# WAKEFUL_INTERNAL_TOKEN_FILE with a path in it.
 .PHONY: export-session
 export-session: export WAKEFUL_INTERNAL_TOKEN := $(or $(TOKEN),$(WAKEFUL_INTERNAL_TOKEN))
 export-session: export WAKEFUL_URL := $(or $(SERVER_URL),$(WAKEFUL_URL))

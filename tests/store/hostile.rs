@@ -105,7 +105,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
     let deep = format!("{}1{}", "[".repeat(100), "]".repeat(100));
     let blob = &good.0[good.at("blob")];
     let header_gone = Lines(good.0[1..].to_vec());
-    let state = format!("\"state\":{{\"email/call_m\":");
+    let state = "\"state\":{\"email/call_m\":";
     let invalid = {
         let mut bytes = good.clone().replace("seed", "You are", "QQQQ").sealed();
         let at = bytes.windows(4).position(|text| text == b"QQQQ").unwrap();
@@ -146,7 +146,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         ("a packed file that is damaged", damaged, "damaged"),
         ("more records than anyone has", { let mut many = good.clone(); many.0[0] = many.0[0].replacen(&format!("\"records\":{}", count("record")), "\"records\":300000", 1); many.sealed() }, "300000 records"),
         ("counts that are not so", { let mut more = good.clone(); more.0[0] = more.0[0].replacen(&format!("\"records\":{}", count("record")), &format!("\"records\":{}", count("record") + 1), 1); more.sealed() }, "the header promises"),
-        ("a row more than was promised", good.clone().twice("record").sealed(), "the header promises"),
+        ("a message twice", good.clone().twice("record").sealed(), "stands where"),
         ("a file fact that leads out", good.clone().replace("record", "\"path\":\"notes.md\"", "\"path\":\"../../.ssh/keys\"").sealed(), "leads out of the workspace"),
         ("a state key that leads out", good.clone().replace("session", "file/notes.md", "file//etc/passwd").sealed(), "leads out of the workspace"),
         ("an id that is a path", good.clone().replace("record", "\"message_id\":\"msg_", "\"message_id\":\"../msg_").sealed(), "message_id"),
@@ -166,7 +166,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         ("a line after the last", after_the_end, "after the last one"),
         ("steps that do not fit", good.clone().replace("step", "\"from_message_number\":1", "\"from_message_number\":2").sealed(), "does not begin where"),
         ("sums that are none", good.clone().replace("session", "\"total_cost_micros\":14", "\"total_cost_micros\":0").sealed(), "not the sums"),
-        ("a state that no message made", good.clone().replace("session", &state, "\"state\":{\"admin\":true,\"email/call_m\":").sealed(), "not what its messages make"),
+        ("a state that no message made", good.clone().replace("session", state, "\"state\":{\"admin\":true,\"email/call_m\":").sealed(), "not what its messages make"),
         ("a status that the journal denies", good.clone().replace("session", "\"status\":\"completed\"", "\"status\":\"running\"").sealed(), "not what its journal says"),
         ("an unknown field", good.clone().replace("call", "\"attempts\":", "\"start_nonce\":\"x\",\"attempts\":").sealed(), "not in its one form"),
         ("a field twice", good.clone().replace("run", "\"status\":\"completed\"", "\"status\":\"completed\",\"status\":\"queued\"").sealed(), "duplicate field"),
@@ -178,15 +178,21 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
     ];
     assert!(cases.len() >= 20);
     let before = world.dump().await;
+    let mut wrong = Vec::new();
     for (name, bytes, reason) in &cases {
         let (began, worked) = (Instant::now(), cpu());
         let refused = try_import(&world.store, bytes).await;
         // Whichever is less: the machine may be busy with others, and so may this process.
         let took = began.elapsed().min(cpu() - worked);
-        let Err(Error::Bundle(refused)) = refused else { panic!("{name}: {refused:?}") };
-        assert!(refused.to_string().contains(reason), "{name}: {refused}");
-        assert!(took < Duration::from_secs(1), "{name}: {took:?}");
+        match refused {
+            Err(Error::Bundle(refused)) if refused.to_string().contains(reason) => {}
+            other => wrong.push(format!("{name}: {other:?}")),
+        }
+        if took > Duration::from_secs(1) {
+            wrong.push(format!("{name}: {took:?}"));
+        }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(world.dump().await, before, "nothing was written");
     // The bundle itself is taken, so that it was the spoiling which was refused.
     try_import(&world.store, &bundle).await.unwrap();

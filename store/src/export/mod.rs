@@ -3,7 +3,7 @@
 //! What may still change (the session's row, its runs, open calls, unsent deliveries, pending messages) is read in one short
 //! snapshot, with the numbers up to which the logs go then. The logs only grow, so they are paged by key up to there, outside
 //! of any transaction: a snapshot that stays open as long as a slow reader reads would keep every dead row of a busy
-//! queue. Whatever the session weighs, a page of it is in memory, and one blob where it is redacted.
+//! queue. Whatever the session weighs, a page of it is in memory, and one blob.
 
 mod pages;
 mod snapshot;

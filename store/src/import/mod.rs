@@ -157,7 +157,7 @@ fn send_batches(file: &Path, limits: Limits, sender: &mpsc::Sender<Result<Batch>
         }
         section = row.section();
         bytes += length;
-        rows.push(row);
+        rows.push(*row);
     }
     let summary = checker.finish()?;
     let last = [Batch::Rows(rows), Batch::End(summary.sha256)];

@@ -19,7 +19,7 @@ pub fn normal(bundle: &[u8]) -> Result<String, Refused> {
         let text = text.strip_suffix(b"\n").unwrap_or(text);
         match checker.line(text)? {
             Checked::Header => header = serde_json::from_slice(text).ok(),
-            Checked::Row(row) => rows.push(row),
+            Checked::Row(row) => rows.push(*row),
             Checked::End => {}
         }
     }

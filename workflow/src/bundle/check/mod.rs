@@ -42,7 +42,7 @@ const MOST: Counts = Counts {
 #[derive(Debug)]
 pub enum Checked {
     Header,
-    Row(Line),
+    Row(Box<Line>),
     /// The last line: the bundle is whole and everything in it fits.
     End,
 }
@@ -161,7 +161,7 @@ impl Checker {
             Stage::Open(open) => {
                 let row: Line = read(line, "row")?;
                 open.row(&row)?;
-                Ok(Checked::Row(row))
+                Ok(Checked::Row(Box::new(row)))
             }
             Stage::Done(_) => Err("there is a line after the last one".to_owned()),
         }
