@@ -235,6 +235,10 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
     }
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one of them at a time, on its way from one line to the next"
+)]
 enum Decided {
     Outcome(Outcome),
     End(End),

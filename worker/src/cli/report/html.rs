@@ -4,7 +4,7 @@
 use super::super::output::dollars;
 use super::super::printable::printable_lines;
 use super::text::{change, ends};
-use super::{range, time, value};
+use super::{TOTALS, TotalsLine, range, time, value};
 use askama::Template;
 use wakeful_workflow::diff::{
     Both, Level, Of, Part, Piece, Report, RequestMatch, Subject, Totals, TurnDiff, TurnView, ValueDifference,
@@ -306,16 +306,7 @@ fn words(name: &str, pieces: &[Piece]) -> Texts {
 }
 
 fn totals(totals: &Both<Totals>) -> Vec<Total> {
-    let shown: [(&'static str, fn(&Totals) -> i64, fn(i64) -> String); 7] = [
-        ("answers", |of| of.turns, |n| n.to_string()),
-        ("tool calls", |of| of.tool_calls, |n| n.to_string()),
-        ("input tokens", |of| of.usage.input_tokens, |n| n.to_string()),
-        ("of them cached", |of| of.usage.cached_tokens, |n| n.to_string()),
-        ("output tokens", |of| of.usage.output_tokens, |n| n.to_string()),
-        ("cost", |of| of.usage.cost_micros, dollars),
-        ("time", |of| of.time_ms, time),
-    ];
-    let row = |(name, of, show): (&'static str, fn(&Totals) -> i64, fn(i64) -> String)| {
+    let row = |(name, of, show): TotalsLine| {
         let (left, right) = (of(&totals.left), of(&totals.right));
         let most = left.max(right).max(1) as f64;
         let bar = |of: i64| (of.max(0) as f64 * 100.0 / most).round() as i64;
@@ -328,7 +319,7 @@ fn totals(totals: &Both<Totals>) -> Vec<Total> {
             right_bar: bar(right),
         }
     };
-    shown.into_iter().map(row).collect()
+    TOTALS.into_iter().map(row).collect()
 }
 
 fn safe(text: &str) -> String {

@@ -3,11 +3,25 @@
 mod html;
 mod text;
 
-use super::output::{Format, Output, printable};
+use super::output::{Format, Output, dollars, printable};
 use super::{Exit, Usage};
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
-use wakeful_workflow::diff::{Level, Report};
+use wakeful_workflow::diff::{Level, Report, Totals};
+
+/// A line of the totals: its name, what it is of them, and how that is written.
+type TotalsLine = (&'static str, fn(&Totals) -> i64, fn(i64) -> String);
+
+/// The lines of the totals, in their order.
+const TOTALS: [TotalsLine; 7] = [
+    ("answers", |of| of.turns, |n| n.to_string()),
+    ("tool calls", |of| of.tool_calls, |n| n.to_string()),
+    ("input tokens", |of| of.usage.input_tokens, |n| n.to_string()),
+    ("of them cached", |of| of.usage.cached_tokens, |n| n.to_string()),
+    ("output tokens", |of| of.usage.output_tokens, |n| n.to_string()),
+    ("cost", |of| of.usage.cost_micros, dollars),
+    ("time", |of| of.time_ms, time),
+];
 
 /// What makes a comparison fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]

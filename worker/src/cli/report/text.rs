@@ -2,11 +2,11 @@
 
 use super::super::output::{Column, Output, Table, Tone, count, dollars};
 use super::super::printable::printable_lines;
-use super::{range, time, value};
+use super::{TOTALS, range, time, value};
 use std::fmt::Write as _;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use wakeful_workflow::diff::{
-    Both, Difference, Divergence, Level, Of, Part, Piece, Report, RequestMatch, Totals, TurnDiff, TurnView,
+    Both, Difference, Divergence, Level, Of, Part, Piece, Report, RequestMatch, TurnDiff, TurnView,
     ValueDifference,
 };
 
@@ -238,17 +238,8 @@ impl Text<'_> {
             Column::number("RIGHT"),
             Column::number("CHANGE"),
         ]);
-        let shown: [(&str, fn(&Totals) -> i64, fn(i64) -> String); 7] = [
-            ("answers", |of| of.turns, |n| n.to_string()),
-            ("tool calls", |of| of.tool_calls, |n| n.to_string()),
-            ("input tokens", |of| of.usage.input_tokens, |n| n.to_string()),
-            ("… cached", |of| of.usage.cached_tokens, |n| n.to_string()),
-            ("output tokens", |of| of.usage.output_tokens, |n| n.to_string()),
-            ("cost", |of| of.usage.cost_micros, dollars),
-            ("time", |of| of.time_ms, time),
-        ];
         let Both { left, right } = &report.totals;
-        for (name, of, show) in shown {
+        for (name, of, show) in TOTALS {
             let (one, other) = (of(left), of(right));
             table.row([name.into(), show(one).into(), show(other).into(), change(one, other).into()]);
         }
