@@ -87,7 +87,7 @@ async fn k40_a_replay_that_is_killed_again_and_again_goes_on_where_it_stood() {
     assert_eq!(messages(&replay), messages(&stage.source().await));
     // A call whose answer was not committed is made again, and no other one.
     let repeated = stage.model.bodies().len() - asked - answered(&replay).len();
-    assert!(repeated <= kills.len() - 1, "{repeated} calls were made again");
+    assert!(repeated < kills.len(), "{repeated} calls were made again");
     stage.left_alone(&before, &told).await;
     // The report was made: the same command begins another one.
     let again = stage.replay(&["--tools", "recorded"]).await;

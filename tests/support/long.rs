@@ -189,7 +189,7 @@ pub fn words(number: usize, bytes: usize) -> String {
         seed ^= seed >> 7;
         seed ^= seed << 17;
         text.push(' ');
-        if seed % 9 == 0 {
+        if seed.is_multiple_of(9) {
             text.push_str(&(seed % 1_000_000).to_string());
         } else {
             text.push_str(WORDS[(seed >> 8) as usize % WORDS.len()]);
