@@ -1,9 +1,10 @@
 //! A session of a thousand steps is no other thing than one of ten: read in one statement, forked without its blobs,
-//! carried whole.
+//! carried whole, replayed with the very bytes of each request.
 
-use crate::support::Database;
 use crate::support::long::Long;
 use crate::support::wire::Proxy;
+use crate::support::{Answer, Database, ModelServer, Options};
+use std::collections::BTreeSet;
 use wakeful::store::Store;
 use wakeful::store::fork::ForkRequest;
 use wakeful::workflow::bundle::{Limits, normal::normal};
@@ -47,6 +48,77 @@ async fn a_thousand_steps_are_hydrated_in_one_statement_forked_without_their_blo
 
     fork(&database, &store, &session_id).await;
     carry(&database, &store, &session_id).await;
+}
+
+#[tokio::test]
+async fn a_thousand_recorded_steps_are_replayed_with_a_thousand_equal_request_hashes() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let session_id = Long { hashes: true, ..LONG }.make(&store, "long").await;
+    let before = parent(&database, &session_id).await;
+
+    let model = ModelServer::turns(vec![Answer::text("Nobody asks me.")]).await;
+    let mut options = Options::new()
+        .model("openai/test")
+        .env("OPENAI_BASE_URL", &model.url)
+        .env("WAKEFUL_LOG", "warn")
+        // In a debug build the last steps take a good part of a second each: no lease is to end for that.
+        .env("WAKEFUL_QUEUE__LEASE_S", "30");
+    options.args = ["replay", &session_id, "--model", "recorded", "--tools", "recorded", "-o", "json"]
+        .map(str::to_owned)
+        .to_vec();
+    let (status, process) = options.spawn(&database.url).ended().await;
+    let (output, log) = (process.output(), process.log());
+    assert!(status.success(), "{status}: {log}\n{}", output.chars().take(2000).collect::<String>());
+    let told: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(told["diff"]["verdict"], "equal");
+    assert_eq!(told["diff"]["requests"]["equal"], STEPS, "{}", told["diff"]["requests"]);
+    assert_eq!(told["replay"]["requests_differ"], false);
+    assert_eq!(told["replay"]["unrecorded"], serde_json::json!([]));
+    assert_eq!(model.bodies().len(), 0, "no model was called");
+
+    let replay = told["replay"]["session_id"].as_str().unwrap();
+    assert_ne!(replay, session_id);
+    let (hashes, other_hashes) = (requests(&database, &session_id).await, requests(&database, replay).await);
+    assert_eq!(hashes.iter().collect::<BTreeSet<_>>().len(), STEPS, "each request has bytes of its own");
+    assert!(hashes == other_hashes, "the report counted what the journals hold");
+    let (records, other_records) = (records(&database, &session_id).await, records(&database, replay).await);
+    assert_eq!(records.len(), 2 * STEPS);
+    // Not assert_eq: nobody reads two times four megabytes.
+    assert!(records == other_records, "every message is the source's");
+    assert_eq!(
+        parent(&database, &session_id).await,
+        before,
+        "the source is as it was, and no blob was added"
+    );
+}
+
+/// The hash of the request behind each answer, in the order of the answers.
+async fn requests(database: &Database, session_id: &str) -> Vec<String> {
+    sqlx::query_scalar(
+        "select called.payload ->> 'request_sha256'
+        from session_events ended
+        join session_events called using (session_id)
+        where ended.session_id = $1 and ended.type = 'GEN_COMPLETE' and called.type = 'LLM_CALLED'
+            and called.payload ->> 'generation_id' = ended.payload ->> 'generation_id'
+        order by (ended.payload ->> 'message_number')::bigint",
+    )
+    .bind(session_id)
+    .fetch_all(&database.pool)
+    .await
+    .unwrap()
+}
+
+/// Number, role, content and who may see it, of each message.
+async fn records(database: &Database, session_id: &str) -> Vec<(i64, String, String, bool)> {
+    sqlx::query_as(
+        "select message_number, role, content::text, internal from conversation_records
+        where session_id = $1 order by message_number",
+    )
+    .bind(session_id)
+    .fetch_all(&database.pool)
+    .await
+    .unwrap()
 }
 
 /// What the parent's rows are, and how many blobs there are.

@@ -1,5 +1,5 @@
-//! What long sessions cost: hydrate, fork, export and import of 10, 100 and 1,000 steps, beside the other way to keep a
-//! session, a checkpoint of all messages for every step, in the same database and run.
+//! What long sessions cost: hydrate, fork, export, import and replay of 10, 100 and 1,000 steps, beside the other way to
+//! keep a session, a checkpoint of all messages for every step, in the same database and run.
 
 use crate::fixture::Database;
 use crate::made::Long;
@@ -8,11 +8,18 @@ use crate::report::{Paint, Progress};
 use anyhow::{Context, Result, ensure};
 use sqlx::PgConnection;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
+use wakeful::config::Config;
+use wakeful::replay::{self, End, Observer};
 use wakeful::store::Store;
 use wakeful::store::fork::ForkRequest;
+use wakeful::store::replay::Progress as Turns;
 use wakeful::workflow::bundle::Limits;
+use wakeful::workflow::diff::diff;
 use wakeful::workflow::fork::At;
+use wakeful::workflow::policy::{Answers, ToolMode};
+use wakeful::{App, Ctx};
 
 /// Steps of the sessions that are measured.
 pub const STEPS: [usize; 3] = [10, 100, 1000];
@@ -26,6 +33,9 @@ pub struct Cost {
     pub fork_ms: f64,
     pub export_ms: f64,
     pub import_ms: f64,
+    /// Fork and every step, out of recorded answers and results. Each request is made and hashed: that part grows with
+    /// the square of the steps, as the bytes do that a provider is sent.
+    pub replay_ms: f64,
     /// The text of all messages.
     pub said_bytes: i64,
     /// All rows of the session, compressed as they are stored.
@@ -53,10 +63,13 @@ pub async fn measure(database: &Database, progress: &mut Progress) -> Result<Vec
     let store = database.store(4).await?;
     let mut connection = database.connect().await?;
     let folder = tempfile::tempdir()?;
+    let config = folder.path().join("wakeful.toml");
+    std::fs::write(&config, "")?;
+    let ctx = App::new().context(Config::load(Some(&config), std::iter::empty())?, &database.url).await?;
     let mut costs = Vec::new();
     for steps in STEPS {
         progress.say(&format!("a session of {steps} steps"));
-        let long = Long { steps, message_bytes: MESSAGE_BYTES, hashes: false };
+        let long = Long { steps, message_bytes: MESSAGE_BYTES, hashes: true };
         let session_id = long.make(&store, &format!("long-{steps}")).await;
         sqlx::query("vacuum analyze").execute(&mut connection).await?;
         let times = if steps < 1000 { 21 } else { 7 };
@@ -64,10 +77,15 @@ pub async fn measure(database: &Database, progress: &mut Progress) -> Result<Vec
         let mut cost = Cost { steps, ..Cost::default() };
         cost.weigh(&mut connection, &session_id).await?;
         cost.time(&store, &mut connection, &session_id, folder.path(), times).await?;
+        progress.say(&format!("a replay of {steps} recorded steps"));
+        cost.replay(&ctx, &session_id, if steps < 1000 { 5 } else { 1 }).await?;
         progress.say(&format!("a checkpoint of all messages for each of {steps} steps"));
         cost.rival = rival(&mut connection, &session_id, steps, times).await?;
         costs.push(cost);
     }
+    ctx.draining.cancel();
+    ctx.abort.cancel();
+    ctx.store.close().await;
     store.close().await;
     Ok(costs)
 }
@@ -136,6 +154,40 @@ impl Cost {
         self.import_ms = median(&import);
         Ok(())
     }
+
+    async fn replay(&mut self, ctx: &Arc<Ctx>, session_id: &str, times: usize) -> Result<()> {
+        let request = replay::Request {
+            source_session_id: session_id.into(),
+            source_name: session_id.to_owned(),
+            from_message: None,
+            answers: Answers::Recorded,
+            model: None,
+            system_prompt: None,
+            tool_mode: ToolMode::Recorded,
+        };
+        let mut replays = Vec::new();
+        for _ in 0..times {
+            let began = Instant::now();
+            let replayed = replay::run(ctx, &request, true, &Nobody).await?;
+            replays.push(since(began));
+            ensure!(replayed.end == End::Over, "the replay ended as {:?}", replayed.end);
+            let report =
+                diff(&ctx.store.side(session_id).await?, &ctx.store.side(&replayed.session_id).await?);
+            let equal = report.requests.equal;
+            ensure!(equal == self.steps, "{equal} of {} requests are the source's", self.steps);
+        }
+        self.replay_ms = median(&replays);
+        Ok(())
+    }
+}
+
+/// Watches no replay.
+struct Nobody;
+
+impl Observer for Nobody {
+    fn begins(&self, _: &str, _: u64) {}
+
+    fn moves(&self, _: u64, _: &Turns) {}
 }
 
 /// The same session as its rival keeps it.
@@ -204,6 +256,8 @@ pub fn print(paint: &Paint, costs: &[Cost]) {
     row("fork at the middle", &|cost| cost.fork_ms, &ms);
     row("export", &|cost| cost.export_ms, &ms);
     row("check and import", &|cost| cost.import_ms, &ms);
+    row("replay out of the recording", &|cost| cost.replay_ms, &ms);
+    row("of that, a step", &|cost| cost.replay_ms / cost.steps as f64, &ms);
     row("what was said", &|cost| cost.said_bytes as f64, &kb);
     row("bundle", &|cost| cost.bundle_bytes as f64, &kb);
     row("all rows of the session", &|cost| cost.kept_bytes as f64, &kb);

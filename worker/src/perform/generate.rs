@@ -37,14 +37,16 @@ pub(super) async fn call_model(
     let next =
         NextCall { model: &agent.model, base_sha256: &base_sha256, takes_prefill: model.takes_prefill() };
     let cut_off = cut_off(ctx, session, &next).await?;
-    let (request, resumes) = match cut_off {
+    let (request, request_sha256, resumes) = match cut_off {
         Some((attempt, prefill)) => {
             let request = model.request(&Context { prefill: Some(prefill), ..context });
+            let request_sha256 = request.sha256();
             info!(session.id = %session.session_id, "The model goes on from the text that attempt {} had said", attempt.attempt);
             let resumes = request.prefill.is_some().then_some(&attempt.generation_id);
-            (request, resumes)
+            (request, request_sha256, resumes)
         }
-        None => (base, None),
+        // Of megabytes of context it is made once.
+        None => (base, base_sha256.clone(), None),
     };
     let repairs = request.repairs.total() as i64;
     if repairs > 0 {
@@ -53,7 +55,6 @@ pub(super) async fn call_model(
     }
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
     let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
-    let request_sha256 = request.sha256();
     let new = NewGeneration {
         session_id: &session.session_id,
         generation_id: &generation_id,

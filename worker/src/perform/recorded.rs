@@ -31,11 +31,15 @@ pub(super) async fn answer(
     let (Built { context, rebase }, effects) = super::generate::told(ctx, session, &agent)?;
     let base = model.request(&context);
     let base_sha256 = base.sha256();
-    let request = match replay::prefill(&answer) {
-        Some(prefill) => model.request(&Context { prefill: Some(prefill), ..context }),
-        None => base,
+    let (request, request_sha256) = match replay::prefill(&answer) {
+        Some(prefill) => {
+            let request = model.request(&Context { prefill: Some(prefill), ..context });
+            let request_sha256 = request.sha256();
+            (request, request_sha256)
+        }
+        // Of megabytes of context it is made once.
+        None => (base, base_sha256.clone()),
     };
-    let request_sha256 = request.sha256();
     compare(session, &answer, &request_sha256);
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
     let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
