@@ -199,6 +199,7 @@ impl Store {
         if let Some(first) = first_answer(&mut tx, request, &conversation_id).await? {
             return Ok(first);
         }
+        runs_what_is_there(request, &parent)?;
         let cut = cut(request, &parent)?;
         if !copy::take_conversation(&mut tx, &parent, &conversation_id, &cut).await? {
             // The same key at the same time: the other one has been committed by now.
@@ -211,10 +212,11 @@ impl Store {
         let state = copy::state(&mut tx, &parent, &cut).await?;
         // The context begins where the parent's did at the cut, so that the first request goes on from cached bytes.
         let rebase = rebase_at(&mut tx, &parent.session_id, cut.at_message_number).await?;
-        copy::session(&mut tx, request, &parent, &cut, &child, &state, rebase.as_ref()).await?;
+        let snapshot = Blob::of_state(&state);
+        let state_sha256 = snapshot.sha256.clone();
+        copy::session(&mut tx, request, &parent, &cut, &child, &state, snapshot, rebase.as_ref()).await?;
         copy::records(&mut tx, &parent, &cut, &child).await?;
         failpoint("K29");
-        let snapshot = Blob::of_state(&state);
         let mut events = vec![Event::SessionForked {
             parent_session_id: request.parent_session_id.as_str().into(),
             parent_conversation_id: parent.conversation_id.as_str().into(),
@@ -229,9 +231,8 @@ impl Store {
             step_number: cut.last_step_number,
             to_message_number: cut.at_message_number,
             lifecycle_state: SessionStatus::Created.as_str().to_owned(),
-            state_sha256: snapshot.sha256.clone(),
+            state_sha256,
         });
-        copy::keep(&mut tx, &snapshot).await?;
         run::journal(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
         let run_id = if request.start { Some(start(&mut tx, request, &session_id).await?) } else { None };
         tx.commit().await?;
@@ -252,6 +253,16 @@ impl Store {
 async fn rebase_at(tx: &mut PgConnection, session_id: &str, message_number: i64) -> Result<Option<Rebase>> {
     let rebase = crate::context::newest_rebase(tx, session_id, message_number).await?;
     rebase.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("rebase", error))
+}
+
+/// Of a session whose texts are not there nothing is run: a model would be asked about hashes.
+fn runs_what_is_there(request: &ForkRequest, parent: &Parent) -> Result<()> {
+    let replays = request.purpose == Purpose::Replay || request.replay.is_some();
+    if parent.redacted && (request.start || replays) {
+        let reason = "it was imported from a redacted bundle: what was said is not there to be gone on with";
+        return Err(request.refused(reason));
+    }
+    Ok(())
 }
 
 /// Where it is cut, or why it cannot be.

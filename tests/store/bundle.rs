@@ -1,9 +1,11 @@
 //! Bundles: what is exported is imported equal, whatever the session was in the middle of, and starts nothing.
 
+use super::hostile::Lines;
 use super::world::*;
 use serde_json::{Value, json};
 use std::io::Write as _;
 use wakeful::store::export::Export;
+use wakeful::store::fork::{ForkRequest, Purpose};
 use wakeful::store::heal::Cursor;
 use wakeful::store::import::Imported;
 use wakeful::store::queue::Kind;
@@ -13,6 +15,7 @@ use wakeful::store::{Error, Store};
 use wakeful::workflow::advance::Outcome;
 use wakeful::workflow::bundle::Limits;
 use wakeful::workflow::bundle::normal::normal;
+use wakeful::workflow::fork::At;
 use wakeful::workflow::plan::{Action, How, plan};
 
 async fn rest(mut export: Export) -> Vec<u8> {
@@ -283,4 +286,59 @@ async fn a_redacted_bundle_says_nothing_and_still_fits() {
     assert_equal(&bundle, &again);
     let header: Value = serde_json::from_slice(again.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
     assert_eq!(header["redacted"], true, "exported again it is no less redacted");
+}
+
+#[tokio::test]
+async fn a_fork_of_what_is_redacted_is_redacted_and_runs_nothing() {
+    let world = World::new().await;
+    let bundle = rest(world.store.export(&rich(&world).await, true).await.unwrap()).await;
+    let copy = import(&world.store, &bundle).await;
+    let resting = |id: &str| ForkRequest { start: false, ..ForkRequest::new(id, At::End) };
+    let child = world.store.fork(&resting(&copy)).await.unwrap().session_id;
+    for session_id in [&copy, &child] {
+        let before = world.dump().await;
+        let started = ForkRequest { prompt: Some("Go on.".into()), ..ForkRequest::new(session_id, At::End) };
+        let replay = ForkRequest { purpose: Purpose::Replay, ..resting(session_id) };
+        for request in [started, replay] {
+            let refused = world.store.fork(&request).await.unwrap_err().to_string();
+            assert!(refused.contains("redacted bundle"), "{refused}");
+        }
+        assert!(world.store.recording(session_id).await.is_err());
+        assert_eq!(world.dump().await, before, "nothing was written");
+    }
+    let header = export(&world.store, &child).await;
+    let header: Value = serde_json::from_slice(header.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
+    assert_eq!(header["redacted"], true);
+}
+
+#[tokio::test]
+async fn an_import_has_no_model_and_no_tools_of_its_bundles_choice() {
+    let world = World::new().await;
+    let lines = Lines::of(&export(&world.store, &rich(&world).await).await);
+    let trigger_type = rows(&lines.sealed(), "session")[0]["trigger_type"].as_str().unwrap().to_owned();
+    let rules =
+        json!({"model": "dear/one", "tools": ["charge"], "tool_mode": "recorded", "web": {"allow": ["*"]}});
+    let bundle = lines.replace("session", "\"policy\":{}", &format!("\"policy\":{rules}")).sealed();
+    // What was not live has sent nothing.
+    let refused = try_import(&world.store, &bundle).await.unwrap_err();
+    assert!(refused.to_string().contains("its tools are not live"), "{refused}");
+    let bundle =
+        Lines::of(&bundle).replace("session", "\"tool_mode\":\"recorded\"", "\"tool_mode\":\"live\"");
+    let bundle = bundle.replace("session", "\"tool_mode\":\"live\",", "").sealed();
+    let copy = import(&world.store, &bundle).await;
+    let rules_of = async |session_id: &str, column: &str| -> Value {
+        let row =
+            format!("select to_jsonb(s) -> '{column}' from conversation_sessions s where session_id = $1");
+        sqlx::query_scalar(sqlx::AssertSqlSafe(row))
+            .bind(session_id)
+            .fetch_one(&world.database.pool)
+            .await
+            .unwrap()
+    };
+    assert_eq!(rules_of(&copy, "policy").await, json!({"replies_as": trigger_type}));
+    assert_eq!(rules_of(&copy, "imported_from").await["policy"]["tools"], json!(["charge"]), "as data");
+    // It replies as its source does, and so does what is made of it.
+    let child = ForkRequest { start: false, ..ForkRequest::new(&copy, At::End) };
+    let child = world.store.fork(&child).await.unwrap().session_id;
+    assert_eq!(rules_of(&child, "policy").await, json!({"replies_as": trigger_type}));
 }

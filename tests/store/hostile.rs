@@ -14,10 +14,10 @@ use wakeful::workflow::advance::Outcome;
 
 /// Lines of a bundle, to be spoilt.
 #[derive(Clone)]
-struct Lines(Vec<String>);
+pub(super) struct Lines(pub(super) Vec<String>);
 
 impl Lines {
-    fn of(bundle: &[u8]) -> Lines {
+    pub(super) fn of(bundle: &[u8]) -> Lines {
         let mut lines: Vec<String> =
             String::from_utf8(bundle.to_vec()).unwrap().lines().map(str::to_owned).collect();
         lines.pop().expect("the checksum");
@@ -31,7 +31,7 @@ impl Lines {
     }
 
     /// Replaces a text, which must be there, in the section's first line that has it.
-    fn replace(mut self, section: &str, from: &str, to: &str) -> Lines {
+    pub(super) fn replace(mut self, section: &str, from: &str, to: &str) -> Lines {
         let begins = format!("{{\"{section}\":");
         let found = self.0.iter_mut().find(|line| line.starts_with(&begins) && line.contains(from));
         let line = found.unwrap_or_else(|| panic!("no {section} with {from}"));
@@ -56,7 +56,7 @@ impl Lines {
     }
 
     /// With a checksum that fits: whoever makes a bundle up can do that.
-    fn sealed(&self) -> Vec<u8> {
+    pub(super) fn sealed(&self) -> Vec<u8> {
         let mut bytes = self.0.iter().flat_map(|line| [line.as_bytes(), b"\n"].concat()).collect::<Vec<_>>();
         let sha256 = hex::encode(Sha256::digest(&bytes));
         bytes.extend(format!("{{\"sha256\":\"{sha256}\"}}\n").as_bytes());
@@ -174,6 +174,9 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         ("a call that would run", good.clone().replace("call", "\"status\":\"done\"", "\"status\":\"started\"").sealed(), "has its result and is started"),
         ("a call that nobody asked for", good.clone().replace("call", "\"call_id\":\"call_g\"", "\"call_id\":\"call_h\"").sealed(), "was not asked for"),
         ("rules that are none", good.clone().replace("session", "\"policy\":{", "\"policy\":{\"tool_mode\":\"all\"").sealed(), "policy"),
+        ("numbers that are counted on and overflow", { let mut far = good.clone(); for at in [0, good.at("session")] { far.0[at] = far.0[at].replacen("message_number\":10", &format!("message_number\":{}", i64::MAX), 1) }; far.sealed() }, "beyond reason"),
+        ("what a message cannot have cost", good.clone().replace("record", "\"input_tokens\":", "\"input_tokens\":30000000").sealed(), "has a usage that is negative or beyond reason"),
+        ("what a message did not cost", good.clone().replace("record", "\"input_tokens\":", "\"input_tokens\":-").sealed(), "has a usage that is negative or beyond reason"),
         ("a time that there is not", good.clone().replace("event", "\"ts\":\"20", "\"ts\":\"99999-20").sealed(), "a time looks like"),
     ];
     assert!(cases.len() >= 20);
@@ -202,6 +205,23 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
 fn cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("below a second"))
+}
+
+#[tokio::test]
+async fn a_call_without_a_result_that_says_it_settled_and_not_how_is_refused() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Write to Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    driver.continues(replied(vec![asks(&call("call_p", "compose_email"))])).await;
+    let good = Lines::of(&export(&world.store, &session_id).await);
+    for status in ["done", "failed"] {
+        let word = format!("\"status\":\"{status}\"");
+        let made_up = good.clone().replace("call", "\"status\":\"invoked\"", &word).sealed();
+        let refused = try_import(&world.store, &made_up).await.unwrap_err();
+        assert!(refused.to_string().contains(&format!("is {status} without an outcome")), "{refused}");
+    }
+    try_import(&world.store, &good.sealed()).await.unwrap();
 }
 
 #[tokio::test]

@@ -134,8 +134,9 @@ fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
         (CallStatus::Abandoned, _) => How::Abandon,
         (CallStatus::Invoked, _) if of_this_run => How::Run,
         (CallStatus::Invoked, _) => How::Abandon,
-        // Settled without an outcome is a row that nobody writes: it proves no more than `started` does.
-        (CallStatus::Started | CallStatus::Done | CallStatus::Failed, _) => {
+        // Settled without an outcome is a row that nobody writes, so whoever wrote it is not believed: it never runs.
+        (CallStatus::Done | CallStatus::Failed, None) => How::Uncertain { known: false },
+        (CallStatus::Started, _) => {
             // The run that asked for it is over, so it is not run again; but it may have been under way.
             if row.effect == Effect::Guarded || !of_this_run {
                 How::Uncertain { known: false }

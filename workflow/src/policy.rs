@@ -18,7 +18,7 @@ pub struct SessionPolicy {
     #[serde(skip_serializing_if = "ToolMode::is_live")]
     pub tool_mode: ToolMode,
     /// The type of trigger that it answers, where its own says only how it was made: a fork, a replay and an import reply
-    /// as their source does.
+    /// as their source does. It is written down when they are made; an import takes the word of its bundle for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replies_as: Option<String>,
     /// Set where the session runs another one again.

@@ -209,11 +209,12 @@ impl Totals {
     /// One more step.
     pub fn add(&mut self, usage: &Usage) {
         self.turns += 1;
-        self.usage.input_tokens += usage.input_tokens;
-        self.usage.output_tokens += usage.output_tokens;
-        self.usage.cached_tokens += usage.cached_tokens;
-        self.usage.cache_write_tokens += usage.cache_write_tokens;
-        self.usage.cost_micros += usage.cost_micros;
+        self.usage.input_tokens = self.usage.input_tokens.saturating_add(usage.input_tokens);
+        self.usage.output_tokens = self.usage.output_tokens.saturating_add(usage.output_tokens);
+        self.usage.cached_tokens = self.usage.cached_tokens.saturating_add(usage.cached_tokens);
+        self.usage.cache_write_tokens =
+            self.usage.cache_write_tokens.saturating_add(usage.cache_write_tokens);
+        self.usage.cost_micros = self.usage.cost_micros.saturating_add(usage.cost_micros);
     }
 }
 

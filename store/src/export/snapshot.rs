@@ -120,7 +120,14 @@ impl Snapshot {
 async fn session(tx: &mut PgConnection, session_id: &str) -> Result<(SessionRow, bool)> {
     let row = sqlx::query!(
         r#"
-        select s.*, c.parent_conversation_id as "parent_conversation_id?",
+        select s.session_id, s.conversation_id, s.space_id, s.mailbox_id, s.trigger_type, s.trigger_id, s.agent, s.model_id,
+            s.model_context_window, s.status, s.cancel_requested, s.cancel_reason, s.error, s.policy, s.tool_names,
+            s.prefix_sha256, s.initial_state, s.state, s.seed_message_count, s.base_message_number,
+            s.last_message_number, s.to_message_number, s.last_step_number, s.last_event_seq, s.total_turns,
+            s.total_input_tokens, s.total_output_tokens, s.total_cached_tokens, s.total_cache_write_tokens,
+            s.total_cost_micros, s.started_at, s.completed_at, s.repository_id, s.parent_session_id,
+            s.forked_from_message_id, s.forked_at_message_number, s.base_step_number, s.rebase, s.compaction_failures,
+            c.parent_conversation_id as "parent_conversation_id?",
             coalesce((s.imported_from ->> 'redacted')::boolean, false) as "was_redacted!"
         from conversation_sessions s
         left join conversation_counters c on c.conversation_id = s.conversation_id

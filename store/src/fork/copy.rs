@@ -2,7 +2,6 @@
 
 use super::ForkRequest;
 use crate::hydrate::from_text;
-use crate::wake::pin;
 use crate::{Error, Result};
 use serde_json::Value;
 use sqlx::PgConnection;
@@ -27,6 +26,8 @@ pub(super) struct Parent {
     trigger_type: String,
     initial_state: State,
     prefix_sha256: Option<String>,
+    /// It was imported, itself or one that it comes from, without what was said.
+    pub redacted: bool,
 }
 
 /// The names of what is made.
@@ -42,7 +43,8 @@ impl Parent {
         let row = sqlx::query!(
             r#"
             select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
-                s.forked_at_message_number, coalesce(s.imported_from ->> 'trigger_type', s.trigger_type) as "trigger_type!",
+                s.forked_at_message_number, s.trigger_type,
+                coalesce(s.imported_from ->> 'redacted' = 'true', false) as "redacted!",
                 (select json_agg(json_build_object('message_number', r.message_number, 'message_id', r.message_id,
                         'step_number', r.step_number, 'role', r.role,
                         'summary', coalesce((r.details ->> 'summary')::boolean, false),
@@ -92,6 +94,7 @@ impl Parent {
             trigger_type: row.trigger_type,
             initial_state,
             prefix_sha256: row.prefix_sha256,
+            redacted: row.redacted,
         })
     }
 }
@@ -171,7 +174,7 @@ pub(super) async fn take_conversation(
     Ok(taken.rows_affected() == 1)
 }
 
-/// The child's row and its seeds.
+/// The child's row and its seeds, and the blobs that it begins with.
 pub(super) async fn session(
     tx: &mut PgConnection,
     request: &ForkRequest,
@@ -179,6 +182,7 @@ pub(super) async fn session(
     cut: &Cut,
     child: &Child<'_>,
     state: &State,
+    snapshot: Blob,
     rebase: Option<&Rebase>,
 ) -> Result<()> {
     let seeds = match &request.system_prompt {
@@ -191,10 +195,11 @@ pub(super) async fn session(
     } else {
         None
     };
-    let prefix_sha256 = match fork::prefix(pinned.as_ref(), seeds.as_deref(), request.tools.clone()) {
-        Some(prefix) => Some(pin(&mut *tx, &prefix).await?),
-        None => parent.prefix_sha256.clone(),
-    };
+    let prefix = fork::prefix(pinned.as_ref(), seeds.as_deref(), request.tools.clone());
+    let prefix = prefix.map(|prefix| prefix.blob());
+    let prefix_sha256 =
+        prefix.as_ref().map(|prefix| prefix.sha256.clone()).or_else(|| parent.prefix_sha256.clone());
+    keep(&mut *tx, prefix.into_iter().chain([snapshot]).collect()).await?;
     let tool_names: Option<Vec<&str>> =
         request.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
     let policy = serde_json::to_value(request.policy(parent.policy.clone(), &parent.trigger_type, cut))
@@ -208,11 +213,12 @@ pub(super) async fn session(
              model_context_window, status, policy, initial_state, state, tool_names, seed_message_count,
              base_message_number, last_message_number, to_message_number, last_step_number, base_step_number,
              forked_at_message_number, parent_session_id, forked_from_message_id, prefix_sha256, rebase, runner,
-             repository_id)
+             repository_id, imported_from)
         select $2, $3, p.space_id, p.mailbox_id, $4, $5, p.agent, coalesce($6, p.model_id),
             coalesce($7, p.model_context_window), 'created', $8, p.initial_state, $9, coalesce($10, p.tool_names),
             coalesce($11, p.seed_message_count), p.base_message_number, $12, $12, $13, $13, $12, p.session_id, $14, $15, $16,
-            $17, p.repository_id
+            $17, p.repository_id,
+            case when p.imported_from ->> 'redacted' = 'true' then jsonb_build_object('redacted', true) end
         from conversation_sessions p
         where p.session_id = $1",
         parent.session_id,
@@ -328,14 +334,22 @@ pub(super) async fn records(
     Ok(())
 }
 
-/// Keeps a snapshot under its hash. Where its parent has taken one of the same state, nothing is written.
-pub(super) async fn keep(tx: &mut PgConnection, blob: &Blob) -> Result<()> {
+/// Keeps blobs under their hashes. Where its parent has one of the same bytes, nothing is written.
+///
+/// All of them at once and by hash: whoever else writes the same two does it in this order too.
+async fn keep(tx: &mut PgConnection, mut blobs: Vec<Blob>) -> Result<()> {
+    blobs.sort_by(|a, b| a.sha256.cmp(&b.sha256));
+    let names: Vec<&str> = blobs.iter().map(|blob| blob.sha256.as_str()).collect();
+    let bytes: Vec<&[u8]> = blobs.iter().map(|blob| blob.bytes.as_slice()).collect();
+    let types: Vec<&str> = blobs.iter().map(|blob| blob.media_type).collect();
     sqlx::query!(
         "insert into blobs (sha256, size, media_type, bytes)
-        values ($1, length($2::bytea), 'application/json', $2)
+        select b.sha256, length(b.bytes), b.media_type, b.bytes
+        from unnest($1::text[], $2::bytea[], $3::text[]) as b (sha256, bytes, media_type)
         on conflict (sha256) do nothing",
-        blob.sha256,
-        blob.bytes
+        &names as &[&str],
+        &bytes as &[&[u8]],
+        &types as &[&str]
     )
     .execute(tx)
     .await?;

@@ -1,13 +1,16 @@
 //! Import: a bundle becomes a session of this database, whole or not at all.
 //!
-//! The file is read twice. The first time everything in it is checked and nothing is written; the second time it is checked
-//! again and written, in one transaction, which commits only if both readings gave the same checksum. What is written
-//! starts nothing: no job, no open run, nothing to send (see `workflow::bundle::import`).
+//! The file is read three times. The first time everything in it is checked and nothing is written; the second time its blobs
+//! are, if it has any, each on its own (see [`blobs`]); the third time its rows are, in one transaction, which commits only
+//! if all readings gave the same checksum. Each time it is checked. What is written starts nothing: no job, no open run,
+//! nothing to send (see `workflow::bundle::import`).
 
+mod blobs;
 mod source;
 mod write;
 
 use crate::{Error, Result, Store, new_id};
+use blobs::Blobs;
 use serde::Serialize;
 use source::{Source, failed};
 use std::collections::HashMap;
@@ -84,7 +87,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Bundle`] for one that is not whole or does not fit, [`Error::NotFound`] for a file that is not there,
-    /// [`Error::File`], [`Error::Database`]. Nothing is written then.
+    /// [`Error::File`], [`Error::Database`]. No row is written then, and of one that was refused no blob either.
     pub async fn import(
         &self,
         file: &Path,
@@ -93,12 +96,15 @@ impl Store {
         told: impl Fn(u64) + Send + 'static,
     ) -> Result<Imported> {
         let summary = checked(file.to_owned(), limits, told).await?;
+        if summary.blobs > 0 {
+            self.import_blobs(file, limits, &summary.sha256).await?;
+        }
         let (session_id, conversation) = (new_id("sess"), new_id("conv"));
         let mut tx = self.pool.begin().await?;
         let inbox = write::inbox_ids(&mut tx, &summary.inbox).await?;
         let adoption = Adoption::new(&session_id, space_id, &conversation, inbox);
         let mut writer = Writer::new(adoption, &summary);
-        let mut batches = batches(file.to_owned(), limits);
+        let mut batches = batches(file.to_owned(), limits, Which::Rows);
         let mut again = None;
         while let Some(batch) = batches.recv().await {
             match batch? {
@@ -106,11 +112,8 @@ impl Store {
                 Batch::End(sha256) => again = Some(sha256),
             }
         }
-        if again.as_ref() != Some(&summary.sha256) {
-            // Dropping the transaction undoes it.
-            let source = std::io::Error::other("the file changed while it was being imported");
-            return Err(failed(file, source));
-        }
+        // Dropping the transaction undoes it.
+        unchanged(file, again.as_deref(), &summary.sha256)?;
         writer.end(&mut tx).await?;
         crate::failpoint::failpoint("K42");
         tx.commit().await?;
@@ -120,6 +123,40 @@ impl Store {
             ..Imported::of(&summary)
         })
     }
+
+    async fn import_blobs(&self, file: &Path, limits: Limits, sha256: &str) -> Result<()> {
+        let mut blobs = Blobs::default();
+        let mut batches = batches(file.to_owned(), limits, Which::Blobs);
+        let mut again = None;
+        while let Some(batch) = batches.recv().await {
+            match batch? {
+                Batch::Rows(rows) => {
+                    for row in &rows {
+                        if let Line::Blob(part) = row {
+                            blobs.write(&self.pool, part).await?;
+                        }
+                    }
+                }
+                Batch::End(sha256) => again = Some(sha256),
+            }
+        }
+        unchanged(file, again.as_deref(), sha256)
+    }
+}
+
+/// Whether a later reading gave what the first one did.
+fn unchanged(file: &Path, again: Option<&str>, first: &str) -> Result<()> {
+    if again == Some(first) {
+        return Ok(());
+    }
+    Err(failed(file, std::io::Error::other("the file changed while it was being imported")))
+}
+
+/// What a reading is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Blobs,
+    Rows,
 }
 
 /// Rows of one section, or the checksum of the whole.
@@ -128,11 +165,11 @@ enum Batch {
     End(String),
 }
 
-/// The second reading: rows as they are checked, a few batches ahead of who writes them.
-fn batches(file: PathBuf, limits: Limits) -> mpsc::Receiver<Result<Batch>> {
+/// A later reading: lines as they are checked, a few batches ahead of who writes them.
+fn batches(file: PathBuf, limits: Limits, which: Which) -> mpsc::Receiver<Result<Batch>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::task::spawn_blocking(move || {
-        let read = send_batches(&file, limits, &sender);
+        let read = send_batches(&file, limits, which, &sender);
         if let Err(error) = read {
             // Nobody writes any more where nobody listens.
             let _ = sender.blocking_send(Err(error));
@@ -141,14 +178,22 @@ fn batches(file: PathBuf, limits: Limits) -> mpsc::Receiver<Result<Batch>> {
     receiver
 }
 
-fn send_batches(file: &Path, limits: Limits, sender: &mpsc::Sender<Result<Batch>>) -> Result<()> {
+fn send_batches(
+    file: &Path,
+    limits: Limits,
+    which: Which,
+    sender: &mpsc::Sender<Result<Batch>>,
+) -> Result<()> {
     let mut source = Source::open(file, limits)?;
     let mut checker = Checker::new(limits);
     let (mut rows, mut bytes, mut section) = (Vec::new(), 0, Section::Session);
     while let Some(line) = source.line(&checker)? {
         let length = line.len();
         let Checked::Row(row) = checker.line(line)? else { continue };
-        let full = bytes + length > BATCH_BYTES || row.section() != section || section == Section::Blob;
+        if (row.section() == Section::Blob) != (which == Which::Blobs) {
+            continue;
+        }
+        let full = bytes + length > BATCH_BYTES || row.section() != section;
         if full && !rows.is_empty() {
             if sender.blocking_send(Ok(Batch::Rows(std::mem::take(&mut rows)))).is_err() {
                 return Ok(());

@@ -2,15 +2,13 @@
 //! what the columns get.
 
 use super::InboxIds;
+use crate::Result;
 use crate::step::to_json;
-use crate::{Error, Result};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use sqlx::PgConnection;
 use wakeful_workflow::bundle::check::Summary;
 use wakeful_workflow::bundle::import::{Adoption, origin};
-use wakeful_workflow::bundle::{BlobPart, EventRow, Line, Section, SessionRow};
+use wakeful_workflow::bundle::{EventRow, Line, Section, SessionRow};
 
 /// Takes as many ids from the database as there are inbox rows.
 pub(super) async fn inbox_ids(tx: &mut PgConnection, old: &[i64]) -> Result<InboxIds> {
@@ -30,8 +28,6 @@ pub(super) struct Writer {
     conversation_id: String,
     space_id: String,
     last_event_seq: i64,
-    /// The blob whose parts come, if it was not there before.
-    blob: Option<String>,
 }
 
 impl Writer {
@@ -43,7 +39,6 @@ impl Writer {
             conversation_id: String::new(),
             space_id: String::new(),
             last_event_seq: summary.session.last_event_seq,
-            blob: None,
         }
     }
 
@@ -60,14 +55,8 @@ impl Writer {
                 }
                 Ok(())
             }
-            Section::Blob => {
-                for row in &rows {
-                    if let Line::Blob(part) = row {
-                        self.blob(tx, part).await?;
-                    }
-                }
-                Ok(())
-            }
+            // They were written before.
+            Section::Blob => Ok(()),
             Section::Seed => self.seeds(tx, &json_of(&rows)?).await,
             Section::Run => self.runs(tx, &json_of(&rows)?).await,
             Section::Record => self.records(tx, &json_of(&rows)?).await,
@@ -279,30 +268,6 @@ impl Writer {
         )
         .execute(tx)
         .await?;
-        Ok(())
-    }
-
-    /// One that is there already is what its name says, and is left as it is.
-    async fn blob(&mut self, tx: &mut PgConnection, part: &BlobPart) -> Result<()> {
-        let bytes = STANDARD.decode(&part.base64).map_err(|error| Error::corrupt("blob", error))?;
-        if part.at == 0 {
-            let new = sqlx::query!(
-                "insert into blobs (sha256, size, media_type, bytes)
-                values ($1, $2, $3, $4)
-                on conflict (sha256) do nothing",
-                part.sha256,
-                part.bytes,
-                part.media_type,
-                bytes
-            )
-            .execute(tx)
-            .await?;
-            self.blob = (new.rows_affected() == 1).then(|| part.sha256.clone());
-        } else if self.blob.as_ref() == Some(&part.sha256) {
-            sqlx::query!("update blobs set bytes = bytes || $2 where sha256 = $1", part.sha256, bytes)
-                .execute(tx)
-                .await?;
-        }
         Ok(())
     }
 }

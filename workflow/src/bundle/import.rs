@@ -8,6 +8,7 @@ use super::{
     CallRow, DeliveryRow, DeliveryStatus, EventRow, InboxRow, InboxStatus, Line, RecordRow, RunRow,
     RunStatus, SessionRow,
 };
+use crate::effect::Effect;
 use crate::event::Event;
 use crate::session::{CallStatus, SessionStatus};
 use serde_json::{Map, Value, json};
@@ -131,7 +132,7 @@ impl Adoption {
             error: if self.open.is_some() { Some(CUT_OFF.to_owned()) } else { row.error },
             cancel_requested: false,
             cancel_reason: None,
-            policy: row.policy.map(policy),
+            policy: Some(policy(row.policy.unwrap_or_default(), &row.trigger_type)),
             last_event_seq: row.last_event_seq + Adoption::endings(row.status),
             parent_session_id: None,
             forked_from_message_id: None,
@@ -200,10 +201,15 @@ impl Adoption {
             CallStatus::Waiting if self.waits => CallStatus::Waiting,
             CallStatus::Waiting => CallStatus::Abandoned,
             CallStatus::Started => CallStatus::Uncertain,
-            CallStatus::Done => CallStatus::Done,
-            CallStatus::Failed => CallStatus::Failed,
-            CallStatus::Uncertain => CallStatus::Uncertain,
+            // Without an outcome it says nothing that could be used again.
+            CallStatus::Done if row.outcome.is_some() => CallStatus::Done,
+            CallStatus::Failed if row.outcome.is_some() => CallStatus::Failed,
+            CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => CallStatus::Uncertain,
         };
+        // Whatever the bundle says that the tool does: one of which nothing is known is not run to find out.
+        if row.status == CallStatus::Uncertain && row.outcome.is_none() {
+            row.effect = Effect::Guarded;
+        }
         // Out of details come deliveries, and changes of the state.
         if let Some(outcome) = &mut row.outcome {
             outcome.details = None;
@@ -272,6 +278,7 @@ pub fn origin(row: &SessionRow, redacted: bool, sha256: &str) -> Value {
         "trigger_type": row.trigger_type,
         "trigger_id": row.trigger_id,
         "status": row.status,
+        "policy": row.policy,
         "parent_session_id": row.parent_session_id,
         "forked_from_message_id": row.forked_from_message_id,
         "parent_conversation_id": row.parent_conversation_id,
@@ -279,12 +286,15 @@ pub fn origin(row: &SessionRow, redacted: bool, sha256: &str) -> Value {
     })
 }
 
-/// The rules of the session without those that point at another one: its answers would be read there.
-fn policy(mut policy: Map<String, Value>) -> Map<String, Value> {
-    policy.remove("replay");
+/// The rules that an import keeps: whether its tools touch the world, and how its source replied. Its model, its tools and
+/// rules that nobody here knows would stand above what the agent of that name may do here, on the word of a file, and a
+/// replay's answers would be read in another session.
+fn policy(mut policy: Map<String, Value>, trigger_type: &str) -> Map<String, Value> {
+    policy.retain(|rule, _| rule == "tool_mode" || rule == "replies_as");
     if policy.get("tool_mode").is_some_and(|mode| mode == "recorded") {
         policy.insert("tool_mode".to_owned(), json!("dry"));
     }
+    policy.entry("replies_as").or_insert_with(|| json!(trigger_type));
     policy
 }
 
@@ -295,4 +305,45 @@ fn is_delivery(id: &str) -> bool {
 fn hashed(prefix: &str, session_id: &str, old: &str) -> String {
     let digest = hex::encode(Sha256::digest(format!("{session_id}\n{old}").as_bytes()));
     format!("{prefix}_{}", &digest[..32])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_without_a_result_and_without_an_outcome_never_runs() {
+        for effect in [Effect::Pure, Effect::Idempotent, Effect::Guarded] {
+            for (status, adopted) in [
+                (CallStatus::Invoked, CallStatus::Abandoned),
+                (CallStatus::Waiting, CallStatus::Abandoned),
+                (CallStatus::Abandoned, CallStatus::Abandoned),
+                (CallStatus::Started, CallStatus::Uncertain),
+                (CallStatus::Done, CallStatus::Uncertain),
+                (CallStatus::Failed, CallStatus::Uncertain),
+                (CallStatus::Uncertain, CallStatus::Uncertain),
+            ] {
+                let row = CallRow {
+                    call_id: "call_a".to_owned(),
+                    run_id: "run_a".to_owned(),
+                    step_number: 1,
+                    message_number: 2,
+                    result_message_number: None,
+                    name: "compose_email".to_owned(),
+                    args_sha256: "0".repeat(64),
+                    effect,
+                    status,
+                    attempts: 0,
+                    outcome: None,
+                    receipt: None,
+                    resolution: None,
+                    started_at: None,
+                    settled_at: None,
+                };
+                let row = Adoption::new("sess_a", "default", "c1", HashMap::new()).call(row);
+                assert_eq!(row.status, adopted, "{status:?} {effect:?}");
+                assert!(adopted == CallStatus::Abandoned || row.effect == Effect::Guarded, "{status:?}");
+            }
+        }
+    }
 }

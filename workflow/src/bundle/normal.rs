@@ -1,8 +1,8 @@
 //! When two bundles are of equal sessions: ids that every database gives for itself are named after their places, and what
 //! an import does to a session that it takes in is done to both.
 //!
-//! Not compared are, so, the trigger, the parents, the ids of messages that have an origin, and whether something was
-//! still open. Everything else is: every message, entry, step, sum, call, delivery and blob to the byte.
+//! Not compared are, so, the trigger, the parents, the session's own model and tools, the ids of messages that have an
+//! origin, and whether something was still open. Everything else is: every message, entry, step, sum, call, delivery and blob to the byte.
 
 use super::import::Adoption;
 use super::{Checker, Header, Limits, Line, Refused, check::Checked, line};

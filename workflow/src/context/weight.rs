@@ -36,7 +36,11 @@ impl Rate {
         let context = select::select(session, tools.to_vec(), current);
         let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
         let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
-        let bytes = bytes(&context) - after - inbox - content_bytes(&answer.content);
+        // A context that does not hold all of these is no measure.
+        let rest = [after, inbox, content_bytes(&answer.content)]
+            .iter()
+            .try_fold(bytes(&context), |rest, part| rest.checked_sub(*part));
+        let Some(bytes) = rest else { return Rate::USUAL };
         let (bytes, tokens) = (bytes as u128, usage.input_tokens as u128);
         // Whoever counts otherwise counts something else.
         if bytes < tokens || bytes > 8 * tokens { Rate::USUAL } else { Rate { bytes, tokens } }
@@ -122,4 +126,23 @@ pub(super) fn content_bytes(content: &[Block]) -> usize {
         Block::Provider { raw, .. } => raw.to_string().len(),
     };
     content.iter().map(of).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::Strategy;
+    use crate::example::{assistant, session};
+
+    #[test]
+    fn a_context_that_does_not_hold_its_newest_answer_is_no_measure() {
+        let mut session = session();
+        session.seeds.clear();
+        let text = "a long answer ".repeat(10);
+        session.records.push(assistant(3, "run_2", vec![Block::Text { text }]));
+        session.last_message_number = 3;
+        session.rebase =
+            Some(Rebase { keep_from_message_number: 9, ..Rebase::nothing(Strategy::SlidingWindow, 0) });
+        assert_eq!(Rate::of(&session, &[]), Rate::USUAL);
+    }
 }

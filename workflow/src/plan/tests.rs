@@ -84,11 +84,13 @@ fn what_the_ledger_proves_decides_what_may_be_done_about_a_call() {
         (Started, Effect::Pure, How::Run, unknown()),
         (Started, Effect::Idempotent, How::Run, unknown()),
         (Started, Effect::Guarded, unknown(), unknown()),
-        // Rows that nobody writes prove no more than `started` does.
+        // Settled without an outcome: rows that nobody writes never run.
+        (Done, Effect::Pure, unknown(), unknown()),
+        (Done, Effect::Idempotent, unknown(), unknown()),
         (Done, Effect::Guarded, unknown(), unknown()),
+        (Failed, Effect::Pure, unknown(), unknown()),
+        (Failed, Effect::Idempotent, unknown(), unknown()),
         (Failed, Effect::Guarded, unknown(), unknown()),
-        (Done, Effect::Idempotent, How::Run, unknown()),
-        (Failed, Effect::Pure, How::Run, unknown()),
     ];
     for (status, effect, own, later) in table {
         assert_eq!(how_of(row("a", effect, status), false, &[]), Some(own), "{status:?} {effect:?}");

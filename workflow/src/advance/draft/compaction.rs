@@ -55,7 +55,7 @@ impl Draft<'_> {
         self.transition
     }
 
-    /// `usage` and that of the summaries which no step has counted yet.
+    /// `usage` and that of the summaries which no step has counted yet. No more tokens than a step's row holds.
     pub(super) fn with_summaries(&self, usage: Usage) -> Usage {
         let uncounted = |number| number > self.session.to_message_number;
         let summaries = self
@@ -63,12 +63,16 @@ impl Draft<'_> {
             .records
             .iter()
             .filter(|record| record.is_summary() && uncounted(record.message_number));
-        summaries.filter_map(|record| record.details.usage).fold(usage, |sum, one| Usage {
-            input_tokens: sum.input_tokens + one.input_tokens,
-            output_tokens: sum.output_tokens + one.output_tokens,
-            cached_tokens: sum.cached_tokens + one.cached_tokens,
-            cache_write_tokens: sum.cache_write_tokens + one.cache_write_tokens,
-            cost_micros: sum.cost_micros + one.cost_micros,
-        })
+        let tokens = |sum: i64, one: i64| sum.saturating_add(one).min(i64::from(i32::MAX));
+        summaries.filter_map(|record| record.details.usage).chain([usage]).fold(
+            Usage::default(),
+            |sum, one| Usage {
+                input_tokens: tokens(sum.input_tokens, one.input_tokens),
+                output_tokens: tokens(sum.output_tokens, one.output_tokens),
+                cached_tokens: tokens(sum.cached_tokens, one.cached_tokens),
+                cache_write_tokens: tokens(sum.cache_write_tokens, one.cache_write_tokens),
+                cost_micros: sum.cost_micros.saturating_add(one.cost_micros),
+            },
+        )
     }
 }

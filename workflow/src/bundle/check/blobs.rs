@@ -1,6 +1,6 @@
 //! The blobs of a bundle: those that its rows point at, all of them, each once, and each what its hash says.
 
-use super::super::{BlobPart, Line, PART_BYTES, scan};
+use super::super::{BLOB_BYTES, BlobPart, Line, PART_BYTES, scan};
 use super::Fits;
 use crate::prefix::Prefix;
 use base64::Engine as _;
@@ -114,7 +114,8 @@ impl Blobs {
             return Err(format!("no row points at blob {}", part.sha256));
         };
         let is_json = uses.state || uses.value || uses.prefix;
-        if part.bytes < 0 || (is_json && part.bytes > JSON_BYTES) {
+        let most = if is_json { JSON_BYTES } else { BLOB_BYTES };
+        if !(0..=most).contains(&part.bytes) {
             return Err(format!("blob {} cannot have {} bytes", part.sha256, part.bytes));
         }
         Ok(Current {
@@ -167,4 +168,24 @@ fn hash_of(sha256: &str) -> Hash {
     let mut hash = [0; 32];
     hex::decode_to_slice(sha256, &mut hash).expect("it was looked at: 64 hexadecimal digits");
     hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blob_is_no_larger_than_an_import_holds() {
+        for (bytes, reason) in
+            [(BLOB_BYTES + 1, "cannot have"), (-1, "cannot have"), (BLOB_BYTES, "a part has")]
+        {
+            let sha256 = "0".repeat(64);
+            let media_type = "text/plain".to_owned();
+            let part = BlobPart { sha256: sha256.clone(), media_type, bytes, at: 0, base64: String::new() };
+            let mut blobs = Blobs::default();
+            blobs.want(&sha256, &Line::Blob(part.clone())).unwrap();
+            let refused = blobs.part(&part).unwrap_err();
+            assert!(refused.contains(reason), "{bytes}: {refused}");
+        }
+    }
 }

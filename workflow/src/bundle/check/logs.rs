@@ -140,6 +140,21 @@ impl Logs {
                 message(*message_number, Role::Tool)?;
             }
             Event::ContextRebased(rebase) => {
+                let at = rebase.at_message_number;
+                if !(0..=rows.last_message()).contains(&at) {
+                    return Err(format!("message {at}"));
+                }
+                // What was decided on `at` leaves out no more than what was there.
+                let begins = [
+                    Some(rebase.keep_from_message_number),
+                    rebase.user_messages_from,
+                    rebase.trim_results_before,
+                ];
+                if let Some(number) =
+                    begins.into_iter().flatten().find(|number| !(0..=at + 1).contains(number))
+                {
+                    return Err(format!("message {number}"));
+                }
                 if let Some(number) = rebase.summary_message_number {
                     message(number, Role::Assistant)?;
                     if number == rebase.at_message_number {
@@ -199,6 +214,12 @@ impl Logs {
             && matches!(row.status, CallStatus::Invoked | CallStatus::Started | CallStatus::Waiting)
         {
             return Err(format!("call {:?} has its result and is {}", row.call_id, row.status.as_str()));
+        }
+        if row.result_message_number.is_none()
+            && row.outcome.is_none()
+            && matches!(row.status, CallStatus::Done | CallStatus::Failed)
+        {
+            return Err(format!("call {:?} is {} without an outcome", row.call_id, row.status.as_str()));
         }
         if !scan::is_name(&row.name) || !scan::is_sha256(&row.args_sha256) || row.attempts < 0 {
             return Err(format!("call {:?}: name, hash of the arguments or attempts are none", row.call_id));
@@ -278,5 +299,38 @@ impl Logs {
             Some(inbox_id) => Err(format!("an entry points at inbox row {inbox_id}, which is not there")),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Counts, Cut, Header, VERSION};
+    use super::*;
+    use crate::context::Strategy;
+
+    #[test]
+    fn a_context_leaves_out_no_more_than_was_there_when_that_was_decided() {
+        let header = Header {
+            wakeful_bundle: VERSION,
+            session_id: "sess_a".to_owned(),
+            redacted: false,
+            cut: Cut { message_number: 9, step_number: 1, event_seq: 1 },
+            counts: Counts::default(),
+            gaps: Vec::new(),
+        };
+        let rows = Rows::new(&header);
+        let fits = |at, keep_from, users_from, trim_before| {
+            let rebase = Rebase {
+                keep_from_message_number: keep_from,
+                user_messages_from: users_from,
+                trim_results_before: trim_before,
+                ..Rebase::nothing(Strategy::SlidingWindow, at)
+            };
+            Logs::default().points(&Event::ContextRebased(rebase), &rows).is_ok()
+        };
+        assert!(fits(0, 0, None, None) && fits(9, 10, Some(2), Some(10)));
+        assert!(!fits(0, 5, None, None) && !fits(3, 5, None, None) && !fits(9, -1, None, None));
+        assert!(!fits(3, 0, Some(5), None) && !fits(3, 0, None, Some(5)));
+        assert!(!fits(10, 0, None, None) && !fits(i64::MAX, 0, None, None));
     }
 }

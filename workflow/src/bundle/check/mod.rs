@@ -87,6 +87,9 @@ struct Open {
 
 type Fits = Result<(), String>;
 
+/// No number of a bundle is larger, so that none overflows where it is counted on.
+const MOST_NUMBER: i64 = 1 << 40;
+
 impl Checker {
     /// A check that has seen nothing.
     pub fn new(limits: Limits) -> Checker {
@@ -338,8 +341,11 @@ impl Open {
             i64::from(row.seed_message_count),
             i64::from(row.model_context_window),
         ];
-        if numbers.into_iter().any(|number| number < 0) || row.to_message_number > row.last_message_number {
-            return Err("a number is negative, or the checkpoint lies beyond the last message".to_owned());
+        if numbers.into_iter().any(|number| !(0..=MOST_NUMBER).contains(&number)) {
+            return Err("a number is negative or beyond reason".to_owned());
+        }
+        if row.to_message_number > row.last_message_number {
+            return Err("the checkpoint lies beyond the last message".to_owned());
         }
         if i64::from(row.seed_message_count) != self.header.counts.seeds {
             return Err(format!(
@@ -353,6 +359,9 @@ impl Open {
                 serde_json::from_value(policy).map_err(|error| format!("policy: {error}"))?;
             if !policy.tool_mode.is_live() && self.header.counts.deliveries > 0 {
                 return Err("its tools are not live, and it has deliveries".to_owned());
+            }
+            if policy.replies_as.is_some_and(|word| !scan::is_name(&word)) {
+                return Err("policy: replies_as: 1 to 512 bytes without control characters".to_owned());
             }
         }
         for key in row.state.keys().chain(row.initial_state.keys()) {

@@ -1,8 +1,8 @@
 //! Seeds, runs, messages and steps: numbers without holes, and sums that are what their parts say.
 
 use super::super::{Header, RecordRow, RunRow, SeedRow, SessionRow, StepRow, scan};
-use super::{Fits, times};
-use crate::record::{Block, Role};
+use super::{Fits, MOST_NUMBER, times};
+use crate::record::{Block, Role, Usage};
 use std::collections::HashMap;
 
 /// The part of the check that sees rows with numbers.
@@ -131,6 +131,7 @@ impl Rows {
         if row.role == Role::System {
             return Err("a system prompt is a seed".to_owned());
         }
+        self::usage(row)?;
         self.records.push((number, row.role));
         Ok(())
     }
@@ -173,7 +174,7 @@ impl Rows {
             i64::from(row.executed_local_tool_count),
             i64::from(row.attempt),
         ];
-        if counts.into_iter().any(|count| !(0..=1 << 40).contains(&count)) {
+        if counts.into_iter().any(|count| !(0..=MOST_NUMBER).contains(&count)) {
             return Err(format!("step {number} has a number that is negative or beyond reason"));
         }
         if !(0..=self.last_seq).contains(&row.event_seq) {
@@ -211,6 +212,10 @@ impl Rows {
     /// Whether the run is in the bundle.
     pub(super) fn has_run(&self, run_id: &str) -> bool {
         self.runs.contains_key(run_id)
+    }
+
+    pub(super) fn last_message(&self) -> i64 {
+        self.last_message
     }
 
     pub(super) fn last_step(&self) -> i64 {
@@ -253,6 +258,22 @@ impl Rows {
             None => Ok(()),
         }
     }
+}
+
+/// What a message cost becomes its step's, so it is bounded as a step's numbers are.
+fn usage(row: &RecordRow) -> Fits {
+    let Some(usage) = row.details.get("usage") else { return Ok(()) };
+    let Ok(usage) = serde_json::from_value::<Option<Usage>>(usage.clone()) else {
+        return Err(format!("message {} has a usage that is none", row.message_number));
+    };
+    let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } =
+        usage.unwrap_or_default();
+    let tokens = [input_tokens, output_tokens, cached_tokens, cache_write_tokens];
+    let is_tokens = |count: i64| (0..=i64::from(i32::MAX)).contains(&count);
+    if !tokens.into_iter().all(is_tokens) || !(0..=MOST_NUMBER).contains(&cost_micros) {
+        return Err(format!("message {} has a usage that is negative or beyond reason", row.message_number));
+    }
+    Ok(())
 }
 
 /// The calls that a message asks for, and those that it answers.
