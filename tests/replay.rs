@@ -73,6 +73,8 @@ async fn k40_a_replay_that_is_killed_again_and_again_goes_on_where_it_stood() {
     let told = stage.replay(&["--tools", "recorded"]).await;
     assert_eq!(told.status, 0, "{:#}\n{}", told.json["diff"]["first_divergence"], told.log);
     assert_eq!(told.json["replay"]["resumed"], true);
+    assert!(told.log.contains("by the same command (--fresh begins anew)"), "{}", told.log);
+    assert!(told.log.contains("is held by another process"), "{}", told.log);
     let forks: i64 = stage
         .world
         .database
@@ -126,6 +128,48 @@ async fn a_replay_and_the_deployed_workers_leave_each_others_jobs_alone() {
     let waiting = api.client().session(waits["session_id"].as_str().unwrap()).await;
     assert_eq!(waiting["status"], "queued");
     assert!(api.terminate().success());
+}
+
+#[tokio::test]
+async fn a_replay_whose_process_is_gone_takes_no_messages_and_is_cancelled() {
+    let stage = Stage::eventful().await;
+    let killed = stage.killed_replay("K22=1*return", &["--tools", "recorded"]).await.expect("a fork");
+    let process = stage.world.serve().await;
+    let client = process.client();
+    for (path, body) in [("messages", json!({"text": "Hello?"})), ("retry", json!({}))] {
+        let (status, problem) = client.post(&format!("/v1/sessions/{killed}/{path}"), &body).await;
+        assert_eq!(status, 409, "{path}: {problem}");
+        assert!(problem.to_string().contains("belongs to a replay"), "{path}: {problem}");
+    }
+    let asked = stage.model.bodies().len();
+    let (status, answer) = client.post(&format!("/v1/sessions/{killed}/cancel"), &json!({})).await;
+    assert!(status.is_success(), "{answer}");
+    let ended = client.wait_for(&killed, "failed").await;
+    assert!(ended["error"].as_str().unwrap().contains("cancelled"), "{ended}");
+    assert_eq!(stage.model.bodies().len(), asked, "it only stops");
+    assert!(process.terminate().success());
+    // The command begins another one then.
+    let told = stage.replay(&["--tools", "recorded"]).await;
+    assert_eq!((told.status, &told.json["replay"]["resumed"]), (0, &json!(false)), "{}", told.log);
+    assert_ne!(told.session_id(), killed);
+}
+
+#[tokio::test]
+async fn a_fresh_replay_ends_the_ones_before_it() {
+    let stage = Stage::eventful().await;
+    let killed = stage.killed_replay("K22=1*return", &["--tools", "recorded"]).await.expect("a fork");
+    let told = stage.replay(&["--tools", "recorded", "--fresh"]).await;
+    assert_eq!((told.status, &told.json["replay"]["resumed"]), (0, &json!(false)), "{}", told.log);
+    assert_ne!(told.session_id(), killed);
+    let left = "select count(*) from jobs where session_id = $1 and runner <> ''";
+    assert_eq!(stage.world.database.value::<i64>(left, &killed).await, 0, "no later replay works for it");
+    // Two at once are one.
+    let (one, other) =
+        tokio::join!(stage.replay(&["--tools", "recorded"]), stage.replay(&["--tools", "recorded"]));
+    assert_eq!((one.status, other.status), (0, 0), "{}\n{}", one.log, other.log);
+    let runs =
+        "select count(*) from conversation_sessions where parent_session_id = $1 and replayed_at is null";
+    assert_eq!(stage.world.database.value::<i64>(runs, &stage.world.session_id).await, 0);
 }
 
 #[tokio::test]
@@ -221,7 +265,8 @@ async fn a_replay_says_what_is_wrong_with_how_it_was_asked_for() {
         (vec![id.as_str(), "--tools", "live"], 2, "--yes"),
         (vec![id.as_str(), "--from-message", "4711"], 4, "no message 4711"),
         (vec![id.as_str(), "--system-prompt", "missing.txt"], 2, "missing.txt"),
-        (vec![id.as_str(), "--model", "nobody/nothing"], 1, "nobody"),
+        (vec![id.as_str(), "--model", "nobody/nothing"], 2, "nobody"),
+        (vec![id.as_str(), "--report", "no-such-folder/page.html"], 2, "no-such-folder"),
         (vec!["--suite", "."], 2, "no bundle"),
     ] {
         let told = stage.command(|options| options, &args).await;

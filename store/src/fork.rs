@@ -22,7 +22,7 @@ use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::context::Rebase;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::fork::{At, Cut, SystemPromptPatch};
-use wakeful_workflow::policy::{Replay, SessionPolicy, ToolMode};
+use wakeful_workflow::policy::{Answers, Replay, SessionPolicy, ToolMode};
 use wakeful_workflow::session::SessionStatus;
 
 /// What to fork, where, and what is to be otherwise.
@@ -40,9 +40,9 @@ pub struct ForkRequest {
     pub text: Option<String>,
     /// One more message of the user.
     pub prompt: Option<String>,
-    /// Never the parent's: whoever forks says whether calls touch the world.
-    pub tool_mode: ToolMode,
-    /// Its cut is written down when it is made.
+    /// Whether calls touch the world. `None`: as the parent's do.
+    pub tool_mode: Option<ToolMode>,
+    /// Its cut is written down when it is made. `None` with recorded tools: they are answered out of the parent.
     pub replay: Option<Replay>,
     /// The process that alone may run it, by the name that it claims under. Empty: the deployed workers.
     pub runner: String,
@@ -102,7 +102,7 @@ impl Purpose {
 }
 
 impl ForkRequest {
-    /// The parent as it is, up to `at`, with its tools live, and a run if there is something to answer.
+    /// The parent as it is, up to `at`, and a run if there is something to answer.
     pub fn new(parent_session_id: &str, at: At) -> ForkRequest {
         ForkRequest {
             parent_session_id: parent_session_id.to_owned(),
@@ -113,7 +113,7 @@ impl ForkRequest {
             tools: None,
             text: None,
             prompt: None,
-            tool_mode: ToolMode::Live,
+            tool_mode: None,
             replay: None,
             runner: String::new(),
             start: true,
@@ -154,6 +154,7 @@ impl ForkRequest {
 
     /// The child's own rules: its parent's, with what is asked for above them. It replies as its parent does.
     fn policy(&self, parent: SessionPolicy, trigger_type: &str, cut: &Cut) -> SessionPolicy {
+        let tool_mode = self.tool_mode.unwrap_or(parent.tool_mode);
         SessionPolicy {
             model: self.model.as_ref().map(|model| model.id.clone()).or(parent.model),
             tools: self
@@ -161,10 +162,11 @@ impl ForkRequest {
                 .as_ref()
                 .map(|tools| tools.iter().map(|tool| tool.name.clone()).collect())
                 .or(parent.tools),
-            tool_mode: self.tool_mode,
+            tool_mode,
             replay: self
                 .replay
                 .clone()
+                .or_else(|| recorded_by(&self.parent_session_id, tool_mode))
                 .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
             replies_as: Some(parent.replies_as.unwrap_or_else(|| trigger_type.to_owned())),
             other: parent.other,
@@ -201,6 +203,14 @@ impl Store {
         }
         runs_what_is_there(request, &parent)?;
         let cut = cut(request, &parent)?;
+        // Its agent would take for done what was only rehearsed, and nothing would ever do it.
+        if request.tool_mode == Some(ToolMode::Live)
+            && let Some(number) = parent.rehearsed(&mut tx, &cut).await?
+        {
+            return Err(request.refused(format!(
+                "message {number} tells of a call that was only rehearsed there: fork it before that one, or not live"
+            )));
+        }
         if !copy::take_conversation(&mut tx, &parent, &conversation_id, &cut).await? {
             // The same key at the same time: the other one has been committed by now.
             let first = first_answer(&mut tx, request, &conversation_id).await?;
@@ -246,6 +256,20 @@ impl Store {
             run_id,
             duplicate: false,
         })
+    }
+}
+
+/// Where recorded results come from unless it is said: the session that is forked.
+fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
+    match tool_mode {
+        ToolMode::Recorded => Some(Replay {
+            source_session_id: parent_session_id.into(),
+            // The fork writes down where it was cut.
+            after_message_number: 0,
+            fed: false,
+            answers: Answers::Live,
+        }),
+        ToolMode::Live | ToolMode::Dry => None,
     }
 }
 

@@ -1,8 +1,9 @@
 //! Replays: what a session's log holds for them, which is read whole and never written, and how far one is.
 
+use crate::wake::{By, NewMessage, Woken};
 use crate::{Error, Result, Store};
 use std::collections::BTreeMap;
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::context::{Rebase, Strategy};
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::replay::{RecordedCall, Recording};
 use wakeful_workflow::session::{CallStatus, SessionStatus};
@@ -85,20 +86,91 @@ impl Store {
                 Ok((CallId::from(call.call_id), status))
             })
             .collect::<Result<BTreeMap<_, _>>>()?;
-        Ok(Recording::new(session, calls, settled))
+        let rebases = sqlx::query_scalar!(
+            "select payload from session_events where session_id = $1 and type = 'CONTEXT_REBASED' order by seq",
+            session_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let rebases = rebases
+            .into_iter()
+            .map(serde_json::from_value)
+            .collect::<std::result::Result<Vec<Rebase>, _>>()
+            .map_err(|error| Error::corrupt("rebase", error))?;
+        Ok(Recording::new(session, calls, settled).with_rebases(rebases))
     }
 
-    /// The replay that a process of this name began and has not reported on, if there is one.
+    /// The replays that processes of this name began and have not reported on, the newest first.
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn unfinished_replay(&self, runner: &str) -> Result<Option<String>> {
+    pub async fn unfinished_replays(&self, runner: &str) -> Result<Vec<Unfinished>> {
+        let rows = sqlx::query!(
+            r#"select session_id, extract(epoch from clock_timestamp() - started_at)::bigint as "age_s!"
+            from conversation_sessions
+            where runner = $1 and runner <> '' and replayed_at is null
+            order by started_at desc, session_id desc"#,
+            runner
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(|row| Unfinished { session_id: row.session_id, age_s: row.age_s }).collect())
+    }
+
+    /// The newest replay of this name that is over: with it the next one is told from it.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn finished_replay(&self, runner: &str) -> Result<Option<String>> {
         Ok(sqlx::query_scalar!(
             "select session_id from conversation_sessions
-            where runner = $1 and runner <> '' and replayed_at is null
-            order by started_at desc
+            where runner = $1 and runner <> '' and replayed_at is not null
+            order by started_at desc, session_id desc
             limit 1",
             runner
+        )
+        .fetch_optional(&self.pool)
+        .await?)
+    }
+
+    /// Ends a replay that nobody is to go on with: its run, if one is open, and its claim to be gone on with.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`].
+    pub async fn abandon_replay(&self, session_id: &str, reason: &str) -> Result<()> {
+        match self.cancel(session_id, Some(reason)).await {
+            // It rests.
+            Ok(_) | Err(Error::Conflict { .. }) => self.end_replay(session_id).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives a replay a message, as the process that runs it.
+    ///
+    /// # Errors
+    /// Those of [`Store::send`].
+    pub async fn feed(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
+        let woken = self.try_send(session_id, message, By::Replay).await;
+        self.noted(woken)
+    }
+
+    /// Goes on with a replay's run that failed, as the process that runs it.
+    ///
+    /// # Errors
+    /// Those of [`Store::retry`].
+    pub async fn retry_replay(&self, session_id: &str, reason: &str) -> Result<String> {
+        self.try_retry(session_id, Some(reason), By::Replay).await
+    }
+
+    /// How many seconds the session's job is still held by whoever claimed it last. `None`: nobody holds it.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn held_for_s(&self, session_id: &str) -> Result<Option<i64>> {
+        Ok(sqlx::query_scalar!(
+            r#"select ceil(extract(epoch from run_at - clock_timestamp()))::bigint as "left!" from jobs
+            where session_id = $1 and kind = 'step' and lease is not null and run_at > clock_timestamp()"#,
+            session_id
         )
         .fetch_optional(&self.pool)
         .await?)
@@ -142,6 +214,14 @@ impl Store {
             cost_micros: row.total_cost_micros,
         })
     }
+}
+
+/// A replay that was begun, and that nobody has reported on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    pub session_id: String,
+    /// Seconds since it was made.
+    pub age_s: i64,
 }
 
 /// How far a session is.

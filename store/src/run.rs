@@ -33,6 +33,8 @@ pub(crate) struct Locked {
     pub cancel_requested: bool,
     /// It has had a run, or is a fork, so that its base is set.
     pub started: bool,
+    /// The replay's process that alone runs it. Empty: the deployed workers do.
+    pub runner: String,
 }
 
 /// Whether a woken run has the conversation, or waits for it.
@@ -74,7 +76,7 @@ pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &s
 pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let row = sqlx::query!(
         "select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
-            cancel_requested,
+            cancel_requested, runner,
             forked_at_message_number is not null
                 or exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
                     and session_runs.started_at is not null) as started
@@ -97,6 +99,7 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
         last_step_number: row.last_step_number,
         cancel_requested: row.cancel_requested,
         started: row.started.unwrap_or(false),
+        runner: row.runner,
     })
 }
 
@@ -358,7 +361,7 @@ pub(crate) async fn start(
         from conversation_sessions s
         where s.session_id = $3
         on conflict (session_id) where kind = 'step'
-            do update set step_number = excluded.step_number, trace_context = excluded.trace_context,
+            do update set runner = excluded.runner, step_number = excluded.step_number, trace_context = excluded.trace_context,
                 run_at = clock_timestamp(), lease = null, worker_id = null, stuck = 0, died = 0, attempt = 0,
                 last_error = null",
         session.space_id,

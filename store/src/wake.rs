@@ -85,6 +85,28 @@ pub struct Woken {
     pub duplicate: bool,
 }
 
+/// Who asks something of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Anyone,
+    /// The process that runs the replay.
+    Replay,
+}
+
+impl By {
+    /// A message or a retry makes a job. Of a replay only its own process would take it, and that may be gone for good.
+    fn may_wake(self, session: &Locked) -> Result<()> {
+        if self == By::Replay || session.runner.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Refused {
+            session_id: session.session_id.clone(),
+            reason: "it belongs to a replay, and only the command that runs it goes on with it: cancel it, or fork it"
+                .to_owned(),
+        })
+    }
+}
+
 impl Delivered {
     fn as_str(self) -> &'static str {
         match self {
@@ -119,6 +141,7 @@ impl Store {
     async fn try_wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.pool.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
+        By::Anyone.may_wake(&session)?;
         let woken = deliver(&mut tx, session, message).await?;
         failpoint("K1");
         tx.commit().await?;
@@ -128,15 +151,16 @@ impl Store {
     /// The same for a session that exists.
     ///
     /// # Errors
-    /// Those of [`Store::wake`], and [`Error::NotFound`].
+    /// Those of [`Store::wake`], [`Error::NotFound`], and [`Error::Refused`] for a replay's session.
     pub async fn send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
-        let woken = self.try_send(session_id, message).await;
+        let woken = self.try_send(session_id, message, By::Anyone).await;
         self.noted(woken)
     }
 
-    async fn try_send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
+    pub(crate) async fn try_send(&self, session_id: &str, message: &NewMessage, by: By) -> Result<Woken> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
+        by.may_wake(&session)?;
         let woken = deliver(&mut tx, session, message).await?;
         tx.commit().await?;
         Ok(woken)
@@ -154,6 +178,7 @@ impl Store {
     async fn try_answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
+        By::Anyone.may_wake(&session)?;
         let refused = conflict(session.clone(), "an answer");
         let woken = deliver(&mut tx, session, message).await?;
         if !woken.duplicate && woken.outcome != Delivered::Delivered {
@@ -167,10 +192,16 @@ impl Store {
     /// the run's id.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] in any other status, [`Error::Database`].
+    /// [`Error::NotFound`], [`Error::Conflict`] in any other status, [`Error::Refused`] for a replay's session,
+    /// [`Error::Database`].
     pub async fn retry(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
+        self.try_retry(session_id, reason, By::Anyone).await
+    }
+
+    pub(crate) async fn try_retry(&self, session_id: &str, reason: Option<&str>, by: By) -> Result<String> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
+        by.may_wake(&session)?;
         if !matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention) {
             return Err(conflict(session, "retry"));
         }
@@ -250,6 +281,9 @@ impl Store {
             | SessionStatus::Failed
             | SessionStatus::Archived
             | SessionStatus::Terminated => {}
+        }
+        if !session.runner.is_empty() {
+            hand_over(&mut tx, session_id).await?;
         }
         tx.commit().await?;
         Ok(run_id)
@@ -360,6 +394,22 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
         }
     }
     Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
+}
+
+/// Gives a cancelled replay's job to the deployed workers, for its own process may be gone for good: all that is left to do
+/// is to close the run, which calls nothing. The same command begins another replay then.
+async fn hand_over(tx: &mut PgConnection, session_id: &str) -> Result<()> {
+    sqlx::query!(
+        "update conversation_sessions set replayed_at = coalesce(replayed_at, clock_timestamp())
+        where session_id = $1",
+        session_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!("update jobs set runner = '' where session_id = $1 and kind = 'step'", session_id)
+        .execute(tx)
+        .await?;
+    Ok(())
 }
 
 /// Closes a run that never began, behind another one of its conversation.

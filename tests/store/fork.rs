@@ -339,7 +339,7 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
 
     let request = ForkRequest {
         model: Some(Model { id: "other/model".into(), context_window: 7 }),
-        tool_mode: ToolMode::Dry,
+        tool_mode: Some(ToolMode::Dry),
         ..resting(&parent_id, "5")
     };
     let other = world.store.fork(&request).await.unwrap();
@@ -348,13 +348,10 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
     assert_eq!(prefix_of(&other.session_id).await, prefix_of(&parent_id).await);
     let row = world.store.session(None, &other.session_id).await.unwrap();
     assert_eq!(row.model_id, "other/model");
-    // A fork of it is live again unless it is told otherwise, and keeps the model.
+    // A fork of it keeps both unless it is told otherwise.
     let again = world.store.fork(&resting(&other.session_id, "5")).await.unwrap();
     let again = hydrated(&world, &again.session_id).await;
-    assert_eq!(
-        (again.policy.model.as_deref(), again.policy.tool_mode),
-        (Some("other/model"), ToolMode::Live)
-    );
+    assert_eq!((again.policy.model.as_deref(), again.policy.tool_mode), (Some("other/model"), ToolMode::Dry));
 
     let tools = vec![ToolDefinition {
         name: "look".into(),
@@ -383,6 +380,33 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
     assert_eq!(child.context(Vec::new()).system, "Be another.");
     assert_eq!(child.prefix.unwrap().tools, parent.prefix.unwrap().tools);
     agrees(&world, &replaced.session_id).await;
+}
+
+#[tokio::test]
+async fn what_was_only_rehearsed_is_never_taken_for_done() {
+    let world = World::new().await;
+    let parent_id = two_runs(&world).await;
+    let mode =
+        |parent: &str, place: &str, mode| ForkRequest { tool_mode: Some(mode), ..resting(parent, place) };
+    // A mail that was sent, then one that was not: 7 and 8 are the turn.
+    let rehearsal = ForkRequest { tool_mode: Some(ToolMode::Dry), ..at(&parent_id, "6") };
+    let rehearsal = world.store.fork(&rehearsal).await.unwrap().session_id;
+    let mut driver = world.drive(&rehearsal).await;
+    driver.continues(Outcome::Begun).await;
+    driver.sends_mail("call_d").await;
+    assert_eq!(driver.commit(replied(vec![text("Written.")])).await, Commit::Closed);
+
+    let again = world.store.fork(&resting(&rehearsal, "end")).await.unwrap().session_id;
+    assert_eq!(hydrated(&world, &again).await.policy.tool_mode, ToolMode::Dry);
+    for of in [&rehearsal, &again] {
+        let reason = refused(&world, &mode(of, "end", ToolMode::Live)).await;
+        assert!(reason.contains("message 8") && reason.contains("rehearsed"), "{reason}");
+        // Before it nothing was: what the live session did before is done.
+        world.store.fork(&mode(of, "6", ToolMode::Live)).await.unwrap();
+    }
+    let recorded = world.store.fork(&mode(&rehearsal, "6", ToolMode::Recorded)).await.unwrap();
+    let replay = hydrated(&world, &recorded.session_id).await.policy.replay.unwrap();
+    assert_eq!((replay.source_session_id.as_str(), replay.after_message_number), (rehearsal.as_str(), 6));
 }
 
 #[tokio::test]

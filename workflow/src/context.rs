@@ -16,7 +16,7 @@ mod properties;
 mod tests;
 
 pub(crate) use select::READ_OUTPUT;
-pub use select::{Built, build, build_as, full, numbered};
+pub use select::{Built, build, build_again, build_as, full, numbered};
 pub use strategy::{ContextPolicy, Rebase, Strategy};
 pub use weight::{Weight, weigh};
 

@@ -21,6 +21,8 @@ pub struct Recording {
     pub calls: BTreeMap<i64, RecordedCall>,
     /// How each call of a tool ended.
     pub settled: BTreeMap<CallId, CallStatus>,
+    /// Where the context began, in the order of the journal.
+    rebases: Vec<Rebase>,
     /// Calls by name and arguments, in the order in which they were asked for.
     same: BTreeMap<(String, String), Vec<CallId>>,
     /// Where each result stands: index of the record, and of the block in it.
@@ -90,7 +92,17 @@ impl Recording {
                 }
             }
         }
-        Recording { session, calls, settled, same, results }
+        Recording { session, calls, settled, rebases: Vec::new(), same, results }
+    }
+
+    /// With every rebase of the source's journal, in its order.
+    pub fn with_rebases(self, rebases: Vec<Rebase>) -> Recording {
+        Recording { rebases, ..self }
+    }
+
+    /// The rebase that held for the call that message `answer` is the answer to.
+    pub fn rebase_of(&self, answer: i64) -> Option<&Rebase> {
+        self.rebases.iter().rev().find(|rebase| rebase.at_message_number < answer)
     }
 
     fn result(&self, call_id: &CallId) -> Option<RecordedResult<'_>> {

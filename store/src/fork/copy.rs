@@ -97,6 +97,49 @@ impl Parent {
             redacted: row.redacted,
         })
     }
+
+    /// The first message up to the cut that tells of a change of the world that was not made, for the tools of the session
+    /// that said it were not live: the parent's, or those of one that it was forked from.
+    pub async fn rehearsed(&self, tx: &mut PgConnection, cut: &Cut) -> Result<Option<i64>> {
+        if self.policy.tool_mode.is_live() {
+            return Ok(None);
+        }
+        Ok(sqlx::query_scalar!(
+            r#"
+            with recursive line as (
+                select s.session_id, s.parent_session_id, s.policy, s.forked_at_message_number, $2::bigint as upto
+                from conversation_sessions s
+                where s.session_id = $1
+                union all
+                select p.session_id, p.parent_session_id, p.policy, p.forked_at_message_number,
+                    least(line.upto, line.forked_at_message_number)
+                from line
+                join conversation_sessions p on p.session_id = line.parent_session_id
+            )
+            select min(r.message_number)
+            from line
+            join conversation_records r on r.session_id = line.session_id and r.role = 'tool'
+            cross join lateral json_array_elements(r.content) b
+            where coalesce(line.policy ->> 'tool_mode', 'live') <> 'live'
+                and r.message_number <= line.upto
+                -- What it copied was said by its parent, which is looked at itself where it is there.
+                and r.message_number > case
+                    when exists (select from conversation_sessions p where p.session_id = line.parent_session_id)
+                        then coalesce(line.forked_at_message_number, 0)
+                    else 0
+                end
+                and b ->> 'type' = 'tool_result'
+                and not coalesce((b ->> 'is_error')::boolean, false)
+                and (coalesce(b -> 'details' ->> 'type' in ('sentEmail', 'fileWritten'), false)
+                    or exists (select from tool_calls c
+                        where c.session_id = line.session_id and c.call_id = b ->> 'call_id' and c.effect <> 'pure'))
+            "#,
+            self.session_id,
+            cut.at_message_number
+        )
+        .fetch_one(tx)
+        .await?)
+    }
 }
 
 /// Which journal entry says each message. A user's message was said when it was taken, wherever it stands by now.

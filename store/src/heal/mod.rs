@@ -222,7 +222,7 @@ async fn make_job(tx: &mut PgConnection, session: &Locked, healed: &mut Vec<Heal
     let step_number = session.last_step_number + 1;
     let made = sqlx::query!(
         "insert into jobs (kind, runner, space_id, conversation_id, session_id, step_number)
-        select 'step', s.runner, $1, $2, s.session_id, $4
+        select 'step', case when s.cancel_requested then '' else s.runner end, $1, $2, s.session_id, $4
         from conversation_sessions s
         where s.session_id = $3
         on conflict (session_id) where kind = 'step' do nothing",

@@ -16,7 +16,7 @@ use tracing::{Instrument, Span};
 use wakeful_store::fork::{ForkRequest, Forked, Model};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::fork::{At, SystemPromptPatch};
-use wakeful_workflow::policy::{Answers, Replay, ToolMode};
+use wakeful_workflow::policy::ToolMode;
 
 /// The body of `POST /v1/sessions/{id}/fork`; an empty one is all defaults.
 #[derive(Debug, Default, Deserialize)]
@@ -30,9 +30,8 @@ struct Fork {
     tools: Option<Vec<String>>,
     text: Option<String>,
     prompt: Option<String>,
-    /// Live unless given. What is no trial says so itself: a console proposes `dry`.
-    #[serde(default)]
-    tool_mode: ToolMode,
+    /// The parent's unless given. A console proposes `dry`.
+    tool_mode: Option<ToolMode>,
     #[serde(default = "yes")]
     start: bool,
     client_key: Option<String>,
@@ -70,7 +69,6 @@ pub(super) async fn fork(
         text: given.text.map(message_text).transpose()?,
         prompt: given.prompt.map(message_text).transpose()?,
         tool_mode: given.tool_mode,
-        replay: recorded_by(&id, given.tool_mode),
         start: given.start,
         client_key,
         ..ForkRequest::new(&id, At::End)
@@ -101,22 +99,6 @@ pub(super) async fn tree(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
     let items = ctx.store.tree(&id).await?;
     Ok(Json(json!({"items": items, "next": null})))
-}
-
-/// Where recorded results come from: the session that is forked.
-pub(crate) fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
-    match tool_mode {
-        ToolMode::Recorded => {
-            Some(Replay {
-                source_session_id: parent_session_id.into(),
-                // The fork writes down where it was cut.
-                after_message_number: 0,
-                fed: false,
-                answers: Answers::Live,
-            })
-        }
-        ToolMode::Live | ToolMode::Dry => None,
-    }
 }
 
 impl Fork {

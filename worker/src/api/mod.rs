@@ -12,7 +12,6 @@ mod steer;
 mod stream;
 
 pub use bundle::INTERNAL_TOKEN;
-pub(crate) use fork::recorded_by;
 pub use problem::{Problem, valid_verbs};
 pub use sessions::detail;
 

@@ -142,6 +142,12 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
         })?),
         None => None,
     };
+    if let Some(path) = &args.report {
+        report::check_page(path)?;
+    }
+    if let Some(model) = args.model.as_deref().filter(|model| *model != "recorded") {
+        app.models(&config)?.get(model).map_err(|fault| Usage(format!("--model: {fault}")))?;
+    }
     let url = super::database_url(&config)?;
     wakeful_store::diagnosis::reach(&url, CONNECT)
         .await
@@ -177,10 +183,10 @@ async fn single(ctx: &Arc<Ctx>, wish: &Wish, source: &str, output: &Output) -> a
         eprintln!("interrupted: the same command goes on where this one stopped");
         return Ok(Exit::Failed);
     };
+    let printed = output.one(&compared, || told(&compared, output, wish.args.full));
     if let Some(path) = &wish.args.report {
         report::write_page(&compared.diff, path)?;
     }
-    let printed = output.one(&compared, || told(&compared, output, wish.args.full));
     // Whoever was told has no need of it any more; a command that is killed before this tells it again.
     ctx.store.end_replay(&compared.replay.session_id).await?;
     printed?;
@@ -199,12 +205,15 @@ async fn replayed(
     observer: &dyn Observer,
 ) -> anyhow::Result<Option<Compared>> {
     let mut request = request(wish, source)?;
-    let unfinished =
-        if wish.args.fresh { None } else { ctx.store.unfinished_replay(&request.runner()).await? };
+    let unfinished = if wish.args.fresh {
+        None
+    } else {
+        ctx.store.unfinished_replays(&request.runner()).await?.into_iter().next()
+    };
     request.source_session_id = match (&unfinished, Path::new(source)) {
         // Its source is the import that it was begun with.
-        (Some(session_id), _) => {
-            let session = ctx.store.hydrate(session_id).await?;
+        (Some(found), _) => {
+            let session = ctx.store.hydrate(&found.session_id).await?;
             session.policy.replay.context("a replay without a source")?.source_session_id
         }
         (None, _) if is_session(source) => source.into(),

@@ -163,8 +163,12 @@ pub(super) fn told(
     let window = ctx.config.context_window(&agent.model);
     // Decided anew by whoever finds this call cut off, and the same: it is journalled with the answer.
     let built = context::build(session, configured, &agent.context, window);
-    let effects = built.context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect();
+    let effects = effects(ctx, &built);
     Ok((built, effects))
+}
+
+pub(super) fn effects(ctx: &Ctx, built: &Built) -> BTreeMap<String, Effect> {
+    built.context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect()
 }
 
 /// Whether the run's answer before this one was read from the provider's cache in part, and the context goes on from it.

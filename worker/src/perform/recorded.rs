@@ -7,7 +7,7 @@ use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::{Built, Context, Strategy, compaction};
+use wakeful_workflow::context::{self, Built, Context, Strategy, compaction};
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::{CallId, GenerationId};
 use wakeful_workflow::record::{FinishReason, Reply};
@@ -28,7 +28,17 @@ pub(super) async fn answer(
     let model_name = answer.call.map_or(&agent.model, |call| &call.model);
     let model = ctx.models.get(model_name)?;
     let agent = as_then(agent, answer.call);
-    let (Built { context, rebase }, effects) = super::generate::told(ctx, session, &agent)?;
+    // A rebase points at messages by number: where those are the source's, the context begins where it did there.
+    let number = session.last_message_number + session.inbox.len() as i64 + 1;
+    let (Built { context, rebase }, effects) =
+        if answer.call.is_some() && answer.record.message_number == number {
+            let tools = ctx.configured_tools(session, &agent)?;
+            let built = context::build_again(session, tools, recording.rebase_of(number));
+            let effects = super::generate::effects(ctx, &built);
+            (built, effects)
+        } else {
+            super::generate::told(ctx, session, &agent)?
+        };
     let base = model.request(&context);
     let base_sha256 = base.sha256();
     let (request, request_sha256) = match replay::prefill(&answer) {

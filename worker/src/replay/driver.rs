@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::fork::{ForkRequest, Model, Purpose};
-use wakeful_store::replay::Progress;
+use wakeful_store::replay::{Progress, Unfinished};
 use wakeful_workflow::fork::{At, Line, SystemPromptPatch, cut};
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::{Answers, Replay, ToolMode};
@@ -62,6 +62,12 @@ pub struct Replayed {
 
 /// What a replay tells as it goes.
 pub trait Observer: Send + Sync {
+    /// It was begun by an earlier command, and is gone on with.
+    fn finds(&self, _: &Unfinished) {}
+
+    /// Another process holds it, or held it when it was killed, for so many seconds from now.
+    fn waits(&self, _session_id: &str, _seconds: i64) {}
+
     /// It is about to run; its source has so many answers of the model after the cut.
     fn begins(&self, session_id: &str, answers: u64);
 
@@ -100,15 +106,23 @@ pub async fn run(
     observer: &dyn Observer,
 ) -> anyhow::Result<Replayed> {
     let runner = request.runner();
-    let unfinished = if fresh { None } else { ctx.store.unfinished_replay(&runner).await? };
-    let resumed = unfinished.is_some();
-    let (session_id, moved) = match unfinished {
-        Some(session_id) => {
-            resume(ctx, &session_id).await?;
-            (session_id, None)
+    let mut unfinished = ctx.store.unfinished_replays(&runner).await?.into_iter();
+    let newest = if fresh { None } else { unfinished.next() };
+    // This process would work on their jobs as well, for nobody.
+    for older in unfinished {
+        ctx.store.abandon_replay(&older.session_id, "another replay was begun in its place").await?;
+    }
+    let (session_id, moved, resumed) = match newest {
+        Some(found) => {
+            observer.finds(&found);
+            resume(ctx, &found.session_id).await?;
+            (found.session_id, None, true)
         }
         None => fork(ctx, request, &runner).await?,
     };
+    if let Some(seconds) = ctx.store.held_for_s(&session_id).await? {
+        observer.waits(&session_id, seconds);
+    }
     ctx.notifier.job();
     let stop = ctx.draining.child_token();
     let pool = tokio::spawn(pool::run_steps(Arc::clone(ctx), runner.into(), stop.clone()));
@@ -127,12 +141,13 @@ async fn resume(ctx: &Ctx, session_id: &str) -> anyhow::Result<()> {
     let session = ctx.store.hydrate(session_id).await?;
     let stands = matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention);
     if stands && !is_at_the_end(ctx, &session).await? {
-        ctx.store.retry(session_id, Some("the replay was asked for again")).await?;
+        ctx.store.retry_replay(session_id, "the replay was asked for again").await?;
     }
     Ok(())
 }
 
-async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(String, Option<String>)> {
+async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(String, Option<String>, bool)> {
+    let before = ctx.store.finished_replay(runner).await?;
     let source = &request.source_session_id;
     let recording = ctx.store.recording(source.as_str()).await?;
     let at = request.from_message.map_or(At::Start, At::Message);
@@ -154,7 +169,7 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
         system_prompt: request.system_prompt.clone().map(SystemPromptPatch::Replace),
         // Named in the replay's own policy, for the configuration here may have another agent of that name, or none.
         tools: session.prefix.as_ref().map(|prefix| prefix.tools.clone()),
-        tool_mode: request.tool_mode,
+        tool_mode: Some(request.tool_mode),
         replay: Some(Replay {
             source_session_id: source.clone(),
             // The fork writes down where it was cut.
@@ -163,11 +178,13 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
             answers: request.answers,
         }),
         runner: runner.to_owned(),
+        // Two processes that begin at once make one replay.
+        client_key: Some(format!("{runner}/{}", before.as_deref().unwrap_or_default())),
         start,
         ..ForkRequest::new(source.as_str(), at)
     };
     let forked = ctx.store.fork(&fork).await?;
-    Ok((forked.session_id, forked.moved))
+    Ok((forked.session_id, forked.moved, forked.duplicate))
 }
 
 /// The model that answered last, or the one that the session was made for.

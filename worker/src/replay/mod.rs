@@ -43,6 +43,6 @@ async fn give(ctx: &Ctx, session_id: &str, input: &Input) -> wakeful_store::Resu
         sender: None,
         trace_context: None,
     };
-    ctx.store.send(session_id, &message).await?;
+    ctx.store.feed(session_id, &message).await?;
     Ok(())
 }

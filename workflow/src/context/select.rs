@@ -38,6 +38,12 @@ pub fn build(
     Built { context: select(session, tools, current), rebase }
 }
 
+/// The same where a journal has what was decided then: `rebase` held for the call, whatever the measures say today.
+pub fn build_again(session: &Session, tools: Vec<ToolDefinition>, rebase: Option<&Rebase>) -> Built {
+    let moved = rebase.filter(|rebase| session.rebase.as_ref() != Some(*rebase)).cloned();
+    Built { context: select(session, tools, rebase), rebase: moved }
+}
+
 /// The same for a strategy that a person asks about, and what it weighs. One that is not the session's begins with
 /// everything. A summary that is due is not written for it.
 pub fn build_as(

@@ -44,6 +44,15 @@ fn answers(number: i64, call_id: &str, content: &str, inbox_id: Option<i64>) -> 
     record
 }
 
+#[test]
+fn a_recorded_call_has_the_rebase_that_held_for_it() {
+    let rebases = [4, 9].map(|at| Rebase::nothing(Strategy::SlidingWindow, at));
+    let recording =
+        Recording::new(session(source()), BTreeMap::new(), BTreeMap::new()).with_rebases(rebases.into());
+    let held = |answer| recording.rebase_of(answer).map(|rebase| rebase.at_message_number);
+    assert_eq!([3, 4, 8, 9, 10].map(held), [None, None, Some(4), Some(4), Some(9)]);
+}
+
 /// A user's message, a tool turn, a follow-up in mid-run, a question to the user and its answer.
 fn source() -> Vec<Record> {
     vec![

@@ -1,12 +1,12 @@
 //! How far a replay is: a bar on a terminal, a line now and then elsewhere. On stderr, for stdout is data.
 
-use crate::cli::output::{count, dollars};
+use crate::cli::output::{count, dollars, printable, span};
 use crate::replay::Observer;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use wakeful_store::replay::Progress;
+use wakeful_store::replay::{Progress, Unfinished};
 
 /// Between two lines of a replay that nobody watches on a terminal.
 const EVERY: Duration = Duration::from_secs(5);
@@ -38,6 +38,20 @@ impl Meter {
 }
 
 impl Observer for Meter {
+    fn finds(&self, found: &Unfinished) {
+        let (id, age) = (printable(&found.session_id), span(found.age_s as f64));
+        self.bar.suspend(|| {
+            eprintln!("going on with {id}, begun {age} ago by the same command (--fresh begins anew)");
+        });
+    }
+
+    fn waits(&self, session_id: &str, seconds: i64) {
+        let id = printable(session_id);
+        self.bar.suspend(|| {
+            eprintln!("{id} is held by another process: if that one is gone, this goes on in {seconds} s");
+        });
+    }
+
     fn begins(&self, session_id: &str, answers: u64) {
         self.bar.set_length(answers);
         if !self.terminal {

@@ -4,10 +4,10 @@
 use super::super::output::dollars;
 use super::super::printable::printable_lines;
 use super::text::{change, ends};
-use super::{TOTALS, TotalsLine, range, time, value};
+use super::{TOTALS, TotalsLine, measured_on_both, note_on_change, range, time, value};
 use askama::Template;
 use wakeful_workflow::diff::{
-    Both, Level, Of, Part, Piece, Report, RequestMatch, Subject, Totals, TurnDiff, TurnView, ValueDifference,
+    Both, Level, Of, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference,
 };
 
 /// Characters of a text that did not change, before and after; of one that did.
@@ -33,7 +33,8 @@ pub(super) fn of(report: &Report) -> anyhow::Result<String> {
         blocks: blocks(&report.turns),
         unshown: report.turns.iter().filter(|turn| turn.level > Level::Equal).count().saturating_sub(SHOWN),
         state: report.state.iter().map(changed).collect(),
-        totals: totals(&report.totals),
+        totals: totals(report),
+        note_on_change: note_on_change(report),
         requests: format!(
             "{} asked with the same bytes, {} with others, {} not known",
             report.requests.equal, report.requests.differ, report.requests.unknown
@@ -58,6 +59,7 @@ struct Page {
     unshown: usize,
     state: Vec<Texts>,
     totals: Vec<Total>,
+    note_on_change: Option<String>,
     requests: String,
 }
 
@@ -305,7 +307,8 @@ fn words(name: &str, pieces: &[Piece]) -> Texts {
     Texts { name: safe(name), left: of(Of::Left), right: of(Of::Right) }
 }
 
-fn totals(totals: &Both<Totals>) -> Vec<Total> {
+fn totals(report: &Report) -> Vec<Total> {
+    let (totals, measured) = (&report.totals, measured_on_both(report));
     let row = |(name, of, show): TotalsLine| {
         let (left, right) = (of(&totals.left), of(&totals.right));
         let most = left.max(right).max(1) as f64;
@@ -314,7 +317,7 @@ fn totals(totals: &Both<Totals>) -> Vec<Total> {
             name,
             left: show(left),
             right: show(right),
-            change: change(left, right),
+            change: change(of(&measured.left), of(&measured.right)),
             left_bar: bar(left),
             right_bar: bar(right),
         }

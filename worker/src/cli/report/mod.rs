@@ -3,11 +3,11 @@
 mod html;
 mod text;
 
-use super::output::{Format, Output, dollars, printable};
+use super::output::{Format, Output, count, dollars, printable};
 use super::{Exit, Usage};
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
-use wakeful_workflow::diff::{Level, Report, Totals};
+use wakeful_workflow::diff::{Both, Level, Report, Totals};
 
 /// A line of the totals: its name, what it is of them, and how that is written.
 type TotalsLine = (&'static str, fn(&Totals) -> i64, fn(i64) -> String);
@@ -68,19 +68,40 @@ pub(crate) struct ReportArgs {
 /// # Errors
 /// When the page cannot be written or nobody reads stdout.
 pub(crate) fn tell(output: &Output, report: &Report, args: &ReportArgs) -> anyhow::Result<Exit> {
+    output.one(report, || text::of(output, report, args.full))?;
     if let Some(file) = &args.file {
         write_page(report, file)?;
         if output.format() != Some(Format::Json) {
             eprintln!("wrote {}", printable(&file.display().to_string()));
         }
     }
-    output.one(report, || text::of(output, report, args.full))?;
     Ok(if args.fail_on.fails(report) { Exit::Divergence } else { Exit::Ok })
 }
 
 /// The report for people, with long texts whole if it is to be `full`.
 pub(crate) fn text(output: &Output, report: &Report, full: bool) -> String {
     text::of(output, report, full)
+}
+
+/// Tries whether the page can be written, before anything is done that it is to tell of.
+///
+/// # Errors
+/// [`Usage`] when it cannot.
+pub(crate) fn check_page(file: &Path) -> anyhow::Result<()> {
+    let unwritable = |why: String| Usage(format!("--report: cannot write {}: {why}", file.display()));
+    if file.file_name().is_none() || file.is_dir() {
+        return Err(unwritable("it is no name of a file".to_owned()).into());
+    }
+    // It goes when it is dropped.
+    tempfile::NamedTempFile::new_in(folder_of(file)).map_err(|error| unwritable(error.to_string()))?;
+    Ok(())
+}
+
+fn folder_of(file: &Path) -> &Path {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(_) | None => Path::new("."),
+    }
 }
 
 /// Writes the report as one page, whole or not at all.
@@ -90,20 +111,29 @@ pub(crate) fn text(output: &Output, report: &Report, full: bool) -> String {
 pub(crate) fn write_page(report: &Report, file: &Path) -> anyhow::Result<()> {
     use std::io::Write as _;
     let page = html::of(report)?;
-    let folder = match file.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        Some(_) | None => Path::new("."),
-    };
     if file.file_name().is_none() {
         return Err(Usage(format!("{}: no name of a file", file.display())).into());
     }
     let written = || -> std::io::Result<()> {
-        let mut page_file = tempfile::NamedTempFile::new_in(folder)?;
+        let mut page_file = tempfile::NamedTempFile::new_in(folder_of(file))?;
         page_file.write_all(page.as_bytes())?;
         page_file.persist(file)?;
         Ok(())
     };
     written().with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// What changes are told of: a copied beginning was measured on one side only, and would look like a change.
+fn measured_on_both(report: &Report) -> &Both<Totals> {
+    if report.compared.left.turns == 0 { &report.totals } else { &report.compared }
+}
+
+/// Says so where that is not all.
+fn note_on_change(report: &Report) -> Option<String> {
+    let measured = measured_on_both(report);
+    let turns = |of: &Both<Totals>| (of.left.turns, of.right.turns);
+    (turns(measured) != turns(&report.totals))
+        .then(|| format!("change: over the {} that both sides made", count(measured.left.turns, "answer")))
 }
 
 /// `1.2 s`, `350 ms`.

@@ -2,7 +2,7 @@
 
 use super::super::output::{Column, Output, Table, Tone, count, dollars};
 use super::super::printable::printable_lines;
-use super::{TOTALS, range, time, value};
+use super::{TOTALS, measured_on_both, note_on_change, range, time, value};
 use std::fmt::Write as _;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use wakeful_workflow::diff::{
@@ -239,11 +239,15 @@ impl Text<'_> {
             Column::number("CHANGE"),
         ]);
         let Both { left, right } = &report.totals;
+        let measured = measured_on_both(report);
         for (name, of, show) in TOTALS {
-            let (one, other) = (of(left), of(right));
-            table.row([name.into(), show(one).into(), show(other).into(), change(one, other).into()]);
+            let change = change(of(&measured.left), of(&measured.right));
+            table.row([name.into(), show(of(left)).into(), show(of(right)).into(), change.into()]);
         }
         self.text.push_str(&self.output.aligned(&table, 2));
+        if let Some(note) = note_on_change(report) {
+            self.line(&[span(Tone::Faint, &format!("  {note}"))]);
+        }
         let requests = &report.requests;
         let first =
             requests.first_that_differs.map_or(String::new(), |turn| format!(" (the first in turn {turn})"));

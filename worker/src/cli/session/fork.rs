@@ -4,7 +4,6 @@ use super::super::Usage;
 use super::super::output::{Output, printable};
 use super::Exit;
 use crate::App;
-use crate::api::recorded_by;
 use crate::config::Config;
 use anyhow::Context as _;
 use std::fmt::Write as _;
@@ -39,9 +38,9 @@ pub(super) struct Args {
     /// One more message of the user.
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Whether tool calls touch the world.
-    #[arg(long, value_name = "MODE", value_enum, default_value_t = Mode::Live)]
-    tool_mode: Mode,
+    /// Whether tool calls touch the world. Without it as they do in the parent.
+    #[arg(long, value_name = "MODE", value_enum)]
+    tool_mode: Option<Mode>,
     /// Begin no run: the fork waits for a message.
     #[arg(long, conflicts_with_all = ["text", "prompt"])]
     no_start: bool,
@@ -78,11 +77,11 @@ pub(super) async fn fork(
 
 fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest> {
     let edited = args.text.is_some();
-    let tool_mode = match args.tool_mode {
+    let tool_mode = args.tool_mode.map(|mode| match mode {
         Mode::Live => ToolMode::Live,
         Mode::Dry => ToolMode::Dry,
         Mode::Recorded => ToolMode::Recorded,
-    };
+    });
     for (option, text) in [("--text", &args.text), ("--prompt", &args.prompt)] {
         if let Some(text) = text
             && (text.trim().is_empty() || text.len() > crate::api::BODY_LIMIT_BYTES)
@@ -123,7 +122,6 @@ fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest
         text: args.text,
         prompt: args.prompt,
         tool_mode,
-        replay: recorded_by(&args.id, tool_mode),
         start: !args.no_start,
         client_key: args.client_key,
         trace_context: crate::telemetry::trace_context(),
