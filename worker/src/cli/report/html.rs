@@ -7,7 +7,7 @@ use super::text::{change, ends};
 use super::{TOTALS, TotalsLine, measured_on_both, note_on_change, range, time, value};
 use askama::Template;
 use wakeful_workflow::diff::{
-    Both, Level, Of, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference,
+    Level, Of, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference,
 };
 
 /// Characters of a text that did not change, before and after; of one that did.
