@@ -222,9 +222,8 @@ impl Store {
         let state = copy::state(&mut tx, &parent, &cut).await?;
         // The context begins where the parent's did at the cut, so that the first request goes on from cached bytes.
         let rebase = rebase_at(&mut tx, &parent.session_id, cut.at_message_number).await?;
-        let snapshot = Blob::of_state(&state);
-        let state_sha256 = snapshot.sha256.clone();
-        copy::session(&mut tx, request, &parent, &cut, &child, &state, snapshot, rebase.as_ref()).await?;
+        let state_sha256 = Blob::of_state(&state).sha256;
+        copy::session(&mut tx, request, &parent, &cut, &child, &state, rebase.as_ref()).await?;
         copy::records(&mut tx, &parent, &cut, &child).await?;
         failpoint("K29");
         let mut events = vec![Event::SessionForked {

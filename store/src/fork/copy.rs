@@ -225,9 +225,9 @@ pub(super) async fn session(
     cut: &Cut,
     child: &Child<'_>,
     state: &State,
-    snapshot: Blob,
     rebase: Option<&Rebase>,
 ) -> Result<()> {
+    let snapshot = Blob::of_state(state);
     let seeds = match &request.system_prompt {
         Some(patch) => Some(fork::patched(seeds(&mut *tx, &parent.session_id).await?, patch)),
         None => None,
