@@ -49,14 +49,14 @@ test-peers: postgres peers with-postgres ## Run the tests against servers that o
 	scripts/check-deploy
 
 # A session's id, or a file that `wakeful session export` made. Not from the environment: SESSION may be a desktop's.
-REPLAY_OF = $(or $(SESSION_ID),$(if $(filter-out environment%,$(origin SESSION)),$(SESSION)))
+GIVEN_SESSION = $(or $(SESSION_ID),$(if $(filter-out environment%,$(origin SESSION)),$(SESSION)))
 
 .PHONY: replay
 replay: ## Run a session again, dry: SESSION_ID=id or SESSION=file [MODEL=m] [FROM_MESSAGE=n] [ARGS=...]
-	@test -n "$(REPLAY_OF)" || { echo "make replay SESSION_ID=sess_... (or SESSION=file): what is to be run again?" >&2; exit 2; }
+	@test -n "$(GIVEN_SESSION)" || { echo "make replay SESSION_ID=sess_... (or SESSION=file): what is to be run again?" >&2; exit 2; }
 	@# Without DATABASE_URL it is the database of the `make dev` that runs.
 	@url=$${DATABASE_URL:-$$($(CARGO) run --quiet --locked -p wakeful -- dev url)} || exit 6; \
-	DATABASE_URL="$$url" $(CARGO) run --quiet --locked -p wakeful -- replay "$(REPLAY_OF)" \
+	DATABASE_URL="$$url" $(CARGO) run --quiet --locked -p wakeful -- replay "$(GIVEN_SESSION)" \
 		$(if $(MODEL),--model "$(MODEL)") $(if $(FROM_MESSAGE),--from-message "$(FROM_MESSAGE)") $(ARGS)
 
 .PHONY: storm
@@ -93,8 +93,8 @@ bench: postgres with-postgres ## Step commits a second against pgbench (ARGS="--
 export-session: export WAKEFUL_INTERNAL_TOKEN := $(or $(TOKEN),$(WAKEFUL_INTERNAL_TOKEN))
 export-session: export WAKEFUL_URL := $(or $(SERVER_URL),$(WAKEFUL_URL))
 export-session: ## Write a session into a file: SESSION_ID=… [SERVER_URL=… TOKEN=…] [FILE=…]
-	@if [ -z "$(SESSION_ID)$(SESSION)" ]; then sed -n '/^# make export-session/,/^.PHONY/s/^# \{0,1\}//p' Makefile >&2; exit 2; fi
-	@$(CARGO) run -q --locked -p wakeful -- session export "$(or $(SESSION_ID),$(SESSION))" \
+	@if [ -z "$(GIVEN_SESSION)" ]; then sed -n '/^# make export-session/,/^.PHONY/s/^# \{0,1\}//p' Makefile >&2; exit 2; fi
+	@$(CARGO) run -q --locked -p wakeful -- session export "$(GIVEN_SESSION)" \
 		$(if $(FILE),--file "$(FILE)") $(if $(REDACT),--redact) $(if $(GZIP),--gzip)
 
 .PHONY: fmt
