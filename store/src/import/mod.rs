@@ -1,7 +1,7 @@
 //! Import: a bundle becomes a session of this database, whole or not at all.
 //!
 //! The file is read three times. The first time everything in it is checked and nothing is written; the second time its blobs
-//! are, if it has any, each on its own (see [`blobs`]); the third time its rows are, in one transaction, which commits only
+//! are, if it has any, each on its own (see `blobs.rs`); the third time its rows are, in one transaction, which commits only
 //! if all readings gave the same checksum. Each time it is checked. What is written starts nothing: no job, no open run,
 //! nothing to send (see `workflow::bundle::import`).
 
