@@ -174,7 +174,7 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         ("a call that would run", good.clone().replace("call", "\"status\":\"done\"", "\"status\":\"started\"").sealed(), "has its result and is started"),
         ("a call that nobody asked for", good.clone().replace("call", "\"call_id\":\"call_g\"", "\"call_id\":\"call_h\"").sealed(), "was not asked for"),
         ("rules that are none", good.clone().replace("session", "\"policy\":{", "\"policy\":{\"tool_mode\":\"all\"").sealed(), "policy"),
-        ("numbers that are counted on and overflow", { let mut far = good.clone(); for at in [0, good.at("session")] { far.0[at] = far.0[at].replacen("message_number\":10", &format!("message_number\":{}", i64::MAX), 1) }; far.sealed() }, "beyond reason"),
+        ("numbers that are counted on and overflow", { let mut far = good.clone(); for (at, key) in [(0, "\"message_number\":"), (good.at("session"), "\"last_message_number\":")] { far.0[at] = with_number(&far.0[at], key, i64::MAX) }; far.sealed() }, "beyond reason"),
         ("what a message cannot have cost", good.clone().replace("record", "\"input_tokens\":", "\"input_tokens\":30000000").sealed(), "has a usage that is negative or beyond reason"),
         ("what a message did not cost", good.clone().replace("record", "\"input_tokens\":", "\"input_tokens\":-").sealed(), "has a usage that is negative or beyond reason"),
         ("a time that there is not", good.clone().replace("event", "\"ts\":\"20", "\"ts\":\"99999-20").sealed(), "a time looks like"),
@@ -199,6 +199,14 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
     assert_eq!(world.dump().await, before, "nothing was written");
     // The bundle itself is taken, so that it was the spoiling which was refused.
     try_import(&world.store, &bundle).await.unwrap();
+}
+
+/// `line` with the number that first follows `key` replaced.
+fn with_number(line: &str, key: &str, number: i64) -> String {
+    let (before, after) = line.split_once(key).expect("the line has the key");
+    let rest = after.trim_start_matches(|c: char| c.is_ascii_digit());
+    assert!(rest.len() < after.len(), "a number follows the key");
+    format!("{before}{key}{number}{rest}")
 }
 
 /// What this process has worked so far.
