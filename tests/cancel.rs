@@ -238,8 +238,13 @@ async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
     store.cancel(&asking, None).await.unwrap();
     assert_eq!(database.value::<String>(status, &asking).await, "queued");
     // What comes now is no answer to the question that is being closed: it is for the run after it.
-    let message =
-        NewMessage { client_key: None, text: "Another thing.".into(), sender: None, trace_context: None };
+    let message = NewMessage {
+        client_key: None,
+        text: "Another thing.".into(),
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    };
     store.send(&asking, &message).await.unwrap();
     model.release();
     becomes(&holder, "completed").await;
@@ -253,8 +258,13 @@ async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
 
     // The message of the run that never began is nobody's debt, and is read with the next one.
     assert_eq!(store.wake_session(&behind).await.unwrap(), []);
-    let message =
-        NewMessage { client_key: None, text: "After all.".into(), sender: None, trace_context: None };
+    let message = NewMessage {
+        client_key: None,
+        text: "After all.".into(),
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    };
     store.send(&behind, &message).await.unwrap();
     becomes(&behind, "completed").await;
     let said = store.messages(&behind, None, 10).await.unwrap();
@@ -279,6 +289,12 @@ async fn beside(store: &wakeful::store::Store, trigger_id: &str, text: &str) -> 
         repository_id: None,
         seeds: vec![],
     };
-    let message = NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None };
+    let message = NewMessage {
+        client_key: None,
+        text: text.to_owned(),
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    };
     store.wake(&new, &message).await.expect("a message is taken").session_id
 }

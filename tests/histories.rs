@@ -120,7 +120,13 @@ async fn talk(store: Store, ids: Vec<String>) {
                 open += 1;
             } else if said[history] < messages(history) {
                 let text = message(history, said[history]);
-                let message = NewMessage { client_key: None, text, sender: None, trace_context: None };
+                let message = NewMessage {
+                    client_key: None,
+                    text,
+                    sender: None,
+                    trace_context: None,
+                    attachments: Vec::new(),
+                };
                 store.send(id, &message).await.unwrap();
                 said[history] += 1;
                 open += 1;

@@ -228,7 +228,13 @@ async fn begin(store: &Store, trigger_type: &str, text: &str) -> String {
         repository_id: None,
         seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
     };
-    let message = NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None };
+    let message = NewMessage {
+        client_key: None,
+        text: text.to_owned(),
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    };
     store.wake(&new, &message).await.expect("a message is taken").session_id
 }
 

@@ -82,10 +82,7 @@ impl Store {
         let new = NewSession {
             trigger_type: NEW.to_owned(),
             trigger_id: session_id.clone(),
-            policy: SessionPolicy {
-                replies_as: replies_as(&mut tx, &new.conversation_id).await?,
-                ..new.policy.clone()
-            },
+            policy: answering_as_before(&mut tx, new).await?,
             ..new.clone()
         };
         insert(&mut tx, &session_id, &new, client_key).await?;
@@ -177,26 +174,38 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<S
     .await?)
 }
 
-/// How the latest session replies, as a policy says it, if its trigger's type says that. Not by mail: what begins anew is
-/// read where it was begun.
-async fn replies_as(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
-    let latest = sqlx::query_scalar!(
-        r#"select coalesce(policy ->> 'replies_as', trigger_type) as "replies_as!" from conversation_sessions
+/// The policy of a session that begins anew: it replies as the latest one does, and by its route, if its trigger's type says
+/// that. Not by mail: what begins anew is read where it was begun.
+async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<SessionPolicy> {
+    let mut own = new.policy.clone();
+    let latest = sqlx::query!(
+        r#"select coalesce(policy ->> 'replies_as', trigger_type) as "replies_as!", policy from conversation_sessions
         where conversation_id = $1
         order by ordinal desc
         limit 1"#,
-        conversation_id
+        new.conversation_id
     )
     .fetch_optional(tx)
     .await?;
-    Ok(latest.filter(|trigger_type| match TriggerSource::of(trigger_type) {
+    let Some(latest) = latest else { return Ok(own) };
+    let answers = |trigger_type: &str| match TriggerSource::of(trigger_type) {
         TriggerSource::User | TriggerSource::Webhook | TriggerSource::Api => {
             trigger_type != NEW && !replies_by_mail(trigger_type)
         }
         TriggerSource::Schedule | TriggerSource::Fork | TriggerSource::Replay | TriggerSource::Import => {
             false
         }
-    }))
+    };
+    if answers(&latest.replies_as) {
+        own.replies_as = Some(latest.replies_as);
+        if let Some(policy) = latest.policy {
+            let before: SessionPolicy =
+                serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?;
+            (own.reply, own.participants) = (before.reply, before.participants);
+            (own.recipients, own.web) = (before.recipients, before.web);
+        }
+    }
+    Ok(own)
 }
 
 /// Writes the session's row, its seeds and its prefix.

@@ -168,6 +168,12 @@ impl ForkRequest {
                 .clone()
                 .or_else(|| recorded_by(&self.parent_session_id, tool_mode))
                 .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
+            // What it says is read where it was made: nobody asked for it in the thread that its parent answers.
+            reply: None,
+            participants: parent.participants,
+            recipients: parent.recipients,
+            web: parent.web,
+            loop_suspicion: parent.loop_suspicion,
             replies_as: Some(parent.replies_as.unwrap_or_else(|| trigger_type.to_owned())),
             other: parent.other,
         }
@@ -325,6 +331,7 @@ async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -
             text: text.clone(),
             sender: None,
             trace_context: request.trace_context.clone(),
+            attachments: Vec::new(),
         };
         let session = run::lock_session(tx, session_id).await?;
         run_id = Some(deliver(tx, session, &message).await?.run_id);

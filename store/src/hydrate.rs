@@ -13,7 +13,7 @@ use wakeful_workflow::context::Rebase;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
-use wakeful_workflow::record::Usage;
+use wakeful_workflow::record::{Attachment, Usage};
 use wakeful_workflow::session::{
     Call, CallStatus, InboxMessage, Interrupted, Purpose, Run, Seed, Session, SessionStatus, Totals,
 };
@@ -43,7 +43,7 @@ impl Store {
                         'details', m.details) order by m.message_number)::text
                     from conversation_records m
                     where m.session_id = s.session_id and m.message_number <= s.last_message_number) as records,
-                (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
+                (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content, 'attachments', coalesce(i.attachments, '[]')) order by i.inbox_id)
                     from session_inbox i
                     where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
                 (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
@@ -145,7 +145,7 @@ impl Store {
             r#"
             select s.wake_seq, s.last_event_seq, s.cancel_requested, s.state, s.rebase, s.compaction_failures,
                 case when s.cancel_requested then s.cancel_reason end as cancel_reason,
-                (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content) order by i.inbox_id)
+                (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content, 'attachments', coalesce(i.attachments, '[]')) order by i.inbox_id)
                     from session_inbox i
                     where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
                 (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
@@ -213,6 +213,7 @@ struct CallRow {
 struct InboxRow {
     id: i64,
     text: String,
+    attachments: Vec<Attachment>,
 }
 
 fn rebase(column: Option<Value>) -> Result<Option<Rebase>> {
@@ -236,7 +237,10 @@ fn calls(rows: Option<Value>) -> Result<Vec<Call>> {
 
 fn inbox(rows: Option<Value>) -> Result<Vec<InboxMessage>> {
     let rows = list::<InboxRow>("inbox", rows)?;
-    Ok(rows.into_iter().map(|row| InboxMessage { inbox_id: row.id, text: row.text }).collect())
+    Ok(rows
+        .into_iter()
+        .map(|row| InboxMessage { inbox_id: row.id, text: row.text, attachments: row.attachments })
+        .collect())
 }
 
 fn interrupted(rows: Option<Value>) -> Result<Vec<Interrupted>> {

@@ -184,6 +184,7 @@ async fn tell(
         text: decision.resolution.news_of_call(name, call_id),
         sender: None,
         trace_context: decision.trace_context.clone(),
+        attachments: Vec::new(),
     };
     deliver(tx, session.clone(), &message).await?;
     Ok(())

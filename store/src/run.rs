@@ -241,7 +241,7 @@ pub(crate) async fn start(
     .await?;
     let inbox = sqlx::query!(
         // What came after this run was asked to end was promised another one.
-        "select inbox_id, content from session_inbox
+        "select inbox_id, content, attachments from session_inbox
         where session_id = $1
             and status = 'pending'
             and (
@@ -296,7 +296,13 @@ pub(crate) async fn start(
         };
         numbers.push(number);
         contents.push(to_json(&[block])?);
-        details.push(to_json(&Details { inbox_id: Some(message.inbox_id), ..Details::default() })?);
+        let attachments = match &message.attachments {
+            Some(attachments) => serde_json::from_value(attachments.clone())
+                .map_err(|error| Error::corrupt("attachments", error))?,
+            None => Vec::new(),
+        };
+        let known = Details { inbox_id: Some(message.inbox_id), attachments, ..Details::default() };
+        details.push(to_json(&known)?);
     }
     sqlx::query!(
         "insert into conversation_records

@@ -298,7 +298,7 @@ async fn write(
         transition.calls_closed.iter().map(|call| call.message_number).collect();
 
     let delivery_ids: Vec<String> = transition.deliveries.iter().map(|_| new_id("dlv")).collect();
-    let delivery_channels: Vec<&str> = transition.deliveries.iter().map(|one| one.channel).collect();
+    let delivery_channels: Vec<&str> = transition.deliveries.iter().map(|one| one.channel.as_str()).collect();
     let delivery_keys: Vec<&str> = transition.deliveries.iter().map(|one| one.source_key.as_str()).collect();
     let delivery_contents: Vec<String> =
         transition.deliveries.iter().map(|one| one.content.to_string()).collect();

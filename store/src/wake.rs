@@ -13,6 +13,7 @@ use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
+use wakeful_workflow::record::{Attachment, without_nul};
 use wakeful_workflow::session::{Seed, SessionStatus};
 
 /// At most so many messages may wait in one session.
@@ -61,6 +62,16 @@ pub struct NewMessage {
     pub sender: Option<String>,
     /// W3C traceparent of the trigger.
     pub trace_context: Option<String>,
+    /// Files that came with it: blobs from the start, and pointers on its record.
+    pub attachments: Vec<NewAttachment>,
+}
+
+/// A file that comes with a message.
+#[derive(Clone, Debug)]
+pub struct NewAttachment {
+    pub file_name: String,
+    pub media_type: String,
+    pub bytes: Vec<u8>,
 }
 
 /// What the message did.
@@ -361,9 +372,11 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
         (SessionStatus::WaitingInput, Some(run_id)) => (Delivered::Delivered, run_id),
         (_, _) => (Delivered::NewRun, run::new_run_id()),
     };
+    let attachments = attach(&mut *tx, &message.attachments).await?;
     let inbox_id = sqlx::query_scalar!(
-        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome, sender)
-        values ($1, $2, $3, $4, $5, $6, $7)
+        "insert into session_inbox
+            (session_id, client_key, content, content_sha256, run_id, outcome, sender, attachments)
+        values ($1, $2, $3, $4, $5, $6, $7, $8)
         returning inbox_id",
         session.session_id,
         client_key,
@@ -371,7 +384,8 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
         sha256,
         run_id,
         outcome.as_str(),
-        message.sender
+        message.sender,
+        attachments
     )
     .fetch_one(&mut *tx)
     .await?;
@@ -394,6 +408,35 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
         }
     }
     Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
+}
+
+/// Keeps the files of a message as blobs, and gives what points at them.
+async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option<serde_json::Value>> {
+    use sha2::Digest;
+    let mut attachments = Vec::new();
+    for file in files {
+        let sha256 = hex::encode(sha2::Sha256::digest(&file.bytes));
+        sqlx::query!(
+            "insert into blobs (sha256, size, media_type, bytes)
+            values ($1, length($2::bytea), $3, $2)
+            on conflict (sha256) do nothing",
+            sha256,
+            file.bytes,
+            file.media_type
+        )
+        .execute(&mut *tx)
+        .await?;
+        attachments.push(Attachment {
+            file_name: without_nul(file.file_name.clone()),
+            media_type: without_nul(file.media_type.clone()),
+            bytes: file.bytes.len(),
+            sha256,
+        });
+    }
+    if attachments.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::to_value(attachments).map_err(|error| Error::corrupt("attachments", error))?))
 }
 
 /// Gives a cancelled replay's job to the deployed workers, for its own process may be gone for good: all that is left to do

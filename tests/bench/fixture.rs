@@ -147,7 +147,13 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
             repository_id: None,
             seeds: Vec::new(),
         };
-        let message = NewMessage { client_key: None, text: text(200), sender: None, trace_context: None };
+        let message = NewMessage {
+            client_key: None,
+            text: text(200),
+            sender: None,
+            trace_context: None,
+            attachments: Vec::new(),
+        };
         store.wake(&new, &message).await?;
     }
     let mut claims = Claims::start(store, count);

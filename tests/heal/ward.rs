@@ -123,7 +123,13 @@ impl Ward {
 }
 
 pub(super) fn message(text: &str) -> NewMessage {
-    NewMessage { client_key: None, text: text.to_owned(), sender: None, trace_context: None }
+    NewMessage {
+        client_key: None,
+        text: text.to_owned(),
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    }
 }
 
 /// A row as somebody writes it by hand.

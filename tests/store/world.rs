@@ -292,7 +292,13 @@ fn reserve() -> ToolDefinition {
 }
 
 pub(super) fn message(text: &str) -> NewMessage {
-    NewMessage { client_key: None, text: text.into(), sender: None, trace_context: None }
+    NewMessage {
+        client_key: None,
+        text: text.into(),
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    }
 }
 
 pub(super) fn performance() -> Performance {

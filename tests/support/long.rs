@@ -53,7 +53,8 @@ impl Long {
             seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
         };
         let text = words(0, self.message_bytes);
-        let message = NewMessage { client_key: None, text, sender: None, trace_context: None };
+        let message =
+            NewMessage { client_key: None, text, sender: None, trace_context: None, attachments: Vec::new() };
         let session_id = store.wake(&new, &message).await.expect("a message is taken").session_id;
         let claim = Claim::of(store).await;
         assert_eq!(claim.job.session_id.as_deref(), Some(session_id.as_str()), "no other job waits");

@@ -37,7 +37,8 @@ impl Options {
         write!(
             self.config,
             "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"{model}\"\ntools = [\"current_time\", \
-             \"read_file\", \"write_file\", \"compose_email\", \"ask_user\", \"charge\", \"reserve\"]\n"
+             \"read_file\", \"write_file\", \"compose_email\", \"ask_user\", \"charge\", \"reserve\"]\n\
+             recipients = [\"*\"]\n"
         )
         .expect("a string takes text");
         self

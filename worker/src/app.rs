@@ -1,7 +1,6 @@
 //! The application: what a program registers before it runs.
 
-use crate::channel::Channel;
-use crate::channel::email::maildir::Maildir;
+use crate::channel::{self, Channel};
 use crate::config::Config;
 use crate::model::{Model, Models};
 use crate::tool::Tool;
@@ -114,13 +113,7 @@ impl App {
         store.check_schema().await?;
         let models = self.models(&config)?;
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
-        if let Some(dir) = &config.email.maildir {
-            let from = config.email.from.as_deref().unwrap_or("Wakeful <wakeful@localhost>");
-            let maildir = Maildir::new(dir.clone(), from)
-                .map_err(|error| cli::Usage(format!("email.from: {error}")))?;
-            channels.insert("email".to_owned(), Arc::new(maildir));
-        }
-        for channel in &self.channels {
+        for channel in channel::senders(&config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
         }
         // Who is left when it fires only closes connections, and hears no news.

@@ -46,6 +46,7 @@ pub mod channel;
 pub mod cli;
 pub mod config;
 pub mod dev;
+pub mod ingest;
 pub mod jobs;
 pub mod model;
 pub mod origin;
@@ -134,6 +135,7 @@ impl Ctx {
                 on_uncertain: OnUncertain::default(),
                 journal: JournalLevel::default(),
                 context: ContextPolicy::default(),
+                recipients: Vec::new(),
             },
             (configured, _) => configured?,
         };

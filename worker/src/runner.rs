@@ -283,5 +283,6 @@ fn message(text: &str) -> Result<NewMessage, RunnerError> {
         text: text.to_owned(),
         sender: None,
         trace_context: telemetry::trace_context(),
+        attachments: Vec::new(),
     })
 }

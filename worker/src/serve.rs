@@ -1,7 +1,7 @@
 //! A running process: the roles it plays, the signal that ends it, and the order in which it ends.
 
 use crate::jobs::pool;
-use crate::{App, Ctx};
+use crate::{App, Ctx, channel};
 use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub enum Role {
     Api,
     /// Steps and deliveries.
     Worker,
-    /// Schedules. Nothing to do until there are any.
+    /// Schedules.
     Scheduler,
 }
 
@@ -74,7 +74,12 @@ pub async fn run(
             Ok(())
         }
     };
-    let ended = tokio::try_join!(api, worker);
+    let listeners =
+        async { if roles.contains(&Role::Api) { channel::listen(Arc::clone(&ctx)).await } else { Ok(()) } };
+    let scheduler = async {
+        if roles.contains(&Role::Scheduler) { channel::cron::run(Arc::clone(&ctx)).await } else { Ok(()) }
+    };
+    let ended = tokio::try_join!(api, worker, listeners, scheduler);
     signals.abort();
     ctx.store.close().await;
     ended.map(|_| ())

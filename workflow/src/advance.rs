@@ -120,4 +120,6 @@ pub fn advance(session: &Session, outcome: Outcome, policy: Policy) -> Transitio
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
+mod routes;
+#[cfg(test)]
 mod tests;

@@ -19,6 +19,9 @@ pub struct Agent {
     /// How the context of its model calls is selected.
     #[serde(default)]
     pub context: ContextPolicy,
+    /// Whom it may write mail to: see [`crate::policy::may_write_to`].
+    #[serde(default)]
+    pub recipients: Vec<String>,
 }
 
 impl Agent {

@@ -32,7 +32,7 @@ pub struct StateUpdate {
 pub struct Outgoing {
     /// Unique within the session: a step that is performed twice enqueues it once.
     pub source_key: String,
-    pub channel: &'static str,
+    pub channel: String,
     pub content: Value,
 }
 
@@ -66,7 +66,7 @@ pub fn outgoing(result: &ToolResult) -> Option<Outgoing> {
     let details = result.details.as_ref()?;
     (details["type"] == "sentEmail").then(|| Outgoing {
         source_key: result.call_id.to_string(),
-        channel: EMAIL,
+        channel: EMAIL.to_owned(),
         content: details.clone(),
     })
 }

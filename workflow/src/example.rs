@@ -133,5 +133,5 @@ pub fn outcome(content: &str) -> CallOutcome {
 }
 
 pub fn message(inbox_id: i64, text: &str) -> InboxMessage {
-    InboxMessage { inbox_id, text: text.into() }
+    InboxMessage { inbox_id, text: text.into(), attachments: Vec::new() }
 }

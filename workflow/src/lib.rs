@@ -43,6 +43,7 @@ pub mod prefix;
 pub mod record;
 pub mod recover;
 pub mod replay;
+pub mod reply;
 pub mod resolve;
 pub mod resume;
 pub mod session;

@@ -21,12 +21,82 @@ pub struct SessionPolicy {
     /// as their source does. It is written down when they are made; an import takes the word of its bundle for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replies_as: Option<String>,
+    /// Where what it says goes out to, beside being shown. A fork, a replay and an import have none: what they say is read
+    /// where they were made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reply: Option<ReplyRoute>,
+    /// Whoever takes part in what its trigger brought, as plain addresses in lower case: `participants` among the
+    /// recipients of its agent stands for them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub participants: Vec<String>,
+    /// Whom it may write mail to, in place of its agent's recipients. Empty: nobody.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recipients: Option<Vec<String>>,
+    /// Which hosts its tools may ask. `None`: what each tool allows by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub web: Option<WebPolicy>,
+    /// Why its trigger looks like the answer of another machine. Nothing is answered then.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub loop_suspicion: Vec<String>,
     /// Set where the session runs another one again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<Replay>,
     /// What this version has no word for. Kept as it is.
     #[serde(flatten)]
     pub other: Map<String, Value>,
+}
+
+/// Where the replies of a session go out to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplyRoute {
+    /// The word in `deliveries.channel`.
+    pub channel: String,
+    /// The channel's own address: a chat, a thread, the mail that is answered.
+    pub to: Value,
+    /// The most that one message may have, in UTF-16 units; a longer reply is several messages. `None`: any length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split_at: Option<usize>,
+}
+
+/// Which hosts tools may ask.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WebPolicy {
+    /// Names of hosts; `*.example.org` stands for those below it. Empty: none.
+    #[serde(default)]
+    pub allow: Vec<String>,
+}
+
+impl WebPolicy {
+    /// Whether `host` may be asked.
+    pub fn allows(&self, host: &str) -> bool {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        self.allow.iter().any(|allowed| {
+            let allowed = allowed.to_ascii_lowercase();
+            match allowed.strip_prefix("*.") {
+                Some(domain) => {
+                    host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.') && rest.len() > 1)
+                }
+                None => host == allowed,
+            }
+        })
+    }
+}
+
+/// In a list of recipients: whoever takes part in what the session's trigger brought.
+pub const PARTICIPANTS: &str = "participants";
+
+/// Whether an agent whose recipients are `allowed` may write to `address`. `allowed` has addresses, `*@example.org` for all of
+/// a domain (not of those below it), `*` for everybody, and [`PARTICIPANTS`].
+pub fn may_write_to(allowed: &[String], participants: &[String], address: &str) -> bool {
+    let address = address.to_lowercase();
+    allowed.iter().any(|allowed| match allowed.as_str() {
+        "*" => true,
+        PARTICIPANTS => participants.iter().any(|one| one.to_lowercase() == address),
+        allowed => match allowed.strip_prefix("*@") {
+            Some(domain) => address.rsplit_once('@').is_some_and(|(_, of)| of == domain.to_lowercase()),
+            None => allowed.to_lowercase() == address,
+        },
+    })
 }
 
 /// Whether a session's tool calls touch the world.
@@ -85,6 +155,7 @@ impl SessionPolicy {
         Agent {
             model: self.model.clone().unwrap_or(agent.model),
             tools: self.tools.clone().unwrap_or(agent.tools),
+            recipients: self.recipients.clone().unwrap_or(agent.recipients),
             ..agent
         }
     }
@@ -98,10 +169,48 @@ mod tests {
     #[test]
     fn an_ordinary_session_has_an_empty_policy_and_unknown_rules_are_kept() {
         assert_eq!(serde_json::to_value(SessionPolicy::default()).unwrap(), json!({}));
-        let written = json!({"tool_mode": "dry", "web": {"allow": ["example.org"]}});
+        let written = json!({"tool_mode": "dry", "of_tomorrow": {"allow": ["example.org"]}});
         let policy: SessionPolicy = serde_json::from_value(written.clone()).unwrap();
         assert_eq!(policy.tool_mode, ToolMode::Dry);
         assert_eq!(serde_json::to_value(policy).unwrap(), written);
+    }
+
+    #[test]
+    fn mail_goes_to_whom_the_list_names_and_to_nobody_else() {
+        let allowed = |list: &[&str], address: &str| {
+            let list: Vec<String> = list.iter().map(|one| (*one).to_owned()).collect();
+            may_write_to(&list, &["ann@example.com".to_owned()], address)
+        };
+        for (list, address, may) in [
+            (&["participants"][..], "Ann@Example.com", true),
+            (&["participants"], "bob@example.com", false),
+            (&["*"], "bob@example.com", true),
+            (&["*@example.com"], "bob@EXAMPLE.com", true),
+            (&["*@example.com"], "bob@sub.example.com", false),
+            (&["*@example.com"], "\"x@example.com\"@evil.org", false),
+            (&["*@example.com"], "bob@evilexample.com", false),
+            (&["bob@example.com"], "bob@example.com", true),
+            (&["bob@example.com"], "ann@example.com", false),
+            (&[], "ann@example.com", false),
+        ] {
+            assert_eq!(allowed(list, address), may, "{list:?} {address}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_asked_only_where_it_is_named() {
+        let web = WebPolicy { allow: vec!["example.org".into(), "*.example.com".into()] };
+        for (host, may) in [
+            ("example.org", true),
+            ("EXAMPLE.org.", true),
+            ("a.example.org", false),
+            ("a.example.com", true),
+            ("example.com", false),
+            ("evilexample.com", false),
+            (".example.com", false),
+        ] {
+            assert_eq!(web.allows(host), may, "{host}");
+        }
     }
 
     #[test]
@@ -115,6 +224,7 @@ mod tests {
             on_uncertain: crate::agent::OnUncertain::default(),
             journal: crate::agent::JournalLevel::default(),
             context: crate::context::ContextPolicy::default(),
+            recipients: vec![PARTICIPANTS.into()],
         };
         assert_eq!(SessionPolicy::default().of(agent.clone()), agent);
         let policy = SessionPolicy {

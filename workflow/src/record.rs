@@ -167,6 +167,16 @@ pub struct Record {
     pub details: Details,
 }
 
+/// A file that came with a message: a pointer, for its bytes are a blob.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// As the sender named it. Never a path of ours.
+    pub file_name: String,
+    pub media_type: String,
+    pub bytes: usize,
+    pub sha256: String,
+}
+
 /// What is known about a message beside what it says. Never sent to a model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Details {
@@ -178,6 +188,9 @@ pub struct Details {
     /// The inbox row that a user's message came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inbox_id: Option<i64>,
+    /// On a user's message: the files that came with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Attachment>,
     /// On messages that a fork copied: the id under which it was first said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_message_id: Option<String>,

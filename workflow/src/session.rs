@@ -6,7 +6,7 @@ use crate::effect::Effect;
 use crate::id::{CallId, ConversationId, GenerationId, RunId, SessionId};
 use crate::policy::SessionPolicy;
 use crate::prefix::Prefix;
-use crate::record::{Record, Role, ToolCall, Usage};
+use crate::record::{Attachment, Record, Role, ToolCall, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -121,6 +121,7 @@ pub struct Run {
 pub struct InboxMessage {
     pub inbox_id: i64,
     pub text: String,
+    pub attachments: Vec<Attachment>,
 }
 
 /// Where a ledger row stands.

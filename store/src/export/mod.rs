@@ -274,3 +274,9 @@ fn key(line: &Line) -> (i64, String) {
         | Line::Blob(_) => (0, String::new()),
     }
 }
+
+/// The files of an inbox row, as they are stored.
+fn attachments(column: Option<serde_json::Value>) -> Result<Vec<wakeful_workflow::record::Attachment>> {
+    let attachments = column.map(serde_json::from_value).transpose();
+    Ok(attachments.map_err(|error| Error::corrupt("attachments", error))?.unwrap_or_default())
+}

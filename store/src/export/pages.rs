@@ -352,7 +352,7 @@ impl Export {
         let rows = sqlx::query!(
             r#"
             select inbox_id as "inbox_id!", client_key as "client_key!", content as "content!",
-                content_sha256 as "content_sha256!", sender, run_id as "run_id!", outcome as "outcome!",
+                content_sha256 as "content_sha256!", sender, attachments, run_id as "run_id!", outcome as "outcome!",
                 created_at as "created_at!", weight as "weight!"
             from (
                 select taken.*, row_number() over page as place, sum(weight) over page as weighed
@@ -382,6 +382,7 @@ impl Export {
                 content: row.content,
                 content_sha256: row.content_sha256,
                 sender: row.sender,
+                attachments: super::attachments(row.attachments)?,
                 status: InboxStatus::Drained,
                 run_id: row.run_id,
                 outcome: word("inbox outcome", row.outcome)?,

@@ -359,7 +359,7 @@ async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spoo
 async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     let mut filling = Filling::new();
     let mut rows = sqlx::query!(
-        "select inbox_id, client_key, content, content_sha256, sender, run_id, outcome, created_at
+        "select inbox_id, client_key, content, content_sha256, sender, attachments, run_id, outcome, created_at
         from session_inbox
         where session_id = $1 and status = 'pending'
         order by inbox_id",
@@ -373,6 +373,7 @@ async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
             content: row.content,
             content_sha256: row.content_sha256,
             sender: row.sender,
+            attachments: super::attachments(row.attachments)?,
             status: InboxStatus::Pending,
             run_id: row.run_id,
             outcome: word("inbox outcome", row.outcome)?,

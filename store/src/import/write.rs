@@ -257,12 +257,14 @@ impl Writer {
     async fn inbox(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
         sqlx::query!(
             "insert into session_inbox
-                (session_id, inbox_id, client_key, content, content_sha256, sender, status, run_id, outcome, created_at)
+                (session_id, inbox_id, client_key, content, content_sha256, sender, attachments, status, run_id, outcome,
+                created_at)
             overriding system value
-            select $1, inbox_id, client_key, content, content_sha256, sender, status, run_id, outcome, created_at
+            select $1, inbox_id, client_key, content, content_sha256, sender, attachments, status, run_id, outcome,
+                created_at
             from json_to_recordset($2::text::json) as row (
-                inbox_id bigint, client_key text, content text, content_sha256 text, sender text, status text,
-                run_id text, outcome text, created_at timestamptz)",
+                inbox_id bigint, client_key text, content text, content_sha256 text, sender text, attachments jsonb,
+                status text, run_id text, outcome text, created_at timestamptz)",
             self.session_id,
             rows
         )

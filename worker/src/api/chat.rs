@@ -1,8 +1,7 @@
 //! The chat trigger.
 
 use super::{Problem, stored_conversation_id};
-use crate::telemetry::{self, names};
-use crate::{Ctx, origin};
+use crate::{Ctx, ingest, origin};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
@@ -10,9 +9,6 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use std::sync::Arc;
-use tracing::field::Empty;
-use tracing::{Instrument, Span, info_span};
-use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 
 /// The body of `POST /v1/chat/{conversation_id}/messages`.
@@ -43,12 +39,13 @@ pub(super) async fn post_message(
     check_text("repository_id", message.repository_id.as_deref(), 256)?;
     let text = message_text(message.text)?;
     let (client_key, trace_context) = (message.client_key, None);
-    let new = NewMessage { client_key, text, sender: message.user_id, trace_context };
+    let attachments = Vec::new();
+    let new = NewMessage { client_key, text, sender: message.user_id, trace_context, attachments };
     let (agent, repository_id) = (message.agent.as_deref(), message.repository_id);
     Ok(answer(wake(&ctx, conversation_id, agent, repository_id, new).await?))
 }
 
-/// Wakes the conversation's latest session with a message, and tells workers and readers.
+/// Wakes the conversation's latest session with a message.
 pub(crate) async fn wake(
     ctx: &Ctx,
     conversation_id: String,
@@ -56,44 +53,8 @@ pub(crate) async fn wake(
     repository_id: Option<String>,
     message: NewMessage,
 ) -> Result<Woken, Problem> {
-    let span = send_span(&conversation_id);
-    async {
-        let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent)?;
-        let new = NewSession { repository_id, ..new };
-        let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
-        let woken = ctx.store.wake(&new, &message).await?;
-        crate::failpoint("K2");
-        announce(ctx, &woken);
-        Ok(woken)
-    }
-    .instrument(span)
-    .await
-}
-
-/// A message on its way into the queue. What it wakes is linked to it.
-pub(super) fn send_span(conversation_id: &str) -> Span {
-    info_span!(
-        names::SEND_STEP,
-        "otel.kind" = names::KIND_PRODUCER,
-        { names::CONVERSATION_ID } = conversation_id,
-        { names::SESSION_ID } = Empty,
-        { names::RUN_ID } = Empty,
-        { names::MESSAGING_SYSTEM } = names::MESSAGING_SYSTEM_WAKEFUL,
-        { names::MESSAGING_OPERATION_NAME } = names::MESSAGING_SEND,
-        { names::MESSAGING_OPERATION_TYPE } = names::MESSAGING_SEND,
-        { names::MESSAGING_DESTINATION_NAME } = Kind::Step.as_str(),
-    )
-}
-
-/// Tells workers and readers of a message that was taken, and completes its span.
-pub(super) fn announce(ctx: &Ctx, woken: &Woken) {
-    let span = Span::current();
-    span.record(names::SESSION_ID, woken.session_id.as_str());
-    span.record(names::RUN_ID, woken.run_id.as_str());
-    if !woken.duplicate {
-        ctx.notifier.job();
-        ctx.notifier.session(&woken.session_id);
-    }
+    let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent)?;
+    ingest::take(ctx, NewSession { repository_id, ..new }, message).await
 }
 
 /// 202, or 200 for what was taken before.

@@ -1,8 +1,9 @@
 //! Forks of a session, and the tree that they make.
 
-use super::chat::{check_text, idempotency_key, message_text, parse, send_span};
+use super::chat::{check_text, idempotency_key, message_text, parse};
 use super::{DEFAULT_SPACE, Id, Problem};
 use crate::Ctx;
+use crate::ingest::send_span;
 use crate::telemetry::{self, names};
 use axum::Json;
 use axum::body::Bytes;

@@ -15,7 +15,7 @@ pub use bundle::INTERNAL_TOKEN;
 pub use problem::{Problem, valid_verbs};
 pub use sessions::detail;
 
-use crate::Ctx;
+use crate::{Ctx, channel};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Request, State};
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
@@ -57,9 +57,11 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/import", post(bundle::import))
         .route("/conversations/{id}/sessions", get(conversations::sessions))
         .route("/conversations/{id}/new", post(conversations::begin_anew))
+        .merge(channel::guarded())
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         // After the guard: it wants a token of its own, and no other.
-        .route("/sessions/{id}/export", get(bundle::export));
+        .route("/sessions/{id}/export", get(bundle::export))
+        .nest("/triggers", channel::webhooks(&ctx));
     Router::new()
         .nest("/v1", v1)
         .route("/sessions/{id}/export", get(bundle::export))

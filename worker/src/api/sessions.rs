@@ -1,7 +1,8 @@
 //! Sessions, shown, and sent messages.
 
-use super::chat::{announce, answer, check_text, idempotency_key, message_text, parse, send_span};
+use super::chat::{answer, check_text, idempotency_key, message_text, parse};
 use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
+use crate::ingest::{announce, send_span};
 use crate::{Ctx, telemetry};
 use axum::Json;
 use axum::body::Bytes;
@@ -201,6 +202,7 @@ pub(super) async fn send(
             text,
             sender: None,
             trace_context: telemetry::trace_context(),
+            attachments: Vec::new(),
         };
         let woken = ctx.store.send(&id, &message).await?;
         announce(&ctx, &woken);

@@ -1,9 +1,48 @@
 //! Channels: where messages come from and go to. One folder a medium.
+//!
+//! What comes in is verified, translated and taken by [`crate::ingest`]: no trigger runs an agent. What goes out is a
+//! delivery, which [`crate::jobs::deliver`] hands to the [`Channel`] of its name.
 
+use crate::Ctx;
+use crate::config::Config;
 use async_trait::async_trait;
+use axum::Router;
 use serde_json::Value;
+use std::sync::Arc;
 
+pub mod chat;
+pub mod cron;
 pub mod email;
+pub mod herald;
+pub mod messenger;
+
+/// What sends, by the configuration.
+///
+/// # Errors
+/// A configuration that no sender can be made of.
+pub fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
+    let mut senders = email::senders(config)?;
+    senders.extend(messenger::senders(config)?);
+    Ok(senders)
+}
+
+/// The routes of `/v1/triggers` whose callers prove themselves by a signature of their own.
+pub fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
+    Router::new().merge(email::webhooks(ctx)).merge(messenger::webhooks(ctx))
+}
+
+/// The routes of `/v1` that the bearer token guards.
+pub fn guarded() -> Router<Arc<Ctx>> {
+    Router::new().merge(herald::routes()).merge(cron::routes()).merge(email::routes())
+}
+
+/// What listens beside HTTP, until the process drains.
+///
+/// # Errors
+/// When it cannot listen.
+pub async fn listen(ctx: Arc<Ctx>) -> anyhow::Result<()> {
+    email::listen(ctx).await
+}
 
 /// Sends outgoing messages of one kind.
 #[async_trait]

@@ -14,7 +14,13 @@ use secrecy::SecretString;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
 use wakeful_workflow::bundle;
 use wakeful_workflow::context::ContextPolicy;
+use wakeful_workflow::policy::PARTICIPANTS;
 
+pub mod chat;
+pub mod cron;
+pub mod email;
+pub mod herald;
+pub mod messenger;
 mod price;
 mod problem;
 mod read;
@@ -58,7 +64,12 @@ pub struct Config {
     pub models: BTreeMap<String, ModelSettings>,
     pub providers: Providers,
     pub scripted: Scripted,
-    pub email: Email,
+    pub email: email::Email,
+    pub chat: chat::Chat,
+    pub messenger: messenger::Messenger,
+    pub herald: herald::Herald,
+    /// By name.
+    pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,
     /// The model of agents that name none while no provider's key is set. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,
@@ -123,6 +134,8 @@ pub struct AgentSettings {
     pub limits: Limits,
     /// `[agents.NAME.context]`.
     pub context: ContextPolicy,
+    /// Whom it may write mail to. `None`: whoever takes part in what its session is about.
+    pub recipients: Option<Vec<String>>,
 }
 
 /// `[models."provider/model"]`.
@@ -162,15 +175,6 @@ pub struct Provider {
 pub struct Scripted {
     /// Holds `NAME.toml` for the model `scripted/NAME`.
     pub dir: Option<PathBuf>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Email {
-    pub maildir: Option<PathBuf>,
-    /// The sender of outgoing mail.
-    pub from: Option<String>,
-    /// Mail that was not sent by this age is never sent. `None`: it never grows too old.
-    pub max_age_s: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -282,6 +286,7 @@ impl Config {
             on_uncertain: settings.on_uncertain,
             journal: settings.journal,
             context: settings.context,
+            recipients: settings.recipients.unwrap_or_else(|| vec![PARTICIPANTS.to_owned()]),
         })
     }
 

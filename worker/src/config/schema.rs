@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnUncertain};
 use wakeful_workflow::context::{ContextPolicy, Strategy};
+use wakeful_workflow::policy::PARTICIPANTS;
 
 use super::price::Price;
 use super::problem::Problem;
 use super::read::Section;
 use super::tree::Table;
 use super::{
-    AgentSettings, Config, Database, Email, ModelSettings, Provider, Providers, Queue, Scripted, Server,
-    Workspace,
+    AgentSettings, Config, Database, ModelSettings, Provider, Providers, Queue, Scripted, Server, Workspace,
 };
 
 /// What a model's name must look like, for messages.
@@ -31,7 +31,11 @@ pub(super) fn read(table: Table) -> (Config, Vec<Problem>) {
         models: models(&mut root),
         providers: providers(root.section("providers")),
         scripted: scripted(root.section("scripted")),
-        email: email(root.section("email")),
+        email: super::email::read(root.section("email")),
+        chat: super::chat::read(root.section("chat")),
+        messenger: super::messenger::read(root.section("messenger")),
+        herald: super::herald::read(root.section("herald")),
+        schedules: super::cron::read(&mut root),
         workspace: workspace(root.section("workspace")),
         fallback_model: None,
         file: None,
@@ -116,11 +120,34 @@ fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
             journal: section.text("journal", "must be checkpoint or full", journal).unwrap_or_default(),
             limits: limits(section.section("limits")),
             context: context(section.section("context")),
+            recipients: recipients(&mut section),
         };
         section.finish();
         agents.insert(name, settings);
     }
     agents
+}
+
+/// Whom an agent may write to: addresses, `*@domain`, `participants` or `*`.
+fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
+    let origin = section.origin("recipients");
+    let list = section.list("recipients")?;
+    let fits = |one: &str| {
+        matches!(one, "*" | PARTICIPANTS)
+            || one
+                .strip_prefix("*@")
+                .is_some_and(|domain| format!("x@{domain}").parse::<lettre::Address>().is_ok())
+            || one.parse::<lettre::Address>().is_ok()
+    };
+    if let Some(wrong) = list.iter().find(|one| !fits(one))
+        && let Some(origin) = origin
+    {
+        let key = section.full("recipients");
+        let text =
+            format!("{key} has {wrong:?}: it must be an address, *@domain, participants, or * for everybody");
+        section.problem(origin, text);
+    }
+    Some(list)
 }
 
 fn on_uncertain(text: &str) -> Option<OnUncertain> {
@@ -249,18 +276,6 @@ fn scripted(mut section: Section<'_>) -> Scripted {
     scripted
 }
 
-fn email(mut section: Section<'_>) -> Email {
-    let email = Email {
-        maildir: section.path("maildir"),
-        from: section.text("from", "must be a mail address, such as agent@example.org", |text| {
-            text.parse::<lettre::message::Mailbox>().is_ok().then(|| text.to_owned())
-        }),
-        max_age_s: section.number("max_age_s", 1..=31_536_000).map(i64::unsigned_abs),
-    };
-    section.finish();
-    email
-}
-
 fn workspace(mut section: Section<'_>) -> Workspace {
     let workspace = Workspace { dir: section.path("dir") };
     section.finish();
@@ -276,6 +291,6 @@ fn is_model(text: &str) -> bool {
 }
 
 /// A number that its range has kept within `T`.
-fn narrow<T: TryFrom<i64>>(given: Option<i64>, default: T) -> T {
+pub(super) fn narrow<T: TryFrom<i64>>(given: Option<i64>, default: T) -> T {
     given.and_then(|number| T::try_from(number).ok()).unwrap_or(default)
 }

@@ -364,6 +364,7 @@ high = 30
             limits: Limits { steps: 3, tool_s: 5, ..Limits::default() },
             on_uncertain: OnUncertain::NeedsAttention,
             journal: JournalLevel::Checkpoint,
+            recipients: vec!["participants".to_owned()],
             context: ContextPolicy {
                 strategy: Strategy::SlidingWindow,
                 high: 30,

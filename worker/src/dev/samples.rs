@@ -68,6 +68,7 @@ pub async fn send(ctx: &Ctx) -> Result<usize> {
             text: sample.text.to_owned(),
             sender: None,
             trace_context: None,
+            attachments: Vec::new(),
         };
         let woken = chat::wake(ctx, id, Some(DEFAULT_AGENT), None, message).await;
         woken.with_context(|| format!("sample chat {}", sample.conversation))?;

@@ -230,6 +230,8 @@ impl Turn<'_> {
             call_id: call.call_id.clone(),
             workspace: self.workspace(),
             mode: self.session.policy.tool_mode,
+            policy: Arc::new(self.session.policy.clone()),
+            recipients: self.agent.recipients.clone(),
             cancelled,
             outputs: Arc::new(StoredOutputs::new(self.ctx.store.clone(), self.session.session_id.clone())),
         };

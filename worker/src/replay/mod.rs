@@ -42,6 +42,7 @@ async fn give(ctx: &Ctx, session_id: &str, input: &Input) -> wakeful_store::Resu
         text: input.text.clone(),
         sender: None,
         trace_context: None,
+        attachments: Vec::new(),
     };
     ctx.store.feed(session_id, &message).await?;
     Ok(())

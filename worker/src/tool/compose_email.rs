@@ -57,12 +57,12 @@ impl Tool for ComposeEmail {
         }
     }
 
-    async fn call(&self, _: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
-        compose(parse_arguments(arguments)?).map(ToolOutput::without_nul)
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        compose(call, parse_arguments(arguments)?).map(ToolOutput::without_nul)
     }
 }
 
-fn compose(arguments: Arguments) -> Result<ToolOutput, ToolError> {
+fn compose(call: &ToolCallContext, arguments: Arguments) -> Result<ToolOutput, ToolError> {
     let mut seen = Vec::new();
     let to = recipients("to", &arguments.to, &mut seen)?;
     let cc = recipients("cc", &arguments.cc, &mut seen)?;
@@ -73,6 +73,12 @@ fn compose(arguments: Arguments) -> Result<ToolOutput, ToolError> {
         return Err(ToolError(format!(
             "The email has {} recipients; at most {MAX_RECIPIENTS} are allowed. Send it to fewer.",
             seen.len()
+        )));
+    }
+    if let Some(stranger) = seen.iter().find(|address| !call.may_write_to(address)) {
+        return Err(ToolError(format!(
+            "Mail to {stranger} is not allowed here, and nothing was sent. Whom this agent may write to is in its \
+             configuration (`recipients`) and cannot be changed from within the conversation."
         )));
     }
     let subject = arguments.subject.trim();

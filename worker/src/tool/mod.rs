@@ -11,7 +11,7 @@ use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
-use wakeful_workflow::policy::ToolMode;
+use wakeful_workflow::policy::{SessionPolicy, ToolMode, may_write_to};
 use wakeful_workflow::record::without_nul;
 
 pub mod ask_user;
@@ -72,11 +72,22 @@ pub struct ToolCallContext {
     pub workspace: Workspace,
     /// Live, for [`Tool::call`] of an ordinary session. In any other mode nothing may be done to the world.
     pub mode: ToolMode,
+    /// The session's own rules. What they forbid does not happen, whatever the model says: its tools see to it.
+    pub policy: Arc<SessionPolicy>,
+    /// Whom it may write mail to: see [`ToolCallContext::may_write_to`].
+    pub recipients: Vec<String>,
     /// Fires when the call is over for Wakeful: it returned, its time limit ended, its lease was lost, its run was
     /// cancelled, or the process drains. Work that the tool has spawned should end then.
     pub cancelled: CancellationToken,
     /// What the session's earlier calls gave.
     pub outputs: Arc<dyn Outputs>,
+}
+
+impl ToolCallContext {
+    /// Whether the session may write mail to `address`.
+    pub fn may_write_to(&self, address: &str) -> bool {
+        may_write_to(&self.recipients, &self.policy.participants, address)
+    }
 }
 
 /// The outputs of one session's tool calls, whole.

@@ -16,8 +16,10 @@ use crate::fault::{Fault, Verdict};
 use crate::id::{CallId, RunId};
 use crate::internal::is_remark;
 use crate::record::{
-    Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
+    Attachment, Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, text_of,
+    value_without_nul, without_nul,
 };
+use crate::reply;
 use crate::resolve::outcome_unknown;
 use crate::session::{Call, CallOutcome, CallStatus, Purpose, Session, SessionStatus, State};
 use journal::After;
@@ -83,6 +85,7 @@ impl<'a> Draft<'a> {
         let content = self.with_unique_call_ids(generated.reply.content);
         let details =
             Details { usage: Some(usage), finish_reason: Some(finish_reason), ..Details::default() };
+        let text = text_of(&content);
         let message_number = self.push(Role::Assistant, content, details);
         self.transition.records.last_mut().expect("the reply was just pushed").internal = internal;
         self.transition.events.extend(generated.rebase.clone().map(Event::ContextRebased));
@@ -111,6 +114,9 @@ impl<'a> Draft<'a> {
         let opened: Vec<OpenedCall> =
             self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
         if opened.is_empty() {
+            if !internal {
+                self.send(&format!("reply/{message_number}"), &text);
+            }
             self.complete_step(usage, finish_reason, 0);
             return self.close(SessionStatus::Completed, None);
         }
@@ -129,7 +135,7 @@ impl<'a> Draft<'a> {
         let executed = performed.iter().filter(|one| one.ending.executed()).count();
         let needs_person = self.policy.on_uncertain == OnUncertain::NeedsAttention
             && performed.iter().any(|one| one.ending == Ending::Uncertain { known: false });
-        let mut asked = false;
+        let mut asked: Option<(CallId, String)> = None;
         for Performed { call, ending } in performed {
             match ending {
                 Ending::Settled(status, outcome) => self.answer(&call, status, outcome),
@@ -144,11 +150,11 @@ impl<'a> Draft<'a> {
                         self.answer(&call, CallStatus::Uncertain, outcome_unknown());
                     }
                 }
-                Ending::Asked(_) if asked => {
+                Ending::Asked(_) if asked.is_some() => {
                     self.answer(&call, CallStatus::Failed, error("Not asked: one question at a time."));
                 }
-                Ending::Asked(_) => {
-                    asked = true;
+                Ending::Asked(question) => {
+                    asked = Some((call.call_id.clone(), question));
                     self.leave_open(&call, CallStatus::Waiting);
                 }
                 Ending::Answered { inbox_id, text } => {
@@ -156,8 +162,10 @@ impl<'a> Draft<'a> {
                     // The user's own words, which are never cut.
                     let outcome = CallOutcome { content: text, is_error: false, details: None };
                     self.record_result(&call, CallStatus::Done, outcome, usize::MAX);
+                    let attachments = self.attachments_of(inbox_id);
                     let answer = self.transition.records.last_mut().expect("the answer was just pushed");
                     answer.details.inbox_id = Some(inbox_id);
+                    answer.details.attachments = attachments;
                 }
                 Ending::Abandoned => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
@@ -179,7 +187,10 @@ impl<'a> Draft<'a> {
         let (usage, finish_reason) = self.turn_cost();
         self.complete_step(usage, finish_reason, (earlier + executed) as i64);
         // A message that waits already answers the question in the next step: no run waits for what is there.
-        if asked && self.session.inbox.is_empty() {
+        if let Some((call_id, question)) = asked
+            && self.session.inbox.is_empty()
+        {
+            self.send(&format!("question/{call_id}"), &question);
             return self.close(SessionStatus::WaitingInput, None);
         }
         self.transition.next = Next::NextStep;
@@ -265,10 +276,41 @@ impl<'a> Draft<'a> {
     /// Follow-ups become messages of this step, in the order in which they came.
     fn drain_inbox(&mut self) {
         for message in &self.session.inbox {
-            let details = Details { inbox_id: Some(message.inbox_id), ..Details::default() };
+            let details = Details {
+                inbox_id: Some(message.inbox_id),
+                attachments: message.attachments.clone(),
+                ..Details::default()
+            };
             self.push(Role::User, vec![Block::Text { text: message.text.clone() }], details);
             self.transition.inbox_drained.push(message.inbox_id);
         }
+    }
+
+    /// The files that came with a message of the inbox.
+    fn attachments_of(&self, inbox_id: i64) -> Vec<Attachment> {
+        let message = self.session.inbox.iter().find(|message| message.inbox_id == inbox_id);
+        message.map(|message| message.attachments.clone()).unwrap_or_default()
+    }
+
+    /// What the session says goes out by its route, if it has one and is live.
+    fn send(&mut self, source: &str, text: &str) {
+        let policy = &self.session.policy;
+        if let Some(route) = policy.reply.as_ref().filter(|_| policy.tool_mode.is_live()) {
+            self.transition.deliveries.extend(reply::outgoing(route, source, &without_nul(text.to_owned())));
+        }
+    }
+
+    /// What one tool result sends. Mail that a session writes which was begun by one is told which: it may be an answer to
+    /// it.
+    fn outgoing(&self, result: &ToolResult) -> Option<derive::Outgoing> {
+        let mut outgoing = derive::outgoing(result)?;
+        if let Some(route) =
+            self.session.policy.reply.as_ref().filter(|route| route.channel == outgoing.channel)
+            && let Some(content) = outgoing.content.as_object_mut()
+        {
+            content.insert("thread".to_owned(), route.to.clone());
+        }
+        Some(outgoing)
     }
 
     /// Appends a message and returns its number.
@@ -318,7 +360,8 @@ impl<'a> Draft<'a> {
         }
         // What a dry run would have sent is in the result, and goes nowhere.
         if self.session.policy.tool_mode.is_live() {
-            self.transition.deliveries.extend(derive::outgoing(&result));
+            let outgoing = self.outgoing(&result);
+            self.transition.deliveries.extend(outgoing);
         }
         let ok = !result.is_error;
         let output_sha256 = result.output.as_ref().map(|output| output.sha256.clone());

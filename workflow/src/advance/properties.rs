@@ -141,9 +141,11 @@ impl World {
     fn message(&mut self) {
         self.accepted += 1;
         self.session.wake_seq += 1;
-        self.session
-            .inbox
-            .push(InboxMessage { inbox_id: self.accepted, text: format!("m{}", self.accepted) });
+        self.session.inbox.push(InboxMessage {
+            inbox_id: self.accepted,
+            text: format!("m{}", self.accepted),
+            attachments: Vec::new(),
+        });
         match self.session.status {
             SessionStatus::Queued | SessionStatus::Running | SessionStatus::NeedsAttention => {}
             SessionStatus::WaitingInput => self.open(false),

@@ -339,7 +339,10 @@ fn a_tool_result_becomes_state_and_a_delivery_in_its_own_commit() {
     let results = advance(&session, called(vec![("a", Ending::Settled(CallStatus::Done, sent))]), TELL);
     assert_eq!(names(&results.events), ["context_update", "TOOL_RESULT"]);
     assert_eq!(results.state_updates[0].key, "email/a");
-    assert_eq!(results.deliveries, [Outgoing { source_key: "a".into(), channel: "email", content: details }]);
+    assert_eq!(
+        results.deliveries,
+        [Outgoing { source_key: "a".into(), channel: "email".into(), content: details }]
+    );
     session.apply(&results);
     assert_eq!(session.state["email/a"]["subject"], "Hi");
     assert_eq!(session.state, derive::fold(State::new(), &session.records));

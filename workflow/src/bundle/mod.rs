@@ -19,7 +19,7 @@ mod scan;
 pub use check::{Checker, Refused};
 
 use crate::event::Event;
-use crate::record::{Block, Role};
+use crate::record::{Attachment, Block, Role};
 use crate::session::{CallOutcome, CallStatus, SessionStatus};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -399,6 +399,9 @@ pub struct InboxRow {
     pub content: String,
     pub content_sha256: String,
     pub sender: Option<String>,
+    /// The files that came with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attachments: Vec<Attachment>,
     pub status: InboxStatus,
     pub run_id: String,
     pub outcome: InboxOutcome,

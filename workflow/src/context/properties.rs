@@ -39,6 +39,7 @@ fn agent(strategy: Selection) -> Agent {
         on_uncertain: OnUncertain::default(),
         journal: JournalLevel::default(),
         context,
+        recipients: Vec::new(),
     }
 }
 
@@ -106,7 +107,11 @@ impl World {
         match happening {
             Happening::Message(bytes) => {
                 let inbox_id = self.session.last_event_seq + 1_000;
-                self.session.inbox.push(InboxMessage { inbox_id, text: "u".repeat(*bytes) });
+                self.session.inbox.push(InboxMessage {
+                    inbox_id,
+                    text: "u".repeat(*bytes),
+                    attachments: Vec::new(),
+                });
             }
             Happening::Tools(sizes) => self.turn(&[], sizes),
             Happening::Answer(bytes) => self.turn(&"a".repeat(*bytes).into_bytes(), &[]),

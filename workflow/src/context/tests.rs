@@ -65,7 +65,9 @@ fn a_window_grows_to_its_high_mark_and_is_cut_to_its_low_one_at_the_users_messag
 #[test]
 fn what_waits_in_the_inbox_counts_and_is_never_cut() {
     let mut session = session("uauau", 0);
-    session.inbox = (0..2).map(|id| InboxMessage { inbox_id: id, text: format!("more {id}") }).collect();
+    session.inbox = (0..2)
+        .map(|id| InboxMessage { inbox_id: id, text: format!("more {id}"), attachments: Vec::new() })
+        .collect();
     let built = built(&session, Strategy::SlidingWindow);
     let rebase = built.rebase.expect("five and two are more than six");
     assert_eq!((rebase.at_message_number, rebase.keep_from_message_number), (8, 6));

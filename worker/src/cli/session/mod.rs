@@ -252,8 +252,13 @@ async fn send(
     {
         return Err(Usage("--client-key has 1 to 256 bytes and no control characters".to_owned()).into());
     }
-    let message =
-        NewMessage { client_key, text, sender: None, trace_context: crate::telemetry::trace_context() };
+    let message = NewMessage {
+        client_key,
+        text,
+        sender: None,
+        trace_context: crate::telemetry::trace_context(),
+        attachments: Vec::new(),
+    };
     let woken = match store.send(id, &message).await {
         Err(Error::Conflict { session_id, status, wanted }) => {
             return Ok(not_now(&session_id, status, wanted));

@@ -46,7 +46,7 @@ impl Cast {
         let config = format!(
             "[server]\nlisten = \"127.0.0.1:0\"\n\
              [queue]\nlease_s = {LEASE_S}\nheartbeat_s = 1\npoll_ms = 200\n\
-             [agents.default]\nmodel = \"scripted/demo\"\ntools = {tools:?}\n\
+             [agents.default]\nmodel = \"scripted/demo\"\ntools = {tools:?}\nrecipients = [\"*\"]\n\
              [email]\nmaildir = {:?}\n[workspace]\ndir = {:?}\n",
             maildir(dir),
             workspaces(dir),

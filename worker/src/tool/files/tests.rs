@@ -26,6 +26,8 @@ pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
         call_id: CallId::from("call_1_0"),
         workspace: Workspace { path: path.to_owned(), expected, inherited: None, rehearsed: None },
         mode: ToolMode::Live,
+        policy: Arc::default(),
+        recipients: vec!["*".to_owned()],
         cancelled: CancellationToken::new(),
         outputs: Arc::new(NoOutputs),
     }

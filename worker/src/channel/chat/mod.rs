@@ -1,0 +1,1 @@
+//! Chats: what was said before there were sessions.

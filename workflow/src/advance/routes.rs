@@ -1,0 +1,116 @@
+//! What leaves by a session's route, and what does not.
+
+use super::Transition;
+use super::{Ending, Generated, Outcome, Performed, advance};
+use crate::agent::Policy;
+use crate::context::Strategy;
+use crate::example::{self, RUN, assistant, tool_call};
+use crate::policy::{ReplyRoute, SessionPolicy, ToolMode};
+use crate::record::{Attachment, Block, FinishReason, Reply};
+use crate::session::{CallOutcome, CallStatus, InboxMessage, Session};
+use serde_json::json;
+
+fn routed() -> Session {
+    let mut session = example::session();
+    let to = json!({"channel": "C1"});
+    session.policy.reply = Some(ReplyRoute { channel: "slack".into(), to, split_at: Some(8) });
+    session
+}
+
+fn says(session: &Session, text: &str) -> Transition {
+    let generated = Generated {
+        generation_id: "gen_1".into(),
+        attempt: 1,
+        model: "m".into(),
+        request_sha256: String::new(),
+        started_at: String::new(),
+        repairs: 0,
+        resumes: None,
+        prefill_bytes: None,
+        context_strategy: Strategy::Full,
+        rebase: None,
+        reply: Reply {
+            content: vec![Block::Text { text: text.into() }],
+            finish_reason: FinishReason::Stop,
+            usage: example::USAGE,
+        },
+        effects: Default::default(),
+    };
+    advance(session, Outcome::Replied(generated), Policy::default())
+}
+
+#[test]
+fn a_reply_leaves_by_its_route_in_parts_with_the_commit_that_says_it() {
+    let out = says(&routed(), "Hello you there").deliveries;
+    let sent: Vec<_> =
+        out.iter().map(|one| (one.source_key.as_str(), one.content["text"].as_str().unwrap())).collect();
+    assert_eq!(sent, [("reply/3/1", "Hello"), ("reply/3/2", "you"), ("reply/3/3", "there")]);
+    assert!(out.iter().all(|one| one.channel == "slack" && one.content["to"] == json!({"channel": "C1"})));
+    // A close that goes on instead has said it all the same.
+    assert_eq!(says(&routed(), "Hello").continuing().deliveries.len(), 1);
+}
+
+#[test]
+fn without_a_route_or_in_a_rehearsal_nothing_leaves() {
+    assert!(says(&example::session(), "Hello").deliveries.is_empty());
+    let mut dry = routed();
+    dry.policy = SessionPolicy { tool_mode: ToolMode::Dry, ..dry.policy };
+    assert!(says(&dry, "Hello").deliveries.is_empty());
+}
+
+#[test]
+fn a_remark_on_mail_that_was_composed_does_not_leave() {
+    let mut session = routed();
+    session.trigger_type = "email".to_owned();
+    session.records.push(assistant(3, RUN, vec![Block::ToolCall(tool_call("call_1"))]));
+    let mut result = example::result(4, "call_1");
+    let Block::ToolResult(inner) = &mut result.content[0] else { panic!("a result") };
+    inner.details = Some(json!({"type": "sentEmail", "to": ["ann@example.com"], "subject": "Hi"}));
+    session.records.push(result);
+    session.last_message_number = 4;
+    assert!(says(&session, "Sent.").deliveries.is_empty());
+}
+
+/// A session whose model has just asked for `call_1`, and what comes of it.
+fn called(mut session: Session, ending: Ending) -> Transition {
+    session.records.push(assistant(3, RUN, vec![Block::ToolCall(tool_call("call_1"))]));
+    session.last_message_number = 3;
+    let performed = Performed { call: tool_call("call_1"), ending };
+    advance(&session, Outcome::Called(vec![performed]), Policy::default())
+}
+
+#[test]
+fn a_question_leaves_by_the_route_unless_its_answer_is_there() {
+    let out = called(routed(), Ending::Asked("Red?".into())).deliveries;
+    assert_eq!((out.len(), out[0].source_key.as_str()), (1, "question/call_1/1"));
+    let mut answered = routed();
+    answered.inbox.push(example::message(9, "Red."));
+    assert!(called(answered, Ending::Asked("Red?".into())).deliveries.is_empty());
+}
+
+#[test]
+fn composed_mail_is_told_which_mail_its_session_answers() {
+    let mut session = routed();
+    let to = json!({"in_reply_to": "<a@example.com>"});
+    session.policy.reply = Some(ReplyRoute { channel: "email".into(), to: to.clone(), split_at: None });
+    let details = json!({"type": "sentEmail", "to": ["a@example.com"], "subject": "Re", "body": "b"});
+    let outcome = CallOutcome { content: "queued".into(), is_error: false, details: Some(details) };
+    let out = called(session, Ending::Settled(CallStatus::Done, outcome)).deliveries;
+    assert_eq!((out[0].channel.as_str(), &out[0].content["thread"]), ("email", &to));
+}
+
+#[test]
+fn files_stay_with_the_message_they_came_with() {
+    let file = Attachment {
+        file_name: "a.txt".into(),
+        media_type: "text/plain".into(),
+        bytes: 1,
+        sha256: "0".repeat(64),
+    };
+    let mut session = example::session();
+    session.inbox.push(InboxMessage { inbox_id: 9, text: "look".into(), attachments: vec![file.clone()] });
+    let said = says(&session, "Hello");
+    assert_eq!(said.records[0].details.attachments, std::slice::from_ref(&file));
+    let answer = Ending::Answered { inbox_id: 9, text: "look".into() };
+    assert_eq!(called(session, answer).records[0].details.attachments, [file]);
+}
