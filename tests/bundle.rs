@@ -251,6 +251,36 @@ async fn k42_an_import_that_dies_before_its_commit_leaves_nothing() {
     assert_eq!(world.run(world.cli(&["session", "import", "b.jsonl"])).await.0, Some(0));
 }
 
+#[tokio::test]
+async fn what_is_no_file_is_refused_at_once_wherever_a_bundle_is_read() {
+    let world = World::new().await;
+    let pipe = world.options.path("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for args in [
+        &["session", "import", "pipe"][..],
+        &["session", "import", "--verify-only", "pipe"],
+        &["replay", "pipe"],
+    ] {
+        let (code, process) = world.run(world.cli(args)).await;
+        assert_eq!(code, Some(2), "{args:?}");
+        assert!(process.log().contains("pipe is no file"), "{}", process.log());
+    }
+}
+
+#[tokio::test]
+async fn a_replay_of_a_file_goes_by_the_limit_of_imports() {
+    let world = World::new().await;
+    let id = world.completed().await;
+    let mut bundle = world.bundle(&id).await;
+    bundle.resize(bundle.len() + (2 << 20), b' ');
+    std::fs::write(world.options.path("b.jsonl"), bundle).unwrap();
+    let mut cli = world.cli(&["replay", "b.jsonl"]);
+    cli.env.insert("WAKEFUL_SERVER__IMPORT_LIMIT_MB".into(), "1".into());
+    let (code, process) = world.run(cli).await;
+    assert_eq!(code, Some(1), "{}", process.log());
+    assert!(process.log().contains("1048576"), "{}", process.log());
+}
+
 /// The most that a process has held in memory so far, in KiB. `None` when it has ended.
 fn peak_kib(pid: i32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

@@ -33,26 +33,29 @@ impl Store {
         }
         let calls = sqlx::query!(
             r#"
-            select coalesce(ended.payload ->> 'message_number', ended.payload ->> 'summary_message_number')::bigint
-                    as "message_number!",
-                called.payload ->> 'model' as "model!",
-                called.payload ->> 'request_sha256' as "request_sha256!",
-                called.payload ->> 'context_strategy' as "context_strategy!",
-                coalesce((called.payload ->> 'prefill_bytes')::bigint, 0) as "prefill_bytes!",
-                case ended.type when 'CONTEXT_REBASED' then ended.payload end as rebase
-            from session_events ended
-            join session_events called
-                on called.session_id = ended.session_id
-                    and called.type = 'LLM_CALLED'
-                    and case ended.type
-                        when 'GEN_COMPLETE'
-                            then called.payload ->> 'generation_id' = ended.payload ->> 'generation_id'
-                        -- A summary has no GEN_COMPLETE: the rebase that points at it follows its call.
-                        else called.seq = ended.seq - 1 and called.payload ->> 'purpose' = 'compaction'
-                    end
-            where ended.session_id = $1
-                and (ended.type = 'GEN_COMPLETE'
-                    or ended.type = 'CONTEXT_REBASED' and ended.payload ->> 'summary_message_number' is not null)
+            with called as materialized (
+                select seq, payload from session_events where session_id = $1 and type = 'LLM_CALLED'
+            ), answered as (
+                select (ended.payload ->> 'message_number')::bigint as message_number, called.payload,
+                    null::jsonb as rebase
+                from session_events ended
+                join called on called.payload ->> 'generation_id' = ended.payload ->> 'generation_id'
+                where ended.session_id = $1 and ended.type = 'GEN_COMPLETE'
+                union all
+                -- A summary has no GEN_COMPLETE: the rebase that points at it follows its call.
+                select (ended.payload ->> 'summary_message_number')::bigint, called.payload, ended.payload
+                from session_events ended
+                join called on called.seq = ended.seq - 1 and called.payload ->> 'purpose' = 'compaction'
+                where ended.session_id = $1
+                    and ended.type = 'CONTEXT_REBASED'
+                    and ended.payload ->> 'summary_message_number' is not null
+            )
+            select message_number as "message_number!", payload ->> 'model' as "model!",
+                payload ->> 'request_sha256' as "request_sha256!",
+                payload ->> 'context_strategy' as "context_strategy!",
+                coalesce((payload ->> 'prefill_bytes')::bigint, 0) as "prefill_bytes!",
+                rebase
+            from answered
             "#,
             session_id
         )

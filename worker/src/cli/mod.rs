@@ -169,6 +169,21 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     Exit::Failed
 }
 
+/// Whether a bundle can be read from `path`, which is done twice. Opening a pipe waits for whoever writes into it, and hears
+/// no signal.
+///
+/// # Errors
+/// [`Usage`] for what is there and is no file. What is not there is for whoever opens it.
+fn check_regular(path: &std::path::Path) -> Result<(), Usage> {
+    match std::fs::metadata(path) {
+        Ok(of) if !of.is_file() => Err(Usage(format!(
+            "{} is no file: a bundle is read twice, so save it to one first",
+            path.display()
+        ))),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// The configured database.
 fn database_url(config: &Config) -> anyhow::Result<String> {
     let url = config.database.url.as_ref().ok_or_else(|| {

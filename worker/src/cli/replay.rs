@@ -16,7 +16,6 @@ use sha2::Digest;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::diff::{self, Level, Report};
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::{Answers, ToolMode};
@@ -261,6 +260,7 @@ fn is_session(source: &str) -> bool {
 fn sha256_of(path: &Path) -> anyhow::Result<String> {
     let unreadable =
         || format!("{} is neither a session's id (sess_...) nor a file that can be read", path.display());
+    super::check_regular(path)?;
     let mut file = std::fs::File::open(path).map_err(|error| Usage(format!("{}: {error}", unreadable())))?;
     let mut sha256 = sha2::Sha256::new();
     let mut piece = vec![0; 64 * 1024];
@@ -274,7 +274,7 @@ fn sha256_of(path: &Path) -> anyhow::Result<String> {
 
 /// Imports a bundle, to be replayed from. Nothing else comes of it: an import starts nothing.
 async fn import_file(ctx: &Ctx, path: &Path) -> anyhow::Result<String> {
-    let limits = Limits::default();
+    let limits = ctx.config.server.import_limits();
     let checked = wakeful_store::import::check(path, limits, |_| {}).await?;
     if checked.redacted {
         let text = "the bundle is redacted: what was said is not in it, and cannot be run again";

@@ -182,8 +182,18 @@ impl<'p> Section<'p> {
 
     /// Several secrets: a list, or a file with one a line.
     pub fn secrets(&mut self, key: &str) -> Vec<SecretString> {
+        let origin = self.origin(key);
         let text = self.secret_text(key, |node| texts(node).map(|items| items.join("\n")));
         let text = text.map(|(_, text)| text).unwrap_or_default();
+        if text.starts_with('[') {
+            let text = format!(
+                "{} must be a list, or in a variable secrets with commas between, or in a file one a line (its value is not \
+                 shown)",
+                self.full(key)
+            );
+            self.problem(origin.unwrap_or(Origin::Nowhere), text);
+            return Vec::new();
+        }
         text.lines().map(str::trim).filter(|line| !line.is_empty()).map(SecretString::from).collect()
     }
 

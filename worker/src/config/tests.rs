@@ -197,6 +197,13 @@ fn the_environment_wins_over_the_file_and_own_names_over_it() {
 }
 
 #[test]
+fn several_secrets_in_a_variable_have_commas_between_and_no_brackets() {
+    let wrong = lines("", &[("WAKEFUL_SERVER__INTERNAL_TOKENS", r#"["one","two"]"#)]);
+    assert_eq!(wrong.len(), 1);
+    assert!(wrong[0].contains("commas between") && !wrong[0].contains("one\""), "{wrong:?}");
+}
+
+#[test]
 fn a_variable_finds_names_that_a_shell_cannot_spell() {
     let text = "[agents.Tier-2]\nmodel = \"openai/a\"\n[models.\"openai/gpt-5.1\"]\ninput_usd = 1\n";
     let config = good(

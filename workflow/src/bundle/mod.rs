@@ -30,8 +30,8 @@ pub const VERSION: i64 = 1;
 /// How many bytes of a blob one line holds. Every part but a blob's last is as long.
 pub const PART_BYTES: usize = 128 << 10;
 
-/// A blob is no larger: an import holds one whole, to write it at once.
-pub const BLOB_BYTES: i64 = 16 << 20;
+/// A blob is no larger: an import holds one whole, to write it at once. The files of the largest mail fit.
+pub const BLOB_BYTES: i64 = 40 << 20;
 
 /// What a bundle may be at most. Everything else has fixed bounds, so that a check needs little memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

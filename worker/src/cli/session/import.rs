@@ -46,6 +46,7 @@ pub(super) async fn verify(output: &Output, args: &Args, limits: Limits) -> anyh
 /// The file, which is read twice: stdin is put into one first.
 fn source(file: &Path, limits: Limits) -> anyhow::Result<(PathBuf, Option<NamedTempFile>)> {
     if file != Path::new("-") {
+        super::super::check_regular(file)?;
         return Ok((file.to_owned(), None));
     }
     let mut spooled = tempfile::Builder::new().prefix("wakeful-import-").tempfile()?;
