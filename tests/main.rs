@@ -29,6 +29,7 @@ mod heal;
 mod histories;
 mod inbox;
 mod journal;
+mod obey;
 mod outage;
 mod peers;
 mod poison;
