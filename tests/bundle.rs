@@ -270,15 +270,16 @@ async fn what_is_no_file_is_refused_at_once_wherever_a_bundle_is_read() {
 #[tokio::test]
 async fn a_replay_of_a_file_goes_by_the_limit_of_imports() {
     let world = World::new().await;
-    let id = world.completed().await;
-    let mut bundle = world.bundle(&id).await;
-    bundle.resize(bundle.len() + (2 << 20), b' ');
-    std::fs::write(world.options.path("b.jsonl"), bundle).unwrap();
+    // It is in the inbox and in the transcript: the bundle has it twice.
+    let answer = world.client.chat("c1", &"x".repeat(700_000)).await;
+    let id = answer["session_id"].as_str().unwrap();
+    world.client.wait_for(id, "completed").await;
+    std::fs::write(world.options.path("b.jsonl"), world.bundle(id).await).unwrap();
     let mut cli = world.cli(&["replay", "b.jsonl"]);
     cli.env.insert("WAKEFUL_SERVER__IMPORT_LIMIT_MB".into(), "1".into());
     let (code, process) = world.run(cli).await;
     assert_eq!(code, Some(1), "{}", process.log());
-    assert!(process.log().contains("1048576"), "{}", process.log());
+    assert!(process.log().contains("larger than 1048576 bytes"), "{}", process.log());
 }
 
 /// The most that a process has held in memory so far, in KiB. `None` when it has ended.

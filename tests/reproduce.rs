@@ -12,7 +12,7 @@ const TOOLS: [&str; 2] = ["compose_email", "current_time"];
 async fn the_log_gives_every_request_again_byte_for_byte() {
     let mut world = World::new("reproduced", &["compose_email"]).await;
     let toml = format!(
-        "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\ntools = {TOOLS:?}\n"
+        "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\ntools = {TOOLS:?}\nrecipients = [\"*\"]\n"
     );
     world.options = Options { config: toml, ..world.options };
     world.model.hold_from(1);
