@@ -29,6 +29,7 @@ mod heal;
 mod histories;
 mod inbox;
 mod journal;
+mod messenger;
 mod outage;
 mod peers;
 mod poison;

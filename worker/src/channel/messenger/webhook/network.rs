@@ -105,4 +105,12 @@ mod tests {
             assert_eq!(names_itself(&url.parse().unwrap()), itself, "{url}");
         }
     }
+
+    #[tokio::test]
+    async fn a_name_of_a_private_address_is_not_resolved() {
+        let Err(error) = Public.resolve("localhost".parse().unwrap()).await else {
+            panic!("it was resolved");
+        };
+        assert!(error.to_string().contains("private_network = true"), "{error}");
+    }
 }
