@@ -46,7 +46,8 @@ impl Post {
                 (String::new(), json!({"update_id": conversation * 1000 + number, "message": message}))
             }
             Medium::Webhook => {
-                let body = json!({"conversation_id": format!("w{conversation}"), "text": text, "sender": "ann"});
+                let body =
+                    json!({"conversation_id": format!("w{conversation}"), "text": text, "sender": "ann"});
                 (format!("msg_{conversation}_{number}"), body)
             }
         };
@@ -85,6 +86,17 @@ impl Post {
         let response = self.request(client).send().await.unwrap();
         let status = response.status();
         assert!(status.is_success(), "{status} {}: {}", response.text().await.unwrap(), self.body);
+    }
+
+    /// Sends it again while the answer is that nothing was taken, as its messenger does.
+    async fn send_until_taken(&self, client: &Client) {
+        eventually("a message to be taken", || async {
+            let status = self.request(client).send().await.unwrap().status();
+            let busy = status == StatusCode::SERVICE_UNAVAILABLE;
+            assert!(status.is_success() || busy, "{status}: {}", self.body);
+            (!busy).then_some(())
+        })
+        .await;
     }
 }
 

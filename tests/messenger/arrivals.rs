@@ -85,14 +85,15 @@ async fn ten_thousand_duplicate_and_reordered_webhooks_are_one_run_each_message(
         posts.swap(at, (random >> 33) as usize % (at + 1));
     }
     let client = &client;
-    futures::stream::iter(&posts).for_each_concurrent(100, |post| post.send(client)).await;
+    futures::stream::iter(&posts).for_each_concurrent(100, |post| post.send_until_taken(client)).await;
     assert_eq!(desk.taken().await, (200, 200, 200));
 
     desk.messengers.has(200).await;
     desk.is_done().await;
     let sent = desk.messengers.sent();
     assert_eq!(sent.len(), 200);
-    let places: HashSet<(&str, &str)> = sent.iter().map(|sent| (sent.messenger, sent.place.as_str())).collect();
+    let places: HashSet<(&str, &str)> =
+        sent.iter().map(|sent| (sent.messenger, sent.place.as_str())).collect();
     assert_eq!(places.len(), 200, "each conversation has its own answer");
     for sent in sent.iter().filter(|sent| sent.messenger == "slack") {
         let conversation = sent.place.split('/').next().unwrap().trim_start_matches('C');
@@ -181,7 +182,8 @@ async fn whoever_is_not_allowed_is_not_heard() {
     let nobody = Options::new().model("openai/test").config(&format!(
         "[messenger.telegram]\ntoken = \"{TELEGRAM_TOKEN}\"\nwebhook_secrets = [\"{TELEGRAM_SECRET}\"]"
     ));
-    let (status, process) = nobody.env("OPENAI_BASE_URL", &desk.model.url).spawn(&desk.database.url).ended().await;
+    let (status, process) =
+        nobody.env("OPENAI_BASE_URL", &desk.model.url).spawn(&desk.database.url).ended().await;
     assert_eq!(status.code(), Some(2), "{}", process.log());
     let said = format!("{}{}", process.log(), process.output());
     assert!(said.contains("allow_users") && !said.contains(TELEGRAM_TOKEN), "{said}");

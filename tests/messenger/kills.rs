@@ -1,4 +1,4 @@
-//! `kill -9` around everything that a messenger's message goes through: K1 and K2, K12 to K14 of the crash matrix.
+//! A process that dies around everything that a messenger's message goes through: K1 and K2, K12 to K14 of the crash matrix.
 
 use super::*;
 use crate::support::messengers::Says;
@@ -59,13 +59,14 @@ async fn k12_k13_k14_a_kill_around_a_send_is_settled_as_each_messenger_allows() 
         // Twice under one key, which its receiver knows it by.
         (Medium::Webhook, [("sent", 1), ("sent", 1), ("sent", 2), ("sent", 1)]),
     ];
-    for (medium, ends) in table {
+    let each = table.into_iter().map(async |(medium, ends)| {
         for (failpoint, (status, times)) in ["K12_claim", "K12", "K13", "K14"].into_iter().zip(ends) {
             let desk = Desk::new().await;
             let end = dies_and_comes_back(&desk, medium, &format!("{failpoint}=1*return")).await;
             assert_eq!((end.0.as_str(), end.1), (status, times), "{medium:?} {failpoint}");
         }
-    }
+    });
+    futures::future::join_all(each).await;
 }
 
 #[tokio::test]

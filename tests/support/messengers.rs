@@ -215,7 +215,8 @@ async fn slack_replies(
     }
     let thread = query.get("ts").map(|ts| format!("/{ts}")).unwrap_or_default();
     let place = format!("{}{thread}", query["channel"]);
-    let mut messages: Vec<Value> = (0..4).map(|n| json!({"ts": n.to_string(), "text": "of a person"})).collect();
+    let mut messages: Vec<Value> =
+        (0..4).map(|n| json!({"ts": n.to_string(), "text": "of a person"})).collect();
     for sent in shared.sent.lock().unwrap().iter().filter(|sent| sent.place == place) {
         let mut message = json!({"ts": "99.000001", "text": sent.text});
         if scopes.contains("metadata.message:read") && query["include_all_metadata"] == "true" {
@@ -227,7 +228,8 @@ async fn slack_replies(
     let page: Vec<&Value> = messages.iter().skip(from).take(3).collect();
     let more = from + 3 < messages.len();
     let cursor = if more { (from + 3).to_string() } else { String::new() };
-    let body = json!({"ok": true, "messages": page, "has_more": more, "response_metadata": {"next_cursor": cursor}});
+    let body =
+        json!({"ok": true, "messages": page, "has_more": more, "response_metadata": {"next_cursor": cursor}});
     ([("x-oauth-scopes", scopes)], body.to_string()).into_response()
 }
 
@@ -267,7 +269,8 @@ async fn telegram_send(State(shared): State<Arc<Shared>>, Path(bot): Path<String
 
 async fn receive_reply(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
     let said = shared.begins();
-    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let header =
+        |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let (id, timestamp) = (header("webhook-id"), header("webhook-timestamp"));
     let text = String::from_utf8(body.to_vec()).expect("UTF-8");
     let now = chrono::Utc::now().timestamp();

@@ -28,7 +28,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 pub enum Unsigned {
     #[error("the header `{0}` is missing or is not what it should be; send what the signature is made of")]
     Header(&'static str),
-    #[error("the timestamp is more than {TOLERANCE_S} s away from this machine's clock; send it again, signed anew")]
+    #[error(
+        "the timestamp is more than {TOLERANCE_S} s away from this machine's clock; send it again, signed anew"
+    )]
     Stale,
     #[error(
         "the signature is not that of this body under any secret that is configured here; check the secret, and that \
@@ -214,10 +216,7 @@ mod tests {
             let refused = standard_webhooks(&keys, &signed(forged), body, now);
             assert_eq!(refused, Err(Unsigned::Forged), "{forged}");
         }
-        assert_eq!(
-            standard_webhooks(&keys, &signed(signature), &body[1..], now),
-            Err(Unsigned::Forged)
-        );
+        assert_eq!(standard_webhooks(&keys, &signed(signature), &body[1..], now), Err(Unsigned::Forged));
         assert_eq!(standard_webhooks(&keys, &signed(signature), body, now + 301), Err(Unsigned::Stale));
         // A secret that cannot be read is no secret, and none is as good as no signature.
         let unusable = secrets(&["", "whsec_", "whsec_!", "whsec_c2hvcnQ="]);

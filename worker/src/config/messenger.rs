@@ -146,7 +146,10 @@ fn telegram(mut section: Section<'_>) -> Telegram {
             // It becomes part of an address.
             let good = token.split_once(':').is_some_and(|(bot, secret)| {
                 let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-                !bot.is_empty() && bot.bytes().all(|b| b.is_ascii_digit()) && !secret.is_empty() && secret.chars().all(plain)
+                !bot.is_empty()
+                    && bot.bytes().all(|b| b.is_ascii_digit())
+                    && !secret.is_empty()
+                    && secret.chars().all(plain)
             });
             (!good).then_some(rule)
         }),

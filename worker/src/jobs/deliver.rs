@@ -51,7 +51,11 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
             }
             Some(after) => {
                 let delay = after.min(LONGEST_WAIT);
-                debug!(error, delay_ms = delay.as_millis() as u64, "The receiver takes no more just now; waiting");
+                debug!(
+                    error,
+                    delay_ms = delay.as_millis() as u64,
+                    "The receiver takes no more just now; waiting"
+                );
                 ctx.store.postpone(&job.lease, delay, &error).await
             }
         };
@@ -123,7 +127,8 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, term: 
             return Err(Again::later(error));
         }
         Next::Throttled { error, after, unsent } => {
-            let given_back = ctx.store.postpone_delivery(&job.lease, &claimed.delivery_id, unsent, &error).await;
+            let given_back =
+                ctx.store.postpone_delivery(&job.lease, &claimed.delivery_id, unsent, &error).await;
             given_back.map_err(Again::later)?;
             return Err(Again { error, after: Some(after) });
         }

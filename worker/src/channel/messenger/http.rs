@@ -53,7 +53,9 @@ pub(super) async fn ask(messenger: &str, request: RequestBuilder) -> Result<Answ
     while let Some(chunk) = response.chunk().await.map_err(failed)? {
         body.extend_from_slice(&chunk);
         if body.len() > ANSWER_BYTES {
-            return Err(SendError::Unknown(format!("{messenger} answered with more than {ANSWER_BYTES} bytes")));
+            return Err(SendError::Unknown(format!(
+                "{messenger} answered with more than {ANSWER_BYTES} bytes"
+            )));
         }
     }
     Ok(Answer { status, headers, body })

@@ -206,7 +206,9 @@ mod tests {
             let read = read(&callback(message(more.clone())));
             assert!(matches!(read, Event::NotForUs(_)), "{more}: {read:?}");
         }
-        for body in [json!(null), json!([]), json!({"type": "event_callback"}), json!({"type": "url_verification"})] {
+        for body in
+            [json!(null), json!([]), json!({"type": "event_callback"}), json!({"type": "url_verification"})]
+        {
             assert!(matches!(read(&body), Event::NotForUs(_)), "{body}");
         }
     }

@@ -83,7 +83,8 @@ impl Channel for Slack {
 
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError> {
         let content = message.content;
-        let (Some(channel), Some(text)) = (content["to"]["channel"].as_str(), content["text"].as_str()) else {
+        let (Some(channel), Some(text)) = (content["to"]["channel"].as_str(), content["text"].as_str())
+        else {
             return Err(SendError::Refused("the message has no text, or no channel of Slack".to_owned()));
         };
         let buckets = [(WORKSPACE.to_owned(), IN_WORKSPACE), (channel.to_owned(), IN_CHANNEL)];
@@ -118,8 +119,7 @@ impl Channel for Slack {
         let method = if thread.is_some() { "conversations.replies" } else { "conversations.history" };
         let mut cursor = String::new();
         for _ in 0..PAGES {
-            let mut query =
-                vec![("channel", channel), ("include_all_metadata", "true"), ("limit", "200")];
+            let mut query = vec![("channel", channel), ("include_all_metadata", "true"), ("limit", "200")];
             query.extend(thread.map(|ts| ("ts", ts)));
             if !cursor.is_empty() {
                 query.push(("cursor", &cursor));

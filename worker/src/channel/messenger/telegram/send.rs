@@ -58,8 +58,7 @@ impl Channel for Telegram {
             SendError::Throttled { error: error.to_owned(), after }
         })?;
         // Without a `parse_mode` the text is shown as it is, whatever is in it.
-        let mut body =
-            json!({"chat_id": chat, "text": text, "link_preview_options": {"is_disabled": true}});
+        let mut body = json!({"chat_id": chat, "text": text, "link_preview_options": {"is_disabled": true}});
         if let Some(topic) = content["to"]["message_thread_id"].as_i64() {
             body["message_thread_id"] = json!(topic);
         }

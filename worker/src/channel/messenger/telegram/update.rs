@@ -57,7 +57,8 @@ pub(super) fn read(update: &Value) -> Result<Said, &'static str> {
     let chat = message["chat"]["id"].as_i64().ok_or("it has no chat")?;
     let number = message["message_id"].as_i64().ok_or("it has no number")?;
     // In an ordinary group the same field names the message that is answered.
-    let topic = (message["is_topic_message"] == true).then(|| message["message_thread_id"].as_i64()).flatten();
+    let topic =
+        (message["is_topic_message"] == true).then(|| message["message_thread_id"].as_i64()).flatten();
     let text = text(message);
     if text.is_empty() {
         return Err("it has no text and no file");

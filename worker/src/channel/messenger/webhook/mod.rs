@@ -81,7 +81,9 @@ fn read(body: &[u8]) -> Result<Message, Problem> {
         return Err(Problem::bad_request(detail));
     }
     let has_control = |text: &str| text.chars().any(char::is_control);
-    for (name, text) in [("conversation_id", Some(&message.conversation_id)), ("sender", message.sender.as_ref())] {
+    for (name, text) in
+        [("conversation_id", Some(&message.conversation_id)), ("sender", message.sender.as_ref())]
+    {
         if text.is_some_and(|text| text.is_empty() || text.len() > 200 || has_control(text)) {
             let detail = format!("`{name}` has 1 to 200 bytes and no control characters");
             return Err(Problem::bad_request(detail));
