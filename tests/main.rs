@@ -30,6 +30,7 @@ mod histories;
 mod inbox;
 mod journal;
 mod obey;
+mod messenger;
 mod outage;
 mod peers;
 mod poison;

@@ -201,6 +201,32 @@ impl Store {
         Ok(())
     }
 
+    /// Gives a claimed delivery back because its receiver takes no more just now. The attempt that was begun does not count.
+    /// `unsent`: it certainly was not sent; otherwise an earlier attempt may still have been.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn postpone_delivery(
+        &self,
+        lease: &Lease,
+        delivery_id: &str,
+        unsent: bool,
+        error: &str,
+    ) -> Result<()> {
+        sqlx::query!(
+            "update deliveries
+            set status = case when $3 then 'queued' else status end, attempt = greatest(attempt - 1, 0), last_error = $4
+            where delivery_id = $1 and lease = $2 and status = 'sending'",
+            delivery_id,
+            lease.token,
+            unsent,
+            bounded(error)
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
     /// Writes down how a claimed delivery ended, with its journal entry. `false`: the lease is lost and nothing was
     /// written.
     ///

@@ -4,6 +4,7 @@ pub mod checker;
 pub mod client;
 pub mod database;
 pub mod long;
+pub mod messengers;
 pub mod model;
 pub mod process;
 pub mod program;

@@ -4,7 +4,7 @@ use crate::api::DEFAULT_SPACE;
 use crate::config::{Config, DEFAULT_AGENT};
 use crate::tool::registry::Registry;
 use wakeful_store::wake::{Continues, NewSession};
-use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful_workflow::record::Role;
 use wakeful_workflow::session::Seed;
 
@@ -45,4 +45,21 @@ pub fn of_chat(
         repository_id: None,
         seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],
     })
+}
+
+/// What the session of a messenger's conversation is made of, where it has none yet. It takes part in no mail: its agent may
+/// write to those whom its configuration names, and to nobody as a participant.
+///
+/// # Errors
+/// [`CannotBegin`].
+pub fn of_message(
+    config: &Config,
+    tools: &Registry,
+    conversation_id: String,
+    agent: Option<&str>,
+    reply: Option<ReplyRoute>,
+) -> Result<NewSession, CannotBegin> {
+    let new = of_chat(config, tools, conversation_id, agent)?;
+    let policy = SessionPolicy { reply, ..new.policy };
+    Ok(NewSession { trigger_type: "message".to_owned(), policy, ..new })
 }

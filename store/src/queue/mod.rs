@@ -311,6 +311,29 @@ impl Store {
         Ok(())
     }
 
+    /// Gives a job back until its turn comes, after `delay`. Nothing went wrong: the claim does not count.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`]; then the lease ends by itself.
+    pub async fn postpone(&self, lease: &Lease, delay: Duration, reason: &str) -> Result<()> {
+        sqlx::query!(
+            "update jobs
+            set lease = null, worker_id = null, last_error = $3,
+                stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0),
+                run_at = clock_timestamp() + make_interval(secs => $4),
+                trace_context = $5
+            where job_id = $1 and lease = $2",
+            lease.job_id,
+            lease.token,
+            crate::error::bounded(reason),
+            delay.as_secs_f64(),
+            lease.trace_context.as_deref()
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
     /// Gives a job back untouched, to be claimed at once: on shutdown, or because others wait. The claim does not count.
     ///
     /// # Errors

@@ -9,12 +9,14 @@ use async_trait::async_trait;
 use axum::Router;
 use serde_json::Value;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub mod chat;
 pub mod cron;
 pub mod email;
 pub mod herald;
 pub mod messenger;
+pub mod signed;
 
 /// What sends, by the configuration.
 ///
@@ -68,6 +70,14 @@ pub trait Channel: Send + Sync {
     async fn find(&self, _delivery_id: &str) -> Result<Found, SendError> {
         Ok(Found::Unknown)
     }
+
+    /// The same where a channel can look only in the place that the message was for.
+    ///
+    /// # Errors
+    /// Those of [`Channel::find`].
+    async fn find_message(&self, message: &Outbound<'_>) -> Result<Found, SendError> {
+        self.find(message.delivery_id).await
+    }
 }
 
 /// What a channel knows of a delivery's key.
@@ -98,6 +108,10 @@ pub enum SendError {
     /// It was not sent; trying again may help.
     #[error("{0}")]
     Later(String),
+    /// It was not sent, because the receiver takes no more for `after`. It is tried again then, which is no attempt that
+    /// counts: waiting for one's turn is no fault.
+    #[error("{error}")]
+    Throttled { error: String, after: Duration },
     /// It may have been sent.
     #[error("{0}")]
     Unknown(String),

@@ -301,7 +301,11 @@ impl Config {
 
     /// How old an outgoing message of this channel may become before it is sent.
     pub fn max_age(&self, channel: &str) -> Option<Duration> {
-        (channel == "email").then_some(self.email.max_age_s).flatten().map(Duration::from_secs)
+        match channel {
+            "email" => self.email.max_age_s.map(Duration::from_secs),
+            "slack" | "telegram" | "webhook" => self.messenger.max_age,
+            _ => None,
+        }
     }
 
     fn model_of_keys(&self) -> Option<String> {

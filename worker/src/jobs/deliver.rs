@@ -9,7 +9,7 @@ use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::{Instrument, Span, info, info_span, warn};
+use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::delivery::{Claimed, Settled, Terms};
 use wakeful_store::queue::{self, Job, Term};
 
@@ -18,6 +18,9 @@ const ATTEMPTS: i32 = 10;
 
 /// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
 const SEND: Duration = Duration::from_secs(60);
+
+/// The longest that a job waits for a receiver that takes no more, whatever this one asks for: then it asks again.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 /// Runs one claimed deliver job. Every end of it is accounted for here: apalis is only told that it is over.
 ///
@@ -30,7 +33,7 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let work = ctx.watchdog.watch(job.lease.token, what, UNYIELDING, work(&ctx, &job));
     let work = AssertUnwindSafe(work).catch_unwind();
     let end = tokio::select! {
-        end = work => end.unwrap_or_else(|_| Err("internal error: the delivery panicked".to_owned())),
+        end = work => end.unwrap_or_else(|_| Err(Again::later("internal error: the delivery panicked"))),
         () = job.lease.lost().cancelled() => Ok(()),
         () = ctx.abort.cancelled() => {
             if let Err(error) = ctx.store.release(&job.lease).await {
@@ -39,22 +42,50 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
             Ok(())
         }
     };
-    if let Err(error) = end {
-        let delay = queue::delay(job.stuck, None);
-        warn!(error, delay_ms = delay.as_millis() as u64, "Delivering failed; trying again later");
-        if let Err(error) = ctx.store.retry_later(&job.lease, delay, &error).await {
+    if let Err(Again { error, after }) = end {
+        let given_back = match after {
+            None => {
+                let delay = queue::delay(job.stuck, None);
+                warn!(error, delay_ms = delay.as_millis() as u64, "Delivering failed; trying again later");
+                ctx.store.retry_later(&job.lease, delay, &error).await
+            }
+            Some(after) => {
+                let delay = after.min(LONGEST_WAIT);
+                debug!(
+                    error,
+                    delay_ms = delay.as_millis() as u64,
+                    "The receiver takes no more just now; waiting"
+                );
+                ctx.store.postpone(&job.lease, delay, &error).await
+            }
+        };
+        if let Err(error) = given_back {
             warn!(%error, "The job was not given back; it is free when its lease ends");
         }
     }
     Ok(())
 }
 
-async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
+/// Why a job is given back before everything was sent.
+#[derive(Debug)]
+struct Again {
+    error: String,
+    /// The receiver takes no more for so long; nothing went wrong. `None`: it grows with each time.
+    after: Option<Duration>,
+}
+
+impl Again {
+    fn later(error: impl ToString) -> Again {
+        Again { error: error.to_string(), after: None }
+    }
+}
+
+async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
     let channel_name = job.channel.as_deref().unwrap_or_default();
     let terms = Terms { max_age: ctx.config.max_age(channel_name), attempt_limit: attempt_limit(ctx) };
     loop {
         // Read before looking: what is enqueued after the look moves this number.
-        let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(text)? else {
+        let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(Again::later)? else {
             return Ok(());
         };
         loop {
@@ -67,12 +98,16 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
             let term = job.lease.term();
             let claimed =
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
-            let Some(claimed) = claimed.map_err(text)? else { break };
+            let Some(claimed) = claimed.map_err(Again::later)? else { break };
             let span = delivery_span(job, channel_name, &claimed);
             let sent = one(ctx, job, channel_name, &claimed, term).instrument(span.clone()).await;
-            sent.inspect_err(|_| telemetry::failed(&span, "retry"))?;
+            sent.inspect_err(|again| {
+                if again.after.is_none() {
+                    telemetry::failed(&span, "retry");
+                }
+            })?;
         }
-        if ctx.store.end_deliver_job(&job.lease, seen).await.map_err(text)? {
+        if ctx.store.end_deliver_job(&job.lease, seen).await.map_err(Again::later)? {
             return Ok(());
         }
     }
@@ -81,19 +116,25 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), String> {
 /// Brings one message to its end and writes that down.
 ///
 /// # Errors
-/// What to try again, in words.
-async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, term: Term) -> Result<(), String> {
+/// What to try again, and when.
+async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, term: Term) -> Result<(), Again> {
     let settled = match next(ctx, job, channel_name, claimed, term).await {
         Next::Settle(settled) => settled,
         Next::Again { error, unsent } => {
             if unsent {
-                ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(text)?;
+                ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(Again::later)?;
             }
-            return Err(error);
+            return Err(Again::later(error));
+        }
+        Next::Throttled { error, after, unsent } => {
+            let given_back =
+                ctx.store.postpone_delivery(&job.lease, &claimed.delivery_id, unsent, &error).await;
+            given_back.map_err(Again::later)?;
+            return Err(Again { error, after: Some(after) });
         }
     };
     crate::failpoint("K13");
-    let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(text)?;
+    let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(Again::later)?;
     crate::failpoint("K14");
     ctx.notifier.session(&claimed.session_id);
     match settled {
@@ -122,6 +163,12 @@ enum Next {
         error: String,
         unsent: bool,
     },
+    /// When the receiver takes more: `unsent` as above.
+    Throttled {
+        error: String,
+        after: Duration,
+        unsent: bool,
+    },
 }
 
 /// What may be known of a delivery before it is sent.
@@ -133,6 +180,8 @@ enum Before {
 
 async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut term: Term) -> Next {
     let again = |error: String, before| Next::Again { error, unsent: before == Before::Unsent };
+    let throttled =
+        |error: String, after, before| Next::Throttled { error, after, unsent: before == Before::Unsent };
     let expired = || {
         let error = format!("it was not sent by {channel_name} in time, and is not sent late");
         Next::Settle(Settled::Expired { error })
@@ -152,8 +201,9 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
         };
     };
     let used_up = claimed.attempt > ATTEMPTS;
+    let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
     if before == Before::MaybeSent {
-        match ask(channel.as_ref(), &claimed.delivery_id).await {
+        match ask(channel.as_ref(), &outbound).await {
             Ok(Found::Sent { receipt }) => return Next::Settle(Settled::Sent { receipt }),
             // A worker that was stopped and not killed may be in the middle of it.
             Ok(Found::NotSent) if !claimed.quiet && (claimed.late || used_up || !channel.is_idempotent()) => {
@@ -177,6 +227,7 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
                 return uncertain(&format!("{ATTEMPTS} attempts ended without an answer"));
             }
             Ok(Found::Unknown) => {}
+            Err(SendError::Throttled { error, after }) => return throttled(error, after, before),
             Err(error) if used_up => {
                 return uncertain(&format!("{DIED}, and the channel does not say: {error}"));
             }
@@ -196,7 +247,6 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
         return again("the lease may have ended before it was sent".to_owned(), before);
     }
     crate::failpoint("K12");
-    let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
     let sent = tokio::time::timeout(SEND, channel.send(&outbound)).await;
     let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
     match sent.unwrap_or_else(|_| Err(unknown())) {
@@ -207,7 +257,8 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
         Err(SendError::Later(error)) if claimed.attempt < ATTEMPTS => again(error, before),
         Err(SendError::Later(error)) if before == Before::MaybeSent => uncertain(&error),
         Err(SendError::Later(error)) => Next::Settle(Settled::Failed { error }),
-        Err(SendError::Unknown(error)) => match ask(channel.as_ref(), &claimed.delivery_id).await {
+        Err(SendError::Throttled { error, after }) => throttled(error, after, before),
+        Err(SendError::Unknown(error)) => match ask(channel.as_ref(), &outbound).await {
             Ok(Found::Sent { receipt }) => Next::Settle(Settled::Sent { receipt }),
             Ok(Found::Unknown) if !channel.is_idempotent() => uncertain(&error),
             // The next claim asks again, or sends it again under its key.
@@ -218,8 +269,8 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
 
 const DIED: &str = "a worker stopped while sending it; it may have gone out";
 
-async fn ask(channel: &dyn Channel, delivery_id: &str) -> Result<Found, SendError> {
-    let answer = tokio::time::timeout(SEND, channel.find(delivery_id)).await;
+async fn ask(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, SendError> {
+    let answer = tokio::time::timeout(SEND, channel.find_message(message)).await;
     answer.unwrap_or_else(|_| Err(SendError::Later(format!("no answer within {} seconds", SEND.as_secs()))))
 }
 
@@ -266,8 +317,4 @@ async fn settle(
             done => return done,
         }
     }
-}
-
-fn text(error: wakeful_store::Error) -> String {
-    error.to_string()
 }

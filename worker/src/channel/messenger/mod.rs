@@ -1,17 +1,168 @@
-//! Messengers.
+//! Messengers: Slack, Telegram, and a signed webhook for everything else.
+//!
+//! A webhook is verified over its bytes, translated, and taken in one transaction: that is the answer's 2xx. Replies are
+//! deliveries of the route that its session begins with.
 
-use crate::Ctx;
+mod http;
+mod limits;
+mod slack;
+mod telegram;
+mod webhook;
+
+use super::signed::{Unsigned, webhook_key};
+use crate::api::{Problem, stored_conversation_id};
 use crate::channel::Channel;
+use crate::cli::Usage;
 use crate::config::Config;
+use crate::{Ctx, ingest, origin};
 use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use serde_json::Value;
 use std::sync::Arc;
+use tracing::{info, warn};
+use wakeful_store::wake::{NewMessage, Woken};
+use wakeful_workflow::policy::ReplyRoute;
 
-/// What sends to messengers.
-pub(super) fn senders(_: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
-    Ok(Vec::new())
+/// What sends to messengers. Checks what the configuration's single keys cannot.
+pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
+    check(config).map_err(Usage)?;
+    let messenger = &config.messenger;
+    let mut senders: Vec<Arc<dyn Channel>> = Vec::new();
+    if let Some(token) = &messenger.slack.token {
+        senders.push(Arc::new(slack::Slack::new(token.clone(), messenger.slack.base_url.clone())?));
+    }
+    if let Some(token) = &messenger.telegram.token {
+        senders.push(Arc::new(telegram::Telegram::new(token.clone(), &messenger.telegram.base_url)?));
+    }
+    if let Some(webhook) = webhook::Webhook::new(&messenger.webhook)? {
+        senders.push(Arc::new(webhook));
+    }
+    Ok(senders)
 }
 
-/// `/v1/triggers/messenger/…`: messages come in.
-pub(super) fn webhooks(_: &Arc<Ctx>) -> Router<Arc<Ctx>> {
-    Router::new()
+/// `/v1/triggers/messenger/…`: messages come in, where there is what they are verified by.
+pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
+    let messenger = &ctx.config.messenger;
+    let mut router = Router::new();
+    if !messenger.slack.signing_secrets.is_empty() {
+        router = router.route("/messenger/slack", post(slack::receive));
+    }
+    if !messenger.telegram.webhook_secrets.is_empty() {
+        router = router.route("/messenger/telegram", post(telegram::receive));
+    }
+    if !messenger.webhook.secrets.is_empty() {
+        router = router.route("/messenger/webhook", post(webhook::receive));
+    }
+    router
+}
+
+/// # Errors
+/// What to change, in a sentence.
+fn check(config: &Config) -> Result<(), String> {
+    let messenger = &config.messenger;
+    let agents = [
+        ("slack", &messenger.slack.agent),
+        ("telegram", &messenger.telegram.agent),
+        ("webhook", &messenger.webhook.agent),
+    ];
+    for (name, agent) in agents {
+        if let Some(agent) = agent
+            && !config.agent_names().contains(agent)
+        {
+            let known = config.agent_names().into_iter().collect::<Vec<_>>().join(", ");
+            return Err(format!("messenger.{name}.agent: there is no agent {agent:?}; there are: {known}"));
+        }
+    }
+    let telegram = &messenger.telegram;
+    if !telegram.webhook_secrets.is_empty() {
+        if telegram.token.is_none() {
+            return Err("messenger.telegram.webhook_secrets is set and messenger.telegram.token is not: a \
+                        conversation is named after its bot, so set the token too"
+                .to_owned());
+        }
+        if telegram.allow.users.is_none() {
+            return Err("messenger.telegram.allow_users is not set, and anybody who finds the bot can write to it: name \
+                        the ids of those who may, or set it to [\"*\"] for everybody"
+                .to_owned());
+        }
+    }
+    if let Some(at) = messenger.webhook.secrets.iter().position(|secret| webhook_key(secret).is_none()) {
+        return Err(format!(
+            "messenger.webhook.secrets: number {} is no secret of Standard Webhooks: whsec_ and the Base64 of at \
+             least 24 random bytes, such as what `echo whsec_$(head -c 24 /dev/urandom | base64)` prints",
+            at + 1
+        ));
+    }
+    if messenger.webhook.reply_url.is_some() && messenger.webhook.secrets.is_empty() {
+        return Err("messenger.webhook.reply_url is set and messenger.webhook.secrets is not: replies are signed, so set \
+                    a secret"
+            .to_owned());
+    }
+    Ok(())
+}
+
+/// A message, translated.
+struct Incoming {
+    /// Without its space.
+    conversation_id: String,
+    /// The same each time that the same message comes.
+    key: String,
+    text: String,
+    sender: Option<String>,
+    agent: Option<String>,
+    reply: Option<ReplyRoute>,
+}
+
+/// Commits it. The latest session of its conversation goes on with it, or a new one begins.
+async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Problem> {
+    let conversation_id = stored_conversation_id(&incoming.conversation_id)?;
+    let agent = incoming.agent.as_deref();
+    let new = origin::of_message(&ctx.config, &ctx.tools, conversation_id, agent, incoming.reply)?;
+    let message = NewMessage {
+        client_key: Some(incoming.key),
+        text: incoming.text,
+        sender: incoming.sender,
+        trace_context: None,
+        attachments: Vec::new(),
+    };
+    ingest::take(ctx, new, message).await
+}
+
+/// The answer to a messenger that sends again whatever is not answered with 2xx: what would be refused the next time as well
+/// is said to be received, and the log says why nothing came of it.
+fn received(messenger: &str, taken: Result<Woken, Problem>) -> Result<StatusCode, Problem> {
+    match taken {
+        Ok(_) => Ok(StatusCode::OK),
+        // The same message under another event, in other words.
+        Err(problem) if problem.status() == StatusCode::UNPROCESSABLE_ENTITY => Ok(StatusCode::OK),
+        Err(problem) if matches!(problem.status(), StatusCode::BAD_REQUEST | StatusCode::CONFLICT) => {
+            warn!(error = %problem, "A message from {messenger} came to nothing");
+            Ok(StatusCode::OK)
+        }
+        Err(problem) => Err(problem),
+    }
+}
+
+/// What is not for the agent, is its own, or comes from somebody who may not write to it.
+fn ignored(messenger: &str, why: &str) -> Result<StatusCode, Problem> {
+    info!(why, "A message from {messenger} is not taken");
+    Ok(StatusCode::OK)
+}
+
+/// 401: nothing of it was read.
+fn unsigned(messenger: &str, unsigned: Unsigned) -> Problem {
+    warn!(error = %unsigned, "A webhook in the name of {messenger} was refused");
+    Problem::new(StatusCode::UNAUTHORIZED, unsigned.to_string())
+}
+
+/// What was signed is JSON, or nothing of it is taken.
+fn parsed(body: &[u8]) -> Result<Value, Problem> {
+    serde_json::from_slice(body)
+        .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
+}
+
+/// A text that a messenger sent, as the database takes it.
+fn without_nul(text: &str) -> String {
+    text.replace('\0', "")
 }

@@ -1,0 +1,196 @@
+//! Slack, Telegram and the signed webhook, both ways: what comes in is one message whatever is repeated, and what goes out is
+//! sent once where the messenger can tell.
+
+mod arrivals;
+mod kills;
+mod replies;
+
+use crate::support::messengers::{
+    self, Messengers, SLACK_SECRET, SLACK_TOKEN, TELEGRAM_SECRET, TELEGRAM_TOKEN, WEBHOOK_SECRET,
+};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
+use reqwest::{RequestBuilder, StatusCode};
+use serde_json::{Value, json};
+
+/// One of the three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Medium {
+    Slack,
+    Telegram,
+    Webhook,
+}
+
+const ALL: [Medium; 3] = [Medium::Slack, Medium::Telegram, Medium::Webhook];
+
+/// A message of a person, ready to be sent by its messenger, as often as one likes.
+#[derive(Clone, Debug)]
+struct Post {
+    medium: Medium,
+    /// Of the message, for the webhook.
+    id: String,
+    body: String,
+}
+
+impl Post {
+    /// The `number`th message of conversation `conversation`, both from 1.
+    fn new(medium: Medium, conversation: u32, number: u32, text: &str) -> Post {
+        let (id, body) = match medium {
+            Medium::Slack => {
+                let mut body = slack_event(conversation, number, text);
+                body["event"]["type"] = json!("app_mention");
+                (String::new(), body)
+            }
+            Medium::Telegram => {
+                let message = json!({"message_id": number, "date": 1, "from": {"id": 5, "is_bot": false},
+                    "chat": {"id": conversation, "type": "private"}, "text": text});
+                (String::new(), json!({"update_id": conversation * 1000 + number, "message": message}))
+            }
+            Medium::Webhook => {
+                let body =
+                    json!({"conversation_id": format!("w{conversation}"), "text": text, "sender": "ann"});
+                (format!("msg_{conversation}_{number}"), body)
+            }
+        };
+        Post { medium, id, body: body.to_string() }
+    }
+
+    /// With the headers that its messenger would send.
+    fn request(&self, client: &Client) -> RequestBuilder {
+        self.signed(client, chrono::Utc::now().timestamp(), [SLACK_SECRET, TELEGRAM_SECRET, WEBHOOK_SECRET])
+    }
+
+    /// The same at another time, by other secrets: of Slack, Telegram and the webhook.
+    fn signed(&self, client: &Client, at: i64, [slack, telegram, webhook]: [&str; 3]) -> RequestBuilder {
+        let (body, at) = (self.body.clone(), at.to_string());
+        match self.medium {
+            Medium::Slack => client
+                .post_request("/v1/triggers/messenger/slack")
+                .header("X-Slack-Signature", messengers::slack_signature(slack, &at, &body))
+                .header("X-Slack-Request-Timestamp", at)
+                .body(body),
+            Medium::Telegram => client
+                .post_request("/v1/triggers/messenger/telegram")
+                .header("X-Telegram-Bot-Api-Secret-Token", telegram)
+                .body(body),
+            Medium::Webhook => client
+                .post_request("/v1/triggers/messenger/webhook")
+                .header("webhook-id", &self.id)
+                .header("webhook-signature", messengers::webhook_signature(webhook, &self.id, &at, &body))
+                .header("webhook-timestamp", at)
+                .body(body),
+        }
+    }
+
+    /// Must be taken.
+    async fn send(&self, client: &Client) {
+        let response = self.request(client).send().await.unwrap();
+        let status = response.status();
+        assert!(status.is_success(), "{status} {}: {}", response.text().await.unwrap(), self.body);
+    }
+
+    /// Sends it again while the answer is that nothing was taken, as its messenger does.
+    async fn send_until_taken(&self, client: &Client) {
+        eventually("a message to be taken", || async {
+            let status = self.request(client).send().await.unwrap().status();
+            let busy = status == StatusCode::SERVICE_UNAVAILABLE;
+            assert!(status.is_success() || busy, "{status}: {}", self.body);
+            (!busy).then_some(())
+        })
+        .await;
+    }
+}
+
+/// A message in the thread that conversation `conversation` is, in a channel of its own.
+fn slack_event(conversation: u32, number: u32, text: &str) -> Value {
+    let root = format!("{conversation}.000001");
+    let mut event = json!({"type": "message", "channel": format!("C{conversation}"), "channel_type": "channel",
+        "user": "U1", "text": text, "ts": format!("{conversation}.{number:06}")});
+    if number > 1 {
+        event["thread_ts"] = json!(root);
+    }
+    json!({"type": "event_callback", "team_id": "T1", "api_app_id": "A1", "event_id": format!("Ev{conversation}-{number}"),
+        "event_time": 1, "authorizations": [{"team_id": "T1", "user_id": "UBOT", "is_bot": true}], "event": event})
+}
+
+/// A world with the three messengers. Its model says `Re: ` and the last message, unless it is told otherwise.
+struct Desk {
+    database: Database,
+    model: ModelServer,
+    messengers: Messengers,
+    options: Options,
+}
+
+impl Desk {
+    async fn new() -> Desk {
+        Desk::whose_model(|body| Answer::text(&format!("Re: {}", last_user_text(body)))).await
+    }
+
+    async fn whose_model(script: impl Fn(&Value) -> Answer + Send + Sync + 'static) -> Desk {
+        let model = ModelServer::start(move |body, _| script(body)).await;
+        let messengers = Messengers::start().await;
+        let url = &messengers.url;
+        let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).config(&format!(
+            "[messenger.slack]\ntoken = \"{SLACK_TOKEN}\"\nsigning_secrets = [\"an older one\", \"{SLACK_SECRET}\"]\n\
+             base_url = \"{url}/api\"\n\
+             [messenger.telegram]\ntoken = \"{TELEGRAM_TOKEN}\"\nwebhook_secrets = [\"{TELEGRAM_SECRET}\"]\n\
+             base_url = \"{url}/\"\nallow_users = [\"5\"]\n\
+             [messenger.webhook]\nsecrets = [\"{WEBHOOK_SECRET}\"]\nreply_url = \"{url}/replies\""
+        ));
+        Desk { database: Database::new().await, model, messengers, options }
+    }
+
+    async fn serve(&self) -> Process {
+        self.options.serve(&self.database).await
+    }
+
+    async fn serve_until(&self, failpoint: &str) -> Process {
+        self.options.clone().env("FAILPOINTS", failpoint).serve(&self.database).await
+    }
+
+    async fn count(&self, sql: &'static str) -> i64 {
+        self.database.value(sql, "").await
+    }
+
+    /// Sessions, messages that were taken, and runs.
+    async fn taken(&self) -> (i64, i64, i64) {
+        (
+            self.count("select count(*) from conversation_sessions where $1 = ''").await,
+            self.count("select count(*) from session_inbox where $1 = ''").await,
+            self.count("select count(*) from session_runs where $1 = ''").await,
+        )
+    }
+
+    /// Nothing is left to be done.
+    async fn is_done(&self) {
+        eventually("every job to end", || async {
+            (self.count("select count(*) from jobs where $1 = ''").await == 0).then_some(())
+        })
+        .await;
+    }
+
+    /// (status, last_error, attempt), in order.
+    async fn outbox(&self) -> Vec<(String, Option<String>, i32)> {
+        sqlx::query_as("select status, last_error, attempt from deliveries order by ordinal")
+            .fetch_all(&self.database.pool)
+            .await
+            .unwrap()
+    }
+
+    /// The newest session of a conversation.
+    async fn session(&self, conversation_id: &str) -> String {
+        let sql = "select session_id from conversation_sessions where conversation_id = $1 order by ordinal desc limit 1";
+        self.database.value(sql, conversation_id).await
+    }
+}
+
+/// The text of the last message of a user.
+fn last_user_text(body: &Value) -> String {
+    let messages = body["messages"].as_array().unwrap();
+    let last = messages.iter().rev().find(|message| message["role"] == "user").unwrap();
+    last["content"].as_str().unwrap().to_owned()
+}
+
+async fn refused(request: RequestBuilder) -> (StatusCode, String) {
+    let response = request.send().await.unwrap();
+    (response.status(), response.text().await.unwrap())
+}

@@ -1,0 +1,220 @@
+//! What comes in.
+
+use super::*;
+use futures::StreamExt;
+use std::collections::HashSet;
+
+#[tokio::test]
+async fn what_is_forged_stale_cut_or_signed_by_another_secret_is_refused_before_it_is_read() {
+    let desk = Desk::new().await;
+    let process = desk.serve().await;
+    let client = process.client();
+    let now = chrono::Utc::now().timestamp();
+    let good = [SLACK_SECRET, TELEGRAM_SECRET, WEBHOOK_SECRET];
+    let bad = ["wrong", "wrong", "whsec_d3Jvbmd3cm9uZ3dyb25nd3Jvbmd3cm9uZ3dy"];
+    for medium in ALL {
+        // No JSON: who reads it first answers 400.
+        let garbage = Post { medium, id: "msg_1".to_owned(), body: "{not json".to_owned() };
+        let (status, text) = refused(garbage.signed(&client, now, bad)).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "{medium:?}: {text}");
+        let (status, text) = refused(garbage.signed(&client, now, good)).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{medium:?}: {text}");
+
+        let post = Post::new(medium, 1, 1, "Hello");
+        assert_eq!(refused(post.signed(&client, now, bad)).await.0, StatusCode::UNAUTHORIZED);
+        if medium != Medium::Telegram {
+            // Signed as it should be, and too old, too new, or cut.
+            for at in [now - 400, now + 400] {
+                assert_eq!(refused(post.signed(&client, at, good)).await.0, StatusCode::UNAUTHORIZED);
+            }
+            let cut = post.body[..post.body.len() - 1].to_owned();
+            let cut = post.signed(&client, now, good).body(cut);
+            assert_eq!(refused(cut).await.0, StatusCode::UNAUTHORIZED);
+        }
+        let bare = match medium {
+            Medium::Slack => "slack",
+            Medium::Telegram => "telegram",
+            Medium::Webhook => "webhook",
+        };
+        let bare = client.post_request(&format!("/v1/triggers/messenger/{bare}")).body(post.body.clone());
+        assert_eq!(refused(bare).await.0, StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(desk.taken().await, (0, 0, 0));
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn slack_is_answered_its_challenge_and_an_older_secret_is_as_good() {
+    let desk = Desk::new().await;
+    let process = desk.serve().await;
+    let body = json!({"type": "url_verification", "challenge": "3eZbrw1a", "token": "ignored"}).to_string();
+    let challenge = Post { medium: Medium::Slack, id: String::new(), body };
+    let now = chrono::Utc::now().timestamp();
+    let request = challenge.signed(&process.client(), now, ["an older one", "", WEBHOOK_SECRET]);
+    let (status, text) = refused(request).await;
+    assert_eq!((status, text.as_str()), (StatusCode::OK, r#"{"challenge":"3eZbrw1a"}"#));
+    assert!(process.terminate().success());
+}
+
+/// 200 messages, each of them 50 times, in no order, 100 at a time. Of Slack's every second one is the same message as another
+/// event.
+#[tokio::test]
+async fn ten_thousand_duplicate_and_reordered_webhooks_are_one_run_each_message() {
+    let desk = Desk::new().await;
+    let process = desk.serve().await;
+    let client = process.client();
+    let mut posts = Vec::new();
+    for (medium, conversations) in [(Medium::Slack, 100), (Medium::Telegram, 50), (Medium::Webhook, 50)] {
+        for conversation in 1..=conversations {
+            let post = Post::new(medium, conversation, 1, &format!("<@UBOT> {medium:?} {conversation}"));
+            let mut twin = post.clone();
+            if medium == Medium::Slack {
+                let text = format!("<@UBOT> {medium:?} {conversation}");
+                let mut event = slack_event(conversation, 1, &text);
+                event["event_id"] = json!(format!("Twin{conversation}"));
+                twin.body = event.to_string();
+            }
+            posts.extend((0..50).map(|n| if n % 2 == 0 { post.clone() } else { twin.clone() }));
+        }
+    }
+    assert_eq!(posts.len(), 10_000);
+    // A shuffle that is the same in each run.
+    let mut random = 7_u64;
+    for at in (1..posts.len()).rev() {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        posts.swap(at, (random >> 33) as usize % (at + 1));
+    }
+    let client = &client;
+    futures::stream::iter(&posts).for_each_concurrent(100, |post| post.send_until_taken(client)).await;
+    assert_eq!(desk.taken().await, (200, 200, 200));
+
+    desk.messengers.has(200).await;
+    desk.is_done().await;
+    let sent = desk.messengers.sent();
+    assert_eq!(sent.len(), 200);
+    let places: HashSet<(&str, &str)> =
+        sent.iter().map(|sent| (sent.messenger, sent.place.as_str())).collect();
+    assert_eq!(places.len(), 200, "each conversation has its own answer");
+    for sent in sent.iter().filter(|sent| sent.messenger == "slack") {
+        let conversation = sent.place.split('/').next().unwrap().trim_start_matches('C');
+        assert_eq!(sent.text, format!("Re: @UBOT Slack {conversation}"));
+    }
+    assert_eq!(desk.messengers.too_many(), 0, "the limits are kept by ourselves");
+    assert_eq!(desk.taken().await, (200, 200, 200));
+    assert_eq!(desk.model.bodies().len(), 200);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn a_thread_whose_messages_come_in_any_order_and_again_has_each_of_them_once() {
+    let desk = Desk::new().await;
+    desk.model.hold();
+    let options = desk.options.clone().env("WAKEFUL_MESSENGER__SLACK__ANSWERS", "everything");
+    let process = options.serve(&desk.database).await;
+    let client = process.client();
+    for number in [7, 3, 3, 9, 1, 5, 2, 1, 8, 7, 4, 6, 10, 9] {
+        Post::new(Medium::Slack, 1, number, &format!("Part {number}")).send(&client).await;
+    }
+    assert_eq!(desk.taken().await, (1, 10, 1));
+    let session_id = desk.session("default/slack/T1/C1/1.000001").await;
+    desk.model.release();
+    client.wait_for(&session_id, "completed").await;
+    let session = client.session(&session_id).await;
+    let mut said = crate::support::client::texts(&session, "user");
+    said.sort();
+    let mut expected: Vec<String> = (1..=10).map(|number| format!("Part {number}")).collect();
+    expected.sort();
+    assert_eq!(said, expected);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn in_a_channel_only_what_mentions_the_agent_is_taken_and_then_its_whole_thread() {
+    let desk = Desk::new().await;
+    let process = desk.serve().await;
+    let client = process.client();
+    let plain = |conversation, number, text: &str| Post {
+        medium: Medium::Slack,
+        id: String::new(),
+        body: slack_event(conversation, number, text).to_string(),
+    };
+    plain(1, 1, "Lunch?").send(&client).await;
+    plain(1, 2, "Yes.").send(&client).await;
+    assert_eq!(desk.taken().await, (0, 0, 0));
+    plain(2, 1, "<@UBOT> lunch?").send(&client).await;
+    plain(2, 2, "Where?").send(&client).await;
+    assert_eq!(desk.taken().await.1, 2);
+    let mut direct = slack_event(3, 1, "Between us");
+    direct["event"]["channel"] = json!("D3");
+    direct["event"]["channel_type"] = json!("im");
+    Post { medium: Medium::Slack, id: String::new(), body: direct.to_string() }.send(&client).await;
+    assert_eq!(desk.taken().await.1, 3);
+    desk.session("default/slack/T1/D3").await;
+    // What the agent says comes back to it as an event of a bot, and is none for it.
+    let mut own = slack_event(2, 3, "Re: Where?");
+    own["event"]["bot_id"] = json!("B1");
+    Post { medium: Medium::Slack, id: String::new(), body: own.to_string() }.send(&client).await;
+    assert_eq!(desk.taken().await.1, 3);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn whoever_is_not_allowed_is_not_heard() {
+    let desk = Desk::new().await;
+    let options = desk.options.clone().env("WAKEFUL_MESSENGER__SLACK__ALLOW_USERS", "U1");
+    let options = options.env("WAKEFUL_MESSENGER__SLACK__ALLOW_CHANNELS", "C1,C2");
+    let process = options.serve(&desk.database).await;
+    let client = process.client();
+    let mut stranger: Value = serde_json::from_str(&Post::new(Medium::Slack, 1, 1, "Hello").body).unwrap();
+    stranger["event"]["user"] = json!("U2");
+    Post { medium: Medium::Slack, id: String::new(), body: stranger.to_string() }.send(&client).await;
+    Post::new(Medium::Slack, 3, 1, "Hello").send(&client).await;
+    let mut stranger: Value = serde_json::from_str(&Post::new(Medium::Telegram, 1, 1, "Hello").body).unwrap();
+    stranger["message"]["from"]["id"] = json!(6);
+    Post { medium: Medium::Telegram, id: String::new(), body: stranger.to_string() }.send(&client).await;
+    assert_eq!(desk.taken().await, (0, 0, 0));
+    Post::new(Medium::Slack, 2, 1, "Hello").send(&client).await;
+    Post::new(Medium::Telegram, 1, 1, "Hello").send(&client).await;
+    assert_eq!(desk.taken().await.1, 2);
+    assert!(process.terminate().success());
+
+    // Anybody can find a bot: whom it answers has to be said.
+    let nobody = Options::new().model("openai/test").config(&format!(
+        "[messenger.telegram]\ntoken = \"{TELEGRAM_TOKEN}\"\nwebhook_secrets = [\"{TELEGRAM_SECRET}\"]"
+    ));
+    let (status, process) =
+        nobody.env("OPENAI_BASE_URL", &desk.model.url).spawn(&desk.database.url).ended().await;
+    assert_eq!(status.code(), Some(2), "{}", process.log());
+    let said = format!("{}{}", process.log(), process.output());
+    assert!(said.contains("allow_users") && !said.contains(TELEGRAM_TOKEN), "{said}");
+}
+
+#[tokio::test]
+async fn a_webhook_says_its_first_answer_again_and_names_no_address_for_replies() {
+    let desk = Desk::new().await;
+    let process = desk.serve().await;
+    let client = process.client();
+    let post = Post::new(Medium::Webhook, 1, 1, "Hello");
+    let (first, text) = refused(post.request(&client)).await;
+    assert_eq!(first, StatusCode::ACCEPTED, "{text}");
+    let (second, again) = refused(post.request(&client)).await;
+    assert_eq!((second, again), (StatusCode::OK, text));
+    let mut other = Post::new(Medium::Webhook, 1, 1, "Something else");
+    assert_eq!(refused(other.request(&client)).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+    other.body = json!({"conversation_id": "w1", "text": "x", "reply_url": "http://10.0.0.1/"}).to_string();
+    let (status, text) = refused(other.request(&client)).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(text.contains("messenger.webhook.reply_url"), "{text}");
+    for body in [
+        json!([]),
+        json!({"conversation_id": "", "text": "x"}),
+        json!({"conversation_id": "w1", "text": " "}),
+        json!({"conversation_id": "w1", "text": "x", "agent": "nobody"}),
+        json!({"conversation_id": "w1", "text": "x", "more": 1}),
+    ] {
+        other.body = body.to_string();
+        assert_eq!(refused(other.request(&client)).await.0, StatusCode::BAD_REQUEST, "{body}");
+    }
+    assert_eq!(desk.taken().await, (1, 1, 1));
+    assert!(process.terminate().success());
+}

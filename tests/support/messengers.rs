@@ -1,0 +1,308 @@
+//! A server that is Slack, Telegram and a webhook's receiver: it checks tokens and signatures, enforces its rate limits, and
+//! keeps what it was sent.
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use serde_json::{Value, json};
+use sha2::Sha256;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+
+pub const SLACK_TOKEN: &str = "xoxb-of-the-test";
+pub const SLACK_SECRET: &str = "signing-secret-of-the-test";
+pub const TELEGRAM_TOKEN: &str = "4242:AAE-of_the_test";
+pub const TELEGRAM_SECRET: &str = "webhook-secret-of-the-test";
+/// The Base64 of 24 bytes.
+pub const WEBHOOK_SECRET: &str = "whsec_dGhlIHdlYmhvb2sgc2VjcmV0IG9mIHRlc3Rz";
+
+/// A message that was taken.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub messenger: &'static str,
+    /// Channel and thread, chat, or conversation.
+    pub place: String,
+    /// The delivery's id, where it is sent along.
+    pub key: Option<String>,
+    pub text: String,
+    pub body: Value,
+}
+
+/// What the next request is answered with, in place of what is right.
+#[derive(Clone, Debug)]
+pub struct Says {
+    pub status: u16,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: String,
+    /// The message is taken all the same.
+    pub takes: bool,
+}
+
+impl Says {
+    pub fn new(status: u16, body: &str) -> Says {
+        Says { status, headers: Vec::new(), body: body.to_owned(), takes: false }
+    }
+}
+
+pub struct Messengers {
+    pub url: String,
+    shared: Arc<Shared>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    sent: Mutex<Vec<Sent>>,
+    /// When each place was last sent to.
+    times: Mutex<HashMap<String, Vec<Instant>>>,
+    says: Mutex<VecDeque<Says>>,
+    /// Requests that were answered with 429 because a limit was passed.
+    too_many: Mutex<usize>,
+    /// Every request that came.
+    asked: Mutex<usize>,
+    scopes: Mutex<String>,
+}
+
+impl Messengers {
+    pub async fn start() -> Messengers {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let shared = Arc::new(Shared::default());
+        *shared.scopes.lock().unwrap() = "chat:write,channels:history,metadata.message:read".to_owned();
+        let router = Router::new()
+            .route("/api/chat.postMessage", post(slack_post))
+            .route("/api/conversations.replies", get(slack_replies))
+            .route("/api/conversations.history", get(slack_replies))
+            .route("/{bot}/sendMessage", post(telegram_send))
+            .route("/replies", post(receive_reply))
+            .with_state(Arc::clone(&shared));
+        let server = tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") });
+        Messengers { url, shared, server }
+    }
+
+    /// What was taken so far.
+    pub fn sent(&self) -> Vec<Sent> {
+        self.shared.sent.lock().unwrap().clone()
+    }
+
+    pub fn texts(&self) -> Vec<String> {
+        self.sent().into_iter().map(|sent| sent.text).collect()
+    }
+
+    pub async fn has(&self, count: usize) {
+        super::eventually(&format!("{count} messages to be sent"), || async {
+            (self.shared.sent.lock().unwrap().len() >= count).then_some(())
+        })
+        .await;
+    }
+
+    /// Answers the next request so; several in their order.
+    pub fn says(&self, says: Says) {
+        self.shared.says.lock().unwrap().push_back(says);
+    }
+
+    pub fn too_many(&self) -> usize {
+        *self.shared.too_many.lock().unwrap()
+    }
+
+    pub fn asked(&self) -> usize {
+        *self.shared.asked.lock().unwrap()
+    }
+
+    /// What the bot of Slack may do.
+    pub fn scopes(&self, scopes: &str) {
+        *self.shared.scopes.lock().unwrap() = scopes.to_owned();
+    }
+}
+
+impl Drop for Messengers {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Shared {
+    /// What it was told to say, and then it takes the message only if that says so.
+    fn begins(&self) -> Option<Says> {
+        *self.asked.lock().unwrap() += 1;
+        self.says.lock().unwrap().pop_front()
+    }
+
+    /// Whether this place may be sent to now: `most` in `window`, and a second apart.
+    fn passes(&self, place: &str, most: usize, window: Duration) -> bool {
+        let mut times = self.times.lock().unwrap();
+        let all = times.entry(place.to_owned()).or_default();
+        let now = Instant::now();
+        let recent = all.iter().filter(|at| now - **at < window).count();
+        if recent >= most {
+            *self.too_many.lock().unwrap() += 1;
+            return false;
+        }
+        all.push(now);
+        true
+    }
+
+    fn take(&self, sent: Sent) {
+        self.sent.lock().unwrap().push(sent);
+    }
+}
+
+fn answer(says: &Says) -> Response {
+    let status = StatusCode::from_u16(says.status).expect("a status");
+    let mut response = (status, says.body.clone()).into_response();
+    for (name, value) in &says.headers {
+        response.headers_mut().insert(*name, value.parse().expect("a header"));
+    }
+    response
+}
+
+fn retry_after(body: Value) -> Response {
+    (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "1")], body.to_string()).into_response()
+}
+
+fn is_slacks(headers: &HeaderMap) -> bool {
+    headers.get("authorization").is_some_and(|value| value == &format!("Bearer {SLACK_TOKEN}"))
+}
+
+async fn slack_post(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+    let said = shared.begins();
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    if !is_slacks(&headers) {
+        return json!({"ok": false, "error": "invalid_auth"}).to_string().into_response();
+    }
+    let channel = body["channel"].as_str().expect("a channel").to_owned();
+    if let Some(says) = &said
+        && !says.takes
+    {
+        return answer(says);
+    }
+    let within = Duration::from_secs(1);
+    if !shared.passes(&format!("slack {channel}"), 1, within) {
+        return retry_after(json!({"ok": false, "error": "ratelimited"}));
+    }
+    let thread = body["thread_ts"].as_str().map(|ts| format!("/{ts}")).unwrap_or_default();
+    let key = body["metadata"]["event_payload"]["delivery_id"].as_str().map(str::to_owned);
+    let text = body["text"].as_str().expect("a text").to_owned();
+    shared.take(Sent { messenger: "slack", place: format!("{channel}{thread}"), key, text, body });
+    match &said {
+        Some(says) => answer(says),
+        None => json!({"ok": true, "channel": channel, "ts": "99.000001"}).to_string().into_response(),
+    }
+}
+
+/// What was posted there, with what it bears if the token may see that: three a page.
+async fn slack_replies(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    Query(query): Query<HashMap<String, String>>,
+) -> Response {
+    *shared.asked.lock().unwrap() += 1;
+    if !is_slacks(&headers) {
+        return json!({"ok": false, "error": "invalid_auth"}).to_string().into_response();
+    }
+    let scopes = shared.scopes.lock().unwrap().clone();
+    if !scopes.contains(":history") {
+        let error = json!({"ok": false, "error": "missing_scope", "needed": "channels:history"});
+        return ([("x-oauth-scopes", scopes)], error.to_string()).into_response();
+    }
+    let thread = query.get("ts").map(|ts| format!("/{ts}")).unwrap_or_default();
+    let place = format!("{}{thread}", query["channel"]);
+    let mut messages: Vec<Value> =
+        (0..4).map(|n| json!({"ts": n.to_string(), "text": "of a person"})).collect();
+    for sent in shared.sent.lock().unwrap().iter().filter(|sent| sent.place == place) {
+        let mut message = json!({"ts": "99.000001", "text": sent.text});
+        if scopes.contains("metadata.message:read") && query["include_all_metadata"] == "true" {
+            message["metadata"] = sent.body["metadata"].clone();
+        }
+        messages.push(message);
+    }
+    let from: usize = query.get("cursor").map_or(0, |cursor| cursor.parse().expect("a cursor of ours"));
+    let page: Vec<&Value> = messages.iter().skip(from).take(3).collect();
+    let more = from + 3 < messages.len();
+    let cursor = if more { (from + 3).to_string() } else { String::new() };
+    let body =
+        json!({"ok": true, "messages": page, "has_more": more, "response_metadata": {"next_cursor": cursor}});
+    ([("x-oauth-scopes", scopes)], body.to_string()).into_response()
+}
+
+async fn telegram_send(State(shared): State<Arc<Shared>>, Path(bot): Path<String>, body: Bytes) -> Response {
+    let said = shared.begins();
+    let error = |status: u16, text: &str| {
+        let body = json!({"ok": false, "error_code": status, "description": text});
+        (StatusCode::from_u16(status).expect("a status"), body.to_string()).into_response()
+    };
+    if bot != format!("bot{TELEGRAM_TOKEN}") {
+        return error(401, "Unauthorized");
+    }
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    let chat = body["chat_id"].as_i64().expect("a chat");
+    let text = body["text"].as_str().expect("a text").to_owned();
+    if text.is_empty() || text.encode_utf16().count() > 4096 {
+        return error(400, "Bad Request: message is too long");
+    }
+    if let Some(says) = &said
+        && !says.takes
+    {
+        return answer(says);
+    }
+    let second = Duration::from_secs(1);
+    let in_group = chat >= 0 || shared.passes(&format!("group {chat}"), 20, Duration::from_secs(60));
+    if !in_group || !shared.passes("bot", 30, second) || !shared.passes(&format!("chat {chat}"), 1, second) {
+        let told = json!({"ok": false, "error_code": 429, "description": "Too Many Requests: retry after 1",
+            "parameters": {"retry_after": 1}});
+        return (StatusCode::TOO_MANY_REQUESTS, told.to_string()).into_response();
+    }
+    shared.take(Sent { messenger: "telegram", place: chat.to_string(), key: None, text, body });
+    match &said {
+        Some(says) => answer(says),
+        None => json!({"ok": true, "result": {"message_id": 1}}).to_string().into_response(),
+    }
+}
+
+async fn receive_reply(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+    let said = shared.begins();
+    let header =
+        |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let (id, timestamp) = (header("webhook-id"), header("webhook-timestamp"));
+    let text = String::from_utf8(body.to_vec()).expect("UTF-8");
+    let now = chrono::Utc::now().timestamp();
+    let fresh = timestamp.parse::<i64>().is_ok_and(|at| (at - now).abs() < 60);
+    if !fresh || header("webhook-signature") != webhook_signature(WEBHOOK_SECRET, &id, &timestamp, &text) {
+        return (StatusCode::UNAUTHORIZED, "unsigned").into_response();
+    }
+    if let Some(says) = &said
+        && !says.takes
+    {
+        return answer(says);
+    }
+    let body: Value = serde_json::from_str(&text).expect("JSON");
+    let place = body["data"]["conversation_id"].as_str().expect("a conversation").to_owned();
+    let text = body["data"]["text"].as_str().expect("a text").to_owned();
+    shared.take(Sent { messenger: "webhook", place, key: Some(id), text, body });
+    said.as_ref().map_or_else(|| StatusCode::NO_CONTENT.into_response(), answer)
+}
+
+/// `v1,…` of Standard Webhooks, made here by itself.
+pub fn webhook_signature(secret: &str, id: &str, timestamp: &str, body: &str) -> String {
+    let key = STANDARD.decode(secret.trim_start_matches("whsec_")).expect("Base64");
+    format!("v1,{}", STANDARD.encode(hmac(&key, &format!("{id}.{timestamp}.{body}"))))
+}
+
+/// `v0=…` of Slack.
+pub fn slack_signature(secret: &str, timestamp: &str, body: &str) -> String {
+    format!("v0={}", hex::encode(hmac(secret.as_bytes(), &format!("v0:{timestamp}:{body}"))))
+}
+
+fn hmac(key: &[u8], text: &str) -> Vec<u8> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("any length");
+    mac.update(text.as_bytes());
+    mac.finalize().into_bytes().to_vec()
+}

@@ -1,0 +1,149 @@
+//! How fast a messenger may be spoken to: token buckets of this process, and what the messenger itself said.
+//!
+//! Nobody waits here. Who may not send now is told when to come again, one after the other, so that those who wait do not all
+//! come at once. Other processes have buckets of their own; between them the messenger's 429 decides.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Buckets that are kept before those that are full again are forgotten.
+const KEPT: usize = 10_000;
+
+/// One message `every` so long, and up to `burst` at once after a silence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rate {
+    pub every: Duration,
+    pub burst: u32,
+}
+
+impl Rate {
+    pub const fn per(every_ms: u64, burst: u32) -> Rate {
+        Rate { every: Duration::from_millis(every_ms), burst }
+    }
+
+    fn slack(self) -> Duration {
+        self.every * self.burst.saturating_sub(1)
+    }
+}
+
+/// Buckets by name. Times are since `began`.
+#[derive(Debug)]
+pub(super) struct Limits {
+    began: Instant,
+    buckets: Mutex<HashMap<String, Bucket>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket {
+    /// When it is full again: the theoretical arrival time of the generic cell rate algorithm.
+    full_at: Duration,
+    /// What the messenger itself asked for.
+    closed_until: Duration,
+    /// The time that the last one was given who had to come again.
+    promised: Duration,
+}
+
+impl Limits {
+    pub fn new() -> Limits {
+        Limits { began: Instant::now(), buckets: Mutex::default() }
+    }
+
+    /// Takes a token out of each bucket, or of none.
+    ///
+    /// # Errors
+    /// How long to wait before asking again.
+    pub fn take(&self, wanted: &[(String, Rate)]) -> Result<(), Duration> {
+        self.take_at(wanted, self.began.elapsed())
+    }
+
+    /// Nothing of this bucket for so long, because the messenger said so.
+    pub fn close(&self, name: &str, wait: Duration) {
+        self.close_at(name, wait, self.began.elapsed());
+    }
+
+    fn take_at(&self, wanted: &[(String, Rate)], now: Duration) -> Result<(), Duration> {
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() > KEPT {
+            buckets.retain(|_, bucket| bucket.full_at.max(bucket.closed_until) > now);
+        }
+        let mut come_again = None;
+        for (name, rate) in wanted {
+            let bucket = buckets.entry(name.clone()).or_default();
+            let open_at = bucket.full_at.saturating_sub(rate.slack()).max(bucket.closed_until);
+            if open_at > now {
+                let turn = open_at.max(bucket.promised);
+                bucket.promised = turn + rate.every;
+                come_again = come_again.max(Some(turn));
+            }
+        }
+        if let Some(turn) = come_again {
+            return Err(turn - now);
+        }
+        for (name, rate) in wanted {
+            let bucket = buckets.entry(name.clone()).or_default();
+            bucket.full_at = bucket.full_at.max(now) + rate.every;
+        }
+        Ok(())
+    }
+
+    fn close_at(&self, name: &str, wait: Duration, now: Duration) {
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = buckets.entry(name.to_owned()).or_default();
+        bucket.closed_until = bucket.closed_until.max(now + wait);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_burst_passes_and_then_one_every_so_often() {
+        let limits = Limits::new();
+        let all = [("all".to_owned(), Rate::per(100, 3))];
+        let passed = (0..1000_u64).filter(|at| limits.take_at(&all, ms(*at)).is_ok()).count();
+        assert_eq!(passed, 3 + 9);
+    }
+
+    #[test]
+    fn those_who_wait_are_told_to_come_one_after_the_other() {
+        let limits = Limits::new();
+        let all = [("all".to_owned(), Rate::per(100, 1))];
+        assert_eq!(limits.take_at(&all, ms(0)), Ok(()));
+        let waits: Vec<Duration> = (0..3).map(|_| limits.take_at(&all, ms(0)).unwrap_err()).collect();
+        assert_eq!(waits, [ms(100), ms(200), ms(300)]);
+        // Each of them finds its turn, and the next one who asks is behind them.
+        for at in [100, 200, 300] {
+            assert_eq!(limits.take_at(&all, ms(at)), Ok(()), "{at}");
+        }
+        assert_eq!(limits.take_at(&all, ms(300)), Err(ms(100)));
+    }
+
+    #[test]
+    fn one_bucket_that_is_empty_takes_nothing_out_of_another() {
+        let limits = Limits::new();
+        let of = |chat: &str| [("all".to_owned(), Rate::per(10, 2)), (chat.to_owned(), Rate::per(1000, 1))];
+        assert_eq!(limits.take_at(&of("a"), ms(0)), Ok(()));
+        for _ in 0..5 {
+            assert!(limits.take_at(&of("a"), ms(0)).unwrap_err() >= ms(1000));
+        }
+        assert_eq!(limits.take_at(&of("b"), ms(0)), Ok(()));
+        assert!(limits.take_at(&of("c"), ms(0)).is_err());
+    }
+
+    #[test]
+    fn what_the_messenger_asked_for_is_kept() {
+        let limits = Limits::new();
+        let all = [("all".to_owned(), Rate::per(10, 100))];
+        limits.close_at("all", ms(5000), ms(0));
+        limits.close_at("all", ms(1000), ms(0));
+        assert_eq!(limits.take_at(&all, ms(0)), Err(ms(5000)));
+        assert!(limits.take_at(&all, ms(4999)).is_err());
+        assert_eq!(limits.take_at(&all, ms(5000)), Ok(()));
+    }
+}

@@ -1,0 +1,222 @@
+//! What Slack's Events API says.
+
+use super::super::without_nul;
+use super::text::readable;
+use serde_json::{Value, json};
+
+/// One request of the Events API.
+#[derive(Debug, PartialEq)]
+pub(super) enum Event {
+    /// Slack asks whether this address is ours.
+    Challenge(String),
+    Said(Said),
+    /// And why not.
+    NotForUs(&'static str),
+}
+
+/// A message of a person.
+#[derive(Debug, PartialEq)]
+pub(super) struct Said {
+    pub team: String,
+    pub channel: String,
+    pub user: String,
+    /// The message's own id within its channel.
+    pub ts: String,
+    /// Its thread's first message, if it is in one.
+    thread_ts: Option<String>,
+    is_direct: bool,
+    /// It mentions the agent, or was said to it alone.
+    pub addressed: bool,
+    pub text: String,
+}
+
+impl Said {
+    /// A thread is a conversation, and so is what two say to each other.
+    pub fn conversation_id(&self) -> String {
+        let Said { team, channel, .. } = self;
+        if self.is_direct {
+            format!("slack/{team}/{channel}")
+        } else {
+            format!("slack/{team}/{channel}/{}", self.thread())
+        }
+    }
+
+    /// `{"channel", "thread_ts"}`; a direct conversation has no threads.
+    pub fn reply_to(&self) -> Value {
+        if self.is_direct {
+            json!({"channel": self.channel})
+        } else {
+            json!({"channel": self.channel, "thread_ts": self.thread()})
+        }
+    }
+
+    fn thread(&self) -> &str {
+        self.thread_ts.as_deref().unwrap_or(&self.ts)
+    }
+}
+
+/// Reads a request that was verified.
+pub(super) fn read(body: &Value) -> Event {
+    match body["type"].as_str() {
+        Some("url_verification") => match body["challenge"].as_str() {
+            Some(challenge) => Event::Challenge(challenge.to_owned()),
+            None => Event::NotForUs("a challenge without its word"),
+        },
+        Some("event_callback") => said(body).map_or_else(Event::NotForUs, Event::Said),
+        Some(_) | None => Event::NotForUs("it is no event"),
+    }
+}
+
+fn said(body: &Value) -> Result<Said, &'static str> {
+    let event = &body["event"];
+    let is_mention = match event["type"].as_str() {
+        Some("app_mention") => true,
+        Some("message") => false,
+        Some(_) | None => return Err("it is no message"),
+    };
+    match event["subtype"].as_str() {
+        None | Some("file_share" | "thread_broadcast" | "me_message") => {}
+        // Edits, deletions, joins, and whatever bots say.
+        Some(_) => return Err("it is a message about messages"),
+    }
+    if event["hidden"] == true {
+        return Err("it is hidden");
+    }
+    // The agent's own messages come back to it as a bot's.
+    let bots: Vec<&str> = body["authorizations"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|authorization| authorization["user_id"].as_str())
+        .collect();
+    let user = id(&event["user"]).ok_or("nobody said it")?;
+    if event["bot_id"].is_string() || event["bot_profile"].is_object() || bots.contains(&user.as_str()) {
+        return Err("a bot said it");
+    }
+    let team = id(&body["team_id"]).or_else(|| id(&event["team"])).ok_or("it has no team")?;
+    let channel = id(&event["channel"]).ok_or("it has no channel")?;
+    let ts = id(&event["ts"]).ok_or("it has no ts")?;
+    let written = event["text"].as_str().unwrap_or_default();
+    let mentions_us = bots.iter().any(|bot| mentions(written, bot));
+    let is_direct = event["channel_type"] == "im" || channel.starts_with('D');
+    let text = text(written, &event["files"]);
+    if text.is_empty() {
+        return Err("it is empty");
+    }
+    Ok(Said {
+        team,
+        user,
+        ts,
+        thread_ts: id(&event["thread_ts"]),
+        is_direct,
+        addressed: is_mention || is_direct || mentions_us,
+        text,
+        channel,
+    })
+}
+
+/// An id of Slack's, which becomes a part of ids of ours.
+fn id(value: &Value) -> Option<String> {
+    let id = value.as_str()?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-' || c == '_';
+    (!id.is_empty() && id.len() <= 40 && id.chars().all(plain)).then(|| id.to_owned())
+}
+
+fn mentions(text: &str, user: &str) -> bool {
+    text.contains(&format!("<@{user}>")) || text.contains(&format!("<@{user}|"))
+}
+
+/// What was written, and a line for each file that came with it. The files themselves are not fetched.
+fn text(written: &str, files: &Value) -> String {
+    let mut lines = vec![readable(written)];
+    for file in files.as_array().into_iter().flatten() {
+        let name = file["name"].as_str().or_else(|| file["title"].as_str()).unwrap_or("without a name");
+        let kind = file["mimetype"].as_str().unwrap_or("unknown type");
+        let size = file["size"].as_u64().map(|bytes| format!(", {bytes} bytes")).unwrap_or_default();
+        let name: String = name.chars().filter(|c| !c.is_control()).take(200).collect();
+        lines.push(format!("[file: {name}, {kind}{size}; it was not fetched]"));
+    }
+    without_nul(lines.join("\n").trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn callback(event: Value) -> Value {
+        json!({"type": "event_callback", "team_id": "T1", "event_id": "Ev1", "event": event,
+            "authorizations": [{"team_id": "T1", "user_id": "UBOT", "is_bot": true}]})
+    }
+
+    fn message(more: Value) -> Value {
+        let mut event =
+            json!({"type": "message", "channel": "C1", "user": "U1", "text": "hi", "ts": "1.000001"});
+        for (key, value) in more.as_object().unwrap() {
+            event[key] = value.clone();
+        }
+        event
+    }
+
+    fn taken(more: Value) -> Said {
+        match read(&callback(message(more))) {
+            Event::Said(said) => said,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_thread_is_a_conversation_and_a_direct_one_has_none() {
+        let root = taken(json!({}));
+        assert_eq!(root.conversation_id(), "slack/T1/C1/1.000001");
+        assert_eq!(root.reply_to(), json!({"channel": "C1", "thread_ts": "1.000001"}));
+        assert!(!root.addressed);
+        let reply = taken(json!({"ts": "2.000002", "thread_ts": "1.000001"}));
+        assert_eq!(reply.conversation_id(), root.conversation_id());
+        let direct = taken(json!({"channel": "D1", "channel_type": "im", "thread_ts": "1.0"}));
+        assert_eq!((direct.conversation_id().as_str(), direct.addressed), ("slack/T1/D1", true));
+        assert_eq!(direct.reply_to(), json!({"channel": "D1"}));
+    }
+
+    #[test]
+    fn whoever_mentions_the_agent_speaks_to_it() {
+        assert!(taken(json!({"text": "<@UBOT> hi"})).addressed);
+        assert!(taken(json!({"text": "hi <@UBOT|agent>"})).addressed);
+        assert!(taken(json!({"type": "app_mention"})).addressed);
+        assert!(!taken(json!({"text": "<@UBOTTOM> hi"})).addressed);
+    }
+
+    #[test]
+    fn what_is_no_persons_message_is_not_taken() {
+        for more in [
+            json!({"bot_id": "B1"}),
+            json!({"user": "UBOT"}),
+            json!({"subtype": "bot_message"}),
+            json!({"subtype": "message_changed"}),
+            json!({"subtype": "message_deleted"}),
+            json!({"subtype": "channel_join"}),
+            json!({"hidden": true}),
+            json!({"text": " "}),
+            json!({"user": null}),
+            json!({"channel": "C1/../x"}),
+            json!({"ts": 5}),
+            json!({"type": "reaction_added"}),
+            // What one bot says to another would go on for ever.
+            json!({"type": "app_mention", "bot_id": "B2"}),
+        ] {
+            let read = read(&callback(message(more.clone())));
+            assert!(matches!(read, Event::NotForUs(_)), "{more}: {read:?}");
+        }
+        for body in
+            [json!(null), json!([]), json!({"type": "event_callback"}), json!({"type": "url_verification"})]
+        {
+            assert!(matches!(read(&body), Event::NotForUs(_)), "{body}");
+        }
+    }
+
+    #[test]
+    fn files_are_told_of_and_not_fetched() {
+        let files = json!([{"name": "a\nb.pdf", "mimetype": "application/pdf", "size": 7}]);
+        let said = taken(json!({"subtype": "file_share", "text": "look", "files": files}));
+        assert_eq!(said.text, "look\n[file: ab.pdf, application/pdf, 7 bytes; it was not fetched]");
+    }
+}

@@ -1,0 +1,100 @@
+//! `sendMessage`. Telegram knows no keys and cannot be asked, so what may have been sent is never sent again by itself.
+
+use super::super::http::{self, word};
+use super::super::limits::{Limits, Rate};
+use super::NAME;
+use crate::channel::{Channel, Outbound, SendError};
+use async_trait::async_trait;
+use reqwest::StatusCode;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Telegram's advice: no more than 30 messages a second, …
+const OF_BOT: Rate = Rate::per(40, 5);
+/// … one a second in a chat, …
+const IN_CHAT: Rate = Rate::per(1100, 1);
+/// … and 20 a minute in a group.
+const IN_GROUP: Rate = Rate::per(3200, 1);
+
+/// The bucket of the whole bot.
+const BOT: &str = "the bot";
+
+/// A bot.
+#[derive(Debug)]
+pub struct Telegram {
+    /// The address of `sendMessage`. Secret: the token is in it.
+    url: SecretString,
+    client: reqwest::Client,
+    limits: Limits,
+}
+
+impl Telegram {
+    pub fn new(token: SecretString, base_url: &str) -> anyhow::Result<Telegram> {
+        let url = format!("{base_url}/bot{}/sendMessage", token.expose_secret());
+        Ok(Telegram { url: url.into(), client: http::client().build()?, limits: Limits::new() })
+    }
+}
+
+#[async_trait]
+impl Channel for Telegram {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn is_idempotent(&self) -> bool {
+        false
+    }
+
+    async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError> {
+        let content = message.content;
+        let (Some(chat), Some(text)) = (content["to"]["chat_id"].as_i64(), content["text"].as_str()) else {
+            return Err(SendError::Refused("the message has no text, or no chat of Telegram".to_owned()));
+        };
+        let rate = if chat < 0 { IN_GROUP } else { IN_CHAT };
+        let bucket = chat.to_string();
+        self.limits.take(&[(BOT.to_owned(), OF_BOT), (bucket.clone(), rate)]).map_err(|after| {
+            let error = "Telegram takes one message a second in a chat, and 20 a minute in a group: this one waits for its turn";
+            SendError::Throttled { error: error.to_owned(), after }
+        })?;
+        // Without a `parse_mode` the text is shown as it is, whatever is in it.
+        let mut body = json!({"chat_id": chat, "text": text, "link_preview_options": {"is_disabled": true}});
+        if let Some(topic) = content["to"]["message_thread_id"].as_i64() {
+            body["message_thread_id"] = json!(topic);
+        }
+        let answer = http::ask("Telegram", self.client.post(self.url.expose_secret()).json(&body)).await?;
+        let said = answer.json();
+        if said["ok"] == true {
+            return Ok(json!({"chat_id": chat, "message_id": said["result"]["message_id"]}));
+        }
+        if answer.status == StatusCode::TOO_MANY_REQUESTS || said["error_code"] == 429 {
+            let asked = said["parameters"]["retry_after"].as_u64().map(Duration::from_secs);
+            let after = asked.unwrap_or_else(|| answer.wait()).max(Duration::from_secs(1));
+            self.limits.close(&bucket, after);
+            // It may be for this chat, or for the bot: the others ask again slowly, and are told by themselves.
+            self.limits.close(BOT, Duration::from_secs(1));
+            let error = "Telegram takes no more messages just now".to_owned();
+            return Err(SendError::Throttled { error, after });
+        }
+        if answer.status.is_server_error() {
+            return Err(answer.server_error("Telegram"));
+        }
+        if answer.status.is_success() {
+            return Err(SendError::Unknown("Telegram's answer is not what it should be".to_owned()));
+        }
+        let description = word(said["description"].as_str().unwrap_or_default());
+        let remedy = match answer.status {
+            StatusCode::FORBIDDEN => {
+                "the bot was blocked or put out of the chat: whoever wants its answers has to let it in again"
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => {
+                "set messenger.telegram.token to the token that BotFather gives"
+            }
+            _ => "Telegram's documentation of sendMessage says what it means",
+        };
+        Err(SendError::Refused(format!(
+            "Telegram refused the message: {} {description}; {remedy}",
+            answer.status.as_u16()
+        )))
+    }
+}

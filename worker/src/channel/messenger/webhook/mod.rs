@@ -1,0 +1,96 @@
+//! A webhook for every other messenger, signed by Standard Webhooks in both directions.
+
+mod network;
+mod send;
+
+pub(super) use send::Webhook;
+
+use super::{Incoming, take, unsigned};
+use crate::Ctx;
+use crate::api::Problem;
+use crate::channel::signed;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::json;
+use std::sync::Arc;
+use wakeful_store::wake::Woken;
+use wakeful_workflow::policy::ReplyRoute;
+
+/// The word in `deliveries.channel`.
+const NAME: &str = "webhook";
+
+/// The body.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Message {
+    conversation_id: String,
+    text: String,
+    sender: Option<String>,
+    /// Of this only a conversation's first message is asked.
+    agent: Option<String>,
+    /// Not taken: where replies go to is the configuration's, or whoever can write a message could have anything asked.
+    reply_url: Option<serde_json::Value>,
+}
+
+/// Takes a message: 202, or 200 with the first answer when its `webhook-id` was used before.
+pub(super) async fn receive(
+    State(ctx): State<Arc<Ctx>>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Woken>), Problem> {
+    let body = body?;
+    let config = &ctx.config.messenger.webhook;
+    let now = chrono::Utc::now().timestamp();
+    let verified = signed::standard_webhooks(&config.secrets, &headers, &body, now);
+    let id = verified.and_then(|()| signed::webhook_id(&headers));
+    let key = format!("webhook/{}", id.map_err(|error| unsigned("a webhook", error))?);
+    let message = read(&body)?;
+    let reply = config.reply_url.is_some().then(|| ReplyRoute {
+        channel: NAME.to_owned(),
+        to: json!({"conversation_id": message.conversation_id}),
+        split_at: None,
+    });
+    let incoming = Incoming {
+        // A folder of their own: a webhook writes into no chat and no other messenger's conversation.
+        conversation_id: format!("webhook/{}", message.conversation_id),
+        key,
+        text: message.text,
+        sender: message.sender,
+        agent: message.agent.or_else(|| config.agent.clone()),
+        reply,
+    };
+    let woken = take(&ctx, incoming).await?;
+    let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(woken)))
+}
+
+fn read(body: &[u8]) -> Result<Message, Problem> {
+    // serde would take an array for the fields in their order.
+    if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+        return Err(Problem::bad_request("the body is not the JSON that is expected: an object"));
+    }
+    let message: Message = serde_json::from_slice(body).map_err(|error| {
+        Problem::bad_request(format!("the body is not the JSON that is expected: {error}"))
+    })?;
+    if message.reply_url.is_some() {
+        let detail = "`reply_url` is not taken from a message: set messenger.webhook.reply_url";
+        return Err(Problem::bad_request(detail));
+    }
+    let has_control = |text: &str| text.chars().any(char::is_control);
+    for (name, text) in
+        [("conversation_id", Some(&message.conversation_id)), ("sender", message.sender.as_ref())]
+    {
+        if text.is_some_and(|text| text.is_empty() || text.len() > 200 || has_control(text)) {
+            let detail = format!("`{name}` has 1 to 200 bytes and no control characters");
+            return Err(Problem::bad_request(detail));
+        }
+    }
+    if message.text.trim().is_empty() || message.text.contains('\0') {
+        return Err(Problem::bad_request("`text` is empty, or has a NUL character in it"));
+    }
+    Ok(message)
+}

@@ -1,0 +1,238 @@
+//! Whether a webhook was sent by whom it says: its signature, over the bytes as they came, before anything is parsed.
+//!
+//! Pure: the time is given. Every comparison takes as long whatever it compares. Several secrets may be good at a time, so
+//! that they can be changed without losing a message.
+
+use axum::http::HeaderMap;
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use base64::engine::{DecodePaddingMode, general_purpose};
+use hmac::{Hmac, KeyInit, Mac};
+use secrecy::{ExposeSecret, SecretString};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+
+/// How far a webhook's clock may be from ours, in seconds: the five minutes of Slack and of Standard Webhooks. What is older
+/// may be somebody who repeats what he has seen.
+const TOLERANCE_S: u64 = 300;
+
+/// The secret of Standard Webhooks in Base64, with its padding or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Why a webhook is not taken. Says nothing of what would have been right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsigned {
+    #[error("the header `{0}` is missing or is not what it should be; send what the signature is made of")]
+    Header(&'static str),
+    #[error(
+        "the timestamp is more than {TOLERANCE_S} s away from this machine's clock; send it again, signed anew"
+    )]
+    Stale,
+    #[error(
+        "the signature is not that of this body under any secret that is configured here; check the secret, and that \
+         nothing on the way changes the body"
+    )]
+    Forged,
+}
+
+/// Slack's `v0`: `X-Slack-Signature` over `v0:TIMESTAMP:BODY`.
+///
+/// # Errors
+/// [`Unsigned`].
+pub fn slack(
+    secrets: &[SecretString],
+    headers: &HeaderMap,
+    body: &[u8],
+    now_unix_s: i64,
+) -> Result<(), Unsigned> {
+    const SIGNATURE: &str = "x-slack-signature";
+    let timestamp = timestamp(headers, "x-slack-request-timestamp", now_unix_s)?;
+    let given = text(headers, SIGNATURE)?.strip_prefix("v0=").and_then(|hex| hex::decode(hex).ok());
+    let given = given.ok_or(Unsigned::Header(SIGNATURE))?;
+    let signed = [b"v0:", timestamp.as_bytes(), b":", body];
+    let good = secrets.iter().any(|secret| is_mac(secret.expose_secret().as_bytes(), &signed, &given));
+    if good { Ok(()) } else { Err(Unsigned::Forged) }
+}
+
+/// Standard Webhooks: `webhook-signature` (several `v1,BASE64`, separated by spaces) over `ID.TIMESTAMP.BODY`.
+///
+/// # Errors
+/// [`Unsigned`].
+pub fn standard_webhooks(
+    secrets: &[SecretString],
+    headers: &HeaderMap,
+    body: &[u8],
+    now_unix_s: i64,
+) -> Result<(), Unsigned> {
+    let id = webhook_id(headers)?;
+    let timestamp = timestamp(headers, "webhook-timestamp", now_unix_s)?;
+    let signatures = text(headers, "webhook-signature")?;
+    let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body];
+    let keys: Vec<Vec<u8>> = secrets.iter().filter_map(webhook_key).collect();
+    let good = signatures
+        .split(' ')
+        .filter_map(|signature| signature.strip_prefix("v1,"))
+        .filter_map(|signature| BASE64.decode(signature).ok())
+        .any(|given| keys.iter().any(|key| is_mac(key, &signed, &given)));
+    if good { Ok(()) } else { Err(Unsigned::Forged) }
+}
+
+/// `webhook-id`: the same each time that the same message is sent.
+///
+/// # Errors
+/// Where there is none, or it is longer than 200 bytes.
+pub fn webhook_id(headers: &HeaderMap) -> Result<&str, Unsigned> {
+    let id = text(headers, "webhook-id")?;
+    let fits = !id.is_empty() && id.len() <= 200 && id.bytes().all(|byte| byte.is_ascii_graphic());
+    if fits { Ok(id) } else { Err(Unsigned::Header("webhook-id")) }
+}
+
+/// The header `webhook-signature` of what is sent: one signature a secret, so that its reader may change his.
+pub fn sign_webhook(secrets: &[SecretString], id: &str, timestamp_unix_s: i64, body: &[u8]) -> String {
+    let timestamp = timestamp_unix_s.to_string();
+    let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body];
+    let signatures = secrets.iter().filter_map(webhook_key).map(|key| {
+        let mac = mac(&key, &signed).finalize().into_bytes();
+        format!("v1,{}", general_purpose::STANDARD.encode(mac))
+    });
+    signatures.collect::<Vec<_>>().join(" ")
+}
+
+/// The key in a secret of Standard Webhooks: Base64, after `whsec_`. `None` for what is none, or is shorter than the 24 bytes
+/// that the specification asks for.
+pub fn webhook_key(secret: &SecretString) -> Option<Vec<u8>> {
+    let text = secret.expose_secret();
+    let key = BASE64.decode(text.strip_prefix("whsec_").unwrap_or(text)).ok()?;
+    (key.len() >= 24).then_some(key)
+}
+
+/// Telegram's way, which signs nothing: `X-Telegram-Bot-Api-Secret-Token` is a secret itself.
+///
+/// # Errors
+/// [`Unsigned`].
+pub fn telegram(secrets: &[SecretString], headers: &HeaderMap) -> Result<(), Unsigned> {
+    let given = text(headers, "x-telegram-bot-api-secret-token")?;
+    let is = |secret: &SecretString| bool::from(secret.expose_secret().as_bytes().ct_eq(given.as_bytes()));
+    if secrets.iter().any(is) { Ok(()) } else { Err(Unsigned::Forged) }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<&'h str, Unsigned> {
+    let value = headers.get(name).and_then(|value| value.to_str().ok());
+    value.ok_or(Unsigned::Header(name))
+}
+
+/// The timestamp as it was written, for it is signed so.
+fn timestamp<'h>(headers: &'h HeaderMap, name: &'static str, now_unix_s: i64) -> Result<&'h str, Unsigned> {
+    let written = text(headers, name)?;
+    let at: i64 = written.parse().map_err(|_| Unsigned::Header(name))?;
+    if at.abs_diff(now_unix_s) > TOLERANCE_S { Err(Unsigned::Stale) } else { Ok(written) }
+}
+
+fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    for part in parts {
+        mac.update(part);
+    }
+    mac
+}
+
+fn is_mac(key: &[u8], parts: &[&[u8]], given: &[u8]) -> bool {
+    mac(key, parts).verify_slice(given).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: i64 = 1_531_420_618;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    fn secrets(texts: &[&str]) -> Vec<SecretString> {
+        texts.iter().map(|text| SecretString::from(*text)).collect()
+    }
+
+    /// The example of Slack's own documentation.
+    const SLACK_SECRET: &str = "8f742231b10e8888abcd99yyyzzz85a5";
+    const SLACK_BODY: &[u8] = b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c";
+    const SLACK_SIGNATURE: &str = "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503";
+
+    #[test]
+    fn slacks_own_example_is_good_and_nothing_that_differs_from_it_is() {
+        let signed = |timestamp: &str, signature: &str| {
+            headers(&[("x-slack-request-timestamp", timestamp), ("x-slack-signature", signature)])
+        };
+        let good = signed("1531420618", SLACK_SIGNATURE);
+        let keys = secrets(&["another", SLACK_SECRET]);
+        assert_eq!(slack(&keys, &good, SLACK_BODY, NOW), Ok(()));
+        assert_eq!(slack(&keys, &good, SLACK_BODY, NOW + 300), Ok(()));
+        assert_eq!(slack(&keys, &good, SLACK_BODY, NOW + 301), Err(Unsigned::Stale));
+        assert_eq!(slack(&keys, &good, SLACK_BODY, NOW - 301), Err(Unsigned::Stale));
+        let cut = &SLACK_BODY[..SLACK_BODY.len() - 1];
+        assert_eq!(slack(&keys, &good, cut, NOW), Err(Unsigned::Forged));
+        assert_eq!(slack(&secrets(&["another"]), &good, SLACK_BODY, NOW), Err(Unsigned::Forged));
+        assert_eq!(slack(&[], &good, SLACK_BODY, NOW), Err(Unsigned::Forged));
+        // A timestamp that was moved is not the one that was signed.
+        let moved = signed("1531420619", SLACK_SIGNATURE);
+        assert_eq!(slack(&keys, &moved, SLACK_BODY, NOW), Err(Unsigned::Forged));
+        for bad in ["", "v0=", "v0=zz", "v1=00", &SLACK_SIGNATURE[..SLACK_SIGNATURE.len() - 2]] {
+            assert!(slack(&keys, &signed("1531420618", bad), SLACK_BODY, NOW).is_err(), "{bad}");
+        }
+        let none = headers(&[("x-slack-signature", SLACK_SIGNATURE)]);
+        let missing = Unsigned::Header("x-slack-request-timestamp");
+        assert_eq!(slack(&keys, &none, SLACK_BODY, NOW), Err(missing));
+        let far = signed("-9223372036854775808", SLACK_SIGNATURE);
+        assert_eq!(slack(&keys, &far, SLACK_BODY, NOW), Err(Unsigned::Stale));
+    }
+
+    const WEBHOOK_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+    /// The example of the specification's own libraries.
+    #[test]
+    fn the_specifications_own_example_is_good_and_what_we_sign_is_too() {
+        let now = 1_614_265_330;
+        let body = br#"{"test": 2432232314}"#;
+        let (id, signature) =
+            ("msg_p5jXN8AQM9LWM0D4loKWxJek", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+        let signed = |signature: &str| {
+            headers(&[
+                ("webhook-id", id),
+                ("webhook-timestamp", "1614265330"),
+                ("webhook-signature", signature),
+            ])
+        };
+        let keys = secrets(&["whsec_no", WEBHOOK_SECRET]);
+        assert_eq!(standard_webhooks(&keys, &signed(signature), body, now), Ok(()));
+        assert_eq!(sign_webhook(&keys, id, now, body), signature);
+        let several = format!("v1a,AAAA v1,AAAA {signature} nonsense");
+        assert_eq!(standard_webhooks(&keys, &signed(&several), body, now), Ok(()));
+        for forged in ["", "v1,", "v1,AAAA", "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="] {
+            let refused = standard_webhooks(&keys, &signed(forged), body, now);
+            assert_eq!(refused, Err(Unsigned::Forged), "{forged}");
+        }
+        assert_eq!(standard_webhooks(&keys, &signed(signature), &body[1..], now), Err(Unsigned::Forged));
+        assert_eq!(standard_webhooks(&keys, &signed(signature), body, now + 301), Err(Unsigned::Stale));
+        // A secret that cannot be read is no secret, and none is as good as no signature.
+        let unusable = secrets(&["", "whsec_", "whsec_!", "whsec_c2hvcnQ="]);
+        assert_eq!(standard_webhooks(&unusable, &signed(signature), body, now), Err(Unsigned::Forged));
+    }
+
+    #[test]
+    fn telegrams_token_is_one_of_those_that_are_configured() {
+        let given = |token: &str| headers(&[("x-telegram-bot-api-secret-token", token)]);
+        let tokens = secrets(&["old-token", "new-token"]);
+        assert_eq!(telegram(&tokens, &given("old-token")), Ok(()));
+        assert_eq!(telegram(&tokens, &given("new-token")), Ok(()));
+        for wrong in ["", "new-toke", "new-token-", "NEW-TOKEN"] {
+            assert_eq!(telegram(&tokens, &given(wrong)), Err(Unsigned::Forged), "{wrong:?}");
+        }
+        assert!(telegram(&tokens, &HeaderMap::new()).is_err());
+        assert!(telegram(&[], &given("new-token")).is_err());
+    }
+}
