@@ -157,6 +157,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 wakeful_store::Error::NotFound { .. } => Exit::NotFound,
                 wakeful_store::Error::Conflict { .. }
                 | wakeful_store::Error::Refused { .. }
+                | wakeful_store::Error::Schedule { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
                 wakeful_store::Error::Database(_) => Exit::Unavailable,
