@@ -18,6 +18,7 @@ const PROMPT_BYTES: usize = 64 << 10;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Asked {
     /// Letters, digits, - and _, at most 64.
+    #[arg(skip)]
     #[serde(default)]
     pub name: String,
     /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
@@ -43,7 +44,7 @@ pub(crate) struct Asked {
     #[serde(default)]
     pub mail_to: Vec<String>,
     /// What becomes of ticks that nobody was there for: skip, one, all.
-    #[arg(long, value_name = "POLICY", value_parser = missed)]
+    #[arg(long, value_name = "POLICY", value_parser = missed, default_value = "one")]
     #[serde(default)]
     pub missed: Missed,
     /// How many ticks are made good at most, with `all`.
@@ -51,7 +52,7 @@ pub(crate) struct Asked {
     #[serde(default)]
     pub missed_limit: Option<u32>,
     /// What becomes of a tick while an earlier firing is not through: skip, queue.
-    #[arg(long, value_name = "POLICY", value_parser = overlap)]
+    #[arg(long, value_name = "POLICY", value_parser = overlap, default_value = "queue")]
     #[serde(default)]
     pub overlap: Overlap,
 }
