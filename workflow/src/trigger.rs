@@ -81,9 +81,13 @@ mod tests {
     #[test]
     fn only_a_chat_on_a_notice_opens_a_session_beside_it() {
         assert_eq!(opens_beside("herald", "chat"), Some("herald-chat"));
-        for (latest, arriving) in
-            [("herald-chat", "chat"), ("chat", "chat"), ("fork", "chat"), ("herald", "message"), (NEW, "chat")]
-        {
+        for (latest, arriving) in [
+            ("herald-chat", "chat"),
+            ("chat", "chat"),
+            ("fork", "chat"),
+            ("herald", "message"),
+            (NEW, "chat"),
+        ] {
             assert_eq!(opens_beside(latest, arriving), None, "{latest} {arriving}");
         }
     }

@@ -96,13 +96,13 @@ async fn steer(
             say(output, store.resume_schedule(DEFAULT_SPACE, &name, None).await?, "is active")?;
         }
         Verb::Trigger { name, client_key } => {
-            if client_key.as_ref().is_some_and(|key| {
-                key.is_empty() || key.len() > 256 || key.chars().any(char::is_control)
-            }) {
-                return Err(Usage(
-                    "--client-key has 1 to 256 bytes and no control characters".to_owned(),
-                )
-                .into());
+            if client_key
+                .as_ref()
+                .is_some_and(|key| key.is_empty() || key.len() > 256 || key.chars().any(char::is_control))
+            {
+                return Err(
+                    Usage("--client-key has 1 to 256 bytes and no control characters".to_owned()).into()
+                );
             }
             let tools = app.registry()?;
             let compose = |schedule: &Schedule| {

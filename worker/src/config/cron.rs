@@ -46,8 +46,7 @@ pub(super) fn read(root: &mut Section<'_>, agents: &BTreeSet<String>) -> BTreeMa
 
 fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) -> Schedule {
     let at = |section: &Section<'_>, key: &str| section.origin(key).unwrap_or_else(|| origin.clone());
-    let (cron_at, zone_at, agent_at) =
-        (at(section, "cron"), at(section, "time_zone"), at(section, "agent"));
+    let (cron_at, zone_at, agent_at) = (at(section, "cron"), at(section, "time_zone"), at(section, "agent"));
     let (has_cron, has_prompt) = (section.origin("cron").is_some(), section.origin("prompt").is_some());
     let text = |text: &str| Some(text.to_owned());
     let cron = section.text("cron", "must be a cron pattern, such as \"0 9 * * MON-FRI\"", text);
@@ -74,23 +73,31 @@ fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) ->
     let agent = agent.unwrap_or_else(|| super::DEFAULT_AGENT.to_owned());
     if !agents.contains(&agent) {
         let known = agents.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let text = format!("{} = {agent:?}: there is no such agent; there are: {known}", section.full("agent"));
+        let text =
+            format!("{} = {agent:?}: there is no such agent; there are: {known}", section.full("agent"));
         section.problem(agent_at, text);
     }
     let mail_at = at(section, "mail_to");
     let mail_to = section.list("mail_to").unwrap_or_default();
     if let Some(wrong) = mail_to.iter().find(|address| !is_address(address)) {
-        section
-            .problem(mail_at, format!("{} has {wrong:?}: it must be a mail address", section.full("mail_to")));
+        section.problem(
+            mail_at,
+            format!("{} has {wrong:?}: it must be a mail address", section.full("mail_to")),
+        );
     }
     let most = i64::from(schedule::MISSED_LIMIT);
     Schedule {
         cron: cron.unwrap_or_default(),
         time_zone: zone,
         agent,
-        conversation: section.text("conversation", "must be a conversation's id, of at most 256 bytes", |id| {
-            (!id.is_empty() && id.len() <= 256 && !id.chars().any(char::is_control)).then(|| id.to_owned())
-        }),
+        conversation: section.text(
+            "conversation",
+            "must be a conversation's id, of at most 256 bytes",
+            |id| {
+                (!id.is_empty() && id.len() <= 256 && !id.chars().any(char::is_control))
+                    .then(|| id.to_owned())
+            },
+        ),
         prompt: prompt.unwrap_or_default(),
         mail_to,
         missed: section.text("missed", "must be skip, one or all", Missed::parse).unwrap_or_default(),
@@ -136,10 +143,18 @@ mod tests {
         for (key, line, reason) in [
             ("cron = \"61 * * * *\"", 2, "schedules.x.cron: \"61 * * * *\" is no cron pattern"),
             ("cron = \"0 0 30 2 *\"", 2, "schedules.x.cron: \"0 0 30 2 *\" names no day that ever comes"),
-            ("cron = \"@daily\"\ntime_zone = \"Mars/Base\"", 3, "schedules.x.time_zone: \"Mars/Base\" is no time zone"),
+            (
+                "cron = \"@daily\"\ntime_zone = \"Mars/Base\"",
+                3,
+                "schedules.x.time_zone: \"Mars/Base\" is no time zone",
+            ),
             ("cron = \"@daily\"\nagent = \"nobody\"", 3, "there is no such agent; there are: default"),
             ("cron = \"@daily\"\nmail_to = [\"ann\"]", 3, "schedules.x.mail_to has \"ann\""),
-            ("cron = \"@daily\"\nmissed = \"some\"", 3, "schedules.x.missed = \"some\" must be skip, one or all"),
+            (
+                "cron = \"@daily\"\nmissed = \"some\"",
+                3,
+                "schedules.x.missed = \"some\" must be skip, one or all",
+            ),
             ("cron = \"@daily\"\nmissed_limit = 0", 3, "must be a whole number from 1 to 100"),
             ("cron = \"@daily\"\noverlap = \"no\"", 3, "schedules.x.overlap = \"no\" must be skip or queue"),
         ] {

@@ -138,7 +138,12 @@ impl Passed {
     pub fn reason(&self, missed: Missed) -> String {
         let more = if self.more { "more than " } else { "" };
         let ticks = if self.count == 1 { "tick" } else { "ticks" };
-        format!("missed: {more}{} {ticks} since {}, missed = {}", self.count, written(self.first), missed.as_str())
+        format!(
+            "missed: {more}{} {ticks} since {}, missed = {}",
+            self.count,
+            written(self.first),
+            missed.as_str()
+        )
     }
 }
 
@@ -150,10 +155,9 @@ impl Timing {
     /// [`Invalid`].
     pub fn parse(pattern: &str, zone: &str) -> Result<Timing, Invalid> {
         let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
-        let cron = parser.parse(pattern).map_err(|error| Invalid::Pattern {
-            pattern: pattern.to_owned(),
-            reason: error.to_string(),
-        })?;
+        let cron = parser
+            .parse(pattern)
+            .map_err(|error| Invalid::Pattern { pattern: pattern.to_owned(), reason: error.to_string() })?;
         let zone = zone.parse::<Tz>().map_err(|_| Invalid::Zone(zone.to_owned()))?;
         let timing = Timing { cron, zone };
         // Without years a pattern repeats: whatever comes at all comes after any instant.

@@ -26,7 +26,13 @@ fn patterns() -> impl Strategy<Value = &'static str> {
 }
 
 fn zones() -> impl Strategy<Value = &'static str> {
-    prop::sample::select(vec!["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"])
+    prop::sample::select(vec![
+        "UTC",
+        "Europe/Berlin",
+        "America/New_York",
+        "Australia/Lord_Howe",
+        "Asia/Kathmandu",
+    ])
 }
 
 /// A look at the clock: by how much it moved since the last, and whether the process dies before it wrote anything down.

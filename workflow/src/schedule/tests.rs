@@ -153,7 +153,9 @@ fn ten_minutes_down_are_skipped_made_good_once_or_all_made_good_up_to_the_limit(
 fn a_clock_that_jumps_back_finds_nothing_due_until_it_is_past_what_was_decided() {
     let timing = timing("*/5 * * * *", "Europe/Berlin");
     let last = at("2026-06-01T12:00:00Z");
-    for now in ["2026-06-01T12:00:00Z", "2026-06-01T11:59:59Z", "2026-06-01T03:00:00Z", "1999-01-01T00:00:00Z"] {
+    for now in
+        ["2026-06-01T12:00:00Z", "2026-06-01T11:59:59Z", "2026-06-01T03:00:00Z", "1999-01-01T00:00:00Z"]
+    {
         let decision = decide(&timing, Missed::All, 10, last, at(now));
         assert_eq!((decision.fire.len(), decision.last_tick), (0, last), "{now}");
         assert_eq!(decision.next_at, Some(at("2026-06-01T12:05:00Z")), "{now}");

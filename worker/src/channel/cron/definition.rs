@@ -134,8 +134,7 @@ pub(crate) fn session_of(
     schedule: &Schedule,
 ) -> Result<NewSession, CannotBegin> {
     let definition = &schedule.definition;
-    let new =
-        origin::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
+    let new = origin::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
     Ok(NewSession { policy: mailing(config, &definition.mail_to, &definition.name), ..new })
 }
 

@@ -220,7 +220,9 @@ async fn schedules(store: &Store, report: &mut Report) -> Result<(), Error> {
             report.warning(
                 "schedules",
                 format!("{name} was fired {} ahead of the database's clock", span(one.ahead_s)),
-                format!("see that the clock is right now; then wakeful schedule resume {name} counts from now on"),
+                format!(
+                    "see that the clock is right now; then wakeful schedule resume {name} counts from now on"
+                ),
             );
         }
     }
