@@ -5,6 +5,7 @@
 
 use crate::chain::shown;
 use crate::failpoint::failpoint;
+use crate::hydrate::from_text;
 use crate::run::{self, Locked};
 use crate::wake::{Continues, NewSession, pin};
 use crate::{Error, Result, Store, new_id};
@@ -12,8 +13,12 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
-use wakeful_workflow::session::SessionStatus;
-use wakeful_workflow::trigger::{NEW, TriggerSource, replies_by_mail};
+use wakeful_workflow::record::{Block, Role, text_of};
+use wakeful_workflow::session::{Seed, SessionStatus};
+use wakeful_workflow::trigger::{NEW, TriggerSource, opens_beside, replies_by_mail};
+
+/// At most so many texts of a session begin the one beside it.
+const SAID: i64 = 100;
 
 /// A session that begins its conversation anew.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -54,6 +59,23 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?)
+    }
+
+    /// The type of trigger and the agent of the conversation's latest session.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn latest_trigger(&self, conversation_id: &str) -> Result<Option<(String, String)>> {
+        let latest = sqlx::query!(
+            "select trigger_type, agent from conversation_sessions
+            where conversation_id = $1
+            order by ordinal desc
+            limit 1",
+            conversation_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(latest.map(|latest| (latest.trigger_type, latest.agent)))
     }
 
     async fn try_begin_anew(&self, new: &NewSession, client_key: Option<&str>) -> Result<Begun> {
@@ -115,7 +137,13 @@ pub(crate) async fn find_or_create(
         Continues::Trigger => made_by_trigger(tx, new).await?,
         Continues::Conversation => match sent_before(tx, &new.conversation_id, client_key).await? {
             Some(session_id) => Some(session_id),
-            None => latest(tx, &new.conversation_id).await?,
+            None => match latest(tx, &new.conversation_id).await? {
+                Some(latest) => match opens_beside(&latest.trigger_type, &new.trigger_type) {
+                    Some(own) => return open_beside(tx, new, latest, own).await,
+                    None => Some(latest.session_id),
+                },
+                None => None,
+            },
         },
     };
     let session_id = match existing {
@@ -161,10 +189,18 @@ async fn sent_before(
     .await?)
 }
 
+/// A conversation's latest session.
+struct Latest {
+    session_id: String,
+    trigger_type: String,
+    policy: Option<serde_json::Value>,
+}
+
 /// The conversation's latest session.
-async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
-    Ok(sqlx::query_scalar!(
-        "select session_id from conversation_sessions
+async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<Latest>> {
+    Ok(sqlx::query_as!(
+        Latest,
+        "select session_id, trigger_type, policy from conversation_sessions
         where conversation_id = $1
         order by ordinal desc
         limit 1",
@@ -172,6 +208,59 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<S
     )
     .fetch_optional(tx)
     .await?)
+}
+
+/// Makes a session of its own beside `latest`, which begins with what was said there. It may write to whom that one may, and
+/// what it says is read where it was asked.
+async fn open_beside(
+    tx: &mut PgConnection,
+    new: &NewSession,
+    latest: Latest,
+    trigger_type: &str,
+) -> Result<Locked> {
+    let mut policy = new.policy.clone();
+    if let Some(before) = latest.policy {
+        let before: SessionPolicy =
+            serde_json::from_value(before).map_err(|error| Error::corrupt("policy", error))?;
+        (policy.participants, policy.recipients) = (before.participants, before.recipients);
+        (policy.web, policy.loop_suspicion) = (before.web, before.loop_suspicion);
+    }
+    let mut seeds = new.seeds.clone();
+    seeds.extend(said(tx, &latest.session_id).await?);
+    let session_id = new_id("sess");
+    let new = NewSession {
+        trigger_type: trigger_type.to_owned(),
+        trigger_id: latest.session_id,
+        policy,
+        seeds,
+        ..new.clone()
+    };
+    insert(tx, &session_id, &new, None).await?;
+    run::lock_session(tx, &session_id).await
+}
+
+/// The newest texts of a session, as the beginning of another one.
+async fn said(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
+    let records = sqlx::query!(
+        r#"select role, content::text as "content!" from conversation_records
+        where session_id = $1 and role in ('user', 'assistant')
+        order by message_number desc
+        limit $2"#,
+        session_id,
+        SAID
+    )
+    .fetch_all(tx)
+    .await?;
+    let mut seeds = Vec::new();
+    for record in records.into_iter().rev() {
+        let role = Role::parse(&record.role).ok_or_else(|| Error::corrupt("role", &record.role))?;
+        let content: Vec<Block> = from_text("message", &record.content)?;
+        let text = text_of(&content);
+        if !text.trim().is_empty() {
+            seeds.push(Seed { role, content: text, is_new: true });
+        }
+    }
+    Ok(seeds)
 }
 
 /// The policy of a session that begins anew: it replies as the latest one does, and by its route, if its trigger's type says

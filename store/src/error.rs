@@ -17,6 +17,9 @@ pub enum Error {
     /// What is asked does not fit what is known of it; the reason says what would.
     #[error("session {session_id}: {reason}")]
     Refused { session_id: String, reason: String },
+    /// What is asked of a schedule does not fit it; the reason says what would.
+    #[error("schedule {name}: {reason}")]
+    Schedule { name: String, reason: String },
     /// The same idempotency key came with another body.
     #[error("client_key {client_key:?} was used before with another message")]
     KeyReused { client_key: String },
@@ -60,6 +63,7 @@ impl Error {
             Error::NotFound { .. }
             | Error::Conflict { .. }
             | Error::Refused { .. }
+            | Error::Schedule { .. }
             | Error::KeyReused { .. }
             | Error::InboxFull { .. }
             | Error::Schema(_)

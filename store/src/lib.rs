@@ -20,9 +20,10 @@
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
 //! | lay two of them side by side | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
+//! | define, fire and show schedules | [`schedule`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
-//! Locks are taken in one order everywhere: conversation, session, job. A statement sees one snapshot, and after
+//! Locks are taken in one order everywhere: schedule, conversation, session, job. A statement sees one snapshot, and after
 //! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
 //! decide a race.
 
@@ -49,6 +50,7 @@ pub mod replay;
 pub mod resolve;
 pub mod retire;
 pub mod run;
+pub mod schedule;
 pub mod schema;
 pub mod session;
 pub mod side;

@@ -127,7 +127,7 @@ impl Delivered {
         }
     }
 
-    fn parse(word: &str) -> Result<Delivered> {
+    pub(crate) fn parse(word: &str) -> Result<Delivered> {
         match word {
             "queued" => Ok(Delivered::Queued),
             "delivered" => Ok(Delivered::Delivered),

@@ -13,6 +13,7 @@
 //! | what of it its reader is not shown | [`internal`] |
 //! | what happened | [`event`], [`mod@recover`] |
 //! | what made a session, and how it replies | [`trigger`] |
+//! | which ticks of a schedule are due | [`schedule`] |
 //! | what an agent may do, and what holds for one session alone | [`agent`], [`policy`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | how two sessions differ | [`mod@diff`] |
@@ -46,6 +47,7 @@ pub mod replay;
 pub mod reply;
 pub mod resolve;
 pub mod resume;
+pub mod schedule;
 pub mod session;
 pub mod trigger;
 pub mod wire;

@@ -5,6 +5,25 @@ use serde::{Deserialize, Serialize};
 /// The type of a session that begins its conversation anew: it is its own trigger.
 pub const NEW: &str = "new";
 
+/// The type of a schedule's firing.
+pub const CRON: &str = "cron";
+
+/// The type of a chat.
+pub const CHAT: &str = "chat";
+
+/// The type of another system's notice.
+pub const HERALD: &str = "herald";
+
+/// The type of a chat about a notice.
+pub const HERALD_CHAT: &str = "herald-chat";
+
+/// The type of the session that a message opens beside its conversation's latest one. `None`: it goes on with that one. A
+/// notice is answered for whoever it went to; somebody who then writes about it in a chat is somebody else's turn, and reads the
+/// replies there.
+pub fn opens_beside(latest: &str, arriving: &str) -> Option<&'static str> {
+    (latest == HERALD && arriving == CHAT).then_some(HERALD_CHAT)
+}
+
 /// Who or what is behind a session, whatever way it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,6 +77,20 @@ pub fn replies_by_mail(trigger_type: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_chat_on_a_notice_opens_a_session_beside_it() {
+        assert_eq!(opens_beside("herald", "chat"), Some("herald-chat"));
+        for (latest, arriving) in [
+            ("herald-chat", "chat"),
+            ("chat", "chat"),
+            ("fork", "chat"),
+            ("herald", "message"),
+            (NEW, "chat"),
+        ] {
+            assert_eq!(opens_beside(latest, arriving), None, "{latest} {arriving}");
+        }
+    }
 
     #[test]
     fn every_type_of_trigger_has_its_source() {

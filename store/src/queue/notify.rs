@@ -4,6 +4,7 @@
 //! makes their commits wait for each other. A notification is a hint; whoever waits for one polls as well.
 
 use crate::Store;
+use crate::schedule;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -104,6 +105,7 @@ impl Store {
 pub struct News {
     jobs: broadcast::Sender<()>,
     sessions: broadcast::Sender<Arc<str>>,
+    schedules: broadcast::Sender<()>,
 }
 
 /// Waits for news of one session. Those that were missed count: one of them may have been about it.
@@ -122,7 +124,11 @@ pub async fn heard(news: &mut broadcast::Receiver<Arc<str>>, session_id: &str) {
 impl News {
     /// Starts listening, until `stop`. A lost connection is made again, and then everybody looks.
     pub fn listen(store: &Store, stop: CancellationToken) -> News {
-        let news = News { jobs: broadcast::channel(16).0, sessions: broadcast::channel(1024).0 };
+        let news = News {
+            jobs: broadcast::channel(16).0,
+            sessions: broadcast::channel(1024).0,
+            schedules: broadcast::channel(16).0,
+        };
         tokio::spawn(news.clone().run(store.options.clone(), stop));
         news
     }
@@ -142,6 +148,11 @@ impl News {
     /// Session ids with something new; `*` stands for all.
     pub fn sessions(&self) -> broadcast::Receiver<Arc<str>> {
         self.sessions.subscribe()
+    }
+
+    /// Hears that a schedule changed.
+    pub fn schedules(&self) -> broadcast::Receiver<()> {
+        self.schedules.subscribe()
     }
 
     async fn run(self, options: sqlx::postgres::PgConnectOptions, stop: CancellationToken) {
@@ -175,10 +186,11 @@ impl News {
             .connect_with(options.clone())
             .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
-        listener.listen_all([JOBS, SESSIONS]).await?;
+        listener.listen_all([JOBS, SESSIONS, schedule::CHANNEL]).await?;
         // What was sent while nobody listened is not sent again: everybody looks once.
         self.tell(JOBS, "");
         self.tell(SESSIONS, EVERY_SESSION);
+        self.tell(schedule::CHANNEL, "");
         loop {
             let Some(notification) = listener.try_recv().await? else {
                 return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()));
@@ -191,6 +203,8 @@ impl News {
         // Nobody subscribed is nobody to tell.
         if channel == JOBS {
             let _ = self.jobs.send(());
+        } else if channel == schedule::CHANNEL {
+            let _ = self.schedules.send(());
         } else {
             for session_id in payload.split(',') {
                 let _ = self.sessions.send(Arc::from(session_id));

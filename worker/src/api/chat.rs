@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use std::sync::Arc;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
+use wakeful_workflow::trigger::{CHAT, opens_beside};
 
 /// The body of `POST /v1/chat/{conversation_id}/messages`.
 #[derive(Debug, Deserialize)]
@@ -53,25 +54,35 @@ pub(crate) async fn wake(
     repository_id: Option<String>,
     message: NewMessage,
 ) -> Result<Woken, Problem> {
-    let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent)?;
+    let agent = match agent {
+        Some(agent) => Some(agent.to_owned()),
+        // A session that a chat opens beside another one is of that one's agent.
+        None => ctx
+            .store
+            .latest_trigger(&conversation_id)
+            .await?
+            .filter(|(latest, _)| opens_beside(latest, CHAT).is_some())
+            .map(|(_, agent)| agent),
+    };
+    let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent.as_deref())?;
     ingest::take(ctx, NewSession { repository_id, ..new }, message).await
 }
 
 /// 202, or 200 for what was taken before.
-pub(super) fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
+pub(crate) fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
     let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     (status, Json(woken))
 }
 
 /// The header `Idempotency-Key`: the same as `client_key`, for clients that set it on every request.
-pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let key = key.to_str().map_err(|_| Problem::bad_request("`Idempotency-Key` is not ASCII"))?;
     Ok(Some(key.to_owned()))
 }
 
 /// Reads a JSON body, with an error that says where it is wrong.
-pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let text = std::str::from_utf8(body).map_err(|error| {
         Problem::bad_request(format!("the body is not UTF-8: invalid at byte {}", error.valid_up_to()))
     })?;
@@ -87,7 +98,7 @@ pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Pr
 }
 
 /// A message's text: something, and nothing that the database cannot hold.
-pub(super) fn message_text(text: String) -> Result<String, Problem> {
+pub(crate) fn message_text(text: String) -> Result<String, Problem> {
     if text.trim().is_empty() {
         return Err(Problem::bad_request("`text` is empty"));
     }
@@ -97,7 +108,7 @@ pub(super) fn message_text(text: String) -> Result<String, Problem> {
     Ok(text)
 }
 
-pub(super) fn check_text(name: &str, text: Option<&str>, limit: usize) -> Result<(), Problem> {
+pub(crate) fn check_text(name: &str, text: Option<&str>, limit: usize) -> Result<(), Problem> {
     match text {
         Some(text) if text.is_empty() || text.len() > limit || text.chars().any(char::is_control) => {
             Err(Problem::bad_request(format!("`{name}` has 1 to {limit} bytes and no control characters")))

@@ -107,7 +107,7 @@ async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Res
 }
 
 /// An id in a path, of whatever a row is. 400 for what no id can be.
-struct Id(String);
+pub(crate) struct Id(pub(crate) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Problem;

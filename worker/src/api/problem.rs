@@ -98,7 +98,7 @@ impl From<wakeful_store::Error> for Problem {
             Error::Conflict { status, .. } => Problem::new(StatusCode::CONFLICT, detail)
                 .with("session_status", status.as_str())
                 .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>()),
-            Error::Refused { .. } => Problem::new(StatusCode::CONFLICT, detail),
+            Error::Refused { .. } | Error::Schedule { .. } => Problem::new(StatusCode::CONFLICT, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { .. } => {
                 Problem { retry_after_s: Some(5), ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail) }

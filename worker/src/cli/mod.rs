@@ -9,6 +9,7 @@ mod printable;
 mod queue;
 mod replay;
 mod report;
+mod schedule;
 mod serve;
 mod session;
 
@@ -79,6 +80,8 @@ enum Command {
     /// Run a session again, or a folder of exported ones, and lay it beside what was. Nothing is sent and nothing written,
     /// unless --tools live says so. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
+    /// List, make and steer schedules.
+    Schedule(schedule::Args),
     /// Look at the job queue.
     Queue(queue::Args),
 }
@@ -134,6 +137,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Doctor(args) => doctor::run(app, config, args).await,
             Command::Session(args) => session::run(&app, config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
+            Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
         }
     });
@@ -157,6 +161,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
                 wakeful_store::Error::NotFound { .. } => Exit::NotFound,
                 wakeful_store::Error::Conflict { .. }
                 | wakeful_store::Error::Refused { .. }
+                | wakeful_store::Error::Schedule { .. }
                 | wakeful_store::Error::KeyReused { .. } => Exit::Conflict,
                 wakeful_store::Error::Schema(_) | wakeful_store::Error::InboxFull { .. } => Exit::Unavailable,
                 wakeful_store::Error::Database(_) => Exit::Unavailable,

@@ -2,11 +2,19 @@
 
 use super::read::Section;
 
-#[derive(Clone, Debug, Default)]
-pub struct Herald {}
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Herald {
+    /// Who takes notices that name no agent. `None`: the agent `default`.
+    pub agent: Option<String>,
+}
 
 /// Reads it.
-pub(super) fn read(section: Section<'_>) -> Herald {
+pub(super) fn read(mut section: Section<'_>) -> Herald {
+    let herald = Herald {
+        agent: section.text("agent", "must be the name of an agent", |name| {
+            (!name.is_empty()).then(|| name.to_owned())
+        }),
+    };
     section.finish();
-    Herald {}
+    herald
 }

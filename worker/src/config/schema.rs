@@ -23,7 +23,7 @@ const MODEL_RULE: &str = "must be provider/model with a provider of: anthropic, 
 pub(super) fn read(table: Table) -> (Config, Vec<Problem>) {
     let problems = RefCell::new(Vec::new());
     let mut root = Section::root(table, &problems);
-    let config = Config {
+    let mut config = Config {
         server: server(root.section("server")),
         database: database(root.section("database")),
         queue: queue(root.section("queue")),
@@ -35,12 +35,13 @@ pub(super) fn read(table: Table) -> (Config, Vec<Problem>) {
         chat: super::chat::read(root.section("chat")),
         messenger: super::messenger::read(root.section("messenger")),
         herald: super::herald::read(root.section("herald")),
-        schedules: super::cron::read(&mut root),
+        schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
     };
+    config.schedules = super::cron::read(&mut root, &config.agent_names());
     root.finish();
     (config, problems.into_inner())
 }

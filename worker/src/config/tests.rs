@@ -12,7 +12,7 @@ fn vars(env: Env<'_>) -> impl Iterator<Item = (String, String)> {
     env.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
 }
 
-fn parse(text: &str, env: Env<'_>) -> Result<Config, ConfigError> {
+pub(super) fn parse(text: &str, env: Env<'_>) -> Result<Config, ConfigError> {
     Config::parse(text, Some(PathBuf::from("etc/wakeful.toml")), &vars(env).collect())
 }
 
@@ -65,7 +65,7 @@ fn what_the_example_leaves_out_is_taken_too() {
             let body = line.strip_prefix("# ").unwrap_or(line);
             let key = body.split(" = ").next().unwrap_or_default();
             let is_key = body.contains(" = ") && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-            let is_table = body.starts_with("[models.");
+            let is_table = body.starts_with("[models.") || body.starts_with("[schedules.");
             // A secret and its file exclude each other, and the files are not there.
             if (is_key || is_table) && !key.ends_with("_file") {
                 format!("{body}\n")
@@ -77,6 +77,8 @@ fn what_the_example_leaves_out_is_taken_too() {
     let config = good(&uncommented, &[]);
     assert_eq!(config.models["anthropic/claude-sonnet-5"].context_window, Some(200_000));
     assert!(config.models["anthropic/claude-sonnet-5"].prefill);
+    assert_eq!(config.schedules["morning"].time_zone, "Europe/Berlin");
+    assert_eq!(config.herald.agent.as_deref(), Some("default"));
     assert_eq!(config.server.internal_tokens.len(), 1);
     assert_eq!(config.email.from.as_deref(), Some("agent@example.org"));
     assert_eq!(config.scripted.dir, Some(PathBuf::from("etc/scenarios")));

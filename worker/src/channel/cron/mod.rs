@@ -1,16 +1,24 @@
-//! Schedules.
+//! Schedules: a tick that is due becomes a session.
 
 use crate::Ctx;
 use axum::Router;
 use std::sync::Arc;
 
+mod api;
+pub(crate) mod definition;
+mod scheduler;
+pub(crate) mod view;
+
 /// `/v1/schedules`.
 pub(super) fn routes() -> Router<Arc<Ctx>> {
-    Router::new()
+    api::routes()
 }
 
-/// Fires what is due, until the process drains.
+/// Fires what is due, until the process drains. An outage of the database ends it as little as any other fault.
+///
+/// # Errors
+/// None yet.
 pub async fn run(ctx: Arc<Ctx>) -> anyhow::Result<()> {
-    ctx.draining.cancelled().await;
+    scheduler::run(ctx).await;
     Ok(())
 }

@@ -1,10 +1,134 @@
-//! Notices from other systems.
+//! Notices from other systems: each wakes a session, without a message of a user.
+//!
+//! Somebody who then writes in a notice's conversation gets a session of their own beside it, which has seen the notice and
+//! what was made of it: [`wakeful_workflow::trigger::opens_beside`].
 
-use crate::Ctx;
-use axum::Router;
+use crate::api::chat::{answer, check_text, idempotency_key, parse};
+use crate::api::{Problem, stored_conversation_id};
+use crate::channel::cron::definition::mailing;
+use crate::config::DEFAULT_AGENT;
+use crate::config::cron::is_address;
+use crate::{Ctx, ingest, origin};
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use axum::{Json, Router};
+use serde::Deserialize;
+use sha2::Digest;
+use std::fmt::Write as _;
 use std::sync::Arc;
+use wakeful_store::new_id;
+use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
+use wakeful_workflow::trigger::HERALD;
 
 /// `/v1/triggers/herald`.
 pub(super) fn routes() -> Router<Arc<Ctx>> {
-    Router::new()
+    Router::new().route("/triggers/herald", post(take))
+}
+
+/// The body of `POST /v1/triggers/herald`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Heralded {
+    notice: Notice,
+    /// Without one the notice has a conversation of its own.
+    conversation_id: Option<String>,
+    /// Whom it is for, in the words of whoever sends it.
+    user_id: Option<String>,
+    agent: Option<String>,
+    client_key: Option<String>,
+    #[serde(default)]
+    mail_to: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Notice {
+    Text(String),
+    Parts(Parts),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Parts {
+    title: String,
+    body: String,
+    source: Option<String>,
+    url: Option<String>,
+}
+
+/// Takes a notice: 202, or 200 with the first answer when its `client_key` was used before.
+async fn take(
+    State(ctx): State<Arc<Ctx>>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Woken>), Problem> {
+    let heralded: Heralded = parse(&body?)?;
+    let given = heralded.client_key.clone().or(idempotency_key(&headers)?);
+    check_text("client_key", given.as_deref(), 256)?;
+    check_text("user_id", heralded.user_id.as_deref(), 256)?;
+    if let Some(wrong) = heralded.mail_to.iter().find(|address| !is_address(address)) {
+        return Err(Problem::bad_request(format!("`mail_to` has {wrong:?}: it must be a mail address")));
+    }
+    let (text, subject) = rendered(&heralded.notice, heralded.user_id.as_deref())?;
+    let client_key = given.unwrap_or_else(|| new_id("key"));
+    // The same key again must find the conversation that it made.
+    let conversation = heralded.conversation_id.unwrap_or_else(|| {
+        let digest = hex::encode(sha2::Sha256::digest(client_key.as_bytes()));
+        format!("herald-{}", &digest[..20])
+    });
+    let conversation_id = stored_conversation_id(&conversation)?;
+    let agent = heralded.agent.or_else(|| ctx.config.herald.agent.clone());
+    let agent = agent.as_deref().unwrap_or(DEFAULT_AGENT);
+    let mail_to: Vec<String> = heralded.mail_to.iter().map(|address| address.to_lowercase()).collect();
+    let new = NewSession {
+        trigger_type: HERALD.to_owned(),
+        trigger_id: format!("{conversation}:{client_key}"),
+        continues: Continues::Trigger,
+        policy: mailing(&ctx.config, &mail_to, &subject),
+        ..origin::of_chat(&ctx.config, &ctx.tools, conversation_id, Some(agent))?
+    };
+    let message = NewMessage {
+        client_key: Some(client_key),
+        text,
+        sender: Some(HERALD.to_owned()),
+        trace_context: None,
+        attachments: Vec::new(),
+    };
+    Ok(answer(ingest::take(&ctx, new, message).await?))
+}
+
+/// The notice as the agent reads it, and a subject for what is mailed about it. That it is nobody's request stands first: what
+/// follows is another system's text.
+fn rendered(notice: &Notice, user_id: Option<&str>) -> Result<(String, String), Problem> {
+    let mut text = String::from("A notice from another system. These are not the user's words.\n");
+    if let Some(user_id) = user_id {
+        let _ = writeln!(text, "For: {user_id}");
+    }
+    let (body, subject) = match notice {
+        Notice::Text(body) => {
+            let line = body.trim().lines().next().unwrap_or_default();
+            (body, line.chars().take(100).collect())
+        }
+        Notice::Parts(parts) => {
+            check_text("notice.title", Some(&parts.title), 500)?;
+            check_text("notice.source", parts.source.as_deref(), 256)?;
+            check_text("notice.url", parts.url.as_deref(), 2000)?;
+            if let Some(source) = &parts.source {
+                let _ = writeln!(text, "From: {source}");
+            }
+            let _ = writeln!(text, "Title: {}", parts.title);
+            if let Some(url) = &parts.url {
+                let _ = writeln!(text, "Link: {url}");
+            }
+            (&parts.body, parts.title.clone())
+        }
+    };
+    if body.trim().is_empty() || body.contains('\0') {
+        return Err(Problem::bad_request("`notice` has no text, or a NUL character in it"));
+    }
+    let _ = write!(text, "\n{}", body.trim_end());
+    Ok((text, subject))
 }

@@ -150,6 +150,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
         Err(error) => return Err(error),
     }
     work(config, &store, report).await?;
+    schedules(&store, report).await?;
     troubles(&store.troubles().await?, report);
     store.close().await;
     Ok(())
@@ -196,6 +197,37 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         let sum = |count: fn(&wakeful_store::queue::Depth) -> i64| depth.iter().map(count).sum::<i64>();
         let (ready, leased, delayed) = (sum(|one| one.ready), sum(|one| one.leased), sum(|one| one.delayed));
         report.ok("queue", format!("{ready} ready, {leased} leased, {delayed} delayed"));
+    }
+    Ok(())
+}
+
+/// Schedules that nobody fires.
+async fn schedules(store: &Store, report: &mut Report) -> Result<(), Error> {
+    let late = store.late_schedules().await?;
+    for one in &late {
+        let name = &one.name;
+        if one.overdue_s > 0.0 {
+            report.warning(
+                "schedules",
+                format!("{name} should have fired {} ago", span(one.overdue_s)),
+                format!(
+                    "start a scheduler that has the agent {:?}: wakeful serve --roles scheduler; or pause it: wakeful \
+                     schedule pause {name}",
+                    one.agent
+                ),
+            );
+        } else {
+            report.warning(
+                "schedules",
+                format!("{name} was fired {} ahead of the database's clock", span(one.ahead_s)),
+                format!(
+                    "see that the clock is right now; then wakeful schedule resume {name} counts from now on"
+                ),
+            );
+        }
+    }
+    if late.is_empty() {
+        report.ok("schedules", "none is late");
     }
     Ok(())
 }

@@ -1,0 +1,326 @@
+//! Firing: the ticks that are due become sessions, in the transaction that says so.
+
+use super::{FIRINGS_KEPT, Schedule, clock, find, timing};
+use crate::create::find_or_create;
+use crate::failpoint::{failpoint, mutant};
+use crate::wake::{Continues, Delivered, NewMessage, NewSession, Woken, deliver};
+use crate::{Error, Result, Store, new_id};
+use chrono::{DateTime, Utc};
+use sqlx::{Connection, PgConnection};
+use std::time::Duration;
+use wakeful_workflow::schedule::{self, Overlap, Timing};
+use wakeful_workflow::trigger::CRON;
+
+/// Makes the session of a firing out of what a process has: an agent, its prompt and its tools. Or says why it cannot.
+pub type Compose<'a> = dyn Fn(&Schedule) -> std::result::Result<NewSession, String> + Send + Sync + 'a;
+
+/// What one look at one schedule did.
+#[derive(Clone, Debug)]
+pub struct Fired {
+    pub name: String,
+    /// Its sessions, oldest tick first.
+    pub woken: Vec<(DateTime<Utc>, Woken)>,
+    /// Ticks that were passed over, with the reason. One stands for all that were missed.
+    pub skipped: Vec<(DateTime<Utc>, String)>,
+}
+
+impl Store {
+    /// Fires what is due of one schedule whose agent is among `agents`, as of `now` or of the database's clock, and gives
+    /// `None` where nothing is due that another scheduler has not in hand. `compose` makes the session of a firing; its trigger,
+    /// its conversation and its message are put in here. One transaction.
+    ///
+    /// # Errors
+    /// [`Error::Database`]; nothing was fired then. A tick that cannot be fired for another reason is skipped, with the reason.
+    pub async fn fire_due(
+        &self,
+        now: Option<DateTime<Utc>>,
+        agents: &[String],
+        compose: &Compose<'_>,
+    ) -> Result<Option<Fired>> {
+        let fired = self.try_fire_due(now, agents, compose).await;
+        self.noted(fired)
+    }
+
+    async fn try_fire_due(
+        &self,
+        now: Option<DateTime<Utc>>,
+        agents: &[String],
+        compose: &Compose<'_>,
+    ) -> Result<Option<Fired>> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let due = sqlx::query!(
+            "select space_id, name
+            from schedules
+            where paused_at is null and next_at <= $1 and agent = any($2)
+            order by next_at
+            limit 1
+            for update skip locked",
+            now,
+            agents
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
+        let Some(due) = due else { return Ok(None) };
+        let schedule = find(&mut tx, &due.space_id, &due.name).await?;
+        let mut fired = Fired { name: due.name, woken: Vec::new(), skipped: Vec::new() };
+        let timing = match timing(&schedule.definition) {
+            Ok(timing) => timing,
+            // It was read when it was written: this binary knows less than the one that took it. It is not due for this
+            // one again, and whoever changes it makes it so.
+            Err(error) => {
+                skip(&mut tx, &schedule, now, &error.to_string()).await?;
+                advance(&mut tx, &schedule, schedule.last_tick, None).await?;
+                tx.commit().await?;
+                fired.skipped.push((now, error.to_string()));
+                return Ok(Some(fired));
+            }
+        };
+        let definition = &schedule.definition;
+        let limit = definition.missed_limit.unsigned_abs();
+        let decision = schedule::decide(&timing, definition.missed, limit, schedule.last_tick, now);
+        if let Some(passed) = &decision.passed {
+            let reason = passed.reason(definition.missed);
+            skip(&mut tx, &schedule, passed.last, &reason).await?;
+            fired.skipped.push((passed.last, reason));
+        }
+        failpoint("K60");
+        for tick in decision.fire {
+            match fire(&mut tx, &schedule, &timing, tick, compose).await? {
+                Became::Fired(woken) => fired.woken.push((tick, woken)),
+                Became::Skipped(reason) => {
+                    skip(&mut tx, &schedule, tick, &reason).await?;
+                    fired.skipped.push((tick, reason));
+                }
+                Became::FiredBefore => {}
+            }
+        }
+        if mutant("schedule_stays") {
+            tx.commit().await?;
+            return Ok(Some(fired));
+        }
+        advance(&mut tx, &schedule, decision.last_tick, decision.next_at).await?;
+        failpoint("K61");
+        tx.commit().await?;
+        Ok(Some(fired))
+    }
+
+    /// How long until the next tick of a schedule of these agents is due, by the database's clock. `None`: there is none.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn next_firing(&self, agents: &[String]) -> Result<Option<Duration>> {
+        let seconds = sqlx::query_scalar!(
+            r#"select extract(epoch from min(next_at) - clock_timestamp())::float8
+            from schedules
+            where paused_at is null and agent = any($1)"#,
+            agents
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()))
+    }
+
+    /// Fires a schedule now, paused or not, because somebody asks for it. The same `client_key` again is the same firing.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Schedule`] when no session can be made of it here, those of [`Store::wake`].
+    pub async fn trigger_schedule(
+        &self,
+        space_id: &str,
+        name: &str,
+        client_key: Option<&str>,
+        now: Option<DateTime<Utc>>,
+        trace_context: Option<String>,
+        compose: &Compose<'_>,
+    ) -> Result<Woken> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let schedule = find(&mut tx, space_id, name).await?;
+        let key = client_key.map_or_else(|| new_id("key"), str::to_owned);
+        let trigger_id = schedule::manual_trigger_id(&schedule.schedule_id, &key);
+        let refused = |reason: String| Error::Schedule { name: schedule.definition.name.clone(), reason };
+        let timing = timing(&schedule.definition)?;
+        let new = compose(&schedule).map_err(refused)?;
+        // Looked up first: the text says when, so that the same key would come with another one.
+        if let Some(before) = fired_before(&mut tx, &new, &trigger_id).await? {
+            return Ok(before);
+        }
+        let woken = wake(&mut tx, &schedule, &timing, new, (trigger_id, now), trace_context).await?;
+        record(&mut tx, &schedule, now, true, Some(&woken.session_id), None).await?;
+        tx.commit().await?;
+        Ok(woken)
+    }
+}
+
+/// What became of a tick.
+enum Became {
+    Fired(Woken),
+    /// A firing that is written down already: somebody set the schedule back.
+    FiredBefore,
+    Skipped(String),
+}
+
+async fn fire(
+    tx: &mut PgConnection,
+    schedule: &Schedule,
+    timing: &Timing,
+    tick: DateTime<Utc>,
+    compose: &Compose<'_>,
+) -> Result<Became> {
+    let new = match compose(schedule) {
+        Ok(new) => new,
+        Err(reason) => return Ok(Became::Skipped(reason)),
+    };
+    let trigger_id = schedule::trigger_id(&schedule.schedule_id, tick);
+    if fired_before(&mut *tx, &new, &trigger_id).await?.is_some() {
+        return Ok(Became::FiredBefore);
+    }
+    match schedule.definition.overlap {
+        Overlap::Queue => {}
+        Overlap::Skip => {
+            if let Some((session_id, status)) = unfinished(&mut *tx, &schedule.schedule_id).await? {
+                return Ok(Became::Skipped(format!("overlap: {session_id} is {status}, overlap = skip")));
+            }
+        }
+    }
+    // What fails here for a reason of its own must hold up no other schedule, nor this one's next tick.
+    let mut point = tx.begin().await?;
+    match wake(&mut point, schedule, timing, new, (trigger_id, tick), None).await {
+        Ok(woken) => {
+            record(&mut point, schedule, tick, false, Some(&woken.session_id), None).await?;
+            point.commit().await?;
+            Ok(Became::Fired(woken))
+        }
+        Err(error) if error.is_transient() => Err(error),
+        Err(error) => {
+            point.rollback().await?;
+            Ok(Became::Skipped(error.to_string()))
+        }
+    }
+}
+
+/// Makes the session of a firing and its message.
+async fn wake(
+    tx: &mut PgConnection,
+    schedule: &Schedule,
+    timing: &Timing,
+    new: NewSession,
+    (trigger_id, tick): (String, DateTime<Utc>),
+    trace_context: Option<String>,
+) -> Result<Woken> {
+    let new = NewSession {
+        space_id: schedule.space_id.clone(),
+        conversation_id: schedule.definition.conversation_id.clone(),
+        trigger_type: CRON.to_owned(),
+        trigger_id: trigger_id.clone(),
+        continues: Continues::Trigger,
+        ..new
+    };
+    let message = NewMessage {
+        client_key: Some(trigger_id),
+        text: schedule::message(&schedule.definition.prompt, timing, tick),
+        sender: None,
+        trace_context,
+        attachments: Vec::new(),
+    };
+    let session = find_or_create(&mut *tx, &new, None).await?;
+    deliver(tx, session, &message).await
+}
+
+/// The answer to the firing of this trigger, if there was one.
+async fn fired_before(tx: &mut PgConnection, new: &NewSession, trigger_id: &str) -> Result<Option<Woken>> {
+    let before = sqlx::query!(
+        "select s.session_id, i.run_id, i.outcome
+        from conversation_sessions s
+        join session_inbox i on i.session_id = s.session_id and i.client_key = s.trigger_id
+        where s.space_id = $1 and s.mailbox_id = $2 and s.trigger_type = $3 and s.trigger_id = $4",
+        new.space_id,
+        new.mailbox_id,
+        CRON,
+        trigger_id
+    )
+    .fetch_optional(tx)
+    .await?;
+    before
+        .map(|before| {
+            let outcome = Delivered::parse(&before.outcome)?;
+            Ok(Woken { session_id: before.session_id, run_id: before.run_id, outcome, duplicate: true })
+        })
+        .transpose()
+}
+
+/// A firing whose run is not through, pauses included.
+async fn unfinished(tx: &mut PgConnection, schedule_id: &str) -> Result<Option<(String, String)>> {
+    let open = sqlx::query!(
+        "select s.session_id, s.status
+        from schedule_firings f
+        join conversation_sessions s on s.session_id = f.session_id
+        where f.schedule_id = $1 and s.status in ('queued', 'running', 'waiting_input', 'needs_attention')
+        order by f.firing_id desc
+        limit 1",
+        schedule_id
+    )
+    .fetch_optional(tx)
+    .await?;
+    Ok(open.map(|open| (open.session_id, open.status)))
+}
+
+async fn skip(tx: &mut PgConnection, schedule: &Schedule, tick: DateTime<Utc>, reason: &str) -> Result<()> {
+    record(tx, schedule, tick, false, None, Some(&crate::error::bounded(reason))).await
+}
+
+/// Writes down what became of a tick, and forgets what is too old.
+async fn record(
+    tx: &mut PgConnection,
+    schedule: &Schedule,
+    tick: DateTime<Utc>,
+    manual: bool,
+    session_id: Option<&str>,
+    reason: Option<&str>,
+) -> Result<()> {
+    sqlx::query!(
+        "insert into schedule_firings (schedule_id, tick, manual, session_id, reason)
+        values ($1, $2, $3, $4, $5)",
+        schedule.schedule_id,
+        tick,
+        manual,
+        session_id,
+        reason
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!(
+        "delete from schedule_firings
+        where schedule_id = $1
+            and firing_id <= (
+                select firing_id from schedule_firings
+                where schedule_id = $1
+                order by firing_id desc
+                offset $2
+                limit 1
+            )",
+        schedule.schedule_id,
+        FIRINGS_KEPT
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn advance(
+    tx: &mut PgConnection,
+    schedule: &Schedule,
+    last_tick: DateTime<Utc>,
+    next_at: Option<DateTime<Utc>>,
+) -> Result<()> {
+    sqlx::query!(
+        "update schedules set last_tick = $2, next_at = $3 where schedule_id = $1",
+        schedule.schedule_id,
+        last_tick,
+        next_at
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}

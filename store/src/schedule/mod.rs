@@ -1,0 +1,556 @@
+//! Schedules: defined, fired, paused, and shown.
+//!
+//! Firing is one transaction: it locks the schedule's row, which every other scheduler skips, decides with one reading of the
+//! clock, wakes the sessions of the ticks, writes down what became of each, and moves `last_tick`. So a tick is fired with all
+//! that it is or not at all, whoever dies in between. A schedule's row is locked before any conversation's.
+
+mod fire;
+
+pub use fire::{Compose, Fired};
+
+use crate::{Error, Result, Store};
+use chrono::{DateTime, SubsecRound, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+use wakeful_workflow::schedule::{Missed, Overlap, Timing};
+
+/// Where schedulers hear that a schedule changed.
+pub(crate) const CHANNEL: &str = "wakeful_schedules";
+
+/// As many firings are kept of each schedule.
+pub const FIRINGS_KEPT: i64 = 100;
+
+/// Who defined a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    Config,
+    Api,
+}
+
+impl Source {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Source::Config => "config",
+            Source::Api => "api",
+        }
+    }
+
+    fn parse(word: &str) -> Result<Source> {
+        match word {
+            "config" => Ok(Source::Config),
+            "api" => Ok(Source::Api),
+            _ => Err(Error::corrupt("schedule source", word)),
+        }
+    }
+}
+
+/// What a schedule is. It was read once ([`Timing::parse`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Definition {
+    pub name: String,
+    pub cron: String,
+    pub time_zone: String,
+    pub agent: String,
+    /// As it is stored: `space/id`.
+    pub conversation_id: String,
+    pub prompt: String,
+    /// Addresses that replies go to.
+    pub mail_to: Vec<String>,
+    pub missed: Missed,
+    pub missed_limit: i32,
+    pub overlap: Overlap,
+}
+
+/// A schedule as it stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Schedule {
+    pub schedule_id: String,
+    #[serde(skip)]
+    pub space_id: String,
+    pub source: Source,
+    #[serde(flatten)]
+    pub definition: Definition,
+    pub paused_at: Option<DateTime<Utc>>,
+    /// `config`: the configuration has it no more.
+    pub paused_by: Option<String>,
+    /// Up to here every tick was decided.
+    pub last_tick: DateTime<Utc>,
+    /// `None`: it is paused, or no tick follows.
+    pub next_at: Option<DateTime<Utc>>,
+    pub revision: i64,
+}
+
+/// What became of a tick.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Firing {
+    pub tick: DateTime<Utc>,
+    /// A person asked for it.
+    pub manual: bool,
+    pub session_id: Option<String>,
+    /// Of the session, now.
+    pub status: Option<String>,
+    /// Why it was skipped.
+    pub reason: Option<String>,
+    pub at: DateTime<Utc>,
+}
+
+/// A schedule that does not fire as it should.
+#[derive(Clone, Debug)]
+pub struct Late {
+    pub name: String,
+    pub agent: String,
+    pub overdue_s: f64,
+    /// All was decided up to so far in the future: the clock was ahead.
+    pub ahead_s: f64,
+}
+
+/// What writing a configuration's schedules did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Synced {
+    /// Created, changed or taken up again.
+    pub written: Vec<String>,
+    /// Paused, because the configuration has them no more.
+    pub withdrawn: Vec<String>,
+    /// The name is that of a schedule which the API made: that one stands.
+    pub taken: Vec<String>,
+}
+
+impl Store {
+    /// Brings the schedules that a configuration defines up to `definitions`: what is not among them is paused, those of the
+    /// API are left alone. Of two processes with different configurations the one that did this last is right.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn sync_schedules(
+        &self,
+        space_id: &str,
+        definitions: &[Definition],
+        now: Option<DateTime<Utc>>,
+    ) -> Result<Synced> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let mut synced = Synced::default();
+        for definition in definitions {
+            match write(&mut tx, space_id, Source::Config, definition, now).await? {
+                Written::Created | Written::Changed => synced.written.push(definition.name.clone()),
+                Written::Same => {}
+                Written::OfAnother => synced.taken.push(definition.name.clone()),
+            }
+        }
+        let names: Vec<&str> = definitions.iter().map(|definition| definition.name.as_str()).collect();
+        synced.withdrawn = sqlx::query_scalar!(
+            "update schedules
+            set paused_at = $3, paused_by = 'config', next_at = null, updated_at = clock_timestamp()
+            where space_id = $1
+                and source = 'config'
+                and name <> all($2)
+                and paused_by is distinct from 'config'
+            returning name",
+            space_id,
+            &names as &[&str],
+            now
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        tell(&mut tx).await?;
+        tx.commit().await?;
+        Ok(synced)
+    }
+
+    /// Makes a schedule. `false` beside it: the same one was there already.
+    ///
+    /// # Errors
+    /// [`Error::Schedule`] when the name has another one, [`Error::Database`].
+    pub async fn create_schedule(
+        &self,
+        space_id: &str,
+        definition: &Definition,
+        now: Option<DateTime<Utc>>,
+    ) -> Result<(Schedule, bool)> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let created = insert(&mut tx, space_id, Source::Api, definition, now).await?;
+        let schedule = find(&mut tx, space_id, &definition.name).await?;
+        if !created && (schedule.source, &schedule.definition) != (Source::Api, definition) {
+            return Err(refused(&schedule, "exists and is another one: change it, or take another name"));
+        }
+        tell(&mut tx).await?;
+        tx.commit().await?;
+        Ok((schedule, created))
+    }
+
+    /// Gives a schedule of the API another definition. A new pattern or zone counts from now on.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Schedule`] for one of a configuration, [`Error::Database`].
+    pub async fn change_schedule(
+        &self,
+        space_id: &str,
+        definition: &Definition,
+        now: Option<DateTime<Utc>>,
+    ) -> Result<Schedule> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let before = find(&mut tx, space_id, &definition.name).await?;
+        if before.source != Source::Api {
+            return Err(refused(&before, "is the configuration's: change it there"));
+        }
+        write(&mut tx, space_id, Source::Api, definition, now).await?;
+        let schedule = find(&mut tx, space_id, &definition.name).await?;
+        tell(&mut tx).await?;
+        tx.commit().await?;
+        Ok(schedule)
+    }
+
+    /// Removes a schedule, and what became of its ticks. The sessions that it made stay.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Schedule`] for one that a configuration still has, [`Error::Database`].
+    pub async fn delete_schedule(&self, space_id: &str, name: &str) -> Result<()> {
+        let mut tx = self.pool.begin().await?;
+        let schedule = find(&mut tx, space_id, name).await?;
+        if schedule.source == Source::Config && schedule.paused_by.as_deref() != Some("config") {
+            return Err(refused(&schedule, "is the configuration's: remove it there, or pause it"));
+        }
+        sqlx::query!("delete from schedules where schedule_id = $1", schedule.schedule_id)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Fires nothing of it until it is resumed. Paused already: nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`].
+    pub async fn pause_schedule(&self, space_id: &str, name: &str) -> Result<Schedule> {
+        let mut tx = self.pool.begin().await?;
+        let schedule = find(&mut tx, space_id, name).await?;
+        sqlx::query!(
+            "update schedules
+            set paused_at = clock_timestamp(), paused_by = 'person', next_at = null, updated_at = clock_timestamp()
+            where schedule_id = $1 and paused_at is null",
+            schedule.schedule_id
+        )
+        .execute(&mut *tx)
+        .await?;
+        let schedule = find(&mut tx, space_id, name).await?;
+        tx.commit().await?;
+        Ok(schedule)
+    }
+
+    /// Fires it again from now on: what fell into the pause is not made good. It also brings back a schedule that was decided
+    /// into the future by a clock that was ahead.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Schedule`] where the configuration has it no more, [`Error::Database`].
+    pub async fn resume_schedule(
+        &self,
+        space_id: &str,
+        name: &str,
+        now: Option<DateTime<Utc>>,
+    ) -> Result<Schedule> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let schedule = find(&mut tx, space_id, name).await?;
+        if schedule.paused_by.as_deref() == Some("config") {
+            return Err(refused(&schedule, "is not in the configuration any more: put it back there"));
+        }
+        if schedule.paused_at.is_some() || schedule.last_tick > now {
+            sqlx::query!(
+                "update schedules
+                set paused_at = null, paused_by = null, last_tick = $2, next_at = $3, updated_at = clock_timestamp()
+                where schedule_id = $1",
+                schedule.schedule_id,
+                now,
+                timing(&schedule.definition)?.after(now)
+            )
+            .execute(&mut *tx)
+            .await?;
+            tell(&mut tx).await?;
+        }
+        let schedule = find(&mut tx, space_id, name).await?;
+        tx.commit().await?;
+        Ok(schedule)
+    }
+
+    /// One schedule, by its name or its id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`].
+    pub async fn schedule(&self, space_id: &str, name: &str) -> Result<Schedule> {
+        let mut tx = self.pool.begin().await?;
+        let schedule = find(&mut tx, space_id, name).await?;
+        tx.rollback().await?;
+        Ok(schedule)
+    }
+
+    /// Every schedule, by name.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn schedules(&self, space_id: &str) -> Result<Vec<Schedule>> {
+        let rows = sqlx::query_as!(
+            Row,
+            "select schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt, mail_to,
+                missed, missed_limit, overlap, paused_at, paused_by, last_tick, next_at, revision
+            from schedules
+            where space_id = $1
+            order by name",
+            space_id
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter().map(Row::read).collect()
+    }
+
+    /// The newest firings of a schedule, newest first: at most [`FIRINGS_KEPT`] are kept.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`].
+    pub async fn firings(&self, space_id: &str, name: &str, limit: i64) -> Result<Vec<Firing>> {
+        let schedule = self.schedule(space_id, name).await?;
+        Ok(sqlx::query_as!(
+            Firing,
+            r#"select f.tick, f.manual, f.session_id, s.status as "status?", f.reason, f.at
+            from schedule_firings f
+            left join conversation_sessions s on s.session_id = f.session_id
+            where f.schedule_id = $1
+            order by f.firing_id desc
+            limit $2"#,
+            schedule.schedule_id,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// The database's clock.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn now(&self) -> Result<DateTime<Utc>> {
+        clock(&mut *self.pool.acquire().await?, None).await
+    }
+
+    /// Schedules that should have fired two minutes ago, and those that wait for a clock that was ahead to come true.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn late_schedules(&self) -> Result<Vec<Late>> {
+        Ok(sqlx::query_as!(
+            Late,
+            r#"select name, agent,
+                greatest(extract(epoch from clock_timestamp() - next_at), 0)::float8 as "overdue_s!",
+                greatest(extract(epoch from last_tick - clock_timestamp()), 0)::float8 as "ahead_s!"
+            from schedules
+            where paused_at is null
+                and (
+                    next_at < clock_timestamp() - interval '2 minutes'
+                    or last_tick > clock_timestamp() + interval '2 minutes'
+                )
+            order by next_at
+            limit 100"#
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}
+
+/// What writing a definition did.
+enum Written {
+    Created,
+    Changed,
+    Same,
+    /// The name has one of another source, which was left as it is.
+    OfAnother,
+}
+
+/// Makes the schedule, or gives it this definition.
+async fn write(
+    tx: &mut PgConnection,
+    space_id: &str,
+    source: Source,
+    definition: &Definition,
+    now: DateTime<Utc>,
+) -> Result<Written> {
+    if insert(tx, space_id, source, definition, now).await? {
+        return Ok(Written::Created);
+    }
+    let before = find(tx, space_id, &definition.name).await?;
+    if before.source != source {
+        return Ok(Written::OfAnother);
+    }
+    let returns = before.paused_by.as_deref() == Some("config");
+    if before.definition == *definition && !returns {
+        return Ok(Written::Same);
+    }
+    // Ticks of a pattern that it did not have then were not missed.
+    let anew = returns
+        || (&before.definition.cron, &before.definition.time_zone)
+            != (&definition.cron, &definition.time_zone);
+    let last_tick = if anew { now } else { before.last_tick };
+    let paused = before.paused_at.is_some() && !returns;
+    let next_at = if paused { None } else { timing(definition)?.after(last_tick) };
+    sqlx::query!(
+        "update schedules
+        set cron = $2, time_zone = $3, agent = $4, conversation_id = $5, prompt = $6, mail_to = $7, missed = $8,
+            missed_limit = $9, overlap = $10, last_tick = $11, next_at = $12,
+            paused_at = case when $13 then paused_at end, paused_by = case when $13 then paused_by end,
+            revision = revision + 1, updated_at = clock_timestamp()
+        where schedule_id = $1",
+        before.schedule_id,
+        definition.cron,
+        definition.time_zone,
+        definition.agent,
+        definition.conversation_id,
+        definition.prompt,
+        &definition.mail_to,
+        definition.missed.as_str(),
+        definition.missed_limit,
+        definition.overlap.as_str(),
+        last_tick,
+        next_at,
+        paused
+    )
+    .execute(tx)
+    .await?;
+    Ok(Written::Changed)
+}
+
+/// Makes the schedule, unless its name is taken. It begins now: no earlier tick is its own.
+async fn insert(
+    tx: &mut PgConnection,
+    space_id: &str,
+    source: Source,
+    definition: &Definition,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    let inserted = sqlx::query!(
+        "insert into schedules
+            (schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt, mail_to, missed,
+             missed_limit, overlap, last_tick, next_at)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+        on conflict do nothing",
+        schedule_id(space_id, &definition.name),
+        space_id,
+        definition.name,
+        source.as_str(),
+        definition.cron,
+        definition.time_zone,
+        definition.agent,
+        definition.conversation_id,
+        definition.prompt,
+        &definition.mail_to,
+        definition.missed.as_str(),
+        definition.missed_limit,
+        definition.overlap.as_str(),
+        now,
+        timing(definition)?.after(now)
+    )
+    .execute(tx)
+    .await?;
+    Ok(inserted.rows_affected() == 1)
+}
+
+/// Locks the schedule of that name, or of that id.
+async fn find(tx: &mut PgConnection, space_id: &str, name: &str) -> Result<Schedule> {
+    let row = sqlx::query_as!(
+        Row,
+        "select schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt, mail_to,
+            missed, missed_limit, overlap, paused_at, paused_by, last_tick, next_at, revision
+        from schedules
+        where space_id = $1 and (name = $2 or schedule_id = $2)
+        for update",
+        space_id,
+        name
+    )
+    .fetch_optional(tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "schedule", id: name.to_owned() })?;
+    row.read()
+}
+
+/// A schedule's id: of its space and name, so that one that is made again does not fire its ticks again.
+fn schedule_id(space_id: &str, name: &str) -> String {
+    use sha2::Digest;
+    let digest = hex::encode(sha2::Sha256::digest(format!("{space_id}/{name}")));
+    format!("sched_{}", &digest[..20])
+}
+
+/// What the clock says: the database's, which all processes share, or the caller's. To the second.
+async fn clock(tx: &mut PgConnection, now: Option<DateTime<Utc>>) -> Result<DateTime<Utc>> {
+    let now = match now {
+        Some(now) => now,
+        None => sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#).fetch_one(tx).await?,
+    };
+    Ok(now.trunc_subsecs(0))
+}
+
+/// Wakes the schedulers once this is committed.
+async fn tell(tx: &mut PgConnection) -> Result<()> {
+    sqlx::query!("select pg_notify($1, '')", CHANNEL).fetch_one(tx).await?;
+    Ok(())
+}
+
+fn timing(definition: &Definition) -> Result<Timing> {
+    Timing::parse(&definition.cron, &definition.time_zone)
+        .map_err(|error| Error::Schedule { name: definition.name.clone(), reason: error.to_string() })
+}
+
+fn refused(schedule: &Schedule, reason: &str) -> Error {
+    Error::Schedule { name: schedule.definition.name.clone(), reason: reason.to_owned() }
+}
+
+/// A row as it is stored.
+struct Row {
+    schedule_id: String,
+    space_id: String,
+    name: String,
+    source: String,
+    cron: String,
+    time_zone: String,
+    agent: String,
+    conversation_id: String,
+    prompt: String,
+    mail_to: Vec<String>,
+    missed: String,
+    missed_limit: i32,
+    overlap: String,
+    paused_at: Option<DateTime<Utc>>,
+    paused_by: Option<String>,
+    last_tick: DateTime<Utc>,
+    next_at: Option<DateTime<Utc>>,
+    revision: i64,
+}
+
+impl Row {
+    fn read(self) -> Result<Schedule> {
+        Ok(Schedule {
+            source: Source::parse(&self.source)?,
+            definition: Definition {
+                missed: Missed::parse(&self.missed)
+                    .ok_or_else(|| Error::corrupt("schedule's missed", &self.missed))?,
+                overlap: Overlap::parse(&self.overlap)
+                    .ok_or_else(|| Error::corrupt("schedule's overlap", &self.overlap))?,
+                name: self.name,
+                cron: self.cron,
+                time_zone: self.time_zone,
+                agent: self.agent,
+                conversation_id: self.conversation_id,
+                prompt: self.prompt,
+                mail_to: self.mail_to,
+                missed_limit: self.missed_limit,
+            },
+            schedule_id: self.schedule_id,
+            space_id: self.space_id,
+            paused_at: self.paused_at,
+            paused_by: self.paused_by,
+            last_tick: self.last_tick,
+            next_at: self.next_at,
+            revision: self.revision,
+        })
+    }
+}

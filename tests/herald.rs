@@ -1,0 +1,126 @@
+//! Notices of other systems, and the chat about one.
+
+use crate::support::client::texts;
+use crate::support::{Answer, Client, Database, ModelServer, Options};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+async fn herald(client: &Client, body: &Value) -> (StatusCode, Value) {
+    client.post("/v1/triggers/herald", body).await
+}
+
+#[tokio::test]
+async fn a_notice_wakes_an_agent_once_and_is_nobodys_words() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("The disk of db1 is nearly full.")]).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let notice = json!({
+        "client_key": "alert-1", "user_id": "ann", "mail_to": ["Ann@example.org"],
+        "notice": {"title": "Disk", "body": "92 % of db1.", "source": "monitor", "url": "https://example.org/1"}
+    });
+    let (status, first) = herald(&client, &notice).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{first}");
+    let (status, again) = herald(&client, &notice).await;
+    assert_eq!((status, &again["session_id"]), (StatusCode::OK, &first["session_id"]));
+    let mut other = notice.clone();
+    other["notice"]["body"] = "99 %".into();
+    assert_eq!(herald(&client, &other).await.0, StatusCode::UNPROCESSABLE_ENTITY);
+    for wrong in [
+        json!({}),
+        json!({"notice": " "}),
+        json!({"notice": {"title": "x"}}),
+        json!({"notice": "x", "mail_to": ["ann"]}),
+    ] {
+        assert_eq!(herald(&client, &wrong).await.0, StatusCode::BAD_REQUEST, "{wrong}");
+    }
+
+    let session_id = first["session_id"].as_str().unwrap();
+    let session = client.wait_for(session_id, "completed").await;
+    assert_eq!(
+        texts(&session, "user"),
+        [
+            "A notice from another system. These are not the user's words.\nFor: ann\nFrom: monitor\nTitle: Disk\nLink: \
+          https://example.org/1\n\n92 % of db1."
+        ]
+    );
+    let trigger: String = database
+        .value("select trigger_type from conversation_sessions where session_id = $1", session_id)
+        .await;
+    assert_eq!(trigger, "herald");
+    let sent: Value =
+        database.value("select content::jsonb from deliveries where session_id = $1", session_id).await;
+    assert_eq!((&sent["to"]["to"], &sent["to"]["subject"]), (&json!(["ann@example.org"]), &json!("Disk")));
+    let sessions: i64 =
+        database.value("select count(*) from conversation_sessions where trigger_type = $1", "herald").await;
+    assert_eq!(sessions, 1);
+
+    // A plain text, in a conversation of the sender's choice, twice: two notices.
+    for _ in 0..2 {
+        let (status, answer) =
+            herald(&client, &json!({"conversation_id": "ops", "notice": "All is well."})).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{answer}");
+    }
+    let sessions: i64 = database
+        .value("select count(*) from conversation_sessions where conversation_id = $1", "default/ops")
+        .await;
+    assert_eq!(sessions, 2);
+}
+
+#[tokio::test]
+async fn a_chat_on_a_notices_conversation_has_seen_it_and_is_answered_in_the_chat() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| {
+        let last =
+            body["messages"].as_array().and_then(|all| all.last()).map(|one| one["content"].to_string());
+        Answer::text(&format!("You said {}", last.unwrap_or_default().len()))
+    })
+    .await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).config(
+        "[agents.ops]\nmodel = \"openai/test\"\nsystem_prompt = \"You watch.\"\n[herald]\nagent = \"ops\"\n",
+    );
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let body = json!({"conversation_id": "ops", "notice": "92 % of db1.", "mail_to": ["ann@example.org"]});
+    let (_, notice) = herald(&client, &body).await;
+    let noticed = client.wait_for(notice["session_id"].as_str().unwrap(), "completed").await;
+    let answered = texts(&noticed, "assistant").remove(0);
+
+    let first = client.chat("ops", "What grows?").await;
+    let chat_id = first["session_id"].as_str().unwrap();
+    assert_ne!(first["session_id"], notice["session_id"], "a session of its own");
+    client.wait_for(chat_id, "completed").await;
+    let second = client.chat("ops", "And since when?").await;
+    assert_eq!(second["session_id"], first["session_id"], "further messages go on in it");
+    client.wait_for(chat_id, "completed").await;
+
+    let (kind, agent): (String, String) = (
+        database.value("select trigger_type from conversation_sessions where session_id = $1", chat_id).await,
+        database.value("select agent from conversation_sessions where session_id = $1", chat_id).await,
+    );
+    assert_eq!((kind.as_str(), agent.as_str()), ("herald-chat", "ops"), "the agent that the notice went to");
+    let bodies = model.bodies();
+    let request: Value = serde_json::from_str(bodies.last().unwrap()).unwrap();
+    let said: Vec<String> = request["messages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["content"].as_str().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(said[0], "You watch.");
+    assert!(said[1].ends_with("92 % of db1.") && said[1].starts_with("A notice"), "{said:?}");
+    assert_eq!(
+        (said[2].as_str(), said[3].as_str(), said[5].as_str()),
+        (answered.as_str(), "What grows?", "And since when?")
+    );
+    let mailed: i64 = database.value("select count(*) from deliveries where session_id = $1", chat_id).await;
+    assert_eq!(mailed, 0, "its replies are read in the chat");
+
+    // The next notice is one of its own again, and so is the chat about it.
+    let (_, another) = herald(&client, &json!({"conversation_id": "ops", "notice": "95 % of db1."})).await;
+    assert_ne!(another["session_id"], first["session_id"]);
+    client.wait_for(another["session_id"].as_str().unwrap(), "completed").await;
+    let third = client.chat("ops", "Now?").await;
+    assert!(third["session_id"] != first["session_id"] && third["session_id"] != another["session_id"]);
+}

@@ -1,0 +1,436 @@
+//! Schedules: each tick once, whoever looks, whatever the clock does, and whoever dies in between.
+
+mod steering;
+
+use crate::support::{Answer, Database, ModelServer, Options, Process, Server, eventually};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use wakeful::store::Store;
+use wakeful::store::schedule::{Definition, Fired, Firing, Schedule};
+use wakeful::store::wake::{Continues, NewSession};
+use wakeful::workflow::policy::SessionPolicy;
+use wakeful::workflow::record::Role;
+use wakeful::workflow::schedule::{Missed, Overlap};
+use wakeful::workflow::session::Seed;
+
+const SPACE: &str = "default";
+
+fn at(text: &str) -> DateTime<Utc> {
+    text.parse().expect("an instant")
+}
+
+fn definition(name: &str, cron: &str) -> Definition {
+    Definition {
+        name: name.to_owned(),
+        cron: cron.to_owned(),
+        time_zone: "UTC".to_owned(),
+        agent: "default".to_owned(),
+        conversation_id: format!("default/schedule-{name}"),
+        prompt: "Say what is due.".to_owned(),
+        mail_to: Vec::new(),
+        missed: Missed::One,
+        missed_limit: 10,
+        overlap: Overlap::Queue,
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "it is what a scheduler composes with")]
+fn compose(schedule: &Schedule) -> Result<NewSession, String> {
+    Ok(NewSession {
+        space_id: SPACE.to_owned(),
+        mailbox_id: "default".to_owned(),
+        conversation_id: schedule.definition.conversation_id.clone(),
+        trigger_type: "chat".to_owned(),
+        trigger_id: String::new(),
+        continues: Continues::Conversation,
+        agent: "default".to_owned(),
+        model_id: "openai/test".to_owned(),
+        model_context_window: 1000,
+        tools: Vec::new(),
+        policy: SessionPolicy::default(),
+        repository_id: None,
+        seeds: vec![Seed { role: Role::System, content: "You are a test.".to_owned(), is_new: true }],
+    })
+}
+
+/// A store with one schedule, made at `now`.
+struct Stage {
+    database: Database,
+    store: Store,
+    name: String,
+}
+
+impl Stage {
+    async fn new(definition: Definition, now: &str) -> Stage {
+        let database = Database::new().await;
+        let store = database.store().await;
+        store.create_schedule(SPACE, &definition, Some(at(now))).await.unwrap();
+        Stage { database, store, name: definition.name }
+    }
+
+    /// One look at the schedules.
+    async fn look(&self, now: DateTime<Utc>) -> Option<Fired> {
+        self.store.fire_due(Some(now), &["default".to_owned()], &compose).await.unwrap()
+    }
+
+    async fn firings(&self) -> Vec<Firing> {
+        let mut firings = self.store.firings(SPACE, &self.name, 100).await.unwrap();
+        firings.reverse();
+        firings
+    }
+
+    /// The ticks that became sessions, in the order in which they did.
+    async fn fired(&self) -> Vec<DateTime<Utc>> {
+        self.firings().await.iter().filter(|one| one.session_id.is_some()).map(|one| one.tick).collect()
+    }
+
+    /// The sessions' keys: what a tick that is fired twice would show in.
+    async fn sessions(&self) -> Vec<String> {
+        sqlx::query_scalar(
+            "select trigger_id from conversation_sessions where trigger_type = 'cron' order by ordinal",
+        )
+        .fetch_all(&self.database.pool)
+        .await
+        .unwrap()
+    }
+
+    async fn reasons(&self) -> Vec<String> {
+        self.firings().await.into_iter().filter_map(|one| one.reason).collect()
+    }
+}
+
+/// The ticks of the schedule's newest firings are of each second, one after the other, and each has one session.
+async fn each_second_once(database: &Database) -> usize {
+    let store = database.store().await;
+    let mut firings = store.firings(SPACE, "often", 100).await.unwrap();
+    firings.reverse();
+    assert!(firings.iter().all(|one| one.reason.is_none()), "{firings:?}");
+    for pair in firings.windows(2) {
+        assert_eq!(pair[1].tick - pair[0].tick, TimeDelta::seconds(1), "{firings:?}");
+    }
+    let sessions: i64 =
+        database.value("select count(*) from conversation_sessions where trigger_type = $1", "cron").await;
+    let messages: i64 =
+        database.value("select count(*) from session_inbox where client_key like $1", "cron:%").await;
+    let distinct: BTreeSet<_> = firings.iter().map(|one| one.session_id.clone()).collect();
+    assert_eq!((sessions as usize, messages), (distinct.len(), sessions), "{firings:?}");
+    assert_eq!(distinct.len(), firings.len());
+    store.close().await;
+    firings.len()
+}
+
+async fn until_fired(database: &Database, count: usize) {
+    let sql = "select count(*) from schedule_firings where schedule_id <> $1";
+    eventually("enough firings", || async {
+        (database.value::<i64>(sql, "").await >= count as i64).then_some(())
+    })
+    .await;
+}
+
+/// A scheduler and nothing else, of a schedule of every second.
+fn scheduler() -> Options {
+    let often =
+        "[schedules.often]\ncron = \"* * * * * *\"\nprompt = \"Go.\"\nmissed = \"all\"\nmissed_limit = 100\n";
+    Options::new()
+        .model("openai/test")
+        .env("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+        .config(often)
+        .arg("--roles")
+        .arg("scheduler")
+}
+
+async fn start(options: &Options, database: &Database) -> Process {
+    let process = options.spawn(&database.url);
+    process.wait_for_log("\"Scheduling\"").await;
+    process
+}
+
+#[tokio::test]
+async fn four_scheduler_processes_fire_each_tick_once() {
+    let database = Database::new().await;
+    let options = scheduler();
+    let mut processes = Vec::new();
+    for _ in 0..4 {
+        processes.push(start(&options, &database).await);
+    }
+    until_fired(&database, 8).await;
+    for process in processes {
+        assert!(process.terminate().success(), "a scheduler drains");
+    }
+    assert!(each_second_once(&database).await >= 8);
+}
+
+#[tokio::test]
+async fn four_schedulers_that_look_at_one_moment_fire_each_tick_once() {
+    let stage = Stage::new(definition("minutely", "* * * * *"), "2026-06-01T12:00:00Z").await;
+    for minute in 1..=10 {
+        let now = at("2026-06-01T12:00:01Z") + TimeDelta::minutes(minute);
+        let looks = futures::future::join_all((0..4).map(|_| stage.look(now))).await;
+        assert_eq!(looks.into_iter().flatten().map(|fired| fired.woken.len()).sum::<usize>(), 1);
+    }
+    let wanted: Vec<_> =
+        (1..=10).map(|minute| at("2026-06-01T12:00:00Z") + TimeDelta::minutes(minute)).collect();
+    assert_eq!(stage.fired().await, wanted);
+    assert_eq!(stage.sessions().await.len(), 10);
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_back_and_forth_fires_no_tick_twice_and_loses_none() {
+    let all = Definition { missed: Missed::All, missed_limit: 100, ..definition("minutely", "* * * * *") };
+    let stage = Stage::new(all, "2026-06-01T12:00:00Z").await;
+    for now in
+        ["12:03:10", "11:00:00", "12:03:59", "12:02:00", "12:05:00", "00:00:00", "12:04:59", "12:06:00"]
+    {
+        stage.look(at(&format!("2026-06-01T{now}Z"))).await;
+    }
+    let wanted: Vec<_> = (1..=6).map(|minute| at(&format!("2026-06-01T12:0{minute}:00Z"))).collect();
+    assert_eq!(stage.fired().await, wanted);
+
+    // Somebody sets it back to a clock that was behind: what was fired stays fired, by its key.
+    stage.store.resume_schedule(SPACE, "minutely", Some(at("2026-06-01T12:01:30Z"))).await.unwrap();
+    stage.look(at("2026-06-01T12:07:00Z")).await;
+    let fired = stage.fired().await;
+    assert_eq!(fired.len(), 7, "{fired:?}");
+    assert_eq!(stage.sessions().await.iter().collect::<BTreeSet<_>>().len(), 7);
+}
+
+#[tokio::test]
+async fn ten_minutes_down_are_skipped_made_good_once_or_all_made_good() {
+    for (missed, limit, cron, fired, reason) in [
+        // The tick of 12:10 is 30 seconds old.
+        (
+            Missed::Skip,
+            10,
+            "* * * * *",
+            vec![10],
+            Some("missed: 9 ticks since 2026-06-01T12:01:00Z, missed = skip"),
+        ),
+        // Nothing is on time.
+        (
+            Missed::Skip,
+            10,
+            "*/4 * * * *",
+            vec![],
+            Some("missed: 2 ticks since 2026-06-01T12:04:00Z, missed = skip"),
+        ),
+        (
+            Missed::One,
+            10,
+            "*/4 * * * *",
+            vec![8],
+            Some("missed: 1 tick since 2026-06-01T12:04:00Z, missed = one"),
+        ),
+        (Missed::All, 10, "*/4 * * * *", vec![4, 8], None),
+        (
+            Missed::All,
+            3,
+            "* * * * *",
+            vec![8, 9, 10],
+            Some("missed: 7 ticks since 2026-06-01T12:01:00Z, missed = all"),
+        ),
+    ] {
+        let definition = Definition { missed, missed_limit: limit, ..definition("x", cron) };
+        let stage = Stage::new(definition, "2026-06-01T12:00:00Z").await;
+        stage.look(at("2026-06-01T12:10:30Z")).await.expect("it is due");
+        let wanted: Vec<_> =
+            fired.iter().map(|minute| at(&format!("2026-06-01T12:{minute:02}:00Z"))).collect();
+        assert_eq!(stage.fired().await, wanted, "{missed:?} {cron}");
+        assert_eq!(stage.sessions().await.len(), wanted.len());
+        assert_eq!(stage.reasons().await, Vec::from_iter(reason.map(str::to_owned)), "{missed:?} {cron}");
+        assert!(stage.look(at("2026-06-01T12:10:45Z")).await.is_none(), "it is decided");
+    }
+}
+
+#[tokio::test]
+async fn a_daily_schedule_fires_once_a_day_through_both_changes_of_the_clocks() {
+    for (zone, cron, begin, told) in [
+        ("Europe/Berlin", "30 2 * * *", "2026-03-27T12:00:00Z", "2026-03-29 03:00:00 +02:00 Europe/Berlin"),
+        ("Europe/Berlin", "30 2 * * *", "2026-10-23T12:00:00Z", "2026-10-25 02:30:00 +02:00 Europe/Berlin"),
+        (
+            "America/New_York",
+            "30 2 * * *",
+            "2026-03-06T12:00:00Z",
+            "2026-03-08 03:00:00 -04:00 America/New_York",
+        ),
+        (
+            "America/New_York",
+            "30 1 * * *",
+            "2026-10-30T12:00:00Z",
+            "2026-11-01 01:30:00 -04:00 America/New_York",
+        ),
+        (
+            "Australia/Lord_Howe",
+            "15 2 * * *",
+            "2026-10-02T00:00:00Z",
+            "2026-10-04 02:30:00 +11:00 Australia/Lord_Howe",
+        ),
+        (
+            "Australia/Lord_Howe",
+            "45 1 * * *",
+            "2026-04-03T00:00:00Z",
+            "2026-04-05 01:45:00 +11:00 Australia/Lord_Howe",
+        ),
+    ] {
+        let definition = Definition { time_zone: zone.to_owned(), ..definition("daily", cron) };
+        let stage = Stage::new(definition, begin).await;
+        let (mut now, end) = (at(begin), at(begin) + TimeDelta::days(3));
+        while now < end {
+            now += TimeDelta::minutes(20);
+            stage.look(now).await;
+        }
+        assert_eq!(stage.fired().await.len(), 3, "{zone} {cron} {begin}");
+        let text: i64 = stage
+            .database
+            .value(
+                "select count(*) from session_inbox where content = $1",
+                &format!("Say what is due.\n\nScheduled for {told}."),
+            )
+            .await;
+        assert_eq!(text, 1, "{zone} {cron} {begin}: {:?}", stage.fired().await);
+    }
+}
+
+#[tokio::test]
+async fn a_tick_beside_an_unfinished_firing_is_skipped_with_the_reason_or_queued() {
+    let skip = Definition { overlap: Overlap::Skip, ..definition("x", "* * * * *") };
+    let stage = Stage::new(skip, "2026-06-01T12:00:00Z").await;
+    stage.look(at("2026-06-01T12:01:00Z")).await.unwrap();
+    stage.look(at("2026-06-01T12:02:00Z")).await.unwrap();
+    let session = stage.firings().await[0].session_id.clone().unwrap();
+    assert_eq!(stage.reasons().await, [format!("overlap: {session} is queued, overlap = skip")]);
+    // Its run ends: the next tick fires.
+    sqlx::query("update conversation_sessions set status = 'completed'")
+        .execute(&stage.database.pool)
+        .await
+        .unwrap();
+    assert_eq!(stage.look(at("2026-06-01T12:03:00Z")).await.unwrap().woken.len(), 1);
+
+    let stage = Stage::new(definition("x", "* * * * *"), "2026-06-01T12:00:00Z").await;
+    stage.look(at("2026-06-01T12:01:00Z")).await.unwrap();
+    stage.look(at("2026-06-01T12:02:00Z")).await.unwrap();
+    assert_eq!(stage.fired().await.len(), 2);
+    let queued: i64 = stage
+        .database
+        .value(
+            "select queued_runs::bigint from conversation_counters where conversation_id = $1",
+            "default/schedule-x",
+        )
+        .await;
+    assert_eq!(queued, 1, "the second waits for its turn");
+}
+
+#[tokio::test]
+async fn a_tick_whose_session_cannot_be_made_is_skipped_and_holds_up_no_other() {
+    let stage = Stage::new(definition("bad", "* * * * *"), "2026-06-01T12:00:00Z").await;
+    stage
+        .store
+        .create_schedule(SPACE, &definition("good", "* * * * *"), Some(at("2026-06-01T12:00:30Z")))
+        .await
+        .unwrap();
+    let only_good = |schedule: &Schedule| match schedule.definition.name.as_str() {
+        "good" => compose(schedule),
+        _ => Err("it has no agent".to_owned()),
+    };
+    let agents = ["default".to_owned()];
+    let now = Some(at("2026-06-01T12:01:00Z"));
+    let mut woken = 0;
+    while let Some(fired) = stage.store.fire_due(now, &agents, &only_good).await.unwrap() {
+        woken += fired.woken.len();
+    }
+    assert_eq!(woken, 1);
+    assert_eq!(stage.reasons().await, ["it has no agent"]);
+    // One whose agent nobody here has is left to others.
+    assert!(stage.store.fire_due(Some(at("2026-06-01T13:00:00Z")), &[], &compose).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn the_newest_hundred_firings_are_kept() {
+    let stage = Stage::new(definition("x", "* * * * *"), "2026-06-01T00:00:00Z").await;
+    for minute in 1..=105 {
+        stage.look(at("2026-06-01T00:00:00Z") + TimeDelta::minutes(minute)).await.unwrap();
+    }
+    let firings = stage.firings().await;
+    assert_eq!((firings.len(), firings[0].tick), (100, at("2026-06-01T00:06:00Z")));
+    assert_eq!(stage.sessions().await.len(), 105);
+}
+
+#[tokio::test]
+async fn k60_k61_k62_a_scheduler_that_dies_around_a_firing_loses_no_tick_and_fires_none_twice() {
+    for place in ["K60", "K61", "K62"] {
+        let database = Database::new().await;
+        let options = scheduler();
+        // Dies at its third firing.
+        let dying = options.clone().env("FAILPOINTS", format!("{place}=2*off->return"));
+        let (status, _) = dying.spawn(&database.url).ended().await;
+        assert!(!status.success(), "{place}");
+        let before = {
+            let store = database.store().await;
+            let firings = store.firings(SPACE, "often", 100).await.unwrap();
+            store.close().await;
+            firings.len()
+        };
+        assert!(before >= 2, "{place}");
+        let process = start(&options, &database).await;
+        until_fired(&database, before + 4).await;
+        process.kill();
+        each_second_once(&database).await;
+    }
+}
+
+#[tokio::test]
+async fn a_scheduler_outlives_its_database_and_makes_good_what_it_missed() {
+    let mut server = Server::start().await;
+    let database = Database::on(&server.url(), "pg_default").await;
+    let process = start(&scheduler(), &database).await;
+    until_fired(&database, 2).await;
+    server.stop().await;
+    process.wait_for_log("The schedules cannot be looked at").await;
+    server.start_again().await;
+    let before =
+        database.value::<i64>("select count(*) from schedule_firings where schedule_id <> $1", "").await;
+    until_fired(&database, before as usize + 4).await;
+    assert!(process.terminate().success());
+    each_second_once(&database).await;
+    drop(database);
+}
+
+#[tokio::test]
+async fn a_firing_is_a_session_that_an_agent_answers_and_its_reply_is_mailed() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Nothing is due.")]).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).config(
+        "[schedules.report]\ncron = \"* * * * * *\"\nprompt = \"Write the report.\"\ntime_zone = \"Europe/Berlin\"\n\
+         mail_to = [\"Ann@example.org\"]\noverlap = \"skip\"\n",
+    );
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let firing = eventually("a firing that is answered", || async {
+        let (_, firings) = client.get("/v1/schedules/report/firings").await;
+        let items = firings["items"].as_array()?.clone();
+        items.into_iter().find(|one| one["status"] == "completed")
+    })
+    .await;
+    client.post("/v1/schedules/report/pause", &Value::Null).await;
+    let session_id = firing["session_id"].as_str().unwrap();
+    let session = client.session(session_id).await;
+    assert_eq!(session["conversation_id"], "schedule-report");
+    let asked = session["messages"][0]["text"].as_str().unwrap();
+    assert!(
+        asked.starts_with("Write the report.\n\nScheduled for ") && asked.ends_with(" Europe/Berlin."),
+        "{asked}"
+    );
+    let content: Value = database
+        .value(
+            "select content::jsonb from deliveries where channel = 'email' and session_id = $1",
+            session_id,
+        )
+        .await;
+    assert_eq!(
+        (&content["text"], &content["to"]["to"][0]),
+        (&"Nothing is due.".into(), &"ann@example.org".into())
+    );
+    let policy: Value =
+        database.value("select policy from conversation_sessions where session_id = $1", session_id).await;
+    assert_eq!(policy["participants"], serde_json::json!(["ann@example.org"]));
+}

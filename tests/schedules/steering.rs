@@ -1,0 +1,205 @@
+//! By HTTP and by the command line: made, shown, paused, resumed, fired by hand, and what of the configuration's is not edited.
+
+use super::{SPACE, at, compose, definition};
+use crate::support::{Answer, Database, ModelServer, Options};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use wakeful::store::schedule::Definition;
+
+const NIGHTLY: &str = "[schedules.nightly]\ncron = \"0 3 * * *\"\nprompt = \"Tidy up.\"\n";
+
+async fn cli(options: &Options, database: &Database, args: &[&str]) -> (i32, String, String) {
+    let command = Options {
+        config: options.config.clone(),
+        args: args.iter().map(|&arg| arg.to_owned()).collect(),
+        env: options.env.clone(),
+        dir: Arc::clone(&options.dir),
+    };
+    let (status, process) = command.spawn(&database.url).ended().await;
+    (status.code().expect("it was not killed"), process.output(), process.log())
+}
+
+async fn stage() -> (Database, ModelServer, Options) {
+    let model = ModelServer::turns(vec![Answer::text("Done.")]).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).config(NIGHTLY);
+    (Database::new().await, model, options)
+}
+
+#[tokio::test]
+async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http() {
+    let (database, _model, options) = stage().await;
+    let process = options.serve(&database).await;
+    process.wait_for_log("\"Scheduling\"").await;
+    let client = process.client();
+
+    let asked = json!({"name": "weekly", "cron": "0 9 * * MON", "time_zone": "America/New_York", "prompt": "Report."});
+    let (status, made) = client.post("/v1/schedules", &asked).await;
+    assert_eq!(
+        (status, &made["state"], &made["source"]),
+        (StatusCode::CREATED, &json!("active"), &json!("api"))
+    );
+    assert_eq!(made["conversation_id"], "schedule-weekly");
+    assert_eq!(client.post("/v1/schedules", &asked).await.0, StatusCode::OK, "the same again");
+    let other = json!({"name": "weekly", "cron": "0 8 * * MON", "prompt": "Report."});
+    assert_eq!(client.post("/v1/schedules", &other).await.0, StatusCode::CONFLICT);
+    for wrong in [
+        json!({"name": "w", "cron": "61 * * * *", "prompt": "x"}),
+        json!({"name": "w", "cron": "@daily", "time_zone": "Mars/Base", "prompt": "x"}),
+        json!({"name": "a b", "cron": "@daily", "prompt": "x"}),
+        json!({"name": "w", "cron": "@daily", "prompt": " "}),
+        json!({"name": "w", "cron": "@daily", "prompt": "x", "agent": "nobody"}),
+        json!({"name": "w", "cron": "@daily", "prompt": "x", "missed_limit": 1000}),
+        json!({"name": "w", "cron": "@daily", "prompt": "x", "mail_to": ["ann"]}),
+        json!({"name": "w", "cron": "@daily", "prompt": "x", "colour": "red"}),
+    ] {
+        let (status, problem) = client.post("/v1/schedules", &wrong).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong} {problem}");
+    }
+
+    let (_, list) = client.get("/v1/schedules").await;
+    let names: Vec<&str> =
+        list["items"].as_array().unwrap().iter().filter_map(|one| one["name"].as_str()).collect();
+    assert_eq!(names, ["nightly", "weekly"]);
+    let (_, next) = client.get("/v1/schedules/weekly/next?count=3").await;
+    let ticks = next["items"].as_array().unwrap();
+    assert_eq!(ticks.len(), 3);
+    assert!(ticks.iter().all(|one| one["local"].as_str().unwrap().contains(" 09:00:00 ")), "{next}");
+    let id = made["schedule_id"].as_str().unwrap();
+    assert_eq!(client.get(&format!("/v1/schedules/{id}")).await.1["name"], "weekly", "by its id as well");
+
+    // By hand: once a key, paused or not.
+    let (_, paused) = client.post("/v1/schedules/weekly/pause", &Value::Null).await;
+    assert_eq!((&paused["state"], &paused["next_at"]), (&json!("paused"), &Value::Null));
+    let (status, first) = client.post("/v1/schedules/weekly/trigger", &json!({"client_key": "k1"})).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{first}");
+    let (status, again) = client.post("/v1/schedules/weekly/trigger", &json!({"client_key": "k1"})).await;
+    assert_eq!((status, &again["session_id"]), (StatusCode::OK, &first["session_id"]));
+    client.wait_for(first["session_id"].as_str().unwrap(), "completed").await;
+    let (_, firings) = client.get("/v1/schedules/weekly/firings").await;
+    assert_eq!(firings["items"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        (&firings["items"][0]["manual"], &firings["items"][0]["status"]),
+        (&json!(true), &json!("completed"))
+    );
+    let (_, resumed) = client.post("/v1/schedules/weekly/resume", &Value::Null).await;
+    assert!(resumed["state"] == "active" && resumed["next_at"].is_string(), "{resumed}");
+
+    let put = |name: &str, body: Value| {
+        let url = format!("{}/v1/schedules/{name}", client.url);
+        async move { reqwest::Client::new().put(url).body(body.to_string()).send().await.unwrap() }
+    };
+    let changed = put("weekly", other.clone()).await;
+    assert_eq!(changed.status(), StatusCode::OK);
+    let (_, shown) = client.get("/v1/schedules/weekly").await;
+    assert_eq!((&shown["cron"], &shown["revision"]), (&json!("0 8 * * MON"), &json!(2)));
+
+    // The configuration's are steered and not edited.
+    let nightly = json!({"cron": "@daily", "prompt": "x"});
+    assert_eq!(put("nightly", nightly).await.status(), StatusCode::CONFLICT);
+    let delete = |name: &str| {
+        let url = format!("{}/v1/schedules/{name}", client.url);
+        async move { reqwest::Client::new().delete(url).send().await.unwrap().status() }
+    };
+    assert_eq!(delete("nightly").await, StatusCode::CONFLICT);
+    assert_eq!(client.post("/v1/schedules/nightly/pause", &Value::Null).await.1["state"], "paused");
+    assert_eq!(client.post("/v1/schedules/nightly/trigger", &json!({})).await.0, StatusCode::ACCEPTED);
+    assert_eq!(delete("weekly").await, StatusCode::NO_CONTENT);
+    assert_eq!(client.get("/v1/schedules/weekly").await.0, StatusCode::NOT_FOUND);
+    assert!(process.terminate().success());
+
+    // A person's pause outlives a restart, and what the configuration has no more is paused, not deleted.
+    let process = options.serve(&database).await;
+    process.wait_for_log("\"Scheduling\"").await;
+    assert_eq!(process.client().get("/v1/schedules/nightly").await.1["paused_by"], "person");
+    process.client().post("/v1/schedules/nightly/resume", &Value::Null).await;
+    drop(process);
+    let without = Options { config: options.config.replace(NIGHTLY, ""), ..options.clone() };
+    let process = without.serve(&database).await;
+    process.wait_for_log("Paused schedule nightly").await;
+    let client = process.client();
+    assert_eq!(client.get("/v1/schedules/nightly").await.1["paused_by"], "config");
+    assert_eq!(client.post("/v1/schedules/nightly/resume", &Value::Null).await.0, StatusCode::CONFLICT);
+    drop(process);
+    let process = options.serve(&database).await;
+    process.wait_for_log("Took up schedule nightly").await;
+    assert_eq!(process.client().get("/v1/schedules/nightly").await.1["state"], "active");
+}
+
+#[tokio::test]
+async fn schedules_are_made_paused_resumed_triggered_and_told_by_the_command_line() {
+    let (database, _model, options) = stage().await;
+    let run = async |args: &[&str]| cli(&options, &database, args).await;
+    let json =
+        |out: &str| serde_json::from_str::<Value>(out).unwrap_or_else(|error| panic!("{error}: {out}"));
+
+    let create = [
+        "schedule",
+        "create",
+        "hourly",
+        "--cron",
+        "0 * * * *",
+        "--prompt",
+        "Look.",
+        "--time-zone",
+        "Asia/Kathmandu",
+    ];
+    let (code, out, err) = run(&create).await;
+    assert_eq!((code, out.as_str()), (0, "hourly is made\n"), "{err}");
+    assert_eq!(run(&create).await.1, "hourly is there already\n");
+    let wrong = ["schedule", "create", "x", "--cron", "often", "--prompt", "Look."];
+    let (code, _, err) = run(&wrong).await;
+    assert!(code == 2 && err.contains("is no cron pattern"), "{code} {err}");
+
+    let (_, out, _) = run(&["schedule", "list", "-o", "json"]).await;
+    assert_eq!((&json(&out)[0]["name"], &json(&out)[0]["source"]), (&json!("hourly"), &json!("api")));
+    let (_, out, _) = run(&["schedule", "next", "hourly", "--count", "2", "-o", "json"]).await;
+    assert_eq!(json(&out).as_array().unwrap().len(), 2);
+    assert!(json(&out)[0]["local"].as_str().unwrap().ends_with(":00:00 +05:45 Asia/Kathmandu"), "{out}");
+
+    assert_eq!(run(&["schedule", "pause", "hourly"]).await.1, "hourly is paused\n");
+    let (_, out, _) = run(&["schedule", "trigger", "hourly", "--client-key", "k", "-o", "json"]).await;
+    let (_, again, _) = run(&["schedule", "trigger", "hourly", "--client-key", "k", "-o", "json"]).await;
+    assert_eq!(json(&out)["session_id"], json(&again)["session_id"]);
+    let (_, out, _) = run(&["schedule", "show", "hourly"]).await;
+    assert!(out.contains("state         paused\n") && out.contains("prompt        Look.\n"), "{out}");
+    let (_, out, _) = run(&["schedule", "show", "hourly", "-o", "json"]).await;
+    assert_eq!(json(&out)["firings"].as_array().unwrap().len(), 1);
+    assert_eq!(run(&["schedule", "resume", "hourly"]).await.1, "hourly is active\n");
+    assert_eq!(run(&["schedule", "pause", "nobody"]).await.0, 3);
+}
+
+#[tokio::test]
+async fn doctor_names_a_schedule_that_nobody_fires() {
+    let (database, _model, options) = stage().await;
+    let store = database.store().await;
+    let before = Definition { agent: "gone".to_owned(), ..definition("late", "* * * * *") };
+    store.create_schedule(SPACE, &before, Some(at("2026-01-01T00:00:00Z"))).await.unwrap();
+    let ahead = definition("ahead", "0 0 1 1 *");
+    store.create_schedule(SPACE, &ahead, Some(at("2199-01-01T00:00:00Z"))).await.unwrap();
+    let (_, out, _) = cli(&options, &database, &["doctor", "-o", "json"]).await;
+    let checks: Value = serde_json::from_str(&out).unwrap();
+    let texts: Vec<String> = checks
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|check| check["name"] == "schedules")
+        .map(|check| format!("{}; {}", check["text"].as_str().unwrap(), check["remedy"]))
+        .collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    assert!(
+        texts[0].contains("late should have fired") && texts[0].contains("--roles scheduler"),
+        "{texts:?}"
+    );
+    assert!(
+        texts[1].contains("ahead of the database's clock") && texts[1].contains("schedule resume ahead"),
+        "{texts:?}"
+    );
+
+    // And the remedies help.
+    store.pause_schedule(SPACE, "late").await.unwrap();
+    store.resume_schedule(SPACE, "ahead", None).await.unwrap();
+    let (_, out, _) = cli(&options, &database, &["doctor", "-o", "json"]).await;
+    assert!(out.contains("none is late"), "{out}");
+    assert!(store.fire_due(None, &["default".to_owned()], &compose).await.unwrap().is_none());
+}

@@ -1,0 +1,154 @@
+//! `/v1/schedules`: those of the configuration and those of the API. A schedule is named in a path by its name or its id.
+
+use super::definition::{Asked, read, session_of};
+use super::view::{self, View};
+use crate::api::chat::{answer, check_text, idempotency_key, parse};
+use crate::api::{DEFAULT_SPACE, Id, Problem};
+use crate::ingest::{announce, send_span};
+use crate::{Ctx, telemetry};
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tracing::Instrument;
+use wakeful_store::schedule::{FIRINGS_KEPT, Schedule};
+use wakeful_store::wake::Woken;
+
+pub(super) fn routes() -> Router<Arc<Ctx>> {
+    Router::new()
+        .route("/schedules", get(list).post(create))
+        .route("/schedules/{id}", get(show).put(change).delete(remove))
+        .route("/schedules/{id}/pause", post(pause))
+        .route("/schedules/{id}/resume", post(resume))
+        .route("/schedules/{id}/trigger", post(trigger))
+        .route("/schedules/{id}/next", get(next))
+        .route("/schedules/{id}/firings", get(firings))
+}
+
+async fn list(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Problem> {
+    let schedules = ctx.store.schedules(DEFAULT_SPACE).await?;
+    let items: Vec<View> = schedules.into_iter().map(View::of).collect();
+    Ok(Json(json!({"items": items, "next": null})))
+}
+
+async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<View>, Problem> {
+    Ok(Json(View::of(ctx.store.schedule(DEFAULT_SPACE, &id).await?)))
+}
+
+/// 201, or 200 where the same one was there already. 409 for a name that another one has.
+async fn create(
+    State(ctx): State<Arc<Ctx>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<View>), Problem> {
+    let asked: Asked = parse(&body?)?;
+    let definition = read(asked, &ctx.config).map_err(Problem::bad_request)?;
+    let (schedule, created) = ctx.store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
+    Ok((if created { StatusCode::CREATED } else { StatusCode::OK }, Json(View::of(schedule))))
+}
+
+/// Puts another definition in a schedule's place: the whole of it, without its name.
+async fn change(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<View>, Problem> {
+    let asked: Asked = parse(&body?)?;
+    let name = ctx.store.schedule(DEFAULT_SPACE, &id).await?.definition.name;
+    if !asked.name.is_empty() && asked.name != name {
+        return Err(Problem::bad_request("a schedule keeps its name: make another one, and delete this one"));
+    }
+    let definition = read(Asked { name, ..asked }, &ctx.config).map_err(Problem::bad_request)?;
+    Ok(Json(View::of(ctx.store.change_schedule(DEFAULT_SPACE, &definition, None).await?)))
+}
+
+async fn remove(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<StatusCode, Problem> {
+    ctx.store.delete_schedule(DEFAULT_SPACE, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn pause(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<View>, Problem> {
+    Ok(Json(View::of(ctx.store.pause_schedule(DEFAULT_SPACE, &id).await?)))
+}
+
+async fn resume(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<View>, Problem> {
+    Ok(Json(View::of(ctx.store.resume_schedule(DEFAULT_SPACE, &id, None).await?)))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TriggerBody {
+    client_key: Option<String>,
+}
+
+/// Fires it now: 202, or 200 with the first answer when its `client_key` was used before.
+async fn trigger(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Woken>), Problem> {
+    let body = body?;
+    let asked: TriggerBody = if body.is_empty() { TriggerBody::default() } else { parse(&body)? };
+    let client_key = asked.client_key.or(idempotency_key(&headers)?);
+    check_text("client_key", client_key.as_deref(), 256)?;
+    let compose = |schedule: &Schedule| {
+        session_of(&ctx.config, &ctx.tools, schedule).map_err(|cannot| cannot.to_string())
+    };
+    let conversation_id = ctx.store.schedule(DEFAULT_SPACE, &id).await?.definition.conversation_id;
+    async {
+        let trace_context = telemetry::trace_context();
+        let woken = ctx
+            .store
+            .trigger_schedule(DEFAULT_SPACE, &id, client_key.as_deref(), None, trace_context, &compose)
+            .await?;
+        announce(&ctx, &woken);
+        Ok(answer(woken))
+    }
+    .instrument(send_span(&conversation_id))
+    .await
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NextQuery {
+    count: Option<usize>,
+}
+
+/// The next ticks, counted from now, paused or not.
+async fn next(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    query: Result<Query<NextQuery>, QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Query(query) = query?;
+    let count = query.count.unwrap_or(5);
+    if !(1..=view::NEXT_LIMIT).contains(&count) {
+        return Err(Problem::bad_request(format!("`count` must be a number from 1 to {}", view::NEXT_LIMIT)));
+    }
+    let schedule = ctx.store.schedule(DEFAULT_SPACE, &id).await?;
+    let now = ctx.store.now().await?;
+    Ok(Json(json!({"items": view::next(&schedule, now, count), "next": null})))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FiringsQuery {
+    limit: Option<i64>,
+}
+
+/// What became of its ticks, newest first.
+async fn firings(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    query: Result<Query<FiringsQuery>, QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Query(query) = query?;
+    let limit = query.limit.unwrap_or(FIRINGS_KEPT).clamp(1, FIRINGS_KEPT);
+    let items = ctx.store.firings(DEFAULT_SPACE, &id, limit).await?;
+    Ok(Json(json!({"items": items, "next": null})))
+}

@@ -1,0 +1,112 @@
+//! The scheduler: sleeps until a tick is due, fires it, and sleeps again. Any number of them may run.
+
+use super::definition::{of_config, session_of};
+use crate::api::DEFAULT_SPACE;
+use crate::ingest::announce;
+use crate::{Ctx, origin};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::broadcast::error::RecvError;
+use tracing::{info, warn};
+use wakeful_store::queue;
+use wakeful_store::schedule::{Fired, Schedule};
+use wakeful_workflow::schedule::written;
+
+/// The longest sleep: a notification may be lost, and the database's clock may be set.
+const LONGEST: Duration = Duration::from_secs(30);
+/// The shortest: what is due and in the hands of another scheduler must not make this one spin.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// Between two attempts while the database is away, growing to the second.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// Fires what is due, until `ctx.draining` fires. What is in hand then is committed, or never was.
+pub(super) async fn run(ctx: Arc<Ctx>) {
+    let mut news = ctx.news.schedules();
+    let agents = agents(&ctx);
+    let (mut synced, mut again) = (false, AGAIN.0);
+    while !ctx.draining.is_cancelled() {
+        let wait = match look(&ctx, &agents, &mut synced).await {
+            Ok(wait) => {
+                again = AGAIN.0;
+                wait
+            }
+            Err(error) => {
+                warn!(%error, "The schedules cannot be looked at; looking again");
+                let wait = queue::jittered(again);
+                again = (again * 2).min(AGAIN.1);
+                wait
+            }
+        };
+        tokio::select! {
+            () = ctx.draining.cancelled() => {}
+            () = tokio::time::sleep(wait) => {}
+            heard = news.recv() => if let Err(RecvError::Closed) = heard {
+                // Nobody tells any more: the timer alone.
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+}
+
+/// Fires everything that is due, and says how long to sleep then.
+async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store::Result<Duration> {
+    if !*synced {
+        sync(ctx).await?;
+        *synced = true;
+    }
+    let compose = |schedule: &Schedule| {
+        session_of(&ctx.config, &ctx.tools, schedule).map_err(|cannot| cannot.to_string())
+    };
+    while !ctx.draining.is_cancelled() {
+        let Some(fired) = ctx.store.fire_due(None, agents, &compose).await? else { break };
+        crate::failpoint("K62");
+        tell(ctx, &fired);
+    }
+    let next = ctx.store.next_firing(agents).await?;
+    Ok(next.map_or(LONGEST, |next| next.clamp(SHORTEST, LONGEST)))
+}
+
+/// Brings the database's schedules up to this process's configuration.
+async fn sync(ctx: &Ctx) -> wakeful_store::Result<()> {
+    let synced = ctx.store.sync_schedules(DEFAULT_SPACE, &of_config(&ctx.config), None).await?;
+    for name in &synced.written {
+        info!(schedule = name, "Took up schedule {name} of the configuration");
+    }
+    for name in &synced.withdrawn {
+        warn!(schedule = name, "Paused schedule {name}: the configuration has it no more");
+    }
+    for name in &synced.taken {
+        warn!(
+            schedule = name,
+            "schedules.{name} of the configuration is not used: the API made one of that name (delete it, or rename \
+             yours)"
+        );
+    }
+    info!(schedules = ctx.config.schedules.len(), "Scheduling");
+    Ok(())
+}
+
+fn tell(ctx: &Ctx, fired: &Fired) {
+    for (tick, woken) in &fired.woken {
+        announce(ctx, woken);
+        info!(
+            schedule = fired.name,
+            session.id = woken.session_id,
+            tick = written(*tick),
+            "Fired schedule {} for {}",
+            fired.name,
+            written(*tick)
+        );
+    }
+    for (tick, reason) in &fired.skipped {
+        warn!(schedule = fired.name, tick = written(*tick), "Skipped a tick of {}: {reason}", fired.name);
+    }
+}
+
+/// The agents that this process can begin a session of: ticks of others are left to processes that know them.
+fn agents(ctx: &Ctx) -> Vec<String> {
+    let known = |name: &String| {
+        origin::of_chat(&ctx.config, &ctx.tools, format!("{DEFAULT_SPACE}/any"), Some(name)).is_ok()
+    };
+    ctx.config.agent_names().into_iter().filter(known).collect()
+}

@@ -1,0 +1,215 @@
+//! `wakeful schedule`: what an operator does with schedules, through the database and without a server.
+
+use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, printable, span, until_reader_goes};
+use super::{Exit, Usage};
+use crate::App;
+use crate::api::DEFAULT_SPACE;
+use crate::channel::cron::definition::{Asked, read, session_of};
+use crate::channel::cron::view::{NEXT_LIMIT, Next, View, next};
+use crate::config::Config;
+use chrono::{DateTime, Utc};
+use std::fmt::Write as _;
+use wakeful_store::Store;
+use wakeful_store::schedule::{Firing, Schedule};
+use wakeful_workflow::schedule::written;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// List schedules: those of the configuration, and those that were made by hand.
+    List,
+    /// Show a schedule, what becomes of it next, and what became of its newest ticks.
+    Show { name: String },
+    /// Make a schedule.
+    Create {
+        name: String,
+        #[command(flatten)]
+        asked: Box<Asked>,
+    },
+    /// Fire nothing of it until it is resumed.
+    Pause { name: String },
+    /// Fire it again from now on. What fell into the pause is not made good.
+    Resume { name: String },
+    /// Fire it now, paused or not.
+    Trigger {
+        name: String,
+        /// An idempotency key: asked for again under it, it is not fired twice.
+        #[arg(long, value_name = "KEY")]
+        client_key: Option<String>,
+    },
+    /// Say when it is due next, by the clock in its time zone.
+    Next {
+        name: String,
+        /// So many ticks.
+        #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=NEXT_LIMIT as i64))]
+        count: u16,
+    },
+}
+
+pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
+    let store = super::open_store(&config, "wakeful schedule").await?;
+    let output = Output::new(&args.output);
+    let ran = steer(app, &config, &store, &output, args.verb).await;
+    store.close().await;
+    until_reader_goes(ran)
+}
+
+async fn steer(
+    app: &App,
+    config: &Config,
+    store: &Store,
+    output: &Output,
+    verb: Verb,
+) -> anyhow::Result<Exit> {
+    match verb {
+        Verb::List => {
+            let schedules = store.schedules(DEFAULT_SPACE).await?;
+            let now = store.now().await?;
+            let views: Vec<View> = schedules.into_iter().map(View::of).collect();
+            output.items(&views, || table(&views, now))?;
+        }
+        Verb::Show { name } => {
+            let schedule = store.schedule(DEFAULT_SPACE, &name).await?;
+            let firings = store.firings(DEFAULT_SPACE, &name, 20).await?;
+            let view = View::of(schedule);
+            output.one(&serde_json::json!({"schedule": view, "firings": firings}), || {
+                details(output, &view, &firings)
+            })?;
+        }
+        Verb::Create { name, asked } => {
+            let asked = Asked { name, ..*asked };
+            let definition = read(asked, config).map_err(Usage)?;
+            let (schedule, created) = store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
+            say(output, schedule, if created { "is made" } else { "is there already" })?;
+        }
+        Verb::Pause { name } => {
+            say(output, store.pause_schedule(DEFAULT_SPACE, &name).await?, "is paused")?;
+        }
+        Verb::Resume { name } => {
+            say(output, store.resume_schedule(DEFAULT_SPACE, &name, None).await?, "is active")?;
+        }
+        Verb::Trigger { name, client_key } => {
+            if client_key
+                .as_ref()
+                .is_some_and(|key| key.is_empty() || key.len() > 256 || key.chars().any(char::is_control))
+            {
+                return Err(
+                    Usage("--client-key has 1 to 256 bytes and no control characters".to_owned()).into()
+                );
+            }
+            let tools = app.registry()?;
+            let compose = |schedule: &Schedule| {
+                session_of(config, &tools, schedule).map_err(|cannot| cannot.to_string())
+            };
+            let woken = store
+                .trigger_schedule(DEFAULT_SPACE, &name, client_key.as_deref(), None, None, &compose)
+                .await?;
+            store.announce(&woken.session_id).await?;
+            output.one(&woken, || {
+                let did = if woken.duplicate { "was fired before" } else { "is fired" };
+                format!("{}: {} {did}\n", printable(&name), printable(&woken.session_id))
+            })?;
+        }
+        Verb::Next { name, count } => {
+            let schedule = store.schedule(DEFAULT_SPACE, &name).await?;
+            let ticks = next(&schedule, store.now().await?, usize::from(count));
+            output.items(&ticks, || ticks_table(&ticks))?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn say(output: &Output, schedule: Schedule, did: &str) -> anyhow::Result<()> {
+    let view = View::of(schedule);
+    output.one(&view, || format!("{} {did}\n", printable(&view.schedule.definition.name)))
+}
+
+fn table(views: &[View], now: DateTime<Utc>) -> Table {
+    let mut table = Table::new(&[
+        Column::fixed("NAME"),
+        Column::fixed("STATE"),
+        Column::number("NEXT IN"),
+        Column::flexible("CRON"),
+        Column::fixed("TIME ZONE"),
+        Column::fixed("AGENT").extra(),
+        Column::fixed("SOURCE").extra(),
+    ]);
+    for view in views {
+        let (schedule, definition) = (&view.schedule, &view.schedule.definition);
+        table.row([
+            definition.name.as_str().into(),
+            Cell::new(view.state, if view.state == "active" { Tone::Good } else { Tone::Busy }),
+            schedule.next_at.map_or_else(|| "-".to_owned(), |at| due_in(at, now)).into(),
+            definition.cron.as_str().into(),
+            definition.time_zone.as_str().into(),
+            definition.agent.as_str().into(),
+            schedule.source.as_str().into(),
+        ]);
+    }
+    table
+}
+
+fn due_in(at: DateTime<Utc>, now: DateTime<Utc>) -> String {
+    let seconds = (at - now).num_milliseconds() as f64 / 1000.0;
+    if seconds < 0.0 { format!("late {}", span(seconds)) } else { span(seconds) }
+}
+
+fn ticks_table(ticks: &[Next]) -> Table {
+    let mut table = Table::new(&[Column::fixed("TICK"), Column::flexible("LOCAL")]);
+    for next in ticks {
+        table.row([written(next.tick).into(), next.local.as_str().into()]);
+    }
+    table
+}
+
+fn details(output: &Output, view: &View, firings: &[Firing]) -> String {
+    let (schedule, definition) = (&view.schedule, &view.schedule.definition);
+    let state = match schedule.paused_by.as_deref() {
+        Some("config") => "paused: the configuration has it no more",
+        Some(_) | None => view.state,
+    };
+    let next_at = schedule.next_at.map_or_else(|| "-".to_owned(), written);
+    let mut text = String::new();
+    for (name, value) in [
+        ("name", definition.name.as_str()),
+        ("id", schedule.schedule_id.as_str()),
+        ("state", state),
+        ("source", schedule.source.as_str()),
+        ("cron", definition.cron.as_str()),
+        ("time zone", definition.time_zone.as_str()),
+        ("next", next_at.as_str()),
+        ("agent", definition.agent.as_str()),
+        ("conversation", definition.conversation_id.as_str()),
+        ("mail to", definition.mail_to.join(", ").as_str()),
+        ("missed", &format!("{}, at most {}", definition.missed.as_str(), definition.missed_limit)),
+        ("overlap", definition.overlap.as_str()),
+        ("prompt", definition.prompt.as_str()),
+    ] {
+        let _ = writeln!(text, "{name:<13} {}", printable(value));
+    }
+    if !firings.is_empty() {
+        let mut table = Table::new(&[
+            Column::fixed("TICK"),
+            Column::fixed("SESSION"),
+            Column::fixed("STATUS"),
+            Column::flexible("SKIPPED"),
+        ]);
+        for firing in firings {
+            table.row([
+                written(firing.tick).into(),
+                firing.session_id.as_deref().unwrap_or("-").into(),
+                Cell::status(firing.status.as_deref().unwrap_or("-")),
+                firing.reason.as_deref().unwrap_or_default().into(),
+            ]);
+        }
+        let _ = write!(text, "\n{}", output.aligned(&table, 0));
+    }
+    text
+}

@@ -1,0 +1,259 @@
+//! Which ticks of a schedule are due, and what becomes of those that nobody was there for. The time is an argument.
+//!
+//! A tick is an instant that a cron pattern names in a time zone. Of a schedule only one instant has to be kept, the tick up
+//! to which all was decided ([`Decision::last_tick`]): a clock that jumps back finds nothing due before it, one that jumps
+//! forward, and a system that was down, find the ticks since, and the policy says what becomes of them.
+//!
+//! Daylight saving time is croner's rule. A pattern that names one time of day (`30 2 * * *`) fires once a day: where that
+//! time is skipped, at the first instant after the gap; where it comes twice, at the first of the two. Any other pattern
+//! (`*/15 * * * *`, `0 2,14 * * *`) follows the clock on the wall: what is skipped does not fire, what is repeated fires in both.
+
+use chrono::{DateTime, SecondsFormat, SubsecRound, TimeDelta, Utc};
+use chrono_tz::Tz;
+use croner::Cron;
+use croner::parser::{CronParser, Seconds, Year};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
+
+/// A tick that is fired no later than this was not missed.
+pub const ON_TIME: TimeDelta = TimeDelta::seconds(60);
+
+/// The most ticks that are caught up with at once.
+pub const MISSED_LIMIT: u32 = 100;
+
+/// More ticks than this are not counted one by one.
+const COUNTED: usize = 1000;
+
+/// A cron pattern in a time zone.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    cron: Cron,
+    zone: Tz,
+}
+
+/// Why something is no timing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("{pattern:?} is no cron pattern: {reason}")]
+    Pattern { pattern: String, reason: String },
+    #[error("{pattern:?} names no day that ever comes")]
+    Never { pattern: String },
+    #[error("{0:?} is no time zone: it must be a name of the IANA database, such as UTC or Europe/Berlin")]
+    Zone(String),
+}
+
+/// What becomes of ticks that nobody fired in time: the system was down, or the clock jumped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Missed {
+    /// They are passed over.
+    Skip,
+    /// The newest is fired, for all of them.
+    #[default]
+    One,
+    /// Each is fired, the newest up to a limit.
+    All,
+}
+
+impl Missed {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Missed::Skip => "skip",
+            Missed::One => "one",
+            Missed::All => "all",
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<Missed> {
+        match word {
+            "skip" => Some(Missed::Skip),
+            "one" => Some(Missed::One),
+            "all" => Some(Missed::All),
+            _ => None,
+        }
+    }
+}
+
+/// What becomes of a tick while an earlier firing of its schedule is not through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overlap {
+    /// It is passed over.
+    Skip,
+    /// It waits for its turn in the schedule's conversation.
+    #[default]
+    Queue,
+}
+
+impl Overlap {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Overlap::Skip => "skip",
+            Overlap::Queue => "queue",
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<Overlap> {
+        match word {
+            "skip" => Some(Overlap::Skip),
+            "queue" => Some(Overlap::Queue),
+            _ => None,
+        }
+    }
+}
+
+/// What a look at a schedule came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// Oldest first.
+    pub fire: Vec<DateTime<Utc>>,
+    pub passed: Option<Passed>,
+    /// Up to here all is decided. Never earlier than before.
+    pub last_tick: DateTime<Utc>,
+    /// The next tick after that. `None`: there is none.
+    pub next_at: Option<DateTime<Utc>>,
+}
+
+/// Ticks that were due and are not fired.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passed {
+    pub first: DateTime<Utc>,
+    pub last: DateTime<Utc>,
+    pub count: usize,
+    /// There are more than `count`.
+    pub more: bool,
+}
+
+impl Passed {
+    /// The reason that is kept.
+    pub fn reason(&self, missed: Missed) -> String {
+        let more = if self.more { "more than " } else { "" };
+        let ticks = if self.count == 1 { "tick" } else { "ticks" };
+        format!(
+            "missed: {more}{} {ticks} since {}, missed = {}",
+            self.count,
+            written(self.first),
+            missed.as_str()
+        )
+    }
+}
+
+impl Timing {
+    /// Reads a pattern of five fields, or of six with seconds before them, and a time zone's IANA name. `@daily` and its like
+    /// are patterns.
+    ///
+    /// # Errors
+    /// [`Invalid`].
+    pub fn parse(pattern: &str, zone: &str) -> Result<Timing, Invalid> {
+        let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
+        let cron = parser
+            .parse(pattern)
+            .map_err(|error| Invalid::Pattern { pattern: pattern.to_owned(), reason: error.to_string() })?;
+        let zone = zone.parse::<Tz>().map_err(|_| Invalid::Zone(zone.to_owned()))?;
+        let timing = Timing { cron, zone };
+        // Without years a pattern repeats: whatever comes at all comes after any instant.
+        if timing.after(DateTime::UNIX_EPOCH).is_none() {
+            return Err(Invalid::Never { pattern: pattern.to_owned() });
+        }
+        Ok(timing)
+    }
+
+    /// The first tick after `instant`.
+    pub fn after(&self, instant: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let local = instant.trunc_subsecs(0).with_timezone(&self.zone);
+        self.cron.find_next_occurrence(&local, false).ok().map(|tick| tick.with_timezone(&Utc))
+    }
+
+    /// Every tick after `instant`, oldest first.
+    pub fn ticks(&self, instant: DateTime<Utc>) -> impl Iterator<Item = DateTime<Utc>> + '_ {
+        std::iter::successors(self.after(instant), |tick| self.after(*tick))
+    }
+
+    /// An instant as a clock on the wall of the time zone shows it, with the zone's name.
+    pub fn local(&self, instant: DateTime<Utc>) -> String {
+        format!("{} {}", instant.with_timezone(&self.zone).format("%Y-%m-%d %H:%M:%S %:z"), self.zone.name())
+    }
+
+    /// The newest `limit` ticks of (`after`, `until`], oldest first.
+    fn newest(&self, after: DateTime<Utc>, until: DateTime<Utc>, limit: usize) -> VecDeque<DateTime<Utc>> {
+        let mut window = TimeDelta::minutes(1);
+        loop {
+            // A pattern of every second that was not looked at for a year must not cost thirty million steps.
+            let from = until.checked_sub_signed(window).map_or(after, |from| from.max(after));
+            let mut ticks = VecDeque::new();
+            for tick in self.ticks(from).take_while(|tick| *tick <= until) {
+                if ticks.len() == limit {
+                    ticks.pop_front();
+                }
+                ticks.push_back(tick);
+            }
+            if from <= after || ticks.len() >= limit {
+                return ticks;
+            }
+            window = window * 2;
+        }
+    }
+}
+
+/// What is due at `now` for a schedule of which all was decided up to `last_tick`.
+pub fn decide(
+    timing: &Timing,
+    missed: Missed,
+    missed_limit: u32,
+    last_tick: DateTime<Utc>,
+    now: DateTime<Utc>,
+) -> Decision {
+    let limit = match missed {
+        Missed::Skip | Missed::One => 1,
+        Missed::All => missed_limit.clamp(1, MISSED_LIMIT) as usize,
+    };
+    let mut fire = Vec::from(timing.newest(last_tick, now, limit));
+    let Some(newest) = fire.last().copied() else {
+        return Decision { fire, passed: None, last_tick, next_at: timing.after(last_tick) };
+    };
+    match missed {
+        Missed::Skip => fire.retain(|tick| now - *tick <= ON_TIME),
+        Missed::One | Missed::All => {}
+    }
+    let before = fire.first().copied();
+    let mut passed: Option<Passed> = None;
+    for tick in timing.ticks(last_tick).take_while(|tick| *tick <= newest && Some(*tick) != before) {
+        let so_far = passed.get_or_insert(Passed { first: tick, last: tick, count: 0, more: false });
+        if so_far.count == COUNTED {
+            so_far.more = true;
+            break;
+        }
+        so_far.count += 1;
+        so_far.last = tick;
+    }
+    Decision { fire, passed, last_tick: newest, next_at: timing.after(newest) }
+}
+
+/// What a tick is known by: the same tick of a schedule again is the same trigger.
+pub fn trigger_id(schedule_id: &str, tick: DateTime<Utc>) -> String {
+    format!("cron:{schedule_id}:{}", written(tick))
+}
+
+/// What a firing that a person asked for is known by.
+pub fn manual_trigger_id(schedule_id: &str, client_key: &str) -> String {
+    format!("cron:{schedule_id}:manual:{client_key}")
+}
+
+/// What the agent is told at a tick: the prompt, and when it is. The same for the same tick, whoever fires it.
+pub fn message(prompt: &str, timing: &Timing, tick: DateTime<Utc>) -> String {
+    format!("{}\n\nScheduled for {}.", prompt.trim_end(), timing.local(tick))
+}
+
+/// An instant in UTC to the second, as it is kept and shown.
+pub fn written(instant: DateTime<Utc>) -> String {
+    instant.to_rfc3339_opts(SecondsFormat::Secs, true)
+}
