@@ -11,6 +11,7 @@ mod replay;
 mod report;
 mod serve;
 mod session;
+mod trigger;
 
 use crate::App;
 use crate::config::{Config, ConfigError};
@@ -64,7 +65,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run everything in one process on a Postgres of its own, with sample chats.
+    /// Run everything in one process on a Postgres of its own, with samples of what comes in.
     Dev(dev::Args),
     /// Kill a worker in the middle of a chat, and see another one go on. Needs nothing, leaves nothing.
     Demo,
@@ -79,6 +80,9 @@ enum Command {
     /// Run a session again, or a folder of exported ones, and lay it beside what was. Nothing is sent and nothing written,
     /// unless --tools live says so. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
+    /// Send a running server what comes in from elsewhere: a mail, a chat message, a schedule's firing, a messenger's message,
+    /// a notice.
+    Trigger(trigger::Args),
     /// Look at the job queue.
     Queue(queue::Args),
 }
@@ -135,6 +139,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Session(args) => session::run(&app, config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Queue(args) => queue::run(config, args).await,
+            Command::Trigger(args) => trigger::run(config, args).await,
         }
     });
     // A blocking task (a file that hangs) must not keep the process.
