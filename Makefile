@@ -16,7 +16,7 @@ help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 .PHONY: dev
-dev: postgres ## Run Wakeful with a Postgres of its own and sample chats
+dev: postgres ## Run Wakeful with a Postgres of its own and samples
 	$(CARGO) run --locked -p wakeful -- dev $(ARGS)
 
 .PHONY: demo

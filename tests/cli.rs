@@ -45,6 +45,42 @@ fn options(model: &ModelServer) -> Options {
 }
 
 #[tokio::test]
+async fn a_list_is_of_what_came_in_and_copies_are_shown_when_asked_for() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    for (conversation, trigger_type) in [("c1", "chat"), ("c2", "replay"), ("c3", "import"), ("c4", "fork")] {
+        let answer = client.chat(conversation, "Hi").await;
+        client.wait_for(answer["session_id"].as_str().unwrap(), "completed").await;
+        sqlx::query("update conversation_sessions set trigger_type = $2 where conversation_id = $1")
+            .bind(format!("default/{conversation}"))
+            .bind(trigger_type)
+            .execute(&database.pool)
+            .await
+            .unwrap();
+    }
+    let cases: [(&[&str], &str, &[&str]); 4] = [
+        (&[], "", &["c4", "c1"]),
+        (&["--all"], "?all=true", &["c4", "c3", "c2", "c1"]),
+        (&["--trigger", "replay"], "?trigger_type=replay", &["c2"]),
+        (&["--conversation", "c3"], "?conversation_id=c3", &["c3"]),
+    ];
+    for (arguments, query, expected) in cases {
+        let args = [&["session", "list", "-o", "json"][..], arguments].concat();
+        let listed = run(&options, &database.url, &args).await.json();
+        let (_, page) = client.get(&format!("/v1/sessions{query}")).await;
+        for items in [&listed, &page["items"]] {
+            let items = items.as_array().unwrap();
+            let found: Vec<&str> = items.iter().map(|one| one["conversation_id"].as_str().unwrap()).collect();
+            assert_eq!(found, expected, "{args:?}");
+        }
+    }
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn a_session_is_listed_shown_and_tailed() {
     let database = Database::new().await;
     let model = ModelServer::turns(vec![

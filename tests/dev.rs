@@ -123,7 +123,7 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
 async fn a_killed_dev_goes_on_where_it_stood() {
     let place = Place::new();
     let mut first = place.dev(&[]);
-    first.error_line("sample chats sent to").await;
+    first.error_line("samples sent to").await;
     let store = place.store().await;
     let (note, step) = eventually("the note's first step", || async {
         let note = sessions(&store).await.into_iter().find(|one| one.conversation_id == "sample-note")?;
@@ -138,7 +138,7 @@ async fn a_killed_dev_goes_on_where_it_stood() {
 
     let mut second = place.dev(&[]);
     let client = up(&second).await;
-    assert!(!second.errors().contains("sample chats sent to"), "{}", second.errors());
+    assert!(!second.errors().contains("samples sent to"), "{}", second.errors());
     let resumed = sample(&client, "sample-note").await;
     assert_eq!(resumed["session_id"], note.session_id.as_str());
     assert_eq!(resumed["status"], "completed");

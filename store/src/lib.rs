@@ -4,6 +4,7 @@
 //! |---|---|
 //! | start or wake a session, or begin anew | [`wake`], [`create`], [`run`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
+//! | close a question that nobody answered | [`expire`] |
 //! | say what became of an uncertain effect | [`resolve`] |
 //! | read what a replay runs again, and find one that was begun | [`replay`] |
 //! | archive or terminate one | [`retire`] |
@@ -12,6 +13,7 @@
 //! | commit what a step did | [`step`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
 //! | hold the caches against the logs | [`verify`] |
+//! | take in a chat from before there were sessions | [`legacy`] |
 //! | run a tool at most once | [`ledger`] |
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued | [`delivery`] |
@@ -34,6 +36,7 @@ pub mod delivery;
 pub mod diagnosis;
 pub mod error;
 pub mod event;
+pub mod expire;
 pub mod export;
 pub mod failpoint;
 pub mod fork;
@@ -43,6 +46,7 @@ pub mod hydrate;
 pub mod import;
 pub mod journal;
 pub mod ledger;
+pub mod legacy;
 pub mod queue;
 pub mod readiness;
 pub mod record;
@@ -77,6 +81,9 @@ pub struct Store {
     pub(crate) pool: PgPool,
     /// Connections with asynchronous commit: for generations and their chunks, and nothing else.
     pub(crate) streams: PgPool,
+    /// Connections for what comes in. Whoever reads cannot keep a message out, and messages cannot keep readers and
+    /// workers from theirs.
+    pub(crate) intake: PgPool,
     /// How to make a connection of one's own: heartbeat and LISTEN must never wait for the pool.
     pub(crate) options: PgConnectOptions,
     pub(crate) refusal: readiness::Refusal,
@@ -102,14 +109,34 @@ impl Store {
         };
         let streams = pool_options((max_connections / 4).max(2))
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
-        Ok(Store { pool, streams, options, refusal: readiness::Refusal::default() })
+        let intake = pool_options(intake_connections(max_connections)).connect_lazy_with(options.clone());
+        Ok(Store { pool, streams, intake, options, refusal: readiness::Refusal::default() })
+    }
+
+    /// How many messages may be written at once.
+    pub fn intake_connections(&self) -> u32 {
+        self.intake.options().get_max_connections()
+    }
+
+    /// The same store, whose messages wait for a connection only so long.
+    #[must_use]
+    pub fn with_intake_wait(mut self, wait: Duration) -> Store {
+        let options = pool_options(self.intake_connections()).acquire_timeout(wait);
+        self.intake = options.connect_lazy_with(self.options.clone());
+        self
     }
 
     /// Ends the pools' connections.
     pub async fn close(&self) {
         self.streams.close().await;
+        self.intake.close().await;
         self.pool.close().await;
     }
+}
+
+/// A message takes a handful of short statements: a quarter of what the workers and readers have is plenty.
+fn intake_connections(max_connections: u32) -> u32 {
+    (max_connections / 4).max(2)
 }
 
 /// sqlx would ask before every use whether the connection is alive: one round trip more for each statement. A

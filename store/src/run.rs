@@ -8,7 +8,7 @@ use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::record::{Block, Details, ToolResult};
-use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::session::{CallOutcome, SessionStatus};
 
 /// A locked row of `conversation_counters`.
 #[derive(Clone, Debug)]
@@ -231,7 +231,7 @@ pub(crate) async fn start(
     trace_context: Option<&str>,
 ) -> Result<()> {
     let waiting = sqlx::query!(
-        "select call_id, name from tool_calls
+        "select call_id, name, outcome from tool_calls
         where session_id = $1 and status = 'waiting' and result_message_number is null
         order by message_number
         limit 1",
@@ -258,20 +258,37 @@ pub(crate) async fn start(
     let (mut numbers, mut roles, mut contents, mut details, mut events) =
         (vec![], vec![], vec![], vec![], vec![]);
     let mut number = conversation.last_message_number;
+    if let Some(expired) = waiting.take_if(|call| call.outcome.is_some()) {
+        // What came after the question was closed is no answer to it.
+        let outcome = expired.outcome.unwrap_or_default();
+        let outcome: CallOutcome =
+            serde_json::from_value(outcome).map_err(|error| Error::corrupt("outcome", error))?;
+        number += 1;
+        close_call(tx, session, &expired.call_id, "failed", number).await?;
+        events.push(Event::ToolResult {
+            call_id: expired.call_id.as_str().into(),
+            ok: !outcome.is_error,
+            message_number: number,
+            bytes: outcome.content.len(),
+            output_sha256: None,
+        });
+        roles.push("tool");
+        numbers.push(number);
+        contents.push(to_json(&[Block::ToolResult(ToolResult {
+            call_id: expired.call_id.into(),
+            name: expired.name,
+            content: outcome.content,
+            is_error: outcome.is_error,
+            details: outcome.details,
+            output: None,
+        })])?);
+        details.push(to_json(&Details::default())?);
+    }
     for message in &inbox {
         number += 1;
         let block = match waiting.take() {
             Some(call) => {
-                sqlx::query!(
-                    "update tool_calls
-                    set status = 'done', result_message_number = $3, settled_at = clock_timestamp()
-                    where session_id = $1 and call_id = $2",
-                    session.session_id,
-                    call.call_id,
-                    number
-                )
-                .execute(&mut *tx)
-                .await?;
+                close_call(tx, session, &call.call_id, "done", number).await?;
                 events.push(Event::ToolResult {
                     call_id: call.call_id.as_str().into(),
                     ok: true,
@@ -377,6 +394,28 @@ pub(crate) async fn start(
         trace_context
     )
     .execute(&mut *tx)
+    .await?;
+    Ok(())
+}
+
+/// The question has its result in the transcript.
+async fn close_call(
+    tx: &mut PgConnection,
+    session: &Locked,
+    call_id: &str,
+    status: &str,
+    message_number: i64,
+) -> Result<()> {
+    sqlx::query!(
+        "update tool_calls
+        set status = $4, result_message_number = $3, settled_at = clock_timestamp()
+        where session_id = $1 and call_id = $2",
+        session.session_id,
+        call_id,
+        message_number,
+        status
+    )
+    .execute(tx)
     .await?;
     Ok(())
 }

@@ -72,6 +72,9 @@ pub struct SessionFilter {
     pub status: Option<String>,
     /// As it is stored: `space/id`.
     pub conversation_id: Option<String>,
+    pub trigger_type: Option<String>,
+    /// Without the copies that people and machines make to look at: replays and imports.
+    pub only_live: bool,
     /// The last session id of the page before.
     pub before: Option<String>,
     pub limit: i64,
@@ -127,6 +130,7 @@ impl Store {
                 join conversation_records r
                     on r.conversation_id = s.conversation_id and r.message_number = c.message_number
                 where c.session_id = s.session_id and c.status = 'waiting' and c.result_message_number is null
+                    and c.outcome is null
                 limit 1
             ) q on true
             where ($1::text is null or s.space_id = $1)
@@ -134,6 +138,8 @@ impl Store {
                 and ($3::text is null or s.conversation_id = $3)
                 and ($4::text is null or s.session_id < $4)
                 and ($5::text[] is null or s.session_id = any ($5))
+                and ($7::text is null or s.trigger_type = $7)
+                and not ($8 and s.trigger_type in ('replay', 'import'))
             order by s.session_id desc
             limit $6
             "#,
@@ -142,7 +148,9 @@ impl Store {
             filter.conversation_id,
             filter.before,
             ids,
-            filter.limit
+            filter.limit,
+            filter.trigger_type,
+            filter.only_live
         )
         .fetch_all(&self.pool)
         .await?;

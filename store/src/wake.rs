@@ -150,7 +150,7 @@ impl Store {
     }
 
     async fn try_wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
         let woken = deliver(&mut tx, session, message).await?;
@@ -169,7 +169,7 @@ impl Store {
     }
 
     pub(crate) async fn try_send(&self, session_id: &str, message: &NewMessage, by: By) -> Result<Woken> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
         let woken = deliver(&mut tx, session, message).await?;
@@ -187,7 +187,7 @@ impl Store {
     }
 
     async fn try_answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         By::Anyone.may_wake(&session)?;
         let refused = conflict(session.clone(), "an answer");

@@ -2,6 +2,7 @@
 
 use crate::channel::{self, Channel};
 use crate::config::Config;
+use crate::ingest::Intake;
 use crate::model::{Model, Models};
 use crate::tool::Tool;
 use crate::tool::registry::Registry;
@@ -10,6 +11,7 @@ use crate::{Ctx, cli};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
@@ -109,7 +111,9 @@ impl App {
                 known.map_err(|error| cli::Usage(format!("agents.{name}.tools: {error}")))?;
             }
         }
+        let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
         let store = Store::connect(url, config.database.max_connections, "wakeful").await?;
+        let store = store.with_intake_wait(intake_wait);
         store.check_schema().await?;
         let models = self.models(&config)?;
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
@@ -137,6 +141,8 @@ impl App {
             worker_id: worker_id(&host),
             workspaces: config.workspace.dir.clone().unwrap_or_else(|| "workspaces".into()),
             host,
+            intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait),
+            legacy: channel::chat::legacy::Cache::of(&config)?,
             watchdog: Watchdog::default(),
             recordings: crate::replay::Recordings::default(),
             draining: CancellationToken::new(),

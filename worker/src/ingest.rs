@@ -1,27 +1,143 @@
 //! The way in for every trigger: what it brought is committed, and then workers and readers are told.
+//!
+//! What cannot be taken now is refused at once, with a time to come again: a queue in memory would be lost with the
+//! process, and would keep its senders waiting for longer than they do. There are two bounds. [`Intake::enter`] counts
+//! everything that is being taken. The turns to write are as many as there are connections for it, and what does not get one
+//! in time goes away as well. Readers and workers have connections of their own ([`Store::connect`]).
 
 use crate::Ctx;
 use crate::api::Problem;
 use crate::telemetry::{self, names};
+use axum::extract::{Request, State};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tracing::field::Empty;
-use tracing::{Instrument, Span, info_span};
+use tracing::{Instrument, Span, debug, info_span};
+use wakeful_store::Store;
+use wakeful_store::legacy::Imported;
 use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
+
+/// When a sender that was refused may come again. What is in hand takes milliseconds each.
+const RETRY_AFTER_S: u32 = 1;
+
+/// How much may come in at once.
+#[derive(Debug)]
+pub struct Intake {
+    places: Arc<Semaphore>,
+    turns: Semaphore,
+    wait: Duration,
+}
+
+/// The right to be taken, and a connection's worth of the database.
+pub(crate) struct Turn<'a> {
+    _place: OwnedSemaphorePermit,
+    _turn: SemaphorePermit<'a>,
+}
+
+impl Intake {
+    /// `concurrency` messages at once, each of which waits at most `wait` for one of `store`'s connections.
+    pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
+        let places = Arc::new(Semaphore::new(concurrency));
+        Intake { places, turns: Semaphore::new(store.intake_connections() as usize), wait }
+    }
+
+    /// Whether one more would be refused now. A look, for those who have a body to read first: they may be refused yet.
+    pub fn is_full(&self) -> bool {
+        self.places.available_permits() == 0
+    }
+
+    /// A turn to write.
+    ///
+    /// # Errors
+    /// 429 when too many are in already, or none of them has gone in time.
+    pub(crate) async fn enter(&self) -> Result<Turn<'_>, Problem> {
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| full())?;
+        let turn = tokio::time::timeout(self.wait, self.turns.acquire()).await.map_err(|_| full())?;
+        // Nobody closes it.
+        let turn = turn.map_err(|_| full())?;
+        Ok(Turn { _place: place, _turn: turn })
+    }
+}
+
+fn full() -> Problem {
+    debug!("A message was refused: too many at once");
+    Problem::too_many("too many messages come in at once; nothing was taken, send it again", RETRY_AFTER_S)
+}
+
+/// Refuses a POST before its body is read, while no more can be taken.
+pub(crate) async fn shed(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
+    if request.method() == Method::POST && ctx.intake.is_full() {
+        return full().into_response();
+    }
+    next.run(request).await
+}
 
 /// Wakes the session that `new` finds or makes. When this returns, the message is durable.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::wake`], as answers.
+/// Those of [`wakeful_store::Store::wake`], as answers; 429 while too much comes in, where nothing was taken.
 pub async fn take(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<Woken, Problem> {
+    taken(ctx, new, message, None).await
+}
+
+/// The same for a chat that has no session here and was kept elsewhere before: a new session begins with `imported`.
+///
+/// # Errors
+/// Those of [`take`].
+pub async fn take_imported(
+    ctx: &Ctx,
+    new: NewSession,
+    message: NewMessage,
+    imported: &Imported,
+) -> Result<Woken, Problem> {
+    taken(ctx, new, message, Some(imported)).await
+}
+
+async fn taken(
+    ctx: &Ctx,
+    new: NewSession,
+    message: NewMessage,
+    imported: Option<&Imported>,
+) -> Result<Woken, Problem> {
+    let _turn = ctx.intake.enter().await?;
     let span = send_span(&new.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
-        let woken = ctx.store.wake(&new, &message).await?;
+        let woken = match imported {
+            Some(imported) => ctx.store.wake_imported(&new, &message, imported).await?,
+            None => ctx.store.wake(&new, &message).await?,
+        };
         crate::failpoint("K2");
         announce(ctx, &woken);
         Ok(woken)
     }
     .instrument(span)
+    .await
+}
+
+/// A message for a session that exists. When this returns, it is durable.
+///
+/// # Errors
+/// Those of [`wakeful_store::Store::send`], as answers; 429 while too much comes in, where nothing was taken.
+pub async fn send(
+    ctx: &Ctx,
+    session_id: &str,
+    conversation_id: &str,
+    message: NewMessage,
+) -> Result<Woken, Problem> {
+    let _turn = ctx.intake.enter().await?;
+    async {
+        let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
+        let woken = ctx.store.send(session_id, &message).await?;
+        announce(ctx, &woken);
+        Ok(woken)
+    }
+    .instrument(send_span(conversation_id))
     .await
 }
 

@@ -35,6 +35,8 @@
 //! | one step, hop by hop | [`jobs::step`] |
 //! | the only door to models and tools | [`perform`] |
 //! | how a message comes in and a session is shown | [`api`], [`origin`] |
+//! | how much comes in at once | [`ingest`] |
+//! | how a trigger is sent by hand | [`client`] |
 //! | how a program starts a session, and goes on with it | [`runner`] |
 //! | how a session is run again beside its log | [`replay`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
@@ -44,6 +46,7 @@ pub mod api;
 pub mod app;
 pub mod channel;
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod dev;
 pub mod ingest;
@@ -86,6 +89,10 @@ pub struct Ctx {
     pub channels: BTreeMap<String, Arc<dyn channel::Channel>>,
     pub notifier: Notifier,
     pub news: News,
+    /// How much may come in at once.
+    pub intake: ingest::Intake,
+    /// The cache of chats from before there were sessions, where one is configured.
+    pub legacy: Option<channel::chat::legacy::Cache>,
     pub watchdog: watchdog::Watchdog,
     /// What the replays that run here are held beside.
     pub recordings: replay::Recordings,

@@ -3,6 +3,16 @@
 use crate::session::{CallOutcome, CallStatus};
 use serde::{Deserialize, Serialize};
 
+/// What the model is given as the result of a question that nobody answered for so long.
+pub fn unanswered(seconds: u64) -> CallOutcome {
+    let details = Some(serde_json::json!({"type": "questionExpired", "after_s": seconds}));
+    let content = format!(
+        "NO ANSWER. Nobody answered within {seconds} seconds, and the question is closed. Go on without the answer, or say \
+         what cannot be done without it. Whatever the user writes from now on is a message of its own."
+    );
+    CallOutcome { content, is_error: true, details }
+}
+
 /// A person's decision about an uncertain effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]

@@ -1,6 +1,7 @@
 //! The chat trigger.
 
 use super::{Problem, stored_conversation_id};
+use crate::channel::chat::legacy;
 use crate::{Ctx, ingest, origin};
 use axum::Json;
 use axum::body::Bytes;
@@ -8,6 +9,7 @@ use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::trigger::{CHAT, opens_beside};
@@ -65,7 +67,14 @@ pub(crate) async fn wake(
             .map(|(_, agent)| agent),
     };
     let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent.as_deref())?;
-    ingest::take(ctx, NewSession { repository_id, ..new }, message).await
+    let new = NewSession { repository_id, ..new };
+    match legacy::find(ctx, &new, message.sender.as_deref()).await? {
+        Some(chat) => {
+            let (new, imported) = chat.begins(new);
+            ingest::take_imported(ctx, new, message, &imported).await
+        }
+        None => ingest::take(ctx, new, message).await,
+    }
 }
 
 /// 202, or 200 for what was taken before.
@@ -115,4 +124,15 @@ pub(crate) fn check_text(name: &str, text: Option<&str>, limit: usize) -> Result
         }
         Some(_) | None => Ok(()),
     }
+}
+
+/// How often the cache of old chats was asked, and what to do about it.
+pub(super) async fn legacy_counts(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Problem> {
+    let settings = &ctx.config.chat.legacy;
+    let counts = ctx.store.legacy_counts().await?;
+    Ok(Json(json!({
+        "enabled": ctx.legacy.is_some(),
+        "advice": legacy::advice(settings, &counts),
+        "items": counts,
+    })))
 }

@@ -15,6 +15,7 @@ pub use bundle::INTERNAL_TOKEN;
 pub use problem::{Problem, valid_verbs};
 pub use sessions::detail;
 
+use crate::ingest::shed;
 use crate::{Ctx, channel};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Request, State};
@@ -37,7 +38,11 @@ pub const DEFAULT_SPACE: &str = "default";
 /// Every route of Wakeful's own.
 pub fn router(ctx: Arc<Ctx>) -> Router {
     let v1 = Router::new()
-        .route("/chat/{conversation_id}/messages", post(chat::post_message))
+        .route(
+            "/chat/{conversation_id}/messages",
+            post(chat::post_message).layer(from_fn_with_state(Arc::clone(&ctx), shed)),
+        )
+        .route("/chat/legacy", get(chat::legacy_counts))
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(sessions::show))
         .route("/sessions/{id}/messages", get(sessions::messages).post(sessions::send))
@@ -61,7 +66,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         // After the guard: it wants a token of its own, and no other.
         .route("/sessions/{id}/export", get(bundle::export))
-        .nest("/triggers", channel::webhooks(&ctx));
+        .nest("/triggers", channel::webhooks(&ctx).layer(from_fn_with_state(Arc::clone(&ctx), shed)));
     Router::new()
         .nest("/v1", v1)
         .route("/sessions/{id}/export", get(bundle::export))

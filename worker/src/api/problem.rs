@@ -32,6 +32,18 @@ impl Problem {
         self.status
     }
 
+    /// 429, with a time to come again.
+    pub fn too_many(detail: impl Into<String>, retry_after_s: u32) -> Problem {
+        let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, detail);
+        Problem { retry_after_s: Some(retry_after_s), ..problem }
+    }
+
+    /// 503, with a time to come again.
+    pub fn unavailable(detail: impl Into<String>, retry_after_s: u32) -> Problem {
+        let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail);
+        Problem { retry_after_s: Some(retry_after_s), ..problem }
+    }
+
     fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
         self.more.insert(key.to_owned(), value.into());
         self

@@ -2,8 +2,7 @@
 
 use super::chat::{answer, check_text, idempotency_key, message_text, parse};
 use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
-use crate::ingest::{announce, send_span};
-use crate::{Ctx, telemetry};
+use crate::{Ctx, ingest};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -12,7 +11,6 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tracing::Instrument;
 use wakeful_store::Error;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::{NewMessage, Woken};
@@ -29,6 +27,10 @@ const PAGE_LIMIT: i64 = 500;
 pub(super) struct ListQuery {
     status: Option<String>,
     conversation_id: Option<String>,
+    trigger_type: Option<String>,
+    /// Replays and imports as well, which are left out where neither their type nor their conversation is asked for.
+    #[serde(default)]
+    all: bool,
     cursor: Option<String>,
     limit: Option<i64>,
 }
@@ -74,10 +76,13 @@ pub(super) async fn list(
         return Err(Problem::bad_request(format!("no status {status:?}; there are: {}", known.join(", "))));
     }
     check_text("cursor", query.cursor.as_deref(), 256)?;
+    check_text("trigger_type", query.trigger_type.as_deref(), 256)?;
     let limit = limit(query.limit);
     let filter = SessionFilter {
         space_id: Some(DEFAULT_SPACE.to_owned()),
         status: query.status,
+        only_live: !query.all && query.trigger_type.is_none() && query.conversation_id.is_none(),
+        trigger_type: query.trigger_type,
         conversation_id: query.conversation_id.map(|id| stored_conversation_id(&id)).transpose()?,
         before: query.cursor,
         limit,
@@ -196,20 +201,14 @@ pub(super) async fn send(
     check_text("client_key", message.client_key.as_deref(), 256)?;
     let text = message_text(message.text)?;
     let session = ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
-    async {
-        let message = NewMessage {
-            client_key: message.client_key,
-            text,
-            sender: None,
-            trace_context: telemetry::trace_context(),
-            attachments: Vec::new(),
-        };
-        let woken = ctx.store.send(&id, &message).await?;
-        announce(&ctx, &woken);
-        Ok(answer(woken))
-    }
-    .instrument(send_span(&session.conversation_id))
-    .await
+    let message = NewMessage {
+        client_key: message.client_key,
+        text,
+        sender: None,
+        trace_context: None,
+        attachments: Vec::new(),
+    };
+    Ok(answer(ingest::send(&ctx, &id, &session.conversation_id, message).await?))
 }
 
 pub(super) fn next_page<T>(items: &[T], limit: i64, cursor: impl Fn(&T) -> Value) -> Value {

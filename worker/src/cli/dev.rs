@@ -19,7 +19,7 @@ use wakeful_workflow::session::SessionStatus;
 /// The database that everything lives in.
 const DATABASE: &str = "wakeful";
 
-/// The longest that the banner waits for the sample chats. A real model may take its time.
+/// The longest that the banner waits for the samples. A real model may take its time.
 const SAMPLES_REST: Duration = Duration::from_secs(90);
 
 #[derive(Debug, clap::Args)]
@@ -32,13 +32,13 @@ pub(super) struct Args {
     /// The address of the HTTP interface [default: 127.0.0.1:7070].
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Send no sample chats.
+    /// Send no samples.
     #[arg(long)]
     no_samples: bool,
     /// Empty the data first.
     #[arg(long)]
     fresh: bool,
-    /// End when the sample chats are done, with status 1 if one failed.
+    /// End when the samples are done, with status 1 if one failed.
     #[arg(long)]
     once: bool,
 }
@@ -202,15 +202,15 @@ fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::
     Ok(())
 }
 
-/// Sends the sample chats if this is the first start, waits for them, and prints the banner.
+/// Sends the samples if this is the first start, waits for them, and prints the banner.
 async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bool) -> anyhow::Result<Exit> {
     let agent = ctx.config.agent(DEFAULT_AGENT);
     if !args.no_samples
         && let Ok(agent) = &agent
     {
-        let sent = samples::send(ctx).await?;
+        let sent = samples::send(ctx, listen, home).await?;
         if sent > 0 {
-            eprintln!("{sent} sample chats sent to {}; waiting until they are done", agent.model);
+            eprintln!("{sent} samples sent to {}; waiting until they are done", agent.model);
         }
     }
     let began = Instant::now();

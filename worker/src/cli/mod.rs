@@ -12,6 +12,7 @@ mod report;
 mod schedule;
 mod serve;
 mod session;
+mod trigger;
 
 use crate::App;
 use crate::config::{Config, ConfigError};
@@ -65,7 +66,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run everything in one process on a Postgres of its own, with sample chats.
+    /// Run everything in one process on a Postgres of its own, with samples of what comes in.
     Dev(dev::Args),
     /// Kill a worker in the middle of a chat, and see another one go on. Needs nothing, leaves nothing.
     Demo,
@@ -82,6 +83,9 @@ enum Command {
     Replay(Box<replay::Args>),
     /// List, make and steer schedules.
     Schedule(schedule::Args),
+    /// Send a running server what comes in from elsewhere: a mail, a chat message, a schedule's firing, a messenger's message,
+    /// a notice.
+    Trigger(trigger::Args),
     /// Look at the job queue.
     Queue(queue::Args),
 }
@@ -139,6 +143,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Queue(args) => queue::run(config, args).await,
+            Command::Trigger(args) => trigger::run(config, args).await,
         }
     });
     // A blocking task (a file that hangs) must not keep the process.

@@ -1,12 +1,88 @@
 //! `[chat]`.
 
 use super::read::Section;
+use secrecy::SecretString;
 
 #[derive(Clone, Debug, Default)]
-pub struct Chat {}
+pub struct Chat {
+    pub legacy: Legacy,
+}
+
+/// `[chat.legacy]`: the cache in which chats were kept before there were sessions.
+#[derive(Clone, Debug)]
+pub struct Legacy {
+    /// `redis://…` or `rediss://…`. Secret: it may hold a password. `None`: there was none.
+    pub redis_url: Option<SecretString>,
+    /// The key of a chat: `{user}` and `{conversation}` stand for what the message says.
+    pub key: String,
+    /// The switch: with `false` the cache is not asked any more.
+    pub enabled: bool,
+    pub on_error: OnError,
+    /// A larger entry is not read.
+    pub max_kb: u64,
+    /// How long the cache may take.
+    pub timeout_ms: u64,
+}
+
+/// What becomes of a chat's first message while the cache cannot be asked, or says what cannot be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnError {
+    /// It is refused, and its sender tries again: a session that once began without its history never gets it.
+    #[default]
+    Refuse,
+    /// A session begins without a history.
+    Ignore,
+}
+
+impl Default for Legacy {
+    fn default() -> Legacy {
+        Legacy {
+            redis_url: None,
+            key: "chat:{user}:{conversation}".to_owned(),
+            enabled: true,
+            on_error: OnError::default(),
+            max_kb: 4096,
+            timeout_ms: 1000,
+        }
+    }
+}
 
 /// Reads it.
-pub(super) fn read(section: Section<'_>) -> Chat {
+pub(super) fn read(mut section: Section<'_>) -> Chat {
+    let chat = Chat { legacy: legacy(section.section("legacy")) };
     section.finish();
-    Chat {}
+    chat
+}
+
+fn legacy(mut section: Section<'_>) -> Legacy {
+    let default = Legacy::default();
+    let legacy = Legacy {
+        redis_url: section.secret("redis_url", |url| {
+            let redis = url.starts_with("redis://") || url.starts_with("rediss://");
+            match redis {
+                false => Some("must begin with redis:// or rediss://"),
+                true if !cfg!(feature = "legacy-redis") => {
+                    Some("is of no use here: this program was built without the feature legacy-redis")
+                }
+                true => None,
+            }
+        }),
+        key: section
+            .text("key", "must contain {conversation}", |key| {
+                key.contains("{conversation}").then(|| key.to_owned())
+            })
+            .unwrap_or(default.key),
+        enabled: section.flag("enabled").unwrap_or(default.enabled),
+        on_error: section
+            .text("on_error", "must be refuse or ignore", |text| match text {
+                "refuse" => Some(OnError::Refuse),
+                "ignore" => Some(OnError::Ignore),
+                _ => None,
+            })
+            .unwrap_or_default(),
+        max_kb: section.number("max_kb", 1..=65_536).map_or(default.max_kb, i64::unsigned_abs),
+        timeout_ms: section.number("timeout_ms", 10..=60_000).map_or(default.timeout_ms, i64::unsigned_abs),
+    };
+    section.finish();
+    legacy
 }

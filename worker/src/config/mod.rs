@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
+use wakeful_store::expire::OnExpired;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
 use wakeful_workflow::bundle;
 use wakeful_workflow::context::ContextPolicy;
@@ -90,6 +91,10 @@ pub struct Server {
     pub sse_heartbeat_s: u64,
     /// Largest bundle that is taken, unpacked.
     pub import_limit_mb: u64,
+    /// Messages that are being taken at once; one more is told to come again.
+    pub ingest_concurrency: usize,
+    /// How long a message waits for its turn to be written.
+    pub ingest_wait_ms: u64,
 }
 
 impl Server {
@@ -136,6 +141,9 @@ pub struct AgentSettings {
     pub context: ContextPolicy,
     /// Whom it may write mail to. `None`: whoever takes part in what its session is about.
     pub recipients: Option<Vec<String>>,
+    /// How long a question of its waits for an answer. `None`: for ever.
+    pub ask_expires_s: Option<u64>,
+    pub on_ask_expired: OnExpired,
 }
 
 /// `[models."provider/model"]`.

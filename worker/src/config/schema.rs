@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use wakeful_store::expire::OnExpired;
 use wakeful_workflow::agent::{JournalLevel, Limits, OnUncertain};
 use wakeful_workflow::context::{ContextPolicy, Strategy};
 use wakeful_workflow::policy::PARTICIPANTS;
@@ -55,6 +56,8 @@ fn server(mut section: Section<'_>) -> Server {
         internal_tokens: section.secrets("internal_tokens"),
         sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
         import_limit_mb: section.number("import_limit_mb", 1..=65_536).unwrap_or(256).unsigned_abs(),
+        ingest_concurrency: narrow(section.number("ingest_concurrency", 1..=10_000), 64),
+        ingest_wait_ms: narrow(section.number("ingest_wait_ms", 10..=60_000), 2_000),
     };
     section.finish();
     server
@@ -122,6 +125,10 @@ fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
             limits: limits(section.section("limits")),
             context: context(section.section("context")),
             recipients: recipients(&mut section),
+            ask_expires_s: section.number("ask_expires_s", 1..=31_536_000).map(i64::unsigned_abs),
+            on_ask_expired: section
+                .text("on_ask_expired", "must be tell_model or fail", on_ask_expired)
+                .unwrap_or_default(),
         };
         section.finish();
         agents.insert(name, settings);
@@ -155,6 +162,14 @@ fn on_uncertain(text: &str) -> Option<OnUncertain> {
     match text {
         "tell_model" => Some(OnUncertain::TellModel),
         "needs_attention" => Some(OnUncertain::NeedsAttention),
+        _ => None,
+    }
+}
+
+fn on_ask_expired(text: &str) -> Option<OnExpired> {
+    match text {
+        "tell_model" => Some(OnExpired::TellModel),
+        "fail" => Some(OnExpired::Fail),
         _ => None,
     }
 }

@@ -68,7 +68,7 @@ impl Banner<'_> {
         if self.samples.is_empty() {
             return Ok(());
         }
-        writeln!(f, "\n{}", self.style.bold("Sample chats"))?;
+        writeln!(f, "\n{}", self.style.bold("Samples"))?;
         let width = Style::columns().clamp(80, 120) - 33;
         for state in self.samples {
             let status = format!("{:<15}", state.status.as_str());

@@ -5,12 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use secrecy::SecretString;
 
 use super::account::Account;
 use super::{Cluster, directory, postgres};
 
 /// How long a process may take to end: the drain of its steps, and the server's shutdown.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A file in it.
+const WEBHOOK_SECRET: &str = "webhook.secret";
 
 /// The directory and the names in it.
 #[derive(Clone, Debug)]
@@ -46,6 +50,30 @@ impl Home {
     /// One folder a session.
     pub fn workspaces(&self) -> PathBuf {
         self.dir.join("workspaces")
+    }
+
+    /// The secret that the generic webhook's messages are signed with: made at the first call, and kept.
+    pub fn webhook_secret(&self) -> Result<SecretString> {
+        use base64::Engine as _;
+        use std::io::{Read, Write};
+        use std::os::unix::fs::OpenOptionsExt;
+        let path = self.dir.join(WEBHOOK_SECRET);
+        let cannot = || format!("{} cannot be read or written", path.display());
+        match std::fs::read_to_string(&path) {
+            Ok(secret) if !secret.trim().is_empty() => return Ok(SecretString::from(secret.trim())),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(cannot);
+            }
+            Ok(_) | Err(_) => {}
+        }
+        let mut key = [0; 32];
+        File::open("/dev/urandom")
+            .and_then(|mut random| random.read_exact(&mut key))
+            .context("/dev/urandom")?;
+        let secret = format!("whsec_{}", base64::engine::general_purpose::STANDARD.encode(key));
+        let file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&path);
+        file.and_then(|mut file| writeln!(file, "{secret}")).with_context(cannot)?;
+        Ok(SecretString::from(secret))
     }
 
     pub fn log(&self) -> PathBuf {
@@ -113,10 +141,10 @@ impl Home {
         Ok(Some(pid))
     }
 
-    /// Deletes the data: the cluster, mail, workspaces and the log. Anything else in the directory stays. Blocks.
+    /// Deletes the data: the cluster, mail, workspaces, the secret and the log. Anything else in the directory stays. Blocks.
     pub fn empty(&self, _: &Lock) -> Result<()> {
         Cluster::remove(&self.dir)?;
-        for path in [self.mail(), self.workspaces(), self.log()] {
+        for path in [self.mail(), self.workspaces(), self.log(), self.dir.join(WEBHOOK_SECRET)] {
             let removed =
                 if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             match removed {

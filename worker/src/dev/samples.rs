@@ -1,36 +1,158 @@
-//! The sample chats: what a first `wakeful dev` shows, and what `wakeful demo` is played with.
+//! The samples: what a first `wakeful dev` shows, and what `wakeful demo` is played with. One table says what each is and by
+//! which door it comes in; they are sent through the doors of the running process, as anybody's would be.
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
-use wakeful_store::wake::NewMessage;
 
 use anyhow::{Context, Result};
+use secrecy::SecretString;
+use serde_json::json;
 use wakeful_store::Store;
 use wakeful_store::session::{SessionFilter, SessionSummary};
 use wakeful_workflow::session::SessionStatus;
 
+use super::Home;
 use crate::Ctx;
-use crate::api::{chat, stored_conversation_id};
+use crate::api::stored_conversation_id;
+use crate::client::{Client, Trigger, Via};
 use crate::config::DEFAULT_AGENT;
 
-/// One chat.
+/// One thing that comes in.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
+    /// Its name everywhere: its conversation, or a part of its trigger's id.
     pub conversation: &'static str,
     pub text: &'static str,
+    pub door: Door,
+}
+
+/// How a sample comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Door {
+    Chat,
+    Email,
+    /// The signed webhook that stands for all messengers.
+    Webhook,
+    /// A schedule of the sample's name, fired by hand.
+    Cron,
+    Herald,
 }
 
 /// One calls a tool.
-pub const CLOCK: Sample = Sample { conversation: "sample-clock", text: "What time is it?" };
+pub const CLOCK: Sample = Sample { conversation: "sample-clock", text: "What time is it?", door: Door::Chat };
 /// One writes a file, reads it, and sends a mail.
 pub const NOTE: Sample = Sample {
     conversation: "sample-note",
     text: "Write a note about Friday's meeting and email it to me at you@example.com.",
+    door: Door::Chat,
 };
 /// One asks the user.
 pub const COLOUR: Sample = Sample {
     conversation: "sample-colour",
     text: "Help me choose a colour for the bike shed. Ask me which one I like.",
+    door: Door::Chat,
 };
-pub const SAMPLES: [Sample; 3] = [CLOCK, NOTE, COLOUR];
+/// One comes by mail.
+pub const EMAIL: Sample =
+    Sample { conversation: "sample-email", text: "What time is it?", door: Door::Email };
+/// One comes from a messenger.
+pub const WEBHOOK: Sample =
+    Sample { conversation: "sample-webhook", text: "What time is it?", door: Door::Webhook };
+/// One is due. What it says is in its schedule.
+pub const CRON: Sample = Sample { conversation: "sample-cron", text: "", door: Door::Cron };
+/// One is a notice of another system.
+pub const HERALD: Sample = Sample {
+    conversation: "sample-herald",
+    text: "The nightly backup took twice its time.",
+    door: Door::Herald,
+};
+
+/// Those that a first start sends, in their order.
+pub const SAMPLES: &[Sample] = &[CLOCK, NOTE, COLOUR];
+
+impl Sample {
+    /// What is sent for it. `secret` signs what a webhook brings.
+    pub fn trigger(&self, secret: &SecretString) -> Trigger {
+        let name = self.conversation.to_owned();
+        match self.door {
+            Door::Chat => Trigger::Chat {
+                conversation_id: name,
+                text: self.text.to_owned(),
+                user_id: None,
+                agent: Some(DEFAULT_AGENT.to_owned()),
+                client_key: Some("wakeful-dev-sample".to_owned()),
+            },
+            Door::Email => Trigger::Email {
+                raw: format!(
+                    "From: You <you@example.com>\r\nTo: Wakeful <wakeful@localhost>\r\nSubject: A question\r\n\
+                     Message-ID: <{name}@example.com>\r\nDate: {}\r\nMIME-Version: 1.0\r\n\
+                     Content-Type: text/plain; charset=utf-8\r\n\r\n{}\r\n",
+                    chrono::Utc::now().to_rfc2822(),
+                    self.text
+                )
+                .into_bytes(),
+            },
+            Door::Webhook => Trigger::Message {
+                via: Via::Webhook,
+                body: Via::Webhook
+                    .message(self.conversation, "you", self.text, self.conversation, 0)
+                    .to_string()
+                    .into_bytes(),
+                secret: secret.clone(),
+                message_id: name,
+            },
+            Door::Cron => Trigger::Cron { schedule: name },
+            Door::Herald => Trigger::Herald {
+                body: json!({
+                    "conversation_id": name,
+                    "client_key": name,
+                    "notice": {"title": "A sample notice", "body": self.text},
+                })
+                .to_string()
+                .into_bytes(),
+            },
+        }
+    }
+
+    /// The type of trigger that its session has.
+    fn trigger_type(&self) -> &'static str {
+        match self.door {
+            Door::Chat => "chat",
+            Door::Email => "email",
+            Door::Webhook => "message",
+            Door::Cron => "cron",
+            Door::Herald => "herald",
+        }
+    }
+
+    /// Whether this is a session of it.
+    fn made(&self, session: &SessionSummary) -> bool {
+        match self.door {
+            Door::Chat => session.conversation_id == self.conversation,
+            Door::Email | Door::Webhook | Door::Cron | Door::Herald => {
+                session.trigger_type == self.trigger_type()
+                    && (session.trigger_id.contains(self.conversation)
+                        || session.conversation_id.contains(self.conversation))
+            }
+        }
+    }
+
+    /// Its newest session.
+    async fn session(&self, store: &Store) -> Result<Option<SessionSummary>> {
+        let filter = match self.door {
+            Door::Chat => SessionFilter {
+                conversation_id: Some(stored_conversation_id(self.conversation)?),
+                limit: 1,
+                ..SessionFilter::default()
+            },
+            Door::Email | Door::Webhook | Door::Cron | Door::Herald => SessionFilter {
+                trigger_type: Some(self.trigger_type().to_owned()),
+                limit: 100,
+                ..SessionFilter::default()
+            },
+        };
+        Ok(store.sessions(&filter).await?.into_iter().find(|session| self.made(session)))
+    }
+}
 
 /// What an answer to [`COLOUR`] may be.
 pub const ANSWER: &str = "Green, please.";
@@ -47,34 +169,31 @@ pub struct State {
     pub last: String,
 }
 
-/// Sends the samples that are missing, as POSTs would, unless somebody talks here already. Gives how many it sent.
+/// Sends the samples that are missing to the process that listens here, unless somebody talks with it already. Gives how many
+/// it sent.
 ///
-/// A start that was killed on the way is completed by the next one: a sample's message is durable or it is missing.
-pub async fn send(ctx: &Ctx) -> Result<usize> {
+/// A start that was killed on the way is completed by the next one: a sample is durable or it is missing.
+pub async fn send(ctx: &Ctx, listen: SocketAddr, home: &Home) -> Result<usize> {
     let filter = SessionFilter { limit: SAMPLES.len() as i64 + 1, ..SessionFilter::default() };
     let sessions = ctx.store.sessions(&filter).await?;
-    let is_sample = |id: &str| SAMPLES.iter().any(|sample| sample.conversation == id);
-    if sessions.iter().any(|session| !is_sample(&session.conversation_id)) {
+    if sessions.iter().any(|session| !SAMPLES.iter().any(|sample| sample.made(session))) {
         return Ok(0);
     }
-    let mut sent = 0;
-    for sample in SAMPLES {
-        if sessions.iter().any(|session| session.conversation_id == sample.conversation) {
-            continue;
-        }
-        let id = stored_conversation_id(sample.conversation)?;
-        let message = NewMessage {
-            client_key: Some("wakeful-dev-sample".to_owned()),
-            text: sample.text.to_owned(),
-            sender: None,
-            trace_context: None,
-            attachments: Vec::new(),
-        };
-        let woken = chat::wake(ctx, id, Some(DEFAULT_AGENT), None, message).await;
-        woken.with_context(|| format!("sample chat {}", sample.conversation))?;
-        sent += 1;
+    let missing: Vec<&Sample> =
+        SAMPLES.iter().filter(|sample| !sessions.iter().any(|session| sample.made(session))).collect();
+    if missing.is_empty() {
+        return Ok(0);
     }
-    Ok(sent)
+    let ip = if listen.ip().is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { listen.ip() };
+    let url = format!("http://{}", SocketAddr::new(ip, listen.port()));
+    let client =
+        Client::new(&url, ctx.config.server.token.clone())?.context("the address of this process")?;
+    let secret = home.webhook_secret()?;
+    for sample in &missing {
+        let request = sample.trigger(&secret).request(chrono::Utc::now().timestamp())?;
+        client.send(request).await.with_context(|| sample.conversation)?;
+    }
+    Ok(missing.len())
 }
 
 /// Waits until the samples that there are rest, at most `limit`, and tells of each that comes to rest. Gives them
@@ -101,13 +220,8 @@ pub async fn wait(store: &Store, limit: Duration, mut rested: impl FnMut(&State)
 pub async fn states(store: &Store) -> Result<Vec<State>> {
     let mut states = Vec::new();
     for sample in SAMPLES {
-        let filter = SessionFilter {
-            conversation_id: Some(stored_conversation_id(sample.conversation)?),
-            limit: 1,
-            ..SessionFilter::default()
-        };
-        if let Some(session) = store.sessions(&filter).await?.pop() {
-            states.push(state(store, sample, session).await?);
+        if let Some(session) = sample.session(store).await? {
+            states.push(state(store, *sample, session).await?);
         }
     }
     Ok(states)
@@ -135,4 +249,26 @@ async fn state(store: &Store, sample: Sample, session: SessionSummary) -> Result
         rests: !status.is_open() && !to_send,
         last,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sample_goes_to_its_door() {
+        let secret = SecretString::from("whsec_c2VjcmV0");
+        for (sample, door) in [
+            (CLOCK, "v1/chat/sample-clock/messages"),
+            (EMAIL, "v1/triggers/email/raw"),
+            (WEBHOOK, "v1/triggers/messenger/webhook"),
+            (CRON, "v1/schedules/sample-cron/trigger"),
+            (HERALD, "v1/triggers/herald"),
+        ] {
+            let request = sample.trigger(&secret).request(1_700_000_000).unwrap();
+            assert_eq!(request.path.join("/"), door);
+            let body = String::from_utf8(request.body).unwrap();
+            assert!(body.contains(sample.text), "{body}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
-//! The jobs that apalis runs, the pool that runs them, and the healer beside it.
+//! The jobs that apalis runs, the pool that runs them, and beside it the healer and who closes unanswered questions.
 
 pub mod deliver;
+pub mod expire;
 pub mod heal;
 pub mod pool;
 pub mod step;

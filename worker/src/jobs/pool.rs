@@ -1,6 +1,6 @@
 //! The pool: apalis runs the jobs, the heart keeps their leases, and a drain ends both in order.
 
-use super::{deliver::deliver, heal, step::step};
+use super::{deliver::deliver, expire, heal, step::step};
 use crate::Ctx;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
@@ -22,6 +22,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let heart_stop = CancellationToken::new();
     let heart = tokio::spawn(heart(&ctx, &holdings, true).run(heart_stop.clone()));
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
+    let expiry = tokio::spawn(expire::run(Arc::clone(&ctx)));
     let draining = ctx.draining.clone();
     // A little more than the drain, so that the leases of what is dropped then are given back.
     let last = DRAIN + Duration::from_secs(2);
@@ -64,6 +65,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         .await;
     deadline.abort();
     healer.abort();
+    expiry.abort();
     heart_stop.cancel();
     // The heart beats until the last lease is given back.
     let _ = heart.await;

@@ -1,1 +1,4 @@
 //! Chats: what was said before there were sessions.
+
+pub mod legacy;
+mod reading;

@@ -2,6 +2,7 @@
 
 use super::super::output::span;
 use super::Report;
+use crate::channel::chat::legacy;
 use crate::config::Config;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -152,6 +153,9 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
     work(config, &store, report).await?;
     schedules(&store, report).await?;
     troubles(&store.troubles().await?, report);
+    if config.chat.legacy.redis_url.is_some() {
+        report.ok("old chats", legacy::advice(&config.chat.legacy, &store.legacy_counts().await?));
+    }
     store.close().await;
     Ok(())
 }

@@ -46,6 +46,12 @@ enum Verb {
         /// Only those of one conversation.
         #[arg(long, value_name = "ID")]
         conversation: Option<String>,
+        /// Only those that such a trigger made: chat, email, message, cron, herald, fork, replay, import, …
+        #[arg(long, value_name = "TYPE")]
+        trigger: Option<String>,
+        /// Replays and imports as well, which are left out where neither their type nor their conversation is asked for.
+        #[arg(long)]
+        all: bool,
         /// At most so many.
         #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
@@ -151,8 +157,16 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     let store = super::open_store(&config, "wakeful session").await?;
     let output = Output::new(&args.output);
     let ran = match args.verb {
-        Verb::List { status, conversation, limit } => {
-            list(&store, &output, status, conversation, limit).await
+        Verb::List { status, conversation, trigger, all, limit } => {
+            let filter = SessionFilter {
+                status,
+                only_live: !all && trigger.is_none() && conversation.is_none(),
+                conversation_id: conversation.map(|id| format!("{DEFAULT_SPACE}/{id}")),
+                trigger_type: trigger,
+                limit,
+                ..SessionFilter::default()
+            };
+            list(&store, &output, filter).await
         }
         Verb::Show { id, full } => show::show(&store, &output, &id, full).await,
         Verb::Tail { id, follow, after } => tail::tail(&store, &output, &id, follow, after).await,
@@ -178,32 +192,20 @@ pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result
     super::output::until_reader_goes(ran)
 }
 
-async fn list(
-    store: &Store,
-    output: &Output,
-    status: Option<String>,
-    conversation: Option<String>,
-    limit: i64,
-) -> anyhow::Result<Exit> {
-    if let Some(status) = &status
+async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::Result<Exit> {
+    if let Some(status) = &filter.status
         && SessionStatus::parse(status).is_none()
     {
         let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
         return Err(Usage(format!("no status {status:?}; there are: {}", known.join(", "))).into());
     }
-    let filter = SessionFilter {
-        status,
-        conversation_id: conversation.map(|id| format!("{DEFAULT_SPACE}/{id}")),
-        limit,
-        ..SessionFilter::default()
-    };
     let sessions = store.sessions(&filter).await?;
     output.items(&sessions, || list_table(&sessions))?;
     if output.for_people() && sessions.is_empty() {
         print("no such session\n")?;
     }
-    if output.for_people() && sessions.len() as i64 == limit {
-        eprintln!("There may be more: --limit {}", limit.saturating_mul(10).min(10_000));
+    if output.for_people() && sessions.len() as i64 == filter.limit {
+        eprintln!("There may be more: --limit {}", filter.limit.saturating_mul(10).min(10_000));
     }
     Ok(Exit::Ok)
 }

@@ -1,0 +1,193 @@
+//! Chats from before there were sessions, which a cache knew: taken in as what a session begins with, once.
+
+use crate::create::find_or_create;
+use crate::failpoint::failpoint;
+use crate::run::{self, Wakes};
+use crate::wake::{NewMessage, NewSession, Woken, deliver};
+use crate::{Error, Result, Store};
+use chrono::{DateTime, NaiveDate, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+use wakeful_workflow::advance::Blob;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::session::{SessionStatus, State};
+
+/// What a cache knew of a chat beside the messages, which are seeds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Imported {
+    /// The chat's state: what the session's is folded from.
+    pub state: State,
+    /// When each seed was said, in milliseconds since 1970: one for each of the session's seeds.
+    pub said_at: Vec<Option<i64>>,
+    /// Messages of the cache that no seed can be made of.
+    pub left_out: i64,
+}
+
+/// What asking the cache came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// It did not know the chat.
+    Missed,
+    /// It could not be asked, or what it knew could not be read.
+    Failed,
+}
+
+/// One day's count of one outcome.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LegacyCount {
+    pub day: NaiveDate,
+    /// `imported`, `missed` or `failed`.
+    pub outcome: String,
+    pub chats: i64,
+    /// Tool messages and the like, of which no seed can be made.
+    pub messages_left_out: i64,
+    pub last_at: DateTime<Utc>,
+}
+
+impl Store {
+    /// Whether the conversation has a session. It is stored as `space/id`.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn has_session(&self, conversation_id: &str) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            r#"select exists (select from conversation_sessions where conversation_id = $1) as "exists!""#,
+            conversation_id
+        )
+        .fetch_one(&self.intake)
+        .await?)
+    }
+
+    /// [`Store::wake`] for a chat that the cache knew: `new` has its messages among the seeds. Where somebody else has made
+    /// the conversation's session meanwhile, the message goes to that one and nothing is imported a second time. An import
+    /// is counted in the transaction that makes it.
+    ///
+    /// # Errors
+    /// Those of [`Store::wake`].
+    pub async fn wake_imported(
+        &self,
+        new: &NewSession,
+        message: &NewMessage,
+        imported: &Imported,
+    ) -> Result<Woken> {
+        let woken = self.try_wake_imported(new, message, imported).await;
+        self.noted(woken)
+    }
+
+    async fn try_wake_imported(
+        &self,
+        new: &NewSession,
+        message: &NewMessage,
+        imported: &Imported,
+    ) -> Result<Woken> {
+        let mut tx = self.intake.begin().await?;
+        let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
+        let made = adopt(&mut tx, &session.session_id, new, imported).await?;
+        let woken = deliver(&mut tx, session, message).await?;
+        if made {
+            // Last, so that its row is held for as short as can be.
+            count(&mut tx, "imported", imported.left_out).await?;
+        }
+        failpoint("K1");
+        tx.commit().await?;
+        Ok(woken)
+    }
+
+    /// Counts what asking the cache came to, where nothing was imported.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn count_legacy(&self, asked: Asked) -> Result<()> {
+        let mut connection = self.intake.acquire().await?;
+        let outcome = match asked {
+            Asked::Missed => "missed",
+            Asked::Failed => "failed",
+        };
+        count(&mut connection, outcome, 0).await
+    }
+
+    /// The counts of the last 30 days, newest first.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn legacy_counts(&self) -> Result<Vec<LegacyCount>> {
+        Ok(sqlx::query_as!(
+            LegacyCount,
+            "select day, outcome, chats, messages_left_out, last_at from legacy_chat_counts
+            where day > (clock_timestamp() at time zone 'utc')::date - 30
+            order by day desc, outcome"
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}
+
+async fn count(tx: &mut PgConnection, outcome: &str, left_out: i64) -> Result<()> {
+    sqlx::query!(
+        "insert into legacy_chat_counts (day, outcome, chats, messages_left_out)
+        values ((clock_timestamp() at time zone 'utc')::date, $1, 1, $2)
+        on conflict (day, outcome) do update set chats = legacy_chat_counts.chats + 1,
+            messages_left_out = legacy_chat_counts.messages_left_out + excluded.messages_left_out,
+            last_at = clock_timestamp()",
+        outcome,
+        left_out
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Gives a session that was made in this transaction its state and its seeds their times. `false`: it was there before.
+async fn adopt(
+    tx: &mut PgConnection,
+    session_id: &str,
+    new: &NewSession,
+    imported: &Imported,
+) -> Result<bool> {
+    let state = serde_json::to_value(&imported.state).map_err(|error| Error::corrupt("state", error))?;
+    // Nothing has happened to it yet, and it is not one that somebody began anew: those have a type of their own.
+    let adopted = sqlx::query!(
+        "update conversation_sessions
+        set initial_state = $2, state = $2
+        where session_id = $1 and status = 'created' and last_event_seq = 0 and trigger_type = $3",
+        session_id,
+        state,
+        new.trigger_type
+    )
+    .execute(&mut *tx)
+    .await?;
+    if adopted.rows_affected() == 0 {
+        return Ok(false);
+    }
+    sqlx::query!(
+        r#"update session_seed_messages m
+        set "timestamp" = said.at
+        from unnest($2::bigint[]) with ordinality as said (at, ordinal)
+        where m.session_id = $1 and m.ordinal = said.ordinal - 1"#,
+        session_id,
+        &imported.said_at as &[Option<i64>]
+    )
+    .execute(&mut *tx)
+    .await?;
+    if !imported.state.is_empty() {
+        let snapshot = Blob::of_state(&imported.state);
+        sqlx::query!(
+            "insert into blobs (sha256, size, media_type, bytes)
+            values ($1, length($2::bytea), 'application/json', $2)
+            on conflict (sha256) do nothing",
+            snapshot.sha256,
+            snapshot.bytes
+        )
+        .execute(&mut *tx)
+        .await?;
+        // From here on the journal gives the state.
+        let checkpoint = Event::Checkpoint {
+            step_number: 0,
+            to_message_number: new.seeds.len() as i64,
+            lifecycle_state: SessionStatus::Created.as_str().to_owned(),
+            state_sha256: snapshot.sha256,
+        };
+        run::journal(tx, session_id, None, None, Wakes::Planner, &[checkpoint]).await?;
+    }
+    Ok(true)
+}

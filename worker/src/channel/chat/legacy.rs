@@ -1,0 +1,296 @@
+//! The cache in which chats were kept before there were sessions: read once for each chat that has no session, and never
+//! written. Its entries run out by themselves, and when nothing comes out of it any more it can be turned off.
+//!
+//! It is read before the wake's transaction and under no lock. Two first messages at once read it twice and make one session:
+//! the wake's locks decide, and who comes second finds the session.
+
+use crate::Ctx;
+use crate::api::Problem;
+use crate::config::Config;
+use crate::config::chat::{Legacy, OnError};
+use axum::http::StatusCode;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use tracing::{debug, error, info, warn};
+use wakeful_store::legacy::{Asked, Imported, LegacyCount};
+use wakeful_store::wake::NewSession;
+use wakeful_workflow::session::Seed;
+
+/// How many entries are read at once: each may be as large as an entry may be.
+#[cfg(feature = "legacy-redis")]
+const READERS: usize = 16;
+
+/// A chat as the cache knew it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    pub(super) seeds: Vec<Seed>,
+    pub(super) said_at: Vec<Option<i64>>,
+    pub(super) state: Map<String, Value>,
+    /// Messages that no seed can be made of.
+    pub(super) left_out: i64,
+}
+
+impl Chat {
+    /// What a session of it begins with: the prompt of today, and what was said.
+    pub(crate) fn begins(self, mut new: NewSession) -> (NewSession, Imported) {
+        let mut said_at = vec![None; new.seeds.len()];
+        new.seeds.extend(self.seeds);
+        said_at.extend(self.said_at);
+        (new, Imported { state: self.state, said_at, left_out: self.left_out })
+    }
+}
+
+/// The chat of a conversation that has no session, if the cache knows it.
+///
+/// # Errors
+/// 503 while the cache cannot be asked and 502 for an entry that cannot be read, unless such a chat is to begin afresh. The
+/// store's, as answers.
+pub(crate) async fn find(ctx: &Ctx, new: &NewSession, user: Option<&str>) -> Result<Option<Chat>, Problem> {
+    let Some(cache) = &ctx.legacy else { return Ok(None) };
+    {
+        let _turn = ctx.intake.enter().await?;
+        if ctx.store.has_session(&new.conversation_id).await? {
+            return Ok(None);
+        }
+    }
+    let conversation = new.trigger_id.as_str();
+    let Some(key) = key(&cache.settings.key, user, conversation) else {
+        debug!(conversation, "No entry of the old cache can be this chat's");
+        return Ok(None);
+    };
+    let failed = match cache.read(&key).await {
+        Ok(Some(chat)) => {
+            let (messages, left_out) = (chat.seeds.len(), chat.left_out);
+            if left_out > 0 {
+                warn!(
+                    conversation,
+                    messages,
+                    left_out,
+                    "An old chat has messages that are not the user's or the assistant's words: left out"
+                );
+            } else {
+                info!(conversation, messages, "An old chat was found in the cache");
+            }
+            return Ok(Some(chat));
+        }
+        Ok(None) => {
+            count(ctx, Asked::Missed).await;
+            return Ok(None);
+        }
+        Err(failed) => failed,
+    };
+    count(ctx, Asked::Failed).await;
+    error!(conversation, error = %failed, "The old chat of a conversation could not be read");
+    match (cache.settings.on_error, failed) {
+        (OnError::Ignore, _) => Ok(None),
+        (OnError::Refuse, Failed::Unreachable(_)) => {
+            let detail = "the chat's history cannot be reached just now; nothing was taken, send it again";
+            Err(Problem::unavailable(detail, 2))
+        }
+        (OnError::Refuse, Failed::Unreadable(reason)) => {
+            let detail = format!(
+                "the chat's history cannot be read: {reason}. Nothing was taken. An operator can correct or delete the entry \
+                 of this conversation in the old cache, or set chat.legacy.on_error to ignore"
+            );
+            Err(Problem::new(StatusCode::BAD_GATEWAY, detail))
+        }
+    }
+}
+
+/// A count that fails is no reason to refuse a message.
+async fn count(ctx: &Ctx, asked: Asked) {
+    if let Err(error) = ctx.store.count_legacy(asked).await {
+        warn!(%error, "What the old cache knew could not be counted");
+    }
+}
+
+/// Why an entry was not read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failed {
+    #[error("the cache cannot be asked: {0}")]
+    Unreachable(String),
+    #[error("{0}")]
+    Unreadable(String),
+}
+
+/// The key of one chat. `None` where there can be none: no user is named, or another user's key would read the same.
+fn key(pattern: &str, user: Option<&str>, conversation: &str) -> Option<String> {
+    let mut fields = Vec::new();
+    let mut rest = pattern;
+    let mut key = String::new();
+    while let Some((name, at)) = ["{user}", "{conversation}"]
+        .into_iter()
+        .filter_map(|name| rest.find(name).map(|at| (name, at)))
+        .min_by_key(|(_, at)| *at)
+    {
+        let value = if name == "{user}" { user? } else { conversation };
+        let after = &rest[at + name.len()..];
+        fields.push((value, after.chars().next().filter(|_| after.contains('{'))));
+        key.push_str(&rest[..at]);
+        key.push_str(value);
+        rest = after;
+    }
+    key.push_str(rest);
+    // `a:b` and `c` make the key of `a` and `b:c`. Whoever is called like that is somebody else to the cache.
+    let ambiguous = fields.iter().any(|(value, next)| next.is_some_and(|next| value.contains(next)));
+    (!ambiguous).then_some(key)
+}
+
+/// The cache, as it is asked.
+pub struct Cache {
+    settings: Legacy,
+    #[cfg(feature = "legacy-redis")]
+    client: redis::Client,
+    /// One connection for all, made when it is first needed and again after it broke.
+    #[cfg(feature = "legacy-redis")]
+    connection: tokio::sync::Mutex<Option<redis::aio::MultiplexedConnection>>,
+    #[cfg(feature = "legacy-redis")]
+    readers: tokio::sync::Semaphore,
+}
+
+#[cfg(feature = "legacy-redis")]
+impl Cache {
+    /// The cache of this configuration, if it has one and it is turned on. Connects to nothing.
+    ///
+    /// # Errors
+    /// A URL that is none.
+    pub fn of(config: &Config) -> anyhow::Result<Option<Cache>> {
+        use secrecy::ExposeSecret;
+        let settings = config.chat.legacy.clone();
+        let Some(url) = settings.redis_url.clone().filter(|_| settings.enabled) else { return Ok(None) };
+        // What the crate says of a URL may quote it.
+        let client = redis::Client::open(url.expose_secret()).map_err(|_| {
+            crate::cli::Usage("chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned())
+        })?;
+        let (connection, readers) = (tokio::sync::Mutex::new(None), tokio::sync::Semaphore::new(READERS));
+        Ok(Some(Cache { settings, client, connection, readers }))
+    }
+
+    /// The entry under `key`. Reads, and touches nothing: the entry's end of life stays what it is.
+    async fn read(&self, key: &str) -> Result<Option<Chat>, Failed> {
+        let limit = usize::try_from(self.settings.max_kb << 10).unwrap_or(usize::MAX);
+        let within = std::time::Duration::from_millis(self.settings.timeout_ms);
+        let asked = async {
+            let _reader =
+                self.readers.acquire().await.map_err(|error| Failed::Unreachable(error.to_string()))?;
+            self.ask(key, limit).await
+        };
+        let Ok(bytes) = tokio::time::timeout(within, asked).await else {
+            // A connection that says nothing may be one whose other end is gone.
+            if let Ok(mut connection) = self.connection.try_lock() {
+                *connection = None;
+            }
+            return Err(Failed::Unreachable(format!("no answer within {} ms", self.settings.timeout_ms)));
+        };
+        let bytes = bytes?;
+        match bytes.len() {
+            0 => Ok(None),
+            bytes if bytes > limit => {
+                let reason = format!("it has more than {} KiB (chat.legacy.max_kb)", self.settings.max_kb);
+                Err(Failed::Unreadable(reason))
+            }
+            _ => super::reading::read(&bytes).map(Some).map_err(Failed::Unreadable),
+        }
+    }
+
+    /// The entry's bytes, at most one more than `limit`; none where there is no entry.
+    async fn ask(&self, key: &str, limit: usize) -> Result<Vec<u8>, Failed> {
+        let mut connection = self.connection().await?;
+        let mut command = redis::cmd("GETRANGE");
+        command.arg(key).arg(0).arg(limit);
+        match command.query_async(&mut connection).await {
+            Ok(bytes) => Ok(bytes),
+            Err(error) if error.code() == Some("WRONGTYPE") => {
+                Err(Failed::Unreadable("it is no string".to_owned()))
+            }
+            Err(error) => {
+                *self.connection.lock().await = None;
+                Err(Failed::Unreachable(error.category().to_owned()))
+            }
+        }
+    }
+
+    async fn connection(&self) -> Result<redis::aio::MultiplexedConnection, Failed> {
+        let mut connection = self.connection.lock().await;
+        if let Some(connection) = &*connection {
+            return Ok(connection.clone());
+        }
+        // Who asks is in a hurry already, and counts the time of this as well.
+        let settings =
+            redis::AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let made = self.client.get_multiplexed_async_connection_with_config(&settings).await;
+        // Its own words may name the user of the URL.
+        let made = made.map_err(|error| Failed::Unreachable(error.category().to_owned()))?;
+        Ok(connection.insert(made).clone())
+    }
+}
+
+#[cfg(not(feature = "legacy-redis"))]
+impl Cache {
+    /// None: this program was built without it, and its configuration refuses a `redis_url`.
+    ///
+    /// # Errors
+    /// None.
+    pub fn of(_: &Config) -> anyhow::Result<Option<Cache>> {
+        Ok(None)
+    }
+
+    #[expect(clippy::unused_async, reason = "the other build waits for the cache")]
+    async fn read(&self, _: &str) -> Result<Option<Chat>, Failed> {
+        Ok(None)
+    }
+}
+
+/// What the counts say, in a sentence for whoever wonders whether the cache is needed any more.
+pub(crate) fn advice(settings: &Legacy, counts: &[LegacyCount]) -> String {
+    if settings.redis_url.is_none() {
+        return "no old cache is configured".to_owned();
+    }
+    let mut totals: BTreeMap<&str, i64> = BTreeMap::new();
+    for count in counts {
+        *totals.entry(count.outcome.as_str()).or_default() += count.chats;
+    }
+    let of = |outcome: &str| totals.get(outcome).copied().unwrap_or(0);
+    let last = counts.iter().filter(|count| count.outcome == "imported").map(|count| count.last_at).max();
+    let summary = format!(
+        "in 30 days {} chats imported, {} not in it, {} could not be read",
+        of("imported"),
+        of("missed"),
+        of("failed")
+    );
+    if !settings.enabled {
+        return format!("turned off; {summary}");
+    }
+    match last {
+        Some(last) => {
+            let last = last.format("%Y-%m-%d %H:%M UTC");
+            format!(
+                "{summary}; the last import was at {last}: a day (its entries' lifetime) after that it can be turned off (chat.legacy.enabled = false)"
+            )
+        }
+        None if of("missed") > 0 => {
+            format!("{summary}; no import in 30 days: it can be turned off (chat.legacy.enabled = false)")
+        }
+        None => format!("{summary}; it was not asked yet"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_user_reads_the_chat_of_another_one() {
+        let pattern = "chat:{user}:{conversation}";
+        assert_eq!(key(pattern, Some("ann"), "c1").as_deref(), Some("chat:ann:c1"));
+        // The conversation is what remains, whatever it has in it.
+        assert_eq!(key(pattern, Some("ann"), "c:1").as_deref(), Some("chat:ann:c:1"));
+        assert_eq!(key(pattern, Some("ann:c"), "1"), None);
+        assert_eq!(key(pattern, None, "c1"), None);
+        assert_eq!(key("old/{conversation}", None, "c1").as_deref(), Some("old/c1"));
+        assert_eq!(key("{conversation}-{user}!", Some("a-b"), "c").as_deref(), Some("c-a-b!"));
+        assert_eq!(key("{conversation}-{user}!", Some("b"), "c-a"), None);
+        // What a message says is not looked at for names again.
+        assert_eq!(key(pattern, Some("{conversation}"), "c").as_deref(), Some("chat:{conversation}:c"));
+    }
+}

@@ -1,0 +1,241 @@
+//! What stands outside: sends a trigger to a running server as its sender would, and waits for what comes of it.
+//!
+//! `wakeful trigger` and the samples of `wakeful dev` go by here, through the doors that everybody uses.
+
+mod request;
+
+pub use request::{Request, Trigger, Via};
+
+use reqwest::{StatusCode, Url};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
+use serde_json::Value;
+use std::time::Duration;
+
+/// How long a server may take to answer one request.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How often a session is looked at that has not come to rest.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A server, and the token for it.
+#[derive(Clone, Debug)]
+pub struct Client {
+    url: Url,
+    token: Option<SecretString>,
+    http: reqwest::Client,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    /// The server said no.
+    #[error("the server says {status}: {detail}")]
+    Refused { status: StatusCode, detail: String },
+    /// It cannot be reached, or what it says is no answer.
+    #[error("{url} gives no answer: {reason}")]
+    Unreachable { url: String, reason: String },
+}
+
+/// What a server said to a trigger.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Taken {
+    pub status: StatusCode,
+    /// JSON; a text where it was none.
+    pub body: Value,
+}
+
+/// A session at rest.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rested {
+    pub session_id: String,
+    pub status: String,
+    /// The last words of the run: what it said, or asks.
+    pub reply: String,
+    pub error: Option<String>,
+}
+
+impl Client {
+    /// The server at `url`, such as `http://127.0.0.1:7070`. `None`: that is no address.
+    ///
+    /// # Errors
+    /// When no HTTP client can be made here.
+    pub fn new(url: &str, token: Option<SecretString>) -> Result<Option<Client>, reqwest::Error> {
+        let Ok(url) = Url::parse(url) else { return Ok(None) };
+        if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
+            return Ok(None);
+        }
+        // What a webhook is signed for stays where it was sent to.
+        let http = reqwest::Client::builder()
+            .connect_timeout(Duration::from_secs(5))
+            .timeout(ANSWER)
+            .redirect(reqwest::redirect::Policy::none())
+            .build()?;
+        Ok(Some(Client { url, token, http }))
+    }
+
+    /// Sends it. A refusal is an error.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    pub async fn send(&self, request: Request) -> Result<Taken, Failed> {
+        let mut built = self.http.post(self.at(&request.path)).body(request.body);
+        for (name, value) in request.headers {
+            built = built.header(name, value);
+        }
+        // A signed webhook proves itself; the token is nobody else's business.
+        let built = match &self.token {
+            Some(token) if !request.signed => built.bearer_auth(token.expose_secret()),
+            Some(_) | None => built,
+        };
+        self.answer(built).await
+    }
+
+    /// The session as `GET /v1/sessions/{id}` shows it.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    pub async fn session(&self, session_id: &str) -> Result<Value, Failed> {
+        let built = self.http.get(self.at(&["v1".into(), "sessions".into(), session_id.into()]));
+        let built = match &self.token {
+            Some(token) => built.bearer_auth(token.expose_secret()),
+            None => built,
+        };
+        Ok(self.answer(built).await?.body)
+    }
+
+    /// Waits until the session rests, whatever comes in between, and gives what it said last.
+    ///
+    /// # Errors
+    /// [`Failed`], once it cannot be asked for as long as one answer may take.
+    pub async fn rest(&self, session_id: &str) -> Result<Rested, Failed> {
+        let mut silent_since = None;
+        loop {
+            match self.session(session_id).await {
+                Ok(session) => {
+                    silent_since = None;
+                    let status = session["status"].as_str().unwrap_or_default();
+                    if !matches!(status, "created" | "queued" | "running") {
+                        return Ok(rested(session_id, status, &session));
+                    }
+                }
+                // The process that serves may be on its way to another one.
+                Err(Failed::Unreachable { url, reason }) => {
+                    let since = *silent_since.get_or_insert_with(std::time::Instant::now);
+                    if since.elapsed() > ANSWER {
+                        return Err(Failed::Unreachable { url, reason });
+                    }
+                }
+                Err(refused @ Failed::Refused { .. }) => return Err(refused),
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// The address below the server's own, which may be below a path of its own.
+    fn at(&self, path: &[String]) -> Url {
+        let mut url = self.url.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        url
+    }
+
+    async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Taken, Failed> {
+        let unreachable = |error: reqwest::Error| Failed::Unreachable {
+            url: self.url.origin().ascii_serialization(),
+            reason: format!("{:#}", anyhow::Error::from(error.without_url())),
+        };
+        let response = request.send().await.map_err(unreachable)?;
+        let status = response.status();
+        let text = response.text().await.map_err(unreachable)?;
+        let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+        if status.is_success() {
+            return Ok(Taken { status, body });
+        }
+        let detail = body["detail"].as_str().or(body.as_str()).filter(|detail| !detail.is_empty());
+        Err(Failed::Refused { status, detail: detail.unwrap_or("no reason was given").to_owned() })
+    }
+}
+
+impl Taken {
+    /// The sessions that it woke, each once, where the server names them.
+    pub fn sessions(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        collect(&self.body, &mut found);
+        found
+    }
+
+    /// Whether it was taken before.
+    pub fn is_duplicate(&self) -> bool {
+        self.status == StatusCode::OK && (self.body["duplicate"] == true || self.body["outcome"].is_string())
+    }
+}
+
+fn collect(body: &Value, found: &mut Vec<String>) {
+    match body {
+        Value::Object(fields) => {
+            if let Some(id) = fields.get("session_id").and_then(Value::as_str)
+                && !found.iter().any(|one| one == id)
+            {
+                found.push(id.to_owned());
+            }
+            fields.values().for_each(|value| collect(value, found));
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect(item, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn rested(session_id: &str, status: &str, session: &Value) -> Rested {
+    let said = session["messages"].as_array().into_iter().flatten().rev().find(|message| {
+        message["role"] == "assistant"
+            && message["internal"] != true
+            && message["text"].as_str().is_some_and(|text| !text.is_empty())
+    });
+    let reply = session["question"].as_str().or_else(|| said.and_then(|message| message["text"].as_str()));
+    Rested {
+        session_id: session_id.to_owned(),
+        status: status.to_owned(),
+        reply: reply.unwrap_or_default().to_owned(),
+        error: session["error"].as_str().map(str::to_owned),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_session_that_an_answer_names_is_found_once() {
+        let taken = |body| Taken { status: StatusCode::ACCEPTED, body };
+        assert_eq!(taken(json!({"session_id": "a", "run_id": "r"})).sessions(), ["a"]);
+        let list = json!({"items": [{"session_id": "a"}, {"session_id": "b"}, {"session_id": "a"}]});
+        assert_eq!(taken(list).sessions(), ["a", "b"]);
+        assert!(taken(json!("ok")).sessions().is_empty());
+    }
+
+    #[test]
+    fn a_servers_address_may_have_a_path_and_must_be_http() {
+        let at = |url: &str| {
+            let client = Client::new(url, None).unwrap()?;
+            Some(client.at(&["v1".into(), "a/b".into()]).to_string())
+        };
+        assert_eq!(at("http://h:1/x/").as_deref(), Some("http://h:1/x/v1/a%2Fb"));
+        assert_eq!(at("http://h").as_deref(), Some("http://h/v1/a%2Fb"));
+        assert_eq!(at("ftp://h"), None);
+        assert_eq!(at("localhost:7070"), None);
+    }
+
+    #[test]
+    fn the_last_words_are_those_that_a_user_sees() {
+        let session = json!({"error": null, "question": null, "messages": [
+            {"role": "assistant", "text": "Hello.", "internal": false},
+            {"role": "assistant", "text": "", "internal": false},
+            {"role": "assistant", "text": "thinking", "internal": true},
+        ]});
+        assert_eq!(rested("s", "completed", &session).reply, "Hello.");
+        let asks = json!({"question": "Which?", "messages": session["messages"]});
+        assert_eq!(rested("s", "waiting_input", &asks).reply, "Which?");
+    }
+}
