@@ -1,0 +1,225 @@
+//! Definitions: written by a configuration when a scheduler starts, and by the API.
+
+use super::{Definition, Schedule, Source, clock, find, refused, tell, timing};
+use crate::{Result, Store};
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+/// What writing a configuration's schedules did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Synced {
+    /// Created, changed or taken up again.
+    pub written: Vec<String>,
+    /// Paused, because the configuration has them no more.
+    pub withdrawn: Vec<String>,
+    /// The name is that of a schedule which the API made: that one stands.
+    pub taken: Vec<String>,
+}
+
+impl Store {
+    /// Brings the schedules that a configuration defines up to `definitions`: what is not among them is paused, those of the
+    /// API are left alone. Of two processes with different configurations the one that did this last is right.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn sync_schedules(
+        &self,
+        space_id: &str,
+        definitions: &[Definition],
+        now: Option<DateTime<Utc>>,
+    ) -> Result<Synced> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let mut synced = Synced::default();
+        for definition in definitions {
+            match write(&mut tx, space_id, Source::Config, definition, now).await? {
+                Written::Created | Written::Changed => synced.written.push(definition.name.clone()),
+                Written::Same => {}
+                Written::OfAnother => synced.taken.push(definition.name.clone()),
+            }
+        }
+        let names: Vec<&str> = definitions.iter().map(|definition| definition.name.as_str()).collect();
+        synced.withdrawn = sqlx::query_scalar!(
+            "update schedules
+            set paused_at = $3, paused_by = 'config', next_at = null, updated_at = clock_timestamp()
+            where space_id = $1
+                and source = 'config'
+                and name <> all($2)
+                and paused_by is distinct from 'config'
+            returning name",
+            space_id,
+            &names as &[&str],
+            now
+        )
+        .fetch_all(&mut *tx)
+        .await?;
+        tell(&mut tx).await?;
+        tx.commit().await?;
+        Ok(synced)
+    }
+
+    /// Makes a schedule. `false` beside it: the same one was there already.
+    ///
+    /// # Errors
+    /// [`crate::Error::Schedule`] when the name has another one, [`crate::Error::Database`].
+    pub async fn create_schedule(
+        &self,
+        space_id: &str,
+        definition: &Definition,
+        now: Option<DateTime<Utc>>,
+    ) -> Result<(Schedule, bool)> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let created = insert(&mut tx, space_id, Source::Api, definition, now).await?;
+        let schedule = find(&mut tx, space_id, &definition.name).await?;
+        if !created && (schedule.source, &schedule.definition) != (Source::Api, definition) {
+            return Err(refused(&schedule, "exists and is another one: change it, or take another name"));
+        }
+        tell(&mut tx).await?;
+        tx.commit().await?;
+        Ok((schedule, created))
+    }
+
+    /// Gives a schedule of the API another definition. A new pattern or zone counts from now on.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`], [`crate::Error::Schedule`] for one of a configuration, [`crate::Error::Database`].
+    pub async fn change_schedule(
+        &self,
+        space_id: &str,
+        definition: &Definition,
+        now: Option<DateTime<Utc>>,
+    ) -> Result<Schedule> {
+        let mut tx = self.pool.begin().await?;
+        let now = clock(&mut tx, now).await?;
+        let before = find(&mut tx, space_id, &definition.name).await?;
+        if before.source != Source::Api {
+            return Err(refused(&before, "is the configuration's: change it there"));
+        }
+        write(&mut tx, space_id, Source::Api, definition, now).await?;
+        let schedule = find(&mut tx, space_id, &definition.name).await?;
+        tell(&mut tx).await?;
+        tx.commit().await?;
+        Ok(schedule)
+    }
+
+    /// Removes a schedule, and what became of its ticks. The sessions that it made stay.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`], [`crate::Error::Schedule`] for one that a configuration still has, [`crate::Error::Database`].
+    pub async fn delete_schedule(&self, space_id: &str, name: &str) -> Result<()> {
+        let mut tx = self.pool.begin().await?;
+        let schedule = find(&mut tx, space_id, name).await?;
+        if schedule.source == Source::Config && schedule.paused_by.as_deref() != Some("config") {
+            return Err(refused(&schedule, "is the configuration's: remove it there, or pause it"));
+        }
+        sqlx::query!("delete from schedules where schedule_id = $1", schedule.schedule_id)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+}
+
+/// What writing a definition did.
+enum Written {
+    Created,
+    Changed,
+    Same,
+    /// The name has one of another source, which was left as it is.
+    OfAnother,
+}
+
+/// Makes the schedule, or gives it this definition.
+async fn write(
+    tx: &mut PgConnection,
+    space_id: &str,
+    source: Source,
+    definition: &Definition,
+    now: DateTime<Utc>,
+) -> Result<Written> {
+    if insert(tx, space_id, source, definition, now).await? {
+        return Ok(Written::Created);
+    }
+    let before = find(tx, space_id, &definition.name).await?;
+    if before.source != source {
+        return Ok(Written::OfAnother);
+    }
+    let returns = before.paused_by.as_deref() == Some("config");
+    if before.definition == *definition && !returns {
+        return Ok(Written::Same);
+    }
+    // Ticks of a pattern that it did not have then were not missed.
+    let anew = returns
+        || (&before.definition.cron, &before.definition.time_zone)
+            != (&definition.cron, &definition.time_zone);
+    let last_tick = if anew { now } else { before.last_tick };
+    let paused = before.paused_at.is_some() && !returns;
+    let next_at = if paused { None } else { timing(definition)?.after(last_tick) };
+    sqlx::query!(
+        "update schedules
+        set cron = $2, time_zone = $3, agent = $4, conversation_id = $5, prompt = $6, mail_to = $7, missed = $8,
+            missed_limit = $9, overlap = $10, last_tick = $11, next_at = $12,
+            paused_at = case when $13 then paused_at end, paused_by = case when $13 then paused_by end,
+            revision = revision + 1, updated_at = clock_timestamp()
+        where schedule_id = $1",
+        before.schedule_id,
+        definition.cron,
+        definition.time_zone,
+        definition.agent,
+        definition.conversation_id,
+        definition.prompt,
+        &definition.mail_to,
+        definition.missed.as_str(),
+        definition.missed_limit,
+        definition.overlap.as_str(),
+        last_tick,
+        next_at,
+        paused
+    )
+    .execute(tx)
+    .await?;
+    Ok(Written::Changed)
+}
+
+/// Makes the schedule, unless its name is taken. It begins now: no earlier tick is its own.
+async fn insert(
+    tx: &mut PgConnection,
+    space_id: &str,
+    source: Source,
+    definition: &Definition,
+    now: DateTime<Utc>,
+) -> Result<bool> {
+    let inserted = sqlx::query!(
+        "insert into schedules
+            (schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt, mail_to, missed,
+             missed_limit, overlap, last_tick, next_at)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+        on conflict do nothing",
+        schedule_id(space_id, &definition.name),
+        space_id,
+        definition.name,
+        source.as_str(),
+        definition.cron,
+        definition.time_zone,
+        definition.agent,
+        definition.conversation_id,
+        definition.prompt,
+        &definition.mail_to,
+        definition.missed.as_str(),
+        definition.missed_limit,
+        definition.overlap.as_str(),
+        now,
+        timing(definition)?.after(now)
+    )
+    .execute(tx)
+    .await?;
+    Ok(inserted.rows_affected() == 1)
+}
+
+/// A schedule's id: of its space and name, so that one that is made again does not fire its ticks again.
+fn schedule_id(space_id: &str, name: &str) -> String {
+    use sha2::Digest;
+    let digest = hex::encode(sha2::Sha256::digest(format!("{space_id}/{name}")));
+    format!("sched_{}", &digest[..20])
+}
