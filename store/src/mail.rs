@@ -315,6 +315,22 @@ impl Store {
         Ok(said.collect())
     }
 
+    /// Why nothing that the session says is sent: its trigger looks like the answer of a machine.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a policy that cannot be read, [`Error::Database`].
+    pub async fn loop_suspicion(&self, session_id: &str) -> Result<Vec<String>> {
+        let reasons = sqlx::query_scalar!(
+            "select policy -> 'loop_suspicion' from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .flatten();
+        let reasons = reasons.map(serde_json::from_value).transpose();
+        Ok(reasons.map_err(|error| Error::corrupt("policy", error))?.unwrap_or_default())
+    }
+
     /// The newest mails, or those that were dropped, of every mailbox.
     ///
     /// # Errors

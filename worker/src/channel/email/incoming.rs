@@ -28,7 +28,7 @@ const THREAD_BYTES: usize = 64 << 10;
 const THREAD_MAIL_BYTES: usize = 16 << 10;
 
 /// A Message-ID that is longer is known by its hash.
-const KEY_BYTES: usize = 400;
+const KEY_BYTES: usize = 200;
 
 /// A mail as it arrived, before anything of it was read.
 #[derive(Clone, Debug)]
