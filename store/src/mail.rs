@@ -216,10 +216,9 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        let candidates = rows.into_iter().map(|row| Candidate {
-            conversation_id: row.conversation_id,
-            participants: row.participants,
-        });
+        let candidates = rows
+            .into_iter()
+            .map(|row| Candidate { conversation_id: row.conversation_id, participants: row.participants });
         Ok(candidates.collect())
     }
 

@@ -1,5 +1,6 @@
 //! Mail comes in, by HTTP and by LMTP: to a session, to nobody, or refused in words.
 
+mod carried;
 mod hostile;
 mod killed;
 mod lmtp;
@@ -21,17 +22,19 @@ const SUPPORT: &str = "support@example.org";
 
 /// `serve` with two mailboxes, every door open, and a model that says what it was last told.
 fn options(model: &ModelServer) -> Options {
-    Options::new().env("OPENAI_BASE_URL", &model.url).config(&format!(
-        "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
+    Options::new()
+        .env("OPENAI_BASE_URL", &model.url)
+        .config(&format!(
+            "[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"\n\
          tools = [\"compose_email\", \"ask_user\", \"read_attachment\"]\n\
          [email.mailboxes.support]\naddress = \"{SUPPORT}\"\n\
          [email.mailboxes.sales]\naddress = \"sales@example.org\"\nrecipients = [\"*@example.com\"]\n\
          web_allow = [\"example.com\"]"
-    ))
-    .env("WAKEFUL_EMAIL__RAW_SECRETS", SECRET)
-    .env("WAKEFUL_EMAIL__THREAD_SECRET", "a secret of the tests")
-    .env("WAKEFUL_EMAIL__TRUSTED_AUTHSERV", "mx.example.org")
-    .env("WAKEFUL_EMAIL__LMTP_LISTEN", "127.0.0.1:0")
+        ))
+        .env("WAKEFUL_EMAIL__RAW_SECRETS", SECRET)
+        .env("WAKEFUL_EMAIL__THREAD_SECRET", "a secret of the tests")
+        .env("WAKEFUL_EMAIL__TRUSTED_AUTHSERV", "mx.example.org")
+        .env("WAKEFUL_EMAIL__LMTP_LISTEN", "127.0.0.1:0")
 }
 
 async fn says(text: &str) -> ModelServer {

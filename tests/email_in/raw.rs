@@ -1,6 +1,8 @@
 //! `POST /v1/triggers/email/raw`.
 
-use super::{SUPPORT, count, mail, now, options, policy, post, request, says, sent, sessions, signature, taken};
+use super::{
+    SUPPORT, count, mail, now, options, policy, post, request, says, sent, sessions, signature, taken,
+};
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Database, ModelServer};
@@ -12,12 +14,15 @@ async fn a_mail_becomes_a_session_that_replies_to_its_sender() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
     let process = options(&model).serve(&database).await;
     let client = process.client();
-    let session_id = taken(&client, mail("m1@example.com", "Lunch", "Cc: bob@example.com\r\n", "Shall we?")).await;
+    let session_id =
+        taken(&client, mail("m1@example.com", "Lunch", "Cc: bob@example.com\r\n", "Shall we?")).await;
     let session = client.wait_for(&session_id, "completed").await;
     assert_eq!(
         texts(&session, "user"),
-        ["From: Ann <ann@example.com>\nTo: support@example.org\nCc: bob@example.com\nDate: 2026-01-31T12:00:00Z\n\
-          Subject: Lunch\n\nShall we?"]
+        [
+            "From: Ann <ann@example.com>\nTo: support@example.org\nCc: bob@example.com\nDate: 2026-01-31T12:00:00Z\n\
+          Subject: Lunch\n\nShall we?"
+        ]
     );
     let delivery: serde_json::Value = database
         .value("select content from deliveries where session_id = $1 and channel = 'email'", &session_id)
@@ -26,7 +31,10 @@ async fn a_mail_becomes_a_session_that_replies_to_its_sender() {
     let to = &delivery["to"];
     assert_eq!(to["to"], json!(["ann@example.com"]));
     assert_eq!((&to["from"], &to["subject"]), (&json!(SUPPORT), &json!("Re: Lunch")));
-    assert_eq!((&to["in_reply_to"], &to["references"]), (&json!("m1@example.com"), &json!(["m1@example.com"])));
+    assert_eq!(
+        (&to["in_reply_to"], &to["references"]),
+        (&json!("m1@example.com"), &json!(["m1@example.com"]))
+    );
     assert!(to["reply_to"].as_str().unwrap().starts_with("support+"), "{to}");
     let policy = policy(&database, &session_id).await;
     assert_eq!(policy["participants"], json!(["ann@example.com", "bob@example.com"]));
@@ -92,7 +100,8 @@ async fn what_is_not_signed_is_refused_before_it_is_read() {
             client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822").body("x")
         }),
         ("with another token", {
-            let request = client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822");
+            let request =
+                client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822");
             request.header("authorization", "Bearer x").body("x")
         }),
     ] {
@@ -121,7 +130,8 @@ async fn a_mail_for_nobody_here_is_refused_and_machine_mail_is_kept_from_the_age
     .into_iter()
     .enumerate()
     {
-        let (status, answer) = post(&client, mail(&format!("a{at}@example.com"), "Away", headers, "I am away.")).await;
+        let (status, answer) =
+            post(&client, mail(&format!("a{at}@example.com"), "Away", headers, "I am away.")).await;
         assert_eq!(status, StatusCode::OK, "{answer}");
         assert!(answer["items"][0]["dropped"].as_str().unwrap().contains(reason), "{answer}");
     }
@@ -158,7 +168,10 @@ async fn an_agent_reads_the_files_that_came_with_its_mail_and_no_others() {
     taken(&client, with_file("m1@example.com", "other.txt", "Not yours.")).await;
     let session_id = taken(&client, with_file("m2@example.com", "menu.txt", "Soup and bread.")).await;
     let session = client.wait_for(&session_id, "completed").await;
-    assert!(texts(&session, "user")[0].ends_with("Attachments:\n1. menu.txt (text/plain, 15 bytes)"), "{session}");
+    assert!(
+        texts(&session, "user")[0].ends_with("Attachments:\n1. menu.txt (text/plain, 15 bytes)"),
+        "{session}"
+    );
     let results = texts(&session, "tool");
     assert_eq!(results[0], "Soup and bread.\n\n[menu.txt: bytes 0 to 15 of 15]");
     assert!(results[1].contains("There is no file \"other.txt\""), "{results:?}");

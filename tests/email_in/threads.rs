@@ -16,7 +16,9 @@ async fn reply(database: &Database, session_id: &str) -> (String, Value) {
 }
 
 async fn first(client: &Client) -> String {
-    let id = taken(client, mail("m1@example.com", "Lunch", "Cc: bob@example.com\r\n", "Shall we have lunch?")).await;
+    let id =
+        taken(client, mail("m1@example.com", "Lunch", "Cc: bob@example.com\r\n", "Shall we have lunch?"))
+            .await;
     client.wait_for(&id, "completed").await;
     id
 }
@@ -39,19 +41,35 @@ async fn a_conversation_is_joined_by_proof_and_never_by_a_header_alone() {
         mail(id, "Re: Lunch", headers, "Let me in.").replace("Ann <ann@example.com>", "eve@evil.org")
     };
     let proved_eve = "Authentication-Results: mx.example.org; dmarc=pass header.from=evil.org\r\n";
-    let below = format!("Authentication-Results: mx.example.org; dmarc=fail header.from=example.com\r\n{PROVED}");
+    let below =
+        format!("Authentication-Results: mx.example.org; dmarc=fail header.from=example.com\r\n{PROVED}");
     for (at, (what, body, rcpt, joins)) in [
         ("proved and named", mail("a@x", "Re: Lunch", &format!("{PROVED}{by_header}"), "One."), None, true),
-        ("proved and named by references", mail("b@x", "Re: Lunch", &format!("{PROVED}{by_references}"), "Two."), None, true),
+        (
+            "proved and named by references",
+            mail("b@x", "Re: Lunch", &format!("{PROVED}{by_references}"), "Two."),
+            None,
+            true,
+        ),
         ("a signed address", eve("c@x", ""), Some(&plus), true),
         ("a header alone", mail("d@x", "Re: Lunch", &by_header, "Three."), None, false),
         ("proved, naming nothing", mail("e@x", "Re: Lunch", PROVED, "Four."), None, false),
         ("a proved stranger", eve("f@x", &format!("{proved_eve}{by_header}")), None, false),
         ("proof of another", eve("g@x", &format!("{PROVED}{by_header}")), None, false),
-        ("proof below a failure", mail("h@x", "Re: Lunch", &format!("{below}{by_header}"), "Five."), None, false),
+        (
+            "proof below a failure",
+            mail("h@x", "Re: Lunch", &format!("{below}{by_header}"), "Five."),
+            None,
+            false,
+        ),
         (
             "proof of a server that is not trusted",
-            mail("i@x", "Re: Lunch", &format!("{}{by_header}", PROVED.replace("mx.example.org", "mx.evil.org")), "Six."),
+            mail(
+                "i@x",
+                "Re: Lunch",
+                &format!("{}{by_header}", PROVED.replace("mx.example.org", "mx.evil.org")),
+                "Six.",
+            ),
             None,
             false,
         ),
@@ -78,7 +96,8 @@ async fn a_further_mail_has_a_session_of_its_own_that_knows_the_thread() {
     let client = process.client();
     let session_id = first(&client).await;
     let (delivery_id, _) = reply(&database, &session_id).await;
-    let quoted = "At noon?\r\n\r\nOn Sat, 31 Jan 2026 at 12:00, Support <support@example.org> wrote:\r\n> Gladly.";
+    let quoted =
+        "At noon?\r\n\r\nOn Sat, 31 Jan 2026 at 12:00, Support <support@example.org> wrote:\r\n> Gladly.";
     let headers = format!("{PROVED}In-Reply-To: <{delivery_id}@example.org>\r\n");
     let second = taken(&client, mail("m2@example.com", "Re: Lunch", &headers, quoted)).await;
     assert_ne!(second, session_id);
@@ -86,7 +105,8 @@ async fn a_further_mail_has_a_session_of_its_own_that_knows_the_thread() {
     let said = texts(&session, "user");
     assert!(said[0].ends_with("\n\nAt noon?"), "what it quotes is left out: {said:?}");
     let body: Value = serde_json::from_str(model.bodies().last().unwrap()).unwrap();
-    let roles: Vec<&str> = body["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    let roles: Vec<&str> =
+        body["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "user"]);
     assert!(body["messages"][1]["content"].to_string().contains("Shall we have lunch?"), "{body}");
     assert!(body["messages"][2]["content"].to_string().contains("Gladly."), "{body}");

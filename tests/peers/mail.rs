@@ -30,7 +30,8 @@ async fn door(database: &Database, model: &ModelServer) -> Process {
 #[tokio::test]
 #[ignore = "needs the mails of others: make test-peers"]
 async fn every_mail_of_the_corpora_is_a_session_a_drop_or_a_refusal_in_words() {
-    let peers = PathBuf::from(std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-peers`"));
+    let peers =
+        PathBuf::from(std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-peers`"));
     let mut mails = Vec::new();
     files(&peers.join("mail/vendor"), &["eml", "msg"], &mut mails);
     let of_crates = mails.len();
@@ -60,7 +61,10 @@ async fn every_mail_of_the_corpora_is_a_session_a_drop_or_a_refusal_in_words() {
             _ => panic!("{}: {status} {answer}", path.display()),
         }
     }
-    println!("{} mails: {woken} sessions, {again} duplicates, {dropped} dropped, {refused} refused", mails.len());
+    println!(
+        "{} mails: {woken} sessions, {again} duplicates, {dropped} dropped, {refused} refused",
+        mails.len()
+    );
     assert!(woken > mails.len() / 3, "most mail is mail");
     assert!(!process.has_ended());
     assert!(!process.log().contains("could not be read"), "{}", process.log());
@@ -69,7 +73,7 @@ async fn every_mail_of_the_corpora_is_a_session_a_drop_or_a_refusal_in_words() {
 /// A running Postfix with a folder of its own. Dropping it ends it.
 struct Postfix {
     master: Child,
-    _dir: TempDir,
+    dir: TempDir,
     port: u16,
 }
 
@@ -77,7 +81,10 @@ impl Postfix {
     /// Takes mail on loopback, and hands all of it over by LMTP.
     async fn start(lmtp: &str) -> Postfix {
         let dir = TempDir::with_prefix("wakeful-postfix-").expect("a temporary folder");
-        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .and_then(|free| free.local_addr())
+            .expect("a port")
+            .port();
         let path = dir.path().display();
         let main = format!(
             "compatibility_level = 3.6\nqueue_directory = {path}/queue\ndata_directory = {path}/data\n\
@@ -126,7 +133,7 @@ impl Postfix {
             .kill_on_drop(true)
             .spawn()
             .expect("postfix is installed");
-        let postfix = Postfix { master, _dir: dir, port };
+        let postfix = Postfix { master, dir, port };
         eventually("Postfix to listen", || async {
             tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()
         })
@@ -167,7 +174,9 @@ async fn postfix_hands_mail_over_and_keeps_what_was_not_taken() {
     let options = options.env("WAKEFUL_EMAIL__LMTP_LISTEN", port.to_string()).arg("--roles=api");
     let postfix = Postfix::start(&port.to_string().replace("127.0.0.1", "[127.0.0.1]")).await;
     let mail = |n: usize| {
-        format!("From: ann@example.com\r\nTo: agent@example.org\r\nSubject: {n}\r\nMessage-ID: <m{n}@x>\r\n\r\nHello {n}\r\n.\r\n")
+        format!(
+            "From: ann@example.com\r\nTo: agent@example.org\r\nSubject: {n}\r\nMessage-ID: <m{n}@x>\r\n\r\nHello {n}\r\n.\r\n"
+        )
     };
     // Nobody listens: it keeps the mail, and brings it when somebody does.
     postfix.take(&mail(0)).await;
@@ -180,7 +189,7 @@ async fn postfix_hands_mail_over_and_keeps_what_was_not_taken() {
     }
     let taken = || async {
         let sql = "select count(*) from conversation_sessions where trigger_type = 'email' and $1 = ''";
-        let (sessions, queued): (i64, _) = (database.value(sql, "").await, queued(&postfix).await);
+        let (sessions, queued): (i64, _) = (database.value(sql, "").await, queued(&postfix));
         (sessions == 4 && queued == 0).then_some(())
     };
     eventually("each mail to be one session, and Postfix to keep none", taken).await;
@@ -188,9 +197,9 @@ async fn postfix_hands_mail_over_and_keeps_what_was_not_taken() {
 }
 
 /// How many mails Postfix holds.
-async fn queued(postfix: &Postfix) -> usize {
+fn queued(postfix: &Postfix) -> usize {
     let mut found = Vec::new();
-    let queue = postfix._dir.path().join("queue");
+    let queue = postfix.dir.path().join("queue");
     for folder in ["incoming", "active", "deferred", "maildrop"] {
         all(&queue.join(folder), &mut found);
     }

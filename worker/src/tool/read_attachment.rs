@@ -29,7 +29,8 @@ impl Tool for ReadAttachment {
     fn definition(&self) -> ToolDefinition {
         ToolDefinition {
             name: "read_attachment".into(),
-            description: "Read a text file that came with a message of this conversation, or a part of it.".into(),
+            description: "Read a text file that came with a message of this conversation, or a part of it."
+                .into(),
             parameters: json!({
                 "type": "object",
                 "properties": {
@@ -71,12 +72,16 @@ impl Tool for ReadAttachment {
                 files.iter().zip(1..).map(|(one, number)| format!("{number}. {}", one.file_name)).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let shown: String = file.chars().take(80).collect();
-            return Err(ToolError(format!("There is no file {shown:?} here. The files of this conversation: {known}.")));
+            return Err(ToolError(format!(
+                "There is no file {shown:?} here. The files of this conversation: {known}."
+            )));
         };
         let file = &files[at];
         if offset >= file.bytes {
             let (name, whole) = (&file.file_name, file.bytes);
-            return Err(ToolError(format!("{name:?} has {whole} bytes, so nothing is at {offset}. Begin below that.")));
+            return Err(ToolError(format!(
+                "{name:?} has {whole} bytes, so nothing is at {offset}. Begin below that."
+            )));
         }
         let bytes = bytes.unwrap_or(USUAL_BYTES).clamp(1, MOST_BYTES);
         let part = call.outputs.attachment(file, offset, bytes).await?;
@@ -97,7 +102,8 @@ impl Tool for ReadAttachment {
 }
 
 fn looks_binary(text: &str) -> bool {
-    text.is_empty() || text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t' | '\u{c}' | '\u{1b}'))
+    text.is_empty()
+        || text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t' | '\u{c}' | '\u{1b}'))
 }
 
 #[cfg(test)]

@@ -486,12 +486,9 @@ pub fn blobs_of(line: &Line) -> Vec<&str> {
             )
             .collect(),
         Line::Inbox(row) => row.attachments.iter().map(|file| file.sha256.as_str()).collect(),
-        Line::Call(_)
-        | Line::Seed(_)
-        | Line::Run(_)
-        | Line::Step(_)
-        | Line::Delivery(_)
-        | Line::Blob(_) => Vec::new(),
+        Line::Call(_) | Line::Seed(_) | Line::Run(_) | Line::Step(_) | Line::Delivery(_) | Line::Blob(_) => {
+            Vec::new()
+        }
     }
 }
 

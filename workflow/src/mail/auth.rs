@@ -129,7 +129,12 @@ mod tests {
         let good = "mx.example.org; dmarc=pass header.from=example.com";
         for (headers, passes) in [
             (&[good][..], true),
-            (&["MX.example.org 1; spf=pass smtp.mailfrom=x.org; dmarc=pass (p=reject dis=none) header.from=Example.com"], true),
+            (
+                &[
+                    "MX.example.org 1; spf=pass smtp.mailfrom=x.org; dmarc=pass (p=reject dis=none) header.from=Example.com",
+                ],
+                true,
+            ),
             (&["mx.example.org; dmarc = pass header.from = example.com"], true),
             (&["mx.example.org; dmarc=pass header.from=\"example.com\""], true),
             (&["mx.example.org; dmarc=pass header.from=ann@example.com"], true),
@@ -148,7 +153,10 @@ mod tests {
             (&["mx.example.org; spf=fail reason=\"; dmarc=pass header.from=example.com\""], false),
             (&["mx.example.org; spf=fail reason=\"x\\\"; dmarc=pass header.from=example.com\""], false),
             (&["mx.example.org; spf=pass smtp.mailfrom=\"a dmarc=pass header.from=example.com\""], false),
-            (&["mx.example.org; dmarc=fail header.from=example.com; dmarc=pass header.from=example.com"], false),
+            (
+                &["mx.example.org; dmarc=fail header.from=example.com; dmarc=pass header.from=example.com"],
+                false,
+            ),
             (&["mx.example.org; xdmarc=pass header.from=example.com"], false),
             (&["mx.example.org; dmarc=pass header.from=example.com (unended"], false),
             (&["(mx.example.org) evil.org; dmarc=pass header.from=example.com"], false),

@@ -154,10 +154,7 @@ fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
 fn nobody_reads(from: &Person) -> bool {
     let local = from.address.rsplit_once('@').map_or(from.address.as_str(), |(local, _)| local);
     let local: String = local.split('+').next().unwrap_or_default().replace(['-', '_', '.'], "");
-    matches!(
-        local.as_str(),
-        "mailerdaemon" | "postmaster" | "noreply" | "donotreply" | "bounce" | "bounces"
-    )
+    matches!(local.as_str(), "mailerdaemon" | "postmaster" | "noreply" | "donotreply" | "bounce" | "bounces")
 }
 
 fn participants(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
@@ -168,7 +165,10 @@ fn participants(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
             Some(((local, _), (_, domain))) => format!("{local}@{domain}"),
             None => address.clone(),
         };
-        let ours = rules.own.iter().any(|own| own.eq_ignore_ascii_case(&address) || own.eq_ignore_ascii_case(&plain));
+        let ours = rules
+            .own
+            .iter()
+            .any(|own| own.eq_ignore_ascii_case(&address) || own.eq_ignore_ascii_case(&plain));
         if !ours && domain_of(&address) != "" && !participants.contains(&address) {
             participants.push(address);
         }
@@ -264,7 +264,11 @@ mod tests {
     #[test]
     fn a_loop_is_suspected_after_the_limit_and_when_a_text_comes_again() {
         for (mails, same_body, reasons) in [(0, 0, 0), (9, 0, 0), (10, 0, 1), (1, 1, 1), (10, 1, 2)] {
-            assert_eq!(loop_suspicion(Exchange { mails, same_body }, 10).len(), reasons, "{mails} {same_body}");
+            assert_eq!(
+                loop_suspicion(Exchange { mails, same_body }, 10).len(),
+                reasons,
+                "{mails} {same_body}"
+            );
         }
     }
 
@@ -289,7 +293,8 @@ mod tests {
     #[test]
     fn a_reply_names_what_it_answers() {
         let facts = MailFacts { references: vec!["a@x".into(), "b@x".into()], ..mail() };
-        let route = reply_route(&facts, "Help <s@example.org>", false, Some("s+t@example.org".into())).unwrap();
+        let route =
+            reply_route(&facts, "Help <s@example.org>", false, Some("s+t@example.org".into())).unwrap();
         assert_eq!(
             route.to,
             json!({

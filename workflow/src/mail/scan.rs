@@ -93,9 +93,9 @@ pub fn scan(raw: &[u8]) -> Result<Scanned, Hostile> {
         let end = memchr::memchr(b'\n', &raw[at..]).map_or(raw.len(), |newline| at + newline + 1);
         let line = trim_end(&raw[at..end]);
         if let Some(rest) = line.strip_prefix(b"--")
-            && let Some(found) = stack.iter().rposition(
-                |frame| matches!(frame, Frame::Multipart(boundary) if rest.starts_with(boundary)),
-            )
+            && let Some(found) = stack
+                .iter()
+                .rposition(|frame| matches!(frame, Frame::Multipart(boundary) if rest.starts_with(boundary)))
         {
             let Frame::Multipart(boundary) = &stack[found] else { return Err(Hostile::Ambiguous) };
             if rest[boundary.len()..].starts_with(b"--") {
@@ -221,7 +221,9 @@ mod tests {
     fn nested(depth: usize) -> String {
         let mut mail = String::from("From: a@b.c\r\n");
         for level in 0..depth {
-            mail.push_str(&format!("Content-Type: multipart/mixed; boundary=\"b{level}x\"\r\n\r\n--b{level}x\r\n"));
+            mail.push_str(&format!(
+                "Content-Type: multipart/mixed; boundary=\"b{level}x\"\r\n\r\n--b{level}x\r\n"
+            ));
         }
         mail + "\r\nhello\r\n"
     }

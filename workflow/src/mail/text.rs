@@ -19,7 +19,7 @@ pub fn render(facts: &MailFacts, joined: bool) -> String {
     let body = if joined { without_quote(&facts.body) } else { &facts.body };
     let _ = write!(text, "\n{}", body.trim());
     if facts.body_cut {
-        text.push_str("\n[The text is longer; the whole is the last attachment.]");
+        text.push_str("\n[The text is longer; the whole is the last of the attachments.]");
     }
     if !facts.attachments.is_empty() {
         text.push_str("\n\nAttachments:");
@@ -92,7 +92,10 @@ pub fn without_quote(body: &str) -> &str {
             && {
                 let whole: String = lines[first - *count..first].iter().map(|(_, line)| *line).collect();
                 whole.contains(|c: char| c.is_ascii_digit())
-                    && (whole.contains('@') || ["On ", "Am ", "Le ", "El ", "Il ", "Op ", "Den "].iter().any(|on| whole.starts_with(on)))
+                    && (whole.contains('@')
+                        || ["On ", "Am ", "Le ", "El ", "Il ", "Op ", "Den "]
+                            .iter()
+                            .any(|on| whole.starts_with(on)))
             }
     });
     let Some(introduced) = introduced else { return body };
@@ -133,7 +136,12 @@ mod tests {
         let quoted = "On Mon, 5 Jan 2026 at 10:00, Ann <ann@example.com> wrote:\n> Shall we?\n>\n> Ann\n";
         for (body, kept) in [
             (format!("Yes.\n\n{quoted}"), "Yes."),
-            (format!("Yes.\n\nOn Mon, 5 Jan 2026 at 10:00,\nAnn <ann@example.com> wrote:\n\n> Shall we?\n"), "Yes."),
+            (
+                format!(
+                    "Yes.\n\nOn Mon, 5 Jan 2026 at 10:00,\nAnn <ann@example.com> wrote:\n\n> Shall we?\n"
+                ),
+                "Yes.",
+            ),
             ("Ja.\n\nAm 05.01.26 um 10:00 schrieb Ann:\n> Shall we?".to_owned(), "Ja."),
         ] {
             assert_eq!(without_quote(&body), kept);

@@ -4,8 +4,8 @@ use html5gum::{HtmlString, StartTag, Token, Tokenizer};
 
 /// Elements without an end, which hide nothing.
 const VOID: [&[u8]; 14] = [
-    b"area", b"base", b"br", b"col", b"embed", b"hr", b"img", b"input", b"link", b"meta", b"param", b"source",
-    b"track", b"wbr",
+    b"area", b"base", b"br", b"col", b"embed", b"hr", b"img", b"input", b"link", b"meta", b"param",
+    b"source", b"track", b"wbr",
 ];
 
 /// What is never shown.
@@ -14,8 +14,28 @@ const UNSEEN: [&[u8]; 9] =
 
 /// Elements that begin on a line of their own.
 const BLOCKS: [&[u8]; 22] = [
-    b"address", b"article", b"blockquote", b"br", b"dd", b"div", b"dl", b"dt", b"footer", b"h1", b"h2", b"h3", b"h4",
-    b"header", b"hr", b"li", b"ol", b"p", b"pre", b"section", b"table", b"tr",
+    b"address",
+    b"article",
+    b"blockquote",
+    b"br",
+    b"dd",
+    b"div",
+    b"dl",
+    b"dt",
+    b"footer",
+    b"h1",
+    b"h2",
+    b"h3",
+    b"h4",
+    b"header",
+    b"hr",
+    b"li",
+    b"ol",
+    b"p",
+    b"pre",
+    b"section",
+    b"table",
+    b"tr",
 ];
 
 /// The visible text of `html`: no scripts, no styles, no comments, nothing that is hidden.

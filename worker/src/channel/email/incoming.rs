@@ -75,7 +75,8 @@ pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, Problem> {
     }
     let mailboxes = mailboxes_of(&ctx.config.email, &to);
     if mailboxes.is_empty() {
-        let detail = "the mail is for no mailbox of email.mailboxes; name its recipient by `rcpt`, or add the mailbox";
+        let detail =
+            "the mail is for no mailbox of email.mailboxes; name its recipient by `rcpt`, or add the mailbox";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
     let mut taken = Vec::new();
@@ -93,9 +94,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
     let unread = |error: Unreadable| {
         let status = match error {
             Unreadable::Hostile(Hostile::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
-            Unreadable::Hostile(
-                Hostile::Headers | Hostile::Parts | Hostile::Depth | Hostile::Ambiguous,
-            )
+            Unreadable::Hostile(Hostile::Headers | Hostile::Parts | Hostile::Depth | Hostile::Ambiguous)
             | Unreadable::NoMail => StatusCode::UNPROCESSABLE_ENTITY,
         };
         Problem::new(status, error.to_string())
@@ -110,7 +109,10 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
     // What the reader did not catch is a defect of ours, and no reason to lose a mail.
     let read = read.map_err(|error| {
         warn!(%error, "A mail could not be read");
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the mail could not be read; the server's log says why")
+        Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the mail could not be read; the server's log says why",
+        )
     })?;
     let mut read = read.map_err(unread)?;
     if mail_from.is_some() {
@@ -215,12 +217,7 @@ pub(super) async fn take_for(
 
 /// Remembers a mail that no agent is shown. A report of a delivery of ours is known by [`MailFacts::reported`]: whatever notes
 /// that it bounced belongs here.
-async fn dropped(
-    ctx: &Ctx,
-    mail: &NewMail,
-    facts: &MailFacts,
-    reasons: &[String],
-) -> Result<Taken, Problem> {
+async fn dropped(ctx: &Ctx, mail: &NewMail, facts: &MailFacts, reasons: &[String]) -> Result<Taken, Problem> {
     let mut reason = reasons.join("; ");
     if let Some(about) = facts.reported.first() {
         reason.push_str(&format!("; it is about {about}"));
@@ -272,5 +269,9 @@ fn key_of(read: &Read) -> String {
 }
 
 fn id_key(id: &str) -> String {
-    if id.len() <= KEY_BYTES { id.to_owned() } else { format!("sha256:{}", hex::encode(Sha256::digest(id.as_bytes()))) }
+    if id.len() <= KEY_BYTES {
+        id.to_owned()
+    } else {
+        format!("sha256:{}", hex::encode(Sha256::digest(id.as_bytes())))
+    }
 }

@@ -11,6 +11,8 @@ use wakeful_workflow::record::without_nul;
 
 /// So much of what a mail says is shown; the rest is in an attachment.
 const BODY_BYTES: usize = 64 << 10;
+/// So much of an HTML body is turned into text.
+const HTML_BYTES: usize = 2 << 20;
 /// A subject is no longer.
 const SUBJECT_BYTES: usize = 998;
 /// An address is no longer (RFC 5321, with room).
@@ -68,14 +70,14 @@ pub(super) fn read(raw: &[u8]) -> Result<Read, Unreadable> {
 }
 
 fn facts(message: &Message<'_>) -> (MailFacts, Vec<NewAttachment>) {
-    let (body, whole_body) = body(message);
+    let (body, wholes) = body(message);
     let mut files = Files::default();
     for part in message.attachments() {
         files.part(part);
     }
-    let body_cut = whole_body.is_some();
-    if let Some(whole) = whole_body {
-        files.add("message.txt".to_owned(), "text/plain".to_owned(), whole.into_bytes());
+    let body_cut = !wholes.is_empty();
+    for (name, media_type, whole) in wholes {
+        files.add(name.to_owned(), media_type.to_owned(), whole.into_bytes());
     }
     let headers = Headers::of(message);
     let from = &headers.from;
@@ -132,7 +134,11 @@ impl Headers {
                     let path = value.trim().trim_start_matches('<').trim_end_matches('>').trim();
                     headers.return_path.get_or_insert(path.to_owned());
                 }
-                "auto-submitted" | "precedence" | "x-auto-response-suppress" | "x-loop" | "x-autoreply"
+                "auto-submitted"
+                | "precedence"
+                | "x-auto-response-suppress"
+                | "x-loop"
+                | "x-autoreply"
                 | "x-autorespond" => headers.machine.push((name, value())),
                 _ if name.starts_with("list-") => headers.machine.push((name, value())),
                 _ => {}
@@ -143,27 +149,38 @@ impl Headers {
     }
 }
 
-/// What it says, and the whole of that where it is too long to be shown.
-fn body(message: &Message<'_>) -> (String, Option<String>) {
-    let mut whole = String::new();
+/// What it says, and what was cut: name, type and the whole of each.
+fn body(message: &Message<'_>) -> (String, Vec<(&'static str, &'static str, String)>) {
+    let (mut whole, mut wholes) = (String::new(), Vec::new());
     for part in message.text_body.iter().filter_map(|id| message.parts.get(*id as usize)) {
         let text = match &part.body {
             PartType::Text(text) => text.replace("\r\n", "\n"),
-            PartType::Html(text) => html::text(text),
-            PartType::Binary(_) | PartType::InlineBinary(_) | PartType::Message(_) | PartType::Multipart(_) => {
+            PartType::Html(text) if text.len() <= HTML_BYTES => html::text(text),
+            PartType::Html(text) => {
+                wholes.push(("message.html", "text/html", without_nul(text.clone().into_owned())));
+                html::text(&text[..text.floor_char_boundary(HTML_BYTES)])
+            }
+            PartType::Binary(_)
+            | PartType::InlineBinary(_)
+            | PartType::Message(_)
+            | PartType::Multipart(_) => {
                 continue;
             }
         };
-        if !whole.is_empty() && !text.trim().is_empty() {
+        if whole.is_empty() {
+            whole = text;
+        } else if !text.trim().is_empty() {
             whole.push_str("\n\n");
+            whole.push_str(&text);
         }
-        whole.push_str(&text);
     }
     let whole = without_nul(whole);
     if whole.len() <= BODY_BYTES {
-        return (whole, None);
+        return (whole, wholes);
     }
-    (whole[..whole.floor_char_boundary(BODY_BYTES)].to_owned(), Some(whole))
+    let shown = whole[..whole.floor_char_boundary(BODY_BYTES)].to_owned();
+    wholes.push(("message.txt", "text/plain", whole));
+    (shown, wholes)
 }
 
 #[derive(Default)]
@@ -184,15 +201,27 @@ impl Files {
         let number = self.facts.len() + 1;
         let name = file_name(part.attachment_name().unwrap_or_default());
         let name = if name.is_empty() { format!("attachment-{number}") } else { name };
-        if bytes.len() > ATTACHMENT_BYTES || self.facts.len() >= ATTACHMENTS {
-            let bytes = bytes.len();
-            self.facts.push(AttachmentFacts { file_name: name, media_type, bytes, left_out: true });
-        } else {
-            self.add(name, media_type, bytes.to_vec());
+        if !self.is_left_out(&name, &media_type, bytes.len()) {
+            self.keep(name, media_type, bytes.to_vec());
         }
     }
 
+    fn is_left_out(&mut self, name: &str, media_type: &str, bytes: usize) -> bool {
+        let left_out = bytes > ATTACHMENT_BYTES || self.facts.len() >= ATTACHMENTS;
+        if left_out {
+            let (file_name, media_type) = (name.to_owned(), media_type.to_owned());
+            self.facts.push(AttachmentFacts { file_name, media_type, bytes, left_out });
+        }
+        left_out
+    }
+
     fn add(&mut self, file_name: String, media_type: String, bytes: Vec<u8>) {
+        if !self.is_left_out(&file_name, &media_type, bytes.len()) {
+            self.keep(file_name, media_type, bytes);
+        }
+    }
+
+    fn keep(&mut self, file_name: String, media_type: String, bytes: Vec<u8>) {
         self.facts.push(AttachmentFacts {
             file_name: file_name.clone(),
             media_type: media_type.clone(),
@@ -228,7 +257,8 @@ fn file_name(given: &str) -> String {
     let last = given.rsplit(['/', '\\']).next().unwrap_or_default();
     // Nor what makes a name be shown as another than it is.
     let hides = |c: char| {
-        c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
     };
     let plain: String = last.chars().filter(|c| !hides(*c)).collect();
     let plain = plain.trim().trim_start_matches('.').trim();
@@ -279,9 +309,11 @@ fn reported(message: &Message<'_>) -> Vec<String> {
         match &part.body {
             PartType::Message(inner) => found.extend(inner.message_id().and_then(id)),
             PartType::Text(text) if part.is_content_type("text", "rfc822-headers") => {
-                found.extend(MessageParser::default().parse_headers(text.as_bytes()).and_then(|inner| {
-                    inner.message_id().and_then(id)
-                }));
+                found.extend(
+                    MessageParser::default()
+                        .parse_headers(text.as_bytes())
+                        .and_then(|inner| inner.message_id().and_then(id)),
+                );
             }
             PartType::Text(_)
             | PartType::Html(_)
@@ -328,10 +360,7 @@ mod tests {
         assert_eq!(facts.date.as_deref(), Some("2026-01-31T12:00:00+01:00"));
         assert_eq!(facts.references, ["a@x", "dlv_1@example.org"]);
         assert_eq!(facts.in_reply_to, ["dlv_1@example.org"]);
-        assert_eq!(
-            facts.authentication_results,
-            ["mx.example.org; dmarc=pass header.from=example.com"]
-        );
+        assert_eq!(facts.authentication_results, ["mx.example.org; dmarc=pass header.from=example.com"]);
         assert_eq!(facts.return_path.as_deref(), Some("ann@example.com"));
         assert_eq!(facts.machine_headers, [("list-id".to_owned(), "<l>".to_owned())]);
         assert_eq!(facts.body.trim(), "Hello\nthere");
@@ -356,7 +385,10 @@ mod tests {
         let long = format!("From: a@b.de\r\n\r\n{}", "é".repeat(BODY_BYTES));
         let read = read(long.as_bytes()).unwrap();
         assert!(read.facts.body_cut && read.facts.body.len() <= BODY_BYTES);
-        assert_eq!((read.files[0].file_name.as_str(), read.files[0].bytes.len()), ("message.txt", 2 * BODY_BYTES));
+        assert_eq!(
+            (read.files[0].file_name.as_str(), read.files[0].bytes.len()),
+            ("message.txt", 2 * BODY_BYTES)
+        );
     }
 
     #[test]

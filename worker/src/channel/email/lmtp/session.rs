@@ -112,9 +112,9 @@ impl Connection<'_> {
             Ok(request) => request,
             Err(error) => {
                 self.say(match error {
-                    Syntax::UnknownCommand | Syntax::InvalidResponse { .. } | Syntax::NeedsMoreData { .. } => {
-                        "500 5.5.1 This command is not known"
-                    }
+                    Syntax::UnknownCommand
+                    | Syntax::InvalidResponse { .. }
+                    | Syntax::NeedsMoreData { .. } => "500 5.5.1 This command is not known",
                     Syntax::InvalidSenderAddress => "501 5.1.7 The sender is no address",
                     Syntax::InvalidRecipientAddress => "501 5.1.3 The recipient is no address",
                     Syntax::UnsupportedParameter { .. } => "555 5.5.4 This parameter is not known",

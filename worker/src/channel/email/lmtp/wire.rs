@@ -126,7 +126,12 @@ mod tests {
             b"a\r\n.\rMAIL\r\n.\r\n",
         ] {
             let mut wire = hostile;
-            assert_eq!(data(&mut wire).await.unwrap(), Data::Smuggled, "{:?}", String::from_utf8_lossy(hostile));
+            assert_eq!(
+                data(&mut wire).await.unwrap(),
+                Data::Smuggled,
+                "{:?}",
+                String::from_utf8_lossy(hostile)
+            );
         }
     }
 
