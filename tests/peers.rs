@@ -3,6 +3,7 @@
 //! `make test-peers` installs it and runs these.
 
 mod legacy_chat;
+mod mail;
 
 use crate::support::client::{numbers, texts};
 use crate::support::{Client, Database, Options, PATIENCE, Process};

@@ -3,6 +3,7 @@
 //! | to | read |
 //! |---|---|
 //! | start or wake a session, or begin anew | [`wake`], [`create`], [`run`] |
+//! | know a mail again, and take it | [`mail`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | close a question that nobody answered | [`expire`] |
 //! | say what became of an uncertain effect | [`resolve`] |
@@ -47,6 +48,7 @@ pub mod import;
 pub mod journal;
 pub mod ledger;
 pub mod legacy;
+pub mod mail;
 pub mod queue;
 pub mod readiness;
 pub mod record;

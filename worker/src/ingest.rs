@@ -19,6 +19,7 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span, debug, info_span};
 use wakeful_store::Store;
 use wakeful_store::legacy::Imported;
+use wakeful_store::mail::{MailWakes, NewMail};
 use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 
@@ -138,6 +139,29 @@ pub async fn send(
         Ok(woken)
     }
     .instrument(send_span(conversation_id))
+    .await
+}
+
+/// The same for a mail, which is remembered in the same commit.
+///
+/// # Errors
+/// Those of [`wakeful_store::Store::take_mail`], as answers; 429 while too much comes in, where nothing was taken.
+pub async fn take_mail(
+    ctx: &Ctx,
+    mail: &NewMail,
+    wakes: MailWakes<'_>,
+    message: NewMessage,
+) -> Result<Woken, Problem> {
+    let _turn = ctx.intake.enter().await?;
+    let span = send_span(&mail.conversation_id);
+    async {
+        let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
+        let woken = ctx.store.take_mail(mail, wakes, &message).await?;
+        crate::failpoint("K2");
+        announce(ctx, &woken);
+        Ok(woken)
+    }
+    .instrument(span)
     .await
 }
 
