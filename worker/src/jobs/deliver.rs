@@ -17,7 +17,7 @@ use wakeful_store::queue::{self, Job, Term};
 const ATTEMPTS: i32 = 10;
 
 /// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
-const SEND: Duration = Duration::from_secs(60);
+pub(crate) const SEND: Duration = Duration::from_secs(60);
 
 /// Runs one claimed deliver job. Every end of it is accounted for here: apalis is only told that it is over.
 ///
