@@ -226,7 +226,8 @@ const NOTE: &str = "[A note of the system, not of a person]";
 
 /// One delivery's notice. What a strange server said stands in quotes: it is its word, and no instruction.
 fn notice(delivery_id: &str, content: &Value, failed: Option<&str>, missed: &[Undelivered]) -> String {
-    let subject = content["subject"].as_str().or_else(|| content["to"]["subject"].as_str()).unwrap_or_default();
+    let subject =
+        content["subject"].as_str().or_else(|| content["to"]["subject"].as_str()).unwrap_or_default();
     let mail = format!("{NOTE} Your mail {:?} ({delivery_id})", line(subject, 100));
     if let Some(error) = failed {
         return format!("{mail} was not sent to anybody: {:?}", line(error, REASON_CHARS));
@@ -271,7 +272,14 @@ fn plain(address: &str) -> &str {
 fn line(text: &str, chars: usize) -> String {
     let text = bounded(text);
     let words: Vec<&str> = text.split(|c: char| c.is_whitespace() || c.is_control()).collect();
-    words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ").chars().take(chars).collect()
+    words
+        .into_iter()
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+        .chars()
+        .take(chars)
+        .collect()
 }
 
 fn read(undelivered: Value) -> Result<Vec<Undelivered>> {

@@ -19,7 +19,8 @@ pub struct Mail {
 impl Mail {
     /// A header's value, unfolded. It must not be there twice.
     pub fn header(&self, name: &str) -> Option<String> {
-        let head = self.data.split("\r\n\r\n").next().expect("a head").replace("\r\n ", " ").replace("\r\n\t", " ");
+        let head =
+            self.data.split("\r\n\r\n").next().expect("a head").replace("\r\n ", " ").replace("\r\n\t", " ");
         let start = format!("{}: ", name.to_ascii_lowercase());
         let mut found = head
             .split("\r\n")
@@ -72,7 +73,7 @@ impl SmtpServer {
         SmtpServer { port, shared, server }
     }
 
-    /// From now on what begins so (`RCPT TO:<bob@example.org>`, `.`, or `GREETING` and `CONTENT`, which no client says) is
+    /// From now on what begins so (`RCPT TO:<bob@example.org>`, `.`, or `GREETING`, which no client says) is
     /// answered so: with a reply, `drop` or `hold`.
     pub fn answers(&self, line: &str, reply: &str) {
         let mut manners = self.shared.manners.lock().expect("no connection panics");
@@ -157,9 +158,6 @@ async fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
             ("RCPT", Goes::On) => mail.to.push(bare(&line)),
             ("DATA", Goes::On) => {
                 while let Some(text) = lines.next_segment().await? {
-                    if shared.manner("CONTENT").as_deref() == Some("drop") {
-                        return Ok(());
-                    }
                     let text = String::from_utf8_lossy(&text).trim_end_matches('\r').to_owned();
                     if text == "." {
                         break;

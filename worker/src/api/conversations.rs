@@ -50,7 +50,9 @@ pub(super) async fn history(
     if let Some(cursor) = &query.cursor
         && history::parse(cursor).is_none()
     {
-        return Err(Problem::bad_request("cursor is none of this list's: give the `next` of the page before"));
+        return Err(Problem::bad_request(
+            "cursor is none of this list's: give the `next` of the page before",
+        ));
     }
     let conversation_id = stored_conversation_id(&id)?;
     let limit = limit(query.limit);

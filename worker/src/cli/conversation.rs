@@ -101,9 +101,12 @@ fn table(items: &[HistoryItem]) -> Table {
 /// One line of it: what it was, and how it ended where that is not well.
 fn about(item: &HistoryItem) -> String {
     let facts = &item.facts;
-    let text = |value: &Value| value.as_str().unwrap_or_default().lines().next().unwrap_or_default().to_owned();
+    let text =
+        |value: &Value| value.as_str().unwrap_or_default().lines().next().unwrap_or_default().to_owned();
     match item.kind.as_str() {
-        "session" => format!("{} by {}, {}", text(&facts["agent"]), text(&facts["trigger_type"]), item.conversation_id),
+        "session" => {
+            format!("{} by {}, {}", text(&facts["agent"]), text(&facts["trigger_type"]), item.conversation_id)
+        }
         "message" => match facts["sender"].as_str() {
             Some(sender) => format!("{sender}: {}", text(&facts["text"])),
             None => text(&facts["text"]),

@@ -59,7 +59,8 @@ pub fn read(raw: &[u8]) -> Vec<Bounce> {
             _ => {}
         }
     }
-    let answered = || ["in-reply-to", "references"].into_iter().find_map(|name| delivery_of(value(&head, name)?));
+    let answered =
+        || ["in-reply-to", "references"].into_iter().find_map(|name| delivery_of(value(&head, name)?));
     match (status, returned.or_else(answered)) {
         (Some(status), Some(delivery_id)) => recipients(&status, &delivery_id),
         (None, _) | (_, None) => Vec::new(),
@@ -117,7 +118,9 @@ fn delivery_of(text: &str) -> Option<String> {
     let left = ids.filter_map(|id| id.split_once('@').map(|(left, _)| left.trim()));
     let ours = |left: &&str| {
         left.strip_prefix("dlv_").is_some_and(|rest| {
-            !rest.is_empty() && rest.len() <= 64 && rest.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+            !rest.is_empty()
+                && rest.len() <= 64
+                && rest.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
         })
     };
     left.filter(ours).last().map(str::to_owned)

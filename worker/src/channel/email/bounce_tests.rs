@@ -53,7 +53,8 @@ Subject: Your table
 ";
 
 /// As Exim writes one: the whole mail comes back, and no diagnosis of a remote server.
-const EXIM: &str = "Content-Type: multipart/report; report-type=delivery-status; boundary=1700000000-eximdsn-123
+const EXIM: &str =
+    "Content-Type: multipart/report; report-type=delivery-status; boundary=1700000000-eximdsn-123
 From: Mail Delivery System <Mailer-Daemon@host.example.net>
 
 --1700000000-eximdsn-123
@@ -144,7 +145,12 @@ fn a_report_of_two_recipients_is_two_and_the_one_who_is_late_is_not_given_up() {
                     "550 5.1.1 <bob@example.com>: Recipient address rejected: User unknown",
                     true
                 ),
-                bounce("eve@example.com", "4.4.1", "connect to mail.example.com: Connection timed out", false),
+                bounce(
+                    "eve@example.com",
+                    "4.4.1",
+                    "connect to mail.example.com: Connection timed out",
+                    false
+                ),
             ]
         );
     }

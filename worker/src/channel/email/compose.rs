@@ -141,7 +141,8 @@ fn message_id(text: &str) -> Option<String> {
     let text = text.trim();
     let bare = text.strip_prefix('<').map_or(text, |rest| rest.strip_suffix('>').unwrap_or(rest));
     let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'<' | b'>');
-    let sound = !bare.is_empty() && bare.len() <= MAX_ID_BYTES && bare.bytes().all(plain) && bare.contains('@');
+    let sound =
+        !bare.is_empty() && bare.len() <= MAX_ID_BYTES && bare.bytes().all(plain) && bare.contains('@');
     sound.then(|| format!("<{bare}>"))
 }
 

@@ -53,7 +53,9 @@ fn a_reply_stands_in_its_thread_and_says_that_a_machine_wrote_it() {
 fn a_composed_mail_is_in_the_thread_only_where_it_goes_to_one_of_it() {
     let thread = &reply()["to"];
     let mail = |to: &str| {
-        composed(&json!({"type": "sentEmail", "to": [to], "cc": [], "subject": "A word", "body": "b", "thread": thread}))
+        composed(
+            &json!({"type": "sentEmail", "to": [to], "cc": [], "subject": "A word", "body": "b", "thread": thread}),
+        )
     };
     let inside = mail("ANN@example.com");
     assert_eq!(header(&inside, "Subject").as_deref(), Some("A word"));
@@ -75,7 +77,8 @@ fn no_field_ends_its_header() {
     let mut content = reply();
     content["to"]["subject"] = json!("Hi\r\nBcc: eve@example.net\r\n\r\nBody");
     content["to"]["in_reply_to"] = json!("<a@b>\r\nX-Evil: 1");
-    content["to"]["references"] = json!(["<ok@example.com>", "<a@b> \r\nX-Evil: 1", "no-at", "<sp ace@x>", "<é@x>"]);
+    content["to"]["references"] =
+        json!(["<ok@example.com>", "<a@b> \r\nX-Evil: 1", "no-at", "<sp ace@x>", "<é@x>"]);
     let mail = composed(&content);
     assert_eq!(header(&mail, "Bcc"), None, "{mail}");
     assert_eq!(header(&mail, "X-Evil"), None, "{mail}");
@@ -103,7 +106,8 @@ fn no_field_ends_its_header() {
 
 #[test]
 fn a_long_thread_keeps_its_first_mail_and_its_newest() {
-    let ids: Vec<String> = (0..200).map(|number| format!("<{number}.{}@example.com>", "x".repeat(70))).collect();
+    let ids: Vec<String> =
+        (0..200).map(|number| format!("<{number}.{}@example.com>", "x".repeat(70))).collect();
     let mut content = reply();
     content["to"]["references"] = json!(ids);
     content["to"]["in_reply_to"] = json!("last@example.com");
@@ -123,12 +127,17 @@ fn any_text_is_seven_bit_lines_that_servers_take() {
     let content = json!({"to": ["ann@example.com"], "subject": "Grüße 🎉 ".repeat(20), "body": body});
     let mail = composed(&content);
     assert!(mail.is_ascii());
-    assert!(mail.split("\r\n").all(|line| line.len() <= 998 && !line.contains('\n') && !line.contains('\r')), "{mail}");
+    assert!(
+        mail.split("\r\n").all(|line| line.len() <= 998 && !line.contains('\n') && !line.contains('\r')),
+        "{mail}"
+    );
     assert!(header(&mail, "Content-Transfer-Encoding").is_some_and(|word| word != "8bit"), "{mail}");
 }
 
 #[test]
 fn the_same_delivery_is_the_same_bytes_but_for_its_date() {
-    let undated = |mail: String| parts(&mail).0.into_iter().filter(|line| !line.starts_with("Date:")).collect::<Vec<_>>();
+    let undated = |mail: String| {
+        parts(&mail).0.into_iter().filter(|line| !line.starts_with("Date:")).collect::<Vec<_>>()
+    };
     assert_eq!(undated(composed(&reply())), undated(composed(&reply())));
 }

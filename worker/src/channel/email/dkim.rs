@@ -47,7 +47,8 @@ impl Signer {
     /// # Errors
     /// In words, without anything of the key.
     pub fn new(domain: &str, selector: &str, pem: &[u8]) -> Result<Signer, String> {
-        let der = PrivateKeyDer::from_pem_slice(pem).map_err(|error| format!("it is no PEM of a private key: {error}"))?;
+        let der = PrivateKeyDer::from_pem_slice(pem)
+            .map_err(|error| format!("it is no PEM of a private key: {error}"))?;
         let key = match &der {
             PrivateKeyDer::Pkcs1(der) => RsaKeyPair::from_der(der.secret_pkcs1_der()).ok().map(rsa),
             PrivateKeyDer::Pkcs8(der) => {
@@ -200,7 +201,8 @@ fn relaxed_body(body: &[u8]) -> Vec<u8> {
 
 /// In lines that a header may have.
 fn folded(base64: &str) -> String {
-    let pieces: Vec<&str> = base64.as_bytes().chunks(72).filter_map(|piece| std::str::from_utf8(piece).ok()).collect();
+    let pieces: Vec<&str> =
+        base64.as_bytes().chunks(72).filter_map(|piece| std::str::from_utf8(piece).ok()).collect();
     pieces.join("\r\n ")
 }
 
@@ -239,7 +241,11 @@ mod tests {
         let signed = signer.sign(mail.clone()).unwrap();
         assert_eq!(signed, signer.sign(mail.clone()).unwrap());
         assert!(signed.ends_with(&mail));
-        assert!(signed.starts_with(b"DKIM-Signature: v=1; a=ed25519-sha256; c=relaxed/relaxed; d=example.org; s=s1;"));
+        assert!(
+            signed.starts_with(
+                b"DKIM-Signature: v=1; a=ed25519-sha256; c=relaxed/relaxed; d=example.org; s=s1;"
+            )
+        );
         assert!(signer.record().starts_with("v=DKIM1; k=ed25519; p="));
         assert!(Signer::new("example.org", "s1", b"nothing").is_err());
     }

@@ -23,15 +23,16 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
     let mut senders: Vec<Arc<dyn Channel>> = Vec::new();
     if let Some(dir) = &config.email.maildir {
         let from = config.email.from.as_deref().unwrap_or(NOBODY);
-        let maildir =
-            maildir::Maildir::new(dir.clone(), from).map_err(|error| Usage(format!("email.from: {error}")))?;
+        let maildir = maildir::Maildir::new(dir.clone(), from)
+            .map_err(|error| Usage(format!("email.from: {error}")))?;
         senders.push(Arc::new(maildir));
     }
     if let Some(smtp) = smtp_sender(config)? {
         senders.push(Arc::new(smtp));
     }
     if senders.len() > 1 {
-        let text = "[email] names several ways for mail to go out, and it goes one way only: keep maildir or smtp";
+        let text =
+            "[email] names several ways for mail to go out, and it goes one way only: keep maildir or smtp";
         return Err(Usage(text.to_owned()).into());
     }
     Ok(senders)

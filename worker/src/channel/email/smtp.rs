@@ -65,9 +65,11 @@ impl Smtp {
             Security::None => None,
             Security::Starttls | Security::Tls => Some(tls(config)?),
         };
-        let credentials = config.user.clone().zip(config.password.as_ref()).map(|(user, password)| {
-            Credentials::new(user, password.expose_secret().to_owned())
-        });
+        let credentials = config
+            .user
+            .clone()
+            .zip(config.password.as_ref())
+            .map(|(user, password)| Credentials::new(user, password.expose_secret().to_owned()));
         Ok(Smtp {
             host: config.host.clone(),
             port: config.port,
@@ -117,7 +119,9 @@ impl Smtp {
         if let Some(credentials) = &self.credentials {
             let mechanisms = [Mechanism::Plain, Mechanism::Login];
             let proven = connection.auth(&mechanisms, credentials).await;
-            proven.map_err(|error| format!("it does not take [email.smtp] user and password: {}", words(&error)))?;
+            proven.map_err(|error| {
+                format!("it does not take [email.smtp] user and password: {}", words(&error))
+            })?;
         }
         Ok(connection)
     }
@@ -152,7 +156,8 @@ impl Smtp {
             }
         }
         if refused.len() == envelope.to().len() {
-            let all: Vec<String> = refused.iter().map(|one| format!("{}: {}", one.address, one.reply)).collect();
+            let all: Vec<String> =
+                refused.iter().map(|one| format!("{}: {}", one.address, one.reply)).collect();
             return Err(SendError::Refused(format!("every recipient was refused: {}", all.join("; "))));
         }
         let go = connection.command(Data).await.map_err(|error| self.judged(&error))?;
@@ -178,7 +183,9 @@ impl Smtp {
         let said = timeout_at(until, connection.message_iter(pieces)).await;
         let lost = |error: String| {
             if written.load(Ordering::SeqCst) {
-                SendError::Unknown(self.at(&format!("the message was handed over, and no answer came: {error}")))
+                SendError::Unknown(
+                    self.at(&format!("the message was handed over, and no answer came: {error}")),
+                )
             } else {
                 SendError::Later(self.at(&error))
             }
@@ -261,7 +268,8 @@ fn tls(config: &mail_out::Smtp) -> Result<TlsParameters, String> {
     let mut builder = TlsParameters::builder(config.host.clone());
     if let Some(file) = &config.ca_file {
         let shown = file.display();
-        let pem = std::fs::read(file).map_err(|error| format!("email.smtp.ca_file: cannot read {shown}: {error}"))?;
+        let pem = std::fs::read(file)
+            .map_err(|error| format!("email.smtp.ca_file: cannot read {shown}: {error}"))?;
         let certificate = Certificate::from_pem(&pem)
             .map_err(|error| format!("email.smtp.ca_file: {shown} has no PEM certificate: {error}"))?;
         builder = builder.add_root_certificate(certificate);
@@ -280,5 +288,72 @@ fn words(error: &Error) -> String {
         (Some(code), Some(text)) => format!("{code} {text}"),
         (Some(code), None) => code.to_string(),
         (None, _) => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::{TcpListener, TcpSocket};
+
+    /// A server that takes everything up to DATA, reads so many bytes of the message, or all of it, and hangs up.
+    async fn hangs_up(listener: TcpListener, after: Option<usize>) {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (read, mut write) = stream.into_split();
+        let mut read = BufReader::with_capacity(64, read);
+        write.write_all(b"220 test\r\n").await.unwrap();
+        loop {
+            let mut line = String::new();
+            read.read_line(&mut line).await.unwrap();
+            if line.starts_with("DATA") {
+                break;
+            }
+            write.write_all(b"250 OK\r\n").await.unwrap();
+        }
+        write.write_all(b"354 go on\r\n").await.unwrap();
+        match after {
+            Some(bytes) => drop(read.read_exact(&mut vec![0; bytes]).await.unwrap()),
+            None => {
+                let mut line = String::new();
+                while line != ".\r\n" {
+                    line.clear();
+                    read.read_line(&mut line).await.unwrap();
+                }
+            }
+        }
+    }
+
+    async fn sent(after: Option<usize>) -> Result<Value, SendError> {
+        // A small window: what the server does not read stays with the client, whose writing then waits.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let config = mail_out::Smtp {
+            host: "127.0.0.1".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+            security: Security::None,
+            user: None,
+            password: None,
+            ca_file: None,
+            timeout_s: 20,
+            max_connections: 1,
+        };
+        let smtp = Smtp::new(&config, "desk@example.org".parse().unwrap(), "test", None).unwrap();
+        let body = "A line of a mail that is far larger than what fits between the two.\n".repeat(120_000);
+        let content = json!({"to": ["ann@example.com"], "subject": "s", "body": body});
+        let server = tokio::spawn(hangs_up(listener, after));
+        let sent = smtp.send(&Outbound { delivery_id: "dlv_1", content: &content }).await;
+        server.await.unwrap();
+        sent
+    }
+
+    #[tokio::test]
+    async fn a_message_that_was_cut_off_was_not_sent_and_one_without_an_answer_may_have_been() {
+        let cut = sent(Some(1000)).await;
+        assert!(matches!(cut, Err(SendError::Later(_))), "{cut:?}");
+        let silent = sent(None).await;
+        assert!(matches!(silent, Err(SendError::Unknown(_))), "{silent:?}");
     }
 }
