@@ -23,7 +23,9 @@ impl Office {
             }
             let messages = body["messages"].as_array().unwrap();
             let last = messages.iter().rev().find(|message| message["role"] == "user").unwrap();
-            let mail = json!({"to": ["ann@example.org"], "subject": last["content"], "body": "As asked."});
+            // What the agent is told of a mail that failed comes after what it is asked.
+            let asked = last["content"].as_str().unwrap().lines().next().unwrap();
+            let mail = json!({"to": ["ann@example.org"], "subject": asked, "body": "As asked."});
             Answer::call("compose_email", mail)
         })
         .await;

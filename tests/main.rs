@@ -25,6 +25,7 @@ mod dev;
 mod diff;
 mod drain;
 mod email_in;
+mod email_out;
 mod expiry;
 mod fork;
 mod heal;

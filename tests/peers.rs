@@ -2,6 +2,7 @@
 //!
 //! `make test-peers` installs it and runs these.
 
+mod email_out;
 mod legacy_chat;
 mod mail;
 

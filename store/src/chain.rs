@@ -44,7 +44,7 @@ impl Store {
 
 /// The conversation with its parents up to the first, and everything that was forked from it. Empty when it does not
 /// exist. A row that a hand bent into a circle ends the walk and does not go round.
-async fn chain(connection: &mut PgConnection, conversation_id: &str) -> Result<Vec<String>> {
+pub(crate) async fn chain(connection: &mut PgConnection, conversation_id: &str) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar!(
         r#"
         with recursive up as (

@@ -4,6 +4,7 @@
 //! its key or sent to again under the same key, and where neither is possible it is `uncertain` and shown. Past its
 //! `not_after` it is `expired` and never sent late. Whatever the end, the journal has one entry for it.
 
+use crate::bounce;
 use crate::error::bounded;
 use crate::queue::Lease;
 use crate::run::{Wakes, journal};
@@ -271,7 +272,7 @@ impl Store {
         let changed = sqlx::query!(
             "update deliveries
             set status = $3, receipt = $4::text::json, last_error = coalesce($5, last_error),
-                settled_at = clock_timestamp()
+                settled_at = clock_timestamp(), untold = $3 = 'failed' and channel = 'email'
             where delivery_id = $1 and lease = $2 and status in ('queued', 'sending')",
             claimed.delivery_id,
             lease.token,
@@ -285,17 +286,20 @@ impl Store {
             // An earlier try of this went through, and only its answer was lost.
             return Ok(true);
         }
-        let (delivery_id, channel) = (claimed.delivery_id.clone(), channel.to_owned());
+        let (delivery_id, channel_name) = (claimed.delivery_id.clone(), channel.to_owned());
         let (dedupe, event) = match reason {
-            None => (format!("sent/{delivery_id}"), Event::GenSent { delivery_id, channel }),
+            None => (format!("sent/{delivery_id}"), Event::GenSent { delivery_id, channel: channel_name }),
             Some(reason) => {
                 let status = status.to_owned();
                 // An operator may have it tried again after such an end, and then it may have another one.
                 let dedupe = format!("unsent/{delivery_id}/{}/{status}", claimed.attempt);
-                (dedupe, Event::DeliveryFailed { delivery_id, channel, status, reason })
+                (dedupe, Event::DeliveryFailed { delivery_id, channel: channel_name, status, reason })
             }
         };
         journal(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+        if let Settled::Sent { receipt } = settled {
+            bounce::note_refused(&mut tx, claimed, channel, receipt).await?;
+        }
         tx.commit().await?;
         Ok(true)
     }

@@ -18,6 +18,8 @@
 //! | run a tool at most once | [`ledger`] |
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued | [`delivery`] |
+//! | note what was sent and did not arrive, and tell the agent | [`bounce`] |
+//! | see what a conversation did so far | [`history`] |
 //! | hand out work | [`queue`] |
 //! | know whether it takes writes | [`readiness`] |
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
@@ -30,6 +32,7 @@
 //! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
 //! decide a race.
 
+pub mod bounce;
 pub mod chain;
 pub mod context;
 pub mod create;
@@ -43,6 +46,7 @@ pub mod failpoint;
 pub mod fork;
 pub mod generation;
 pub mod heal;
+pub mod history;
 pub mod hydrate;
 pub mod import;
 pub mod journal;

@@ -19,7 +19,7 @@ pub struct Standing {
     pub pending_messages: i64,
     /// Ledger rows that have not settled, and those of which nobody knows whether they took effect.
     pub open_calls: Vec<OpenCall>,
-    /// Outgoing messages that were not sent for certain.
+    /// Outgoing messages that were not sent for certain, or did not reach everybody.
     pub unsent: Vec<DeliveryView>,
     /// Seconds since the newest journal entry.
     pub quiet_s: Option<f64>,
@@ -145,8 +145,8 @@ impl Store {
         .await?;
         let unsent = sqlx::query_as!(
             DeliveryView,
-            "select delivery_id, channel, status, attempt, last_error, receipt from deliveries
-            where session_id = $1 and status <> 'sent'
+            "select delivery_id, channel, status, attempt, last_error, receipt, undelivered from deliveries
+            where session_id = $1 and (status <> 'sent' or undelivered <> '[]')
             order by ordinal
             limit 50",
             session_id

@@ -3,6 +3,7 @@
 //! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
 //! agent. Looked up first, a duplicate gets the first answer and changes nothing.
 
+use crate::bounce;
 use crate::create::find_or_create;
 use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Locked, Opened, Wakes};
@@ -392,6 +393,9 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
     let dedupe = format!("message/{client_key}");
     let event = Event::MessageReceived { inbox_id };
     run::journal(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event]).await?;
+    if let Some(news) = bounce::news(&mut *tx, &session.conversation_id).await? {
+        bring_along(&mut *tx, &session.session_id, &run_id, outcome, &news).await?;
+    }
     match outcome {
         // The commit that closes the ending run opens the next one.
         Delivered::NewRun if ending => {}
@@ -408,6 +412,36 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
         }
     }
     Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
+}
+
+/// Puts what the agent is to be told beside a message that has just been taken: after it, so that the message is what opens
+/// the run, or answers the question.
+async fn bring_along(
+    tx: &mut PgConnection,
+    session_id: &str,
+    run_id: &str,
+    outcome: Delivered,
+    news: &str,
+) -> Result<()> {
+    use sha2::Digest;
+    let client_key = new_id("news");
+    let inbox_id = sqlx::query_scalar!(
+        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome, sender)
+        values ($1, $2, $3, $4, $5, $6, $7)
+        returning inbox_id",
+        session_id,
+        client_key,
+        news,
+        hex::encode(sha2::Sha256::digest(news.as_bytes())),
+        run_id,
+        outcome.as_str(),
+        bounce::TELLER
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    let dedupe = format!("message/{client_key}");
+    let event = Event::MessageReceived { inbox_id };
+    run::journal(tx, session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
 }
 
 /// Keeps the files of a message as blobs, and gives what points at them.

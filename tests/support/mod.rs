@@ -12,6 +12,7 @@ pub mod proxy;
 pub mod raw;
 pub mod redis;
 pub mod server;
+pub mod smtp;
 pub mod wire;
 pub mod wire_rules;
 pub mod world;
@@ -22,6 +23,7 @@ pub use model::{Answer, ModelServer};
 pub use process::{Options, Process};
 pub use program::Program;
 pub use server::Server;
+pub use smtp::SmtpServer;
 pub use world::World;
 
 use std::future::Future;

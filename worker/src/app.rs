@@ -129,7 +129,8 @@ impl App {
                 && !channels.contains_key("email")
             {
                 let text = format!(
-                    "agents.{name}.tools has compose_email, but nothing sends mail: set email.maildir (WAKEFUL_EMAIL__MAILDIR)"
+                    "agents.{name}.tools has compose_email, but nothing sends mail: set [email.smtp], or email.maildir \
+                     (WAKEFUL_EMAIL__MAILDIR)"
                 );
                 return Err(cli::Usage(text).into());
             }
@@ -162,7 +163,8 @@ impl App {
     }
 }
 
-fn host_name() -> String {
+/// The name of this machine.
+pub(crate) fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
     if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }

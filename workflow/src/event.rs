@@ -87,6 +87,18 @@ pub enum Event {
     /// A delivery ended in another way: it failed, expired, or nobody knows whether it was sent (`uncertain`).
     #[serde(rename = "DELIVERY_FAILED")]
     DeliveryFailed { delivery_id: String, channel: String, status: String, reason: String },
+    /// A delivery that was sent did not reach one of its recipients, who was refused beside others while it was sent, or
+    /// from whom it came back (`how`: `refused`, `bounced`).
+    #[serde(rename = "DELIVERY_BOUNCED")]
+    DeliveryBounced {
+        delivery_id: String,
+        channel: String,
+        recipient: String,
+        how: String,
+        /// As the server numbers it: `5.1.1`, or `550`.
+        status: String,
+        reason: String,
+    },
     #[serde(rename = "TOOL_INVOKED")]
     ToolInvoked { call_id: CallId, name: String, message_number: i64 },
     #[serde(rename = "TOOL_RESULT")]

@@ -1,6 +1,6 @@
 //! The pages: rows that no longer change, by key, up to the cut, about a megabyte at a time.
 
-use super::snapshot::{json, object, time, word};
+use super::snapshot::{json, listed, object, time, word};
 use super::{Export, PAGE_BYTES, PAGE_ROWS, Stage};
 use crate::hydrate::from_text;
 use crate::{Error, Result};
@@ -294,14 +294,14 @@ impl Export {
             r#"
             select ordinal as "ordinal!", delivery_id as "delivery_id!", channel as "channel!",
                 source_key as "source_key!", content as "content!", status as "status!", attempt as "attempt!",
-                not_after, receipt, last_error, resolution, created_at as "created_at!", settled_at,
-                weight as "weight!"
+                not_after, receipt, last_error, resolution, undelivered as "undelivered!",
+                created_at as "created_at!", settled_at, weight as "weight!"
             from (
                 select sent.*, row_number() over page as place, sum(weight) over page as weighed
                 from (
                     select ordinal, delivery_id, channel, source_key, content::text as content, status, attempt,
-                        not_after, receipt::text as receipt, last_error, resolution, created_at, settled_at,
-                        octet_length(content::text) as weight
+                        not_after, receipt::text as receipt, last_error, resolution, undelivered, created_at,
+                        settled_at, octet_length(content::text) as weight
                     from deliveries
                     where session_id = $1
                         and ordinal > $2
@@ -335,6 +335,7 @@ impl Export {
                 not_after: row.not_after.map(time),
                 receipt: json("receipt", row.receipt)?,
                 last_error: row.last_error,
+                undelivered: listed(row.undelivered)?,
                 resolution: row.resolution,
                 created_at: time(row.created_at),
                 settled_at: row.settled_at.map(time),

@@ -327,7 +327,7 @@ async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spoo
     let mut rows = sqlx::query!(
         r#"
         select ordinal, delivery_id, channel, source_key, content::text as "content!", status, attempt, not_after,
-            receipt::text as receipt, last_error, resolution, created_at, settled_at
+            receipt::text as receipt, last_error, resolution, undelivered, created_at, settled_at
         from deliveries
         where session_id = $1 and status not in ('sent', 'failed', 'expired')
         order by ordinal
@@ -347,6 +347,7 @@ async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spoo
             not_after: row.not_after.map(time),
             receipt: json("receipt", row.receipt)?,
             last_error: row.last_error,
+            undelivered: listed(row.undelivered)?,
             resolution: row.resolution,
             created_at: time(row.created_at),
             settled_at: row.settled_at.map(time),
@@ -396,6 +397,13 @@ pub(super) fn word<T: DeserializeOwned>(what: &'static str, word: String) -> Res
 /// A `json` column, which is read as the text that was stored.
 pub(super) fn json<T: DeserializeOwned>(what: &'static str, text: Option<String>) -> Result<Option<T>> {
     text.map(|text| crate::hydrate::from_text(what, &text)).transpose()
+}
+
+pub(super) fn listed(value: Value) -> Result<Vec<Value>> {
+    match value {
+        Value::Array(items) => Ok(items),
+        other => Err(Error::corrupt("undelivered", format!("not a list: {other}"))),
+    }
 }
 
 pub(super) fn object(what: &'static str, value: Value) -> Result<Map<String, Value>> {

@@ -233,15 +233,15 @@ impl Writer {
         sqlx::query!(
             "insert into deliveries
                 (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content, status,
-                 attempt, not_after, receipt, last_error, resolution, created_at, settled_at)
+                 attempt, not_after, receipt, last_error, resolution, undelivered, created_at, settled_at)
             select delivery_id, $2, $3, channel, nextval('delivery_ordinals'), $1, source_key, content, status, attempt,
-                not_after, receipt, last_error, resolution, created_at, settled_at
+                not_after, receipt, last_error, resolution, coalesce(undelivered, '[]'), created_at, settled_at
             from (
                 select *
                 from json_to_recordset($4::text::json) as row (
                     place bigint, delivery_id text, channel text, source_key text, content json, status text,
                     attempt integer, not_after timestamptz, receipt json, last_error text, resolution jsonb,
-                    created_at timestamptz, settled_at timestamptz)
+                    undelivered jsonb, created_at timestamptz, settled_at timestamptz)
                 order by place
             ) placed",
             self.session_id,

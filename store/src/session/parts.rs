@@ -74,6 +74,8 @@ pub struct DeliveryView {
     pub attempt: i32,
     pub last_error: Option<String>,
     pub receipt: Option<Value>,
+    /// Whom it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
+    pub undelivered: Value,
 }
 
 impl Store {
@@ -258,7 +260,7 @@ impl Store {
     pub async fn deliveries(&self, session_id: &str) -> Result<Vec<DeliveryView>> {
         Ok(sqlx::query_as!(
             DeliveryView,
-            r#"select delivery_id, channel, status, attempt, last_error, receipt from deliveries
+            r#"select delivery_id, channel, status, attempt, last_error, receipt, undelivered from deliveries
             where session_id = $1
             order by ordinal
             limit 1000"#,

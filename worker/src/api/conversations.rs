@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_store::history;
 use wakeful_store::wake::NewSession;
 
 #[derive(Debug, Deserialize)]
@@ -35,6 +36,30 @@ pub(super) async fn sessions(
     let items = ctx.store.chain(&conversation_id, query.cursor.as_deref(), limit).await?;
     let next = next_page(&items, limit, |last| json!(last.session_id));
     page(&items, next)
+}
+
+/// What a conversation and those around it did so far, newest first, with sums over all of it. 404 for a conversation that
+/// does not exist.
+pub(super) async fn history(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    query: Result<Query<ChainQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    check_text("cursor", query.cursor.as_deref(), 512)?;
+    if let Some(cursor) = &query.cursor
+        && history::parse(cursor).is_none()
+    {
+        return Err(Problem::bad_request(
+            "cursor is none of this list's: give the `next` of the page before",
+        ));
+    }
+    let conversation_id = stored_conversation_id(&id)?;
+    let limit = limit(query.limit);
+    let items = ctx.store.history(&conversation_id, query.cursor.as_deref(), limit).await?;
+    let next = next_page(&items, limit, |last| json!(last.cursor));
+    let totals = ctx.store.history_totals(&conversation_id).await?;
+    Ok(Json(json!({"items": items, "next": next, "totals": totals})))
 }
 
 #[derive(Debug, Default, Deserialize)]

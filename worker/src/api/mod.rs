@@ -61,6 +61,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/stream", get(stream::stream))
         .route("/sessions/import", post(bundle::import))
         .route("/conversations/{id}/sessions", get(conversations::sessions))
+        .route("/conversations/{id}/history", get(conversations::history))
         .route("/conversations/{id}/new", post(conversations::begin_anew))
         .merge(channel::guarded())
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))

@@ -187,13 +187,13 @@ fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::
     {
         agent.tools = Some(app.registry()?.names().map(str::to_owned).collect());
     }
-    if config.email.maildir.is_none() {
+    if config.email.maildir.is_none() && config.email.smtp.is_none() {
         // Whatever it says to whomever, it stays in a folder of this machine.
         for agent in config.agents.values_mut() {
             agent.recipients.get_or_insert_with(|| vec!["*".to_owned()]);
         }
+        config.email.maildir = Some(home.mail());
     }
-    config.email.maildir.get_or_insert_with(|| home.mail());
     config.workspace.dir.get_or_insert_with(|| home.workspaces());
     let Queue { lease_s, heartbeat_s, .. } = config.queue;
     if (lease_s, heartbeat_s) == (30, 10) {

@@ -1,5 +1,6 @@
 //! The command line: one file a noun. stdout is data, stderr is progress and logs.
 
+mod conversation;
 mod demo;
 mod dev;
 mod doctor;
@@ -78,6 +79,8 @@ enum Command {
     Doctor(doctor::Args),
     /// List, show and steer sessions.
     Session(session::Args),
+    /// Show what a conversation did: its sessions, its mails, its tools, its replies.
+    Conversation(conversation::Args),
     /// Run a session again, or a folder of exported ones, and lay it beside what was. Nothing is sent and nothing written,
     /// unless --tools live says so. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
@@ -140,6 +143,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Migrate(args) => migrate::run(config, args).await,
             Command::Doctor(args) => doctor::run(app, config, args).await,
             Command::Session(args) => session::run(&app, config, args).await,
+            Command::Conversation(args) => conversation::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Queue(args) => queue::run(config, args).await,

@@ -1,5 +1,6 @@
 //! `[email]`.
 
+use super::mail_out::{self, Dkim, Smtp};
 use super::mailboxes::{self, Incoming};
 use super::read::Section;
 use std::path::PathBuf;
@@ -11,19 +12,35 @@ pub struct Email {
     pub from: Option<String>,
     /// Mail that was not sent by this age is never sent. `None`: it never grows too old.
     pub max_age_s: Option<u64>,
+    /// `[email.smtp]`.
+    pub smtp: Option<Smtp>,
+    /// `[email.dkim]`.
+    pub dkim: Option<Dkim>,
     pub incoming: Incoming,
 }
 
 /// Reads it.
 pub(super) fn read(mut section: Section<'_>) -> Email {
+    let smtp_at = section.origin("smtp");
     let email = Email {
         maildir: section.path("maildir"),
         from: section.text("from", "must be a mail address, such as agent@example.org", |text| {
             text.parse::<lettre::message::Mailbox>().is_ok().then(|| text.to_owned())
         }),
         max_age_s: section.number("max_age_s", 1..=31_536_000).map(i64::unsigned_abs),
+        smtp: mail_out::smtp(&mut section),
+        dkim: mail_out::dkim(&mut section),
         incoming: mailboxes::read(&mut section),
     };
+    if let (Some(at), Some(_)) = (smtp_at, &email.smtp) {
+        if email.maildir.is_some() {
+            let text = "email.maildir and email.smtp are both set, and mail goes one way only: remove one";
+            section.problem(at.clone(), text.to_owned());
+        }
+        if email.from.is_none() {
+            section.problem(at, "email.smtp needs email.from, the address that mail is sent from".to_owned());
+        }
+    }
     section.finish();
     email
 }

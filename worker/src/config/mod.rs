@@ -21,6 +21,7 @@ pub mod chat;
 pub mod cron;
 pub mod email;
 pub mod herald;
+pub mod mail_out;
 pub mod mailboxes;
 pub mod messenger;
 mod price;

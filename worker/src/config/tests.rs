@@ -48,6 +48,7 @@ fn the_example_loads_and_shows_the_defaults() {
     };
     assert_eq!(debug(&shown), debug(&default));
     assert_eq!(shown.scripted, default.scripted);
+    assert_eq!(format!("{:?}", shown.email), format!("{:?}", default.email));
     assert_eq!(shown.workspace, default.workspace);
     let agent = |mut config: Config| {
         config.fallback_model = Some("scripted/demo".to_owned());
@@ -140,7 +141,7 @@ fn a_key_that_resembles_none_is_told_which_there_are() {
     assert_eq!(
         lines("[email]\nzzz = 1", &[]),
         [
-            "etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from, max_age_s, raw_secrets, raw_secrets_file, thread_secret, thread_secret_file, lmtp_listen"
+            "etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from, max_age_s, smtp, dkim, raw_secrets, raw_secrets_file, thread_secret, thread_secret_file, lmtp_listen"
         ]
     );
 }

@@ -17,7 +17,7 @@ use wakeful_store::queue::{self, Job, Term};
 const ATTEMPTS: i32 = 10;
 
 /// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
-const SEND: Duration = Duration::from_secs(60);
+pub(crate) const SEND: Duration = Duration::from_secs(60);
 
 /// The longest that a job waits for a receiver that takes no more, whatever this one asks for: then it asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);

@@ -249,7 +249,9 @@ impl Adoption {
     fn dedupe_key(&mut self, key: &str) -> String {
         let mut parts = key.splitn(3, '/');
         match (parts.next(), parts.next(), parts.next()) {
-            (Some(kind @ ("sent" | "unsent" | "resolved")), Some(id), rest) if is_delivery(id) => {
+            (Some(kind @ ("sent" | "unsent" | "resolved" | "refused" | "bounced")), Some(id), rest)
+                if is_delivery(id) =>
+            {
                 let id = self.id("dlv", id);
                 rest.map_or_else(|| format!("{kind}/{id}"), |rest| format!("{kind}/{id}/{rest}"))
             }

@@ -361,6 +361,9 @@ pub struct DeliveryRow {
     pub receipt: Option<Value>,
     pub last_error: Option<String>,
     pub resolution: Option<Value>,
+    /// Whom it did not reach: `[{"recipient", "how", "status", "reason"}]`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub undelivered: Vec<Value>,
     pub created_at: String,
     pub settled_at: Option<String>,
 }

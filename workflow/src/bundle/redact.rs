@@ -38,6 +38,7 @@ pub fn redact(line: Line, renamed: &Renamed) -> Line {
             row.receipt = row.receipt.map(value);
             row.resolution = row.resolution.map(resolution);
             row.last_error = row.last_error.map(|error| reason(&error));
+            row.undelivered = row.undelivered.into_iter().map(missed).collect();
             Line::Delivery(row)
         }
         Line::Inbox(mut row) => {
@@ -139,6 +140,11 @@ fn event(mut row: EventRow, renamed: &Renamed) -> EventRow {
         }
     }
     match row.kind.as_str() {
+        "DELIVERY_BOUNCED" => {
+            if let Some(Value::String(recipient)) = payload.get_mut("recipient") {
+                *recipient = text(recipient);
+            }
+        }
         "context_update" => {
             if let Some(Value::String(key)) = payload.get_mut("key") {
                 *key = state_key(key);
@@ -185,6 +191,20 @@ fn resolution(decision: Value) -> Value {
     match decision {
         Value::Object(fields) => {
             let kept = |key: &str| key == "outcome" || key == "run_id";
+            fields
+                .into_iter()
+                .map(|(key, of)| if kept(&key) { (key, of) } else { (key, value(of)) })
+                .collect()
+        }
+        other => value(other),
+    }
+}
+
+/// Whom a delivery did not reach: how and by which number stays.
+fn missed(of: Value) -> Value {
+    match of {
+        Value::Object(fields) => {
+            let kept = |key: &str| key == "how" || key == "status";
             fields
                 .into_iter()
                 .map(|(key, of)| if kept(&key) { (key, of) } else { (key, value(of)) })

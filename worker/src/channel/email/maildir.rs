@@ -1,9 +1,9 @@
 //! Outgoing mail into a Maildir: what `wakeful dev` sends to, and what a person can open with any mail reader.
 
+use super::compose::compose;
 use crate::channel::{Channel, Found, Outbound, SendError};
 use async_trait::async_trait;
-use lettre::Message;
-use lettre::message::{Mailbox, header::ContentType};
+use lettre::message::Mailbox;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ impl Channel for Maildir {
     }
 
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError> {
-        let bytes = compose(&self.from, message)?.formatted();
+        let bytes = compose(Some(&self.from), message)?.bytes;
         let (dir, name) = (self.dir.clone(), message.delivery_id.to_owned());
         let written = tokio::task::spawn_blocking(move || write(&dir, &name, &bytes))
             .await
@@ -56,36 +56,6 @@ impl Channel for Maildir {
         let path = path.map_err(|error| SendError::Later(format!("the Maildir cannot be read: {error}")))?;
         Ok(path.map_or(Found::Unknown, |path| Found::Sent { receipt: json!({ "maildir": path }) }))
     }
-}
-
-/// The message, with a Message-ID made of the delivery's id: the same in every attempt.
-fn compose(from: &Mailbox, message: &Outbound<'_>) -> Result<Message, SendError> {
-    let content = message.content;
-    let refused = |error: String| SendError::Refused(format!("the message cannot be composed: {error}"));
-    let mut builder = Message::builder()
-        .from(from.clone())
-        .subject(content["subject"].as_str().unwrap_or_default())
-        .message_id(Some(format!("<{}@{}>", message.delivery_id, from.email.domain())))
-        .header(ContentType::TEXT_PLAIN);
-    for to in addresses(&content["to"]).map_err(refused)? {
-        builder = builder.to(to);
-    }
-    for cc in addresses(&content["cc"]).map_err(refused)? {
-        builder = builder.cc(cc);
-    }
-    builder
-        .body(content["body"].as_str().unwrap_or_default().to_owned())
-        .map_err(|error| refused(error.to_string()))
-}
-
-fn addresses(list: &Value) -> Result<Vec<Mailbox>, String> {
-    let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
-    list.iter()
-        .map(|one| {
-            let text = one.as_str().unwrap_or_default();
-            text.parse().map_err(|error| format!("{text:?}: {error}"))
-        })
-        .collect()
 }
 
 /// Into `tmp`, then renamed into `new`, as every Maildir is written: a reader never sees half a message.

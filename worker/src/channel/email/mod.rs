@@ -4,11 +4,15 @@ use crate::Ctx;
 use crate::channel::Channel;
 use crate::cli::Usage;
 use crate::config::Config;
+use crate::config::mail_out::Dkim;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use std::sync::Arc;
 
+pub mod bounce;
+pub mod compose;
+pub mod dkim;
 mod html;
 pub mod incoming;
 mod lmtp;
@@ -16,8 +20,12 @@ mod mailbox;
 pub mod maildir;
 mod parse;
 mod raw;
+pub mod smtp;
 
-/// What sends mail, if anything does.
+/// The sender of mail that names none, where the configuration names none either.
+const NOBODY: &str = "Wakeful <wakeful@localhost>";
+
+/// What sends mail, if anything does: one way, which the configuration names.
 pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
     for mailbox in &config.email.incoming.mailboxes {
         if let Some(agent) = &mailbox.agent {
@@ -26,11 +34,43 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
                 .map_err(|error| Usage(format!("email.mailboxes.{}.agent: {error}", mailbox.name)))?;
         }
     }
-    let Some(dir) = &config.email.maildir else { return Ok(Vec::new()) };
-    let from = config.email.from.as_deref().unwrap_or("Wakeful <wakeful@localhost>");
-    let maildir =
-        maildir::Maildir::new(dir.clone(), from).map_err(|error| Usage(format!("email.from: {error}")))?;
-    Ok(vec![Arc::new(maildir)])
+    let mut senders: Vec<Arc<dyn Channel>> = Vec::new();
+    if let Some(dir) = &config.email.maildir {
+        let from = config.email.from.as_deref().unwrap_or(NOBODY);
+        let maildir = maildir::Maildir::new(dir.clone(), from)
+            .map_err(|error| Usage(format!("email.from: {error}")))?;
+        senders.push(Arc::new(maildir));
+    }
+    if let Some(smtp) = smtp_sender(config)? {
+        senders.push(Arc::new(smtp));
+    }
+    if senders.len() > 1 {
+        let text =
+            "[email] names several ways for mail to go out, and it goes one way only: keep maildir or smtp";
+        return Err(Usage(text.to_owned()).into());
+    }
+    Ok(senders)
+}
+
+/// The SMTP server of the configuration.
+///
+/// # Errors
+/// A certificate or a key that cannot be used.
+pub(crate) fn smtp_sender(config: &Config) -> anyhow::Result<Option<smtp::Smtp>> {
+    let Some(server) = &config.email.smtp else { return Ok(None) };
+    let from = config.email.from.as_deref().unwrap_or(NOBODY);
+    let from = from.parse().map_err(|error| Usage(format!("email.from: {error}")))?;
+    let signer = config.email.dkim.as_ref().map(signer).transpose()?;
+    let hello = crate::app::host_name();
+    Ok(Some(smtp::Smtp::new(server, from, &hello, signer).map_err(Usage)?))
+}
+
+fn signer(config: &Dkim) -> Result<dkim::Signer, Usage> {
+    let shown = config.key_file.display();
+    let pem = std::fs::read(&config.key_file)
+        .map_err(|error| Usage(format!("email.dkim.key_file: cannot read {shown}: {error}")))?;
+    dkim::Signer::new(&config.domain, &config.selector, &pem)
+        .map_err(|error| Usage(format!("email.dkim.key_file: {shown}: {error}")))
 }
 
 /// `/v1/triggers/email/…`: mail comes in.

@@ -75,8 +75,10 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
         report.warning("configuration", warning.clone(), "correct or remove it");
     }
     host::check(&app, &config, &mut report);
-    let (server, database) = tokio::join!(system::server(&config), system::database(&config));
+    let (server, database, mail) =
+        tokio::join!(system::server(&config), system::database(&config), system::mail(&config));
     report.checks.extend(server.checks);
+    report.checks.extend(mail.checks);
     report.checks.extend(database.checks);
     finish(&args, &report)
 }

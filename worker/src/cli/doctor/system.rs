@@ -3,6 +3,7 @@
 use super::super::output::span;
 use super::Report;
 use crate::channel::chat::legacy;
+use crate::channel::email;
 use crate::config::Config;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -74,6 +75,35 @@ async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, 
         Err(error) if error.is_connect() => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// The SMTP server, if mail goes out by one: it answers, and takes the user. Nothing is sent.
+pub(super) async fn mail(config: &Config) -> Report {
+    let mut report = Report::default();
+    let Some(smtp) = &config.email.smtp else { return report };
+    let address = format!("{}:{}", smtp.host, smtp.port);
+    let sender = match email::smtp_sender(config) {
+        Ok(Some(sender)) => sender,
+        Ok(None) => return report,
+        Err(error) => {
+            report.problem("mail", format!("{error:#}"), "correct [email.smtp] or [email.dkim]");
+            return report;
+        }
+    };
+    match tokio::time::timeout(PATIENCE, sender.greet()).await {
+        Ok(Ok(())) => report.ok("mail", format!("{address} answers")),
+        Ok(Err(error)) => report.problem(
+            "mail",
+            error,
+            "check [email.smtp] host, port, security, user and password, and whether this host may connect there",
+        ),
+        Err(_) => report.problem(
+            "mail",
+            format!("{address} does not answer within {}", span(PATIENCE.as_secs_f64())),
+            "check [email.smtp] host and port, and the firewall between: many networks close port 25",
+        ),
+    }
+    report
 }
 
 /// The database, and what it knows of the rest.

@@ -9,7 +9,7 @@ mod new;
 mod progress;
 mod recover;
 mod resolve;
-mod show;
+pub(in crate::cli) mod show;
 mod tail;
 mod tree;
 mod verify;
@@ -210,7 +210,7 @@ async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::
     Ok(Exit::Ok)
 }
 
-fn list_table(sessions: &[SessionSummary]) -> Table {
+pub(super) fn list_table(sessions: &[SessionSummary]) -> Table {
     let mut table = Table::new(&[
         Column::fixed("SESSION"),
         Column::fixed("STATUS"),

@@ -304,7 +304,9 @@ fn deliveries(deliveries: &[DeliveryView]) -> Table {
     ]);
     for delivery in deliveries {
         let receipt = delivery.receipt.as_ref().map(Value::to_string);
-        let note = delivery.last_error.as_deref().or(receipt.as_deref()).unwrap_or_default();
+        let missed = missed(&delivery.undelivered);
+        let note =
+            missed.as_deref().or(delivery.last_error.as_deref()).or(receipt.as_deref()).unwrap_or_default();
         table.row([
             delivery.channel.as_str().into(),
             Cell::status(&delivery.status),
@@ -314,6 +316,15 @@ fn deliveries(deliveries: &[DeliveryView]) -> Table {
         ]);
     }
     table
+}
+
+/// `bob@example.org bounced (5.1.1), …`: whom a message that was sent did not reach.
+pub(in crate::cli) fn missed(undelivered: &Value) -> Option<String> {
+    let missed = undelivered.as_array().filter(|missed| !missed.is_empty())?;
+    let word = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
+    let one =
+        |one: &Value| format!("{} {} ({})", word(one, "recipient"), word(one, "how"), word(one, "reason"));
+    Some(missed.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
 fn state(state: &Value) -> Table {

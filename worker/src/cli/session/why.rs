@@ -8,6 +8,8 @@ use serde::Serialize;
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_store::Store;
+use wakeful_store::bounce::{How, Undelivered};
+use wakeful_store::session::DeliveryView;
 use wakeful_store::standing::{JobView, Standing};
 use wakeful_workflow::session::SessionStatus;
 
@@ -340,6 +342,10 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
     let mut findings = Vec::new();
     for delivery in &standing.unsent {
         let id = &delivery.delivery_id;
+        findings.extend(missed(delivery));
+        if delivery.status == "sent" {
+            continue;
+        }
         let error = delivery.last_error.as_deref().map(|error| format!(": {}", error.trim_end_matches('.')));
         let error = error.unwrap_or_default();
         let job = standing.jobs.iter().find(|job| job.channel.as_deref() == Some(delivery.channel.as_str()));
@@ -376,6 +382,29 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
         findings.push(Finding { why, remedy });
     }
     findings
+}
+
+/// Whom a message that was sent did not reach.
+fn missed(delivery: &DeliveryView) -> impl Iterator<Item = Finding> {
+    let missed: Vec<Undelivered> = serde_json::from_value(delivery.undelivered.clone()).unwrap_or_default();
+    missed.into_iter().map(|one| {
+        let how = match one.how {
+            How::Refused => "was refused by the server that it was handed to",
+            How::Bounced => "came back",
+        };
+        Finding {
+            why: format!(
+                "A message by {} ({}) did not reach {}: it {how} ({}: {}). The agent is told with the conversation's next \
+                 message.",
+                delivery.channel,
+                delivery.delivery_id,
+                one.recipient,
+                one.status,
+                one.reason.trim_end_matches('.')
+            ),
+            remedy: Some("Correct the address, then send it by hand or ask the agent to.".to_owned()),
+        }
+    })
 }
 
 /// The rows behind the sentences.

@@ -223,6 +223,7 @@ fn delivery(status: &str) -> DeliveryView {
         status: status.into(),
         attempt: 1,
         last_error: Some("mailbox full".into()),
+        undelivered: serde_json::json!([]),
         receipt: None,
     }
 }

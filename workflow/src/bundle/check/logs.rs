@@ -165,7 +165,9 @@ impl Logs {
             }
             Event::CompactionFailed { .. } => self.failures += 1,
             Event::ToolFailedUncertain { call_id, .. } => call(call_id.as_str(), &self.asked)?,
-            Event::GenSent { delivery_id, .. } | Event::DeliveryFailed { delivery_id, .. } => {
+            Event::GenSent { delivery_id, .. }
+            | Event::DeliveryFailed { delivery_id, .. }
+            | Event::DeliveryBounced { delivery_id, .. } => {
                 self.wanted_deliveries.insert(key(delivery_id));
             }
             Event::EffectResolved { effect, .. } => {

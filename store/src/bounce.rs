@@ -1,0 +1,309 @@
+//! Mail that was sent and did not arrive: noted at the delivery once for each recipient, journalled, and told to the agent
+//! with the next message of the conversation.
+//!
+//! Nothing here wakes a session. A bounce is news about what was done, and a machine's mail that began a run could keep an
+//! agent busy with other machines.
+
+use crate::delivery::Claimed;
+use crate::error::bounded;
+use crate::run::{Wakes, journal};
+use crate::{Result, Store};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use wakeful_workflow::event::Event;
+
+/// Who speaks where the agent is told of it. No trigger names people so.
+pub const TELLER: &str = "wakeful";
+
+/// How much of what a strange server said is kept: it is shown to the model.
+const REASON_CHARS: usize = 200;
+
+/// Most deliveries that one message brings news of; the next message brings the rest.
+const TOLD_AT_ONCE: i64 = 20;
+
+/// How a recipient was missed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// While sending, beside others who were accepted.
+    Refused,
+    /// Afterwards: the mail came back.
+    Bounced,
+}
+
+impl How {
+    fn as_str(self) -> &'static str {
+        match self {
+            How::Refused => "refused",
+            How::Bounced => "bounced",
+        }
+    }
+}
+
+/// One recipient whom a delivery did not reach.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Undelivered {
+    pub recipient: String,
+    pub how: How,
+    /// The enhanced status (`5.1.1`), or what there is in its place.
+    pub status: String,
+    /// The server's own words, on one line and bounded.
+    pub reason: String,
+}
+
+/// What a notice of a bounce did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Noted {
+    New {
+        session_id: String,
+    },
+    /// The same recipient's bounce was noted before.
+    Known,
+    /// No mail of ours to that recipient went out: nothing was written.
+    NotOurs,
+}
+
+impl Store {
+    /// Notes that a mail which was sent did not reach `recipient`. Once for each recipient, however often it is told; of a
+    /// delivery that was never begun, or was not to that recipient, nothing is noted: anybody can write a bounce.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`], [`crate::Error::Corrupt`].
+    pub async fn note_bounce(
+        &self,
+        delivery_id: &str,
+        recipient: &str,
+        status: &str,
+        reason: &str,
+    ) -> Result<Noted> {
+        let noted = self.try_note_bounce(delivery_id, recipient, status, reason).await;
+        self.noted(noted)
+    }
+
+    async fn try_note_bounce(
+        &self,
+        delivery_id: &str,
+        recipient: &str,
+        status: &str,
+        reason: &str,
+    ) -> Result<Noted> {
+        let mut tx = self.pool.begin().await?;
+        let delivery = sqlx::query!(
+            r#"select session_id, channel, content::text as "content!" from deliveries where delivery_id = $1"#,
+            delivery_id
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
+        let Some(delivery) = delivery else { return Ok(Noted::NotOurs) };
+        let content: Value = crate::hydrate::from_text("delivery", &delivery.content)?;
+        let Some(recipient) = addressee(&content, recipient) else { return Ok(Noted::NotOurs) };
+        // In the order of every settlement: the session, then its delivery.
+        sqlx::query!(
+            "select session_id from conversation_sessions where session_id = $1 for update",
+            delivery.session_id
+        )
+        .fetch_optional(&mut *tx)
+        .await?;
+        let row = sqlx::query!(
+            "select status, undelivered from deliveries where delivery_id = $1 for update",
+            delivery_id
+        )
+        .fetch_one(&mut *tx)
+        .await?;
+        // `sending` too: a bounce may be quicker than our own commit, and shows that it went out.
+        if !matches!(row.status.as_str(), "sent" | "sending" | "uncertain") {
+            return Ok(Noted::NotOurs);
+        }
+        let before: Vec<Undelivered> = read(row.undelivered)?;
+        if before.iter().any(|one| one.how == How::Bounced && one.recipient == recipient) {
+            return Ok(Noted::Known);
+        }
+        let missed = Undelivered {
+            recipient,
+            how: How::Bounced,
+            status: line(status, 20),
+            reason: line(reason, REASON_CHARS),
+        };
+        note(&mut tx, &delivery.session_id, delivery_id, &delivery.channel, &[missed]).await?;
+        tx.commit().await?;
+        Ok(Noted::New { session_id: delivery.session_id })
+    }
+}
+
+/// Notes whom the server refused of a delivery that others got, as its receipt says: `refused: [{address, reply}]`.
+pub(crate) async fn note_refused(
+    tx: &mut PgConnection,
+    claimed: &Claimed,
+    channel: &str,
+    receipt: &Value,
+) -> Result<()> {
+    let refused = receipt["refused"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let missed: Vec<Undelivered> = refused
+        .iter()
+        .filter_map(|one| {
+            let reply = one["reply"].as_str().unwrap_or_default();
+            let status = reply.split_whitespace().next().unwrap_or_default();
+            Some(Undelivered {
+                recipient: line(one["address"].as_str()?, 320),
+                how: How::Refused,
+                status: line(status, 20),
+                reason: line(reply, REASON_CHARS),
+            })
+        })
+        .collect();
+    if missed.is_empty() {
+        return Ok(());
+    }
+    note(tx, &claimed.session_id, &claimed.delivery_id, channel, &missed).await
+}
+
+/// Writes it down at the delivery, to be told, and in the journal. Wants the session's row locked.
+async fn note(
+    tx: &mut PgConnection,
+    session_id: &str,
+    delivery_id: &str,
+    channel: &str,
+    missed: &[Undelivered],
+) -> Result<()> {
+    let count = sqlx::query_scalar!(
+        r#"update deliveries set undelivered = undelivered || $2::jsonb, untold = true
+        where delivery_id = $1
+        returning jsonb_array_length(undelivered)::bigint as "count!""#,
+        delivery_id,
+        json!(missed)
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    let first = count - missed.len() as i64;
+    for (place, one) in (first..).zip(missed) {
+        let event = Event::DeliveryBounced {
+            delivery_id: delivery_id.to_owned(),
+            channel: channel.to_owned(),
+            recipient: one.recipient.clone(),
+            how: one.how.as_str().to_owned(),
+            status: one.status.clone(),
+            reason: one.reason.clone(),
+        };
+        let dedupe = format!("{}/{delivery_id}/{place}", one.how.as_str());
+        journal(&mut *tx, session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+    }
+    Ok(())
+}
+
+/// What the agent is to be told of the conversation's mail, marked as told by this transaction. `None`: nothing is new.
+pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+    let rows = sqlx::query!(
+        r#"
+        update deliveries set untold = false
+        where delivery_id in (
+            select delivery_id from deliveries
+            where conversation_id = $1 and untold
+            order by ordinal
+            limit $2
+            for update
+        )
+        returning ordinal, delivery_id, content::text as "content!", status, last_error, undelivered
+        "#,
+        conversation_id,
+        TOLD_AT_ONCE
+    )
+    .fetch_all(tx)
+    .await?;
+    let mut told = Vec::new();
+    for row in rows {
+        let content: Value = crate::hydrate::from_text("delivery", &row.content)?;
+        let missed: Vec<Undelivered> = read(row.undelivered)?;
+        let failed = (row.status == "failed").then(|| row.last_error.unwrap_or_default());
+        told.push((row.ordinal, notice(&row.delivery_id, &content, failed.as_deref(), &missed)));
+    }
+    told.sort_unstable();
+    let lines: Vec<String> = told.into_iter().map(|(_, text)| text).collect();
+    Ok((!lines.is_empty()).then(|| lines.join("\n")))
+}
+
+const NOTE: &str = "[A note of the system, not of a person]";
+
+/// One delivery's notice. What a strange server said stands in quotes: it is its word, and no instruction.
+fn notice(delivery_id: &str, content: &Value, failed: Option<&str>, missed: &[Undelivered]) -> String {
+    let subject =
+        content["subject"].as_str().or_else(|| content["to"]["subject"].as_str()).unwrap_or_default();
+    let mail = format!("{NOTE} Your mail {:?} ({delivery_id})", line(subject, 100));
+    if let Some(error) = failed {
+        return format!("{mail} was not sent to anybody: {:?}", line(error, REASON_CHARS));
+    }
+    let mut text = format!("{mail} did not reach everybody:");
+    for one in missed {
+        let how = match one.how {
+            How::Refused => "refused by the mail server",
+            How::Bounced => "came back",
+        };
+        text.push_str(&format!("\n- {}: {how} ({}): {:?}", one.recipient, one.status, one.reason));
+    }
+    text
+}
+
+/// The delivery's recipient whom `recipient` names. Where there is one only, a bounce that names another address is about
+/// that one: it was forwarded.
+fn addressee(content: &Value, recipient: &str) -> Option<String> {
+    let list = |of: &Value| -> Vec<String> {
+        let list = of.as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().filter_map(|one| one.as_str().map(str::to_owned)).collect()
+    };
+    let fields = if content["type"] == "reply" { &content["to"] } else { content };
+    let mut all = list(&fields["to"]);
+    all.extend(list(&fields["cc"]));
+    let named = all.iter().find(|one| plain(one).eq_ignore_ascii_case(plain(recipient)));
+    match (named, all.as_slice()) {
+        (Some(one), _) | (None, [one]) => Some(plain(one).to_lowercase()),
+        (None, _) => None,
+    }
+}
+
+/// The address without a name.
+fn plain(address: &str) -> &str {
+    let address = address.trim();
+    match (address.rfind('<'), address.strip_suffix('>')) {
+        (Some(at), Some(cut)) => cut[at + 1..].trim(),
+        (None | Some(_), _) => address,
+    }
+}
+
+fn line(text: &str, chars: usize) -> String {
+    let text = bounded(text);
+    let words: Vec<&str> = text.split(|c: char| c.is_whitespace() || c.is_control()).collect();
+    words
+        .into_iter()
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+        .chars()
+        .take(chars)
+        .collect()
+}
+
+fn read(undelivered: Value) -> Result<Vec<Undelivered>> {
+    serde_json::from_value(undelivered).map_err(|error| crate::Error::corrupt("undelivered", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bounce_is_about_a_recipient_of_the_mail_or_about_nobody() {
+        let two = json!({"type": "sentEmail", "to": ["Ann@example.com"], "cc": ["Bob <bob@example.com>"]});
+        assert_eq!(addressee(&two, "ann@EXAMPLE.com").as_deref(), Some("ann@example.com"));
+        assert_eq!(addressee(&two, "<bob@example.com>").as_deref(), Some("bob@example.com"));
+        assert_eq!(addressee(&two, "eve@example.com"), None);
+        let one = json!({"type": "reply", "text": "Hi", "to": {"to": ["ann@example.com"]}});
+        assert_eq!(addressee(&one, "forwarded@example.net").as_deref(), Some("ann@example.com"));
+        assert_eq!(addressee(&json!({"type": "reply", "to": {"channel": "C1"}}), "x@y"), None);
+    }
+
+    #[test]
+    fn what_a_server_says_is_one_bounded_line() {
+        assert_eq!(line("550 5.1.1\r\n no \u{0} such  user", 100), "550 5.1.1 no \u{fffd} such user");
+        assert_eq!(line(&"x".repeat(5000), REASON_CHARS).len(), REASON_CHARS);
+    }
+}

@@ -1,0 +1,202 @@
+//! An SMTP server that keeps what it takes, and can be told to refuse, to fall silent and to hang up at any point.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// A mail as it was taken.
+#[derive(Clone, Debug)]
+pub struct Mail {
+    pub from: String,
+    pub to: Vec<String>,
+    /// The message with `\r\n`, dots unstuffed.
+    pub data: String,
+}
+
+impl Mail {
+    /// A header's value, unfolded. It must not be there twice.
+    pub fn header(&self, name: &str) -> Option<String> {
+        let head =
+            self.data.split("\r\n\r\n").next().expect("a head").replace("\r\n ", " ").replace("\r\n\t", " ");
+        let start = format!("{}: ", name.to_ascii_lowercase());
+        let mut found = head
+            .split("\r\n")
+            .filter(|line| line.to_ascii_lowercase().starts_with(&start))
+            .map(|line| line[start.len()..].to_owned());
+        let first = found.next();
+        assert!(found.next().is_none(), "{name} twice: {}", self.data);
+        first
+    }
+
+    pub fn body(&self) -> &str {
+        self.data.split_once("\r\n\r\n").expect("a body").1
+    }
+}
+
+/// A running server on loopback, without TLS.
+pub struct SmtpServer {
+    pub port: u16,
+    shared: Arc<Shared>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+struct Shared {
+    mails: Mutex<Vec<Mail>>,
+    /// By the beginning of a line: what is said to it in place of `250`. `drop` hangs up, `hold` says nothing.
+    manners: Mutex<BTreeMap<String, String>>,
+    /// Every line that came, but those of messages.
+    lines: Mutex<Vec<String>>,
+    /// Lines that were answered with silence.
+    held: watch::Sender<usize>,
+}
+
+impl SmtpServer {
+    pub async fn start() -> SmtpServer {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let shared = Arc::new(Shared {
+            mails: Mutex::default(),
+            manners: Mutex::default(),
+            lines: Mutex::default(),
+            held: watch::channel(0).0,
+        });
+        let of_server = Arc::clone(&shared);
+        let server = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let shared = Arc::clone(&of_server);
+                tokio::spawn(async move { drop(serve(stream, &shared).await) });
+            }
+        });
+        SmtpServer { port, shared, server }
+    }
+
+    /// From now on what begins so (`RCPT TO:<bob@example.org>`, `.`, or `GREETING`, which no client says) is
+    /// answered so: with a reply, `drop` or `hold`.
+    pub fn answers(&self, line: &str, reply: &str) {
+        let mut manners = self.shared.manners.lock().expect("no connection panics");
+        manners.insert(line.to_owned(), reply.to_owned());
+    }
+
+    /// From now on everything is taken.
+    pub fn is_well(&self) {
+        self.shared.manners.lock().expect("no connection panics").clear();
+    }
+
+    pub fn mails(&self) -> Vec<Mail> {
+        self.shared.mails.lock().expect("no connection panics").clone()
+    }
+
+    /// How often a line came that begins so.
+    pub fn heard(&self, line: &str) -> usize {
+        let lines = self.shared.lines.lock().expect("no connection panics");
+        lines.iter().filter(|heard| heard.starts_with(line)).count()
+    }
+
+    /// Waits until a line was answered with silence.
+    pub async fn is_holding(&self) {
+        let mut held = self.shared.held.subscribe();
+        held.wait_for(|held| *held > 0).await.expect("the server runs");
+        self.shared.held.send_replace(0);
+    }
+
+    /// `[email]` and `[email.smtp]` of a process that sends by it.
+    pub fn config(&self) -> String {
+        format!(
+            "[email]\nfrom = \"Desk <desk@example.org>\"\n[email.smtp]\nhost = \"127.0.0.1\"\nport = {}\nsecurity = \"none\"\n\
+             timeout_s = 10\n",
+            self.port
+        )
+    }
+}
+
+impl Drop for SmtpServer {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Shared {
+    fn manner(&self, line: &str) -> Option<String> {
+        let manners = self.manners.lock().expect("no connection panics");
+        manners.iter().find(|(begin, _)| line.starts_with(begin.as_str())).map(|(_, reply)| reply.clone())
+    }
+}
+
+/// What follows a line.
+enum Goes {
+    On,
+    Refused,
+    Away,
+}
+
+async fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut lines = BufReader::new(read).split(b'\n');
+    if let Goes::Away = say(&mut write, shared, "GREETING", "220 test ESMTP").await? {
+        return Ok(());
+    }
+    let mut mail = Mail { from: String::new(), to: Vec::new(), data: String::new() };
+    while let Some(line) = lines.next_segment().await? {
+        let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+        shared.lines.lock().expect("no connection panics").push(line.clone());
+        let word = line.split([' ', ':']).next().unwrap_or_default().to_ascii_uppercase();
+        let usual = match word.as_str() {
+            "EHLO" => "250-test\r\n250-8BITMIME\r\n250 ENHANCEDSTATUSCODES",
+            "DATA" => "354 go on",
+            "QUIT" => "221 bye",
+            _ => "250 2.0.0 OK",
+        };
+        let goes = say(&mut write, shared, &line, usual).await?;
+        match (word.as_str(), goes) {
+            (_, Goes::Away) => return Ok(()),
+            ("MAIL", Goes::On) => {
+                mail = Mail { from: bare(&line), to: Vec::new(), data: String::new() };
+            }
+            ("RCPT", Goes::On) => mail.to.push(bare(&line)),
+            ("DATA", Goes::On) => {
+                while let Some(text) = lines.next_segment().await? {
+                    let text = String::from_utf8_lossy(&text).trim_end_matches('\r').to_owned();
+                    if text == "." {
+                        break;
+                    }
+                    mail.data.push_str(text.strip_prefix('.').unwrap_or(&text));
+                    mail.data.push_str("\r\n");
+                }
+                // Taken is what is not refused, whether the answer arrives or not.
+                let refused = shared.manner(".").is_some_and(|reply| reply.starts_with(['4', '5']));
+                if !refused {
+                    shared.mails.lock().expect("no connection panics").push(mail.clone());
+                }
+                if let Goes::Away = say(&mut write, shared, ".", "250 2.0.0 taken").await? {
+                    return Ok(());
+                }
+            }
+            ("QUIT", _) => return Ok(()),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+async fn say(write: &mut OwnedWriteHalf, shared: &Shared, line: &str, usual: &str) -> std::io::Result<Goes> {
+    let reply = shared.manner(line).unwrap_or_else(|| usual.to_owned());
+    if reply == "drop" {
+        return Ok(Goes::Away);
+    }
+    if reply == "hold" {
+        shared.held.send_modify(|held| *held += 1);
+        // Until the other side is gone.
+        std::future::pending::<()>().await;
+    }
+    write.write_all(format!("{reply}\r\n").as_bytes()).await?;
+    Ok(if reply.starts_with(['4', '5']) { Goes::Refused } else { Goes::On })
+}
+
+/// The address between `<` and `>`.
+fn bare(line: &str) -> String {
+    let from = line.find('<').map_or(0, |at| at + 1);
+    line[from..].split('>').next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,359 @@
+//! Outgoing mail by SMTP: to one server, which takes it from there.
+//!
+//! SMTP knows no keys: a mail that was handed over twice is two mails. So it matters to the byte how far a handing over
+//! came. Until the line with the single dot is written nothing was sent, whatever happens; after it only the server's reply
+//! says what became of it, and without one nobody knows.
+
+use super::compose::compose;
+use super::dkim::Signer;
+use crate::channel::{Channel, Outbound, SendError};
+use crate::config::mail_out::{self, Security};
+use crate::jobs::deliver::SEND;
+use async_trait::async_trait;
+use lettre::address::Envelope;
+use lettre::message::Mailbox;
+use lettre::transport::smtp::Error;
+use lettre::transport::smtp::authentication::{Credentials, Mechanism};
+use lettre::transport::smtp::client::{AsyncSmtpConnection, Certificate, TlsParameters};
+use lettre::transport::smtp::commands::{Data, Mail, Rcpt};
+use lettre::transport::smtp::extension::{ClientId, Extension, MailParameter};
+use lettre::transport::smtp::response::Severity;
+use secrecy::ExposeSecret;
+use serde_json::{Value, json};
+use std::error::Error as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// The end of an attempt is ours to tell, before the deliverer gives up on it: it would have to call it uncertain.
+const SPARE: Duration = Duration::from_secs(2);
+
+/// A server that was told goodbye has no more than this to say.
+const QUIT: Duration = Duration::from_secs(1);
+
+/// How much of a reply is kept for each recipient that was refused.
+const REPLY_CHARS: usize = 200;
+
+/// Hands mail to an SMTP server: a connection for each, at most so many at once.
+pub struct Smtp {
+    host: String,
+    port: u16,
+    security: Security,
+    tls: Option<TlsParameters>,
+    credentials: Option<Credentials>,
+    hello: ClientId,
+    /// For everything before the message itself.
+    patience: Duration,
+    slots: Semaphore,
+    from: Mailbox,
+    signer: Option<Signer>,
+}
+
+impl Smtp {
+    /// A server as configured. `from` is the sender of what names none; `hello` is the name for EHLO, a host's.
+    ///
+    /// # Errors
+    /// In words: a certificate that cannot be read, or TLS that cannot be set up.
+    pub fn new(
+        config: &mail_out::Smtp,
+        from: Mailbox,
+        hello: &str,
+        signer: Option<Signer>,
+    ) -> Result<Smtp, String> {
+        let tls = match config.security {
+            Security::None => None,
+            Security::Starttls | Security::Tls => Some(tls(config)?),
+        };
+        let credentials = config
+            .user
+            .clone()
+            .zip(config.password.as_ref())
+            .map(|(user, password)| Credentials::new(user, password.expose_secret().to_owned()));
+        Ok(Smtp {
+            host: config.host.clone(),
+            port: config.port,
+            security: config.security,
+            tls,
+            credentials,
+            hello: ClientId::Domain(hello.to_owned()),
+            patience: Duration::from_secs(config.timeout_s),
+            slots: Semaphore::new(config.max_connections),
+            from,
+            signer,
+        })
+    }
+
+    /// Connects, secures the connection, and proves who this is. Sends nothing: what `wakeful doctor` asks.
+    ///
+    /// # Errors
+    /// In words, with the server's own where it has any.
+    pub async fn greet(&self) -> Result<(), String> {
+        match timeout(self.patience, self.connect()).await {
+            Ok(Ok(mut connection)) => {
+                let _ = timeout(QUIT, connection.quit()).await;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(self.at(&error)),
+            Err(_) => Err(self.at(&silence(self.patience))),
+        }
+    }
+
+    async fn connect(&self) -> Result<AsyncSmtpConnection, String> {
+        let wrapped = match self.security {
+            Security::Tls => self.tls.clone(),
+            Security::Starttls | Security::None => None,
+        };
+        let address = (self.host.as_str(), self.port);
+        let mut connection =
+            AsyncSmtpConnection::connect_tokio1(address, Some(self.patience), &self.hello, wrapped, None)
+                .await
+                .map_err(|error| words(&error))?;
+        if let (Security::Starttls, Some(tls)) = (self.security, &self.tls) {
+            // Never without it: whoever sits between could have taken the offer out.
+            if !connection.can_starttls() {
+                return Err("it does not offer STARTTLS, and security = \"starttls\" asks for it".to_owned());
+            }
+            connection.starttls(tls.clone(), &self.hello).await.map_err(|error| words(&error))?;
+        }
+        if let Some(credentials) = &self.credentials {
+            let mechanisms = [Mechanism::Plain, Mechanism::Login];
+            let proven = connection.auth(&mechanisms, credentials).await;
+            proven.map_err(|error| {
+                format!("it does not take [email.smtp] user and password: {}", words(&error))
+            })?;
+        }
+        Ok(connection)
+    }
+
+    /// Names sender and recipients, and asks to begin. Gives whom the server refuses while it takes others.
+    async fn address(
+        &self,
+        connection: &mut AsyncSmtpConnection,
+        envelope: &Envelope,
+    ) -> Result<Vec<Refused>, SendError> {
+        let mut options = Vec::new();
+        let ascii = |address: &lettre::Address| AsRef::<str>::as_ref(address).is_ascii();
+        if !envelope.from().is_none_or(ascii) || !envelope.to().iter().all(ascii) {
+            if !connection.server_info().supports_feature(Extension::SmtpUtfEight) {
+                let text = "an address has letters beyond ASCII, and the mail server takes none (SMTPUTF8)";
+                return Err(SendError::Refused(text.to_owned()));
+            }
+            options.push(MailParameter::SmtpUtfEight);
+        }
+        let begun = connection.command(Mail::new(envelope.from().cloned(), options)).await;
+        begun.map_err(|error| self.judged(&error))?;
+        let mut refused = Vec::new();
+        for recipient in envelope.to() {
+            match connection.command(Rcpt::new(recipient.clone(), Vec::new())).await {
+                Ok(_) => {}
+                Err(error) if error.is_permanent() => refused.push(Refused {
+                    address: recipient.to_string(),
+                    reply: words(&error).chars().take(REPLY_CHARS).collect(),
+                }),
+                // One who is refused for now makes the whole wait: sent to the others, it could not be sent again.
+                Err(error) => return Err(self.judged(&error)),
+            }
+        }
+        if refused.len() == envelope.to().len() {
+            let all: Vec<String> =
+                refused.iter().map(|one| format!("{}: {}", one.address, one.reply)).collect();
+            return Err(SendError::Refused(format!("every recipient was refused: {}", all.join("; "))));
+        }
+        let go = connection.command(Data).await.map_err(|error| self.judged(&error))?;
+        if !go.has_code(354) {
+            return Err(SendError::Later(self.at(&format!("it answered DATA with {}", go.code()))));
+        }
+        Ok(refused)
+    }
+
+    /// Writes the message and reads the server's word on it.
+    async fn hand_over(
+        &self,
+        connection: &mut AsyncSmtpConnection,
+        bytes: &[u8],
+        until: Instant,
+    ) -> Result<String, SendError> {
+        let written = AtomicBool::new(false);
+        // What follows the last piece is the dot: once the end is asked for, it may have gone out.
+        let pieces = std::iter::once(bytes).chain(std::iter::from_fn(|| {
+            written.store(true, Ordering::SeqCst);
+            None
+        }));
+        let said = timeout_at(until, connection.message_iter(pieces)).await;
+        let lost = |error: String| {
+            if written.load(Ordering::SeqCst) {
+                SendError::Unknown(
+                    self.at(&format!("the message was handed over, and no answer came: {error}")),
+                )
+            } else {
+                SendError::Later(self.at(&error))
+            }
+        };
+        match said {
+            Ok(Ok(reply)) if reply.code().severity == Severity::PositiveCompletion => {
+                let text: Vec<&str> = reply.message().collect();
+                Ok(format!("{} {}", reply.code(), text.join(" ")).chars().take(REPLY_CHARS).collect())
+            }
+            Ok(Ok(reply)) => Err(lost(format!("it answered {}", reply.code()))),
+            Ok(Err(error)) if error.is_permanent() || error.is_transient() => Err(self.judged(&error)),
+            Ok(Err(error)) => Err(lost(words(&error))),
+            Err(_) => Err(lost("the time for it is over".to_owned())),
+        }
+    }
+
+    /// A failure before the message was handed over, or the server's refusal of it: nothing was sent.
+    fn judged(&self, error: &Error) -> SendError {
+        let text = self.at(&words(error));
+        if error.is_permanent() { SendError::Refused(text) } else { SendError::Later(text) }
+    }
+
+    fn at(&self, text: &str) -> String {
+        format!("mail server {}:{}: {text}", self.host, self.port)
+    }
+}
+
+/// A recipient that the server did not take.
+struct Refused {
+    address: String,
+    reply: String,
+}
+
+#[async_trait]
+impl Channel for Smtp {
+    fn name(&self) -> &str {
+        "email"
+    }
+
+    fn is_idempotent(&self) -> bool {
+        false
+    }
+
+    /// The receipt is `{"smtp": "250 …", "message_id", "refused"?: [{"address", "reply"}]}`.
+    async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError> {
+        let mut mail = compose(Some(&self.from), message)?;
+        if let Some(signer) = self.signer.as_ref().filter(|signer| signer.is_for(&mail.from_domain)) {
+            mail.bytes = signer.sign(mail.bytes).map_err(SendError::Refused)?;
+        }
+        let until = Instant::now() + SEND.saturating_sub(SPARE);
+        let before = async {
+            let slot = self.slots.acquire().await.map_err(|error| SendError::Later(error.to_string()))?;
+            let mut connection = self.connect().await.map_err(|error| SendError::Later(self.at(&error)))?;
+            let refused = match self.address(&mut connection, &mail.envelope).await {
+                Ok(refused) => refused,
+                Err(error) => {
+                    let _ = timeout(QUIT, connection.quit()).await;
+                    return Err(error);
+                }
+            };
+            Ok((slot, connection, refused))
+        };
+        let (_slot, mut connection, refused) = timeout(self.patience, before)
+            .await
+            .unwrap_or_else(|_| Err(SendError::Later(self.at(&silence(self.patience)))))?;
+        let said = self.hand_over(&mut connection, &mail.bytes, until).await?;
+        let _ = timeout(QUIT, connection.quit()).await;
+        let mut receipt =
+            json!({"smtp": said, "message_id": format!("<{}@{}>", message.delivery_id, mail.from_domain)});
+        if !refused.is_empty() {
+            let refused = refused.iter().map(|one| json!({"address": one.address, "reply": one.reply}));
+            receipt["refused"] = refused.collect();
+        }
+        Ok(receipt)
+    }
+}
+
+/// TLS as the rest of the process does it, which trusts what the host trusts and the configured certificate.
+fn tls(config: &mail_out::Smtp) -> Result<TlsParameters, String> {
+    let mut builder = TlsParameters::builder(config.host.clone());
+    if let Some(file) = &config.ca_file {
+        let shown = file.display();
+        let pem = std::fs::read(file)
+            .map_err(|error| format!("email.smtp.ca_file: cannot read {shown}: {error}"))?;
+        let certificate = Certificate::from_pem(&pem)
+            .map_err(|error| format!("email.smtp.ca_file: {shown} has no PEM certificate: {error}"))?;
+        builder = builder.add_root_certificate(certificate);
+    }
+    builder.build().map_err(|error| format!("email.smtp: TLS cannot be set up: {}", words(&error)))
+}
+
+fn silence(patience: Duration) -> String {
+    format!("no answer within {} seconds", patience.as_secs())
+}
+
+/// What the server said, `550 5.1.1 No such user`; else what went wrong.
+fn words(error: &Error) -> String {
+    let source = error.source().map(ToString::to_string);
+    match (error.status(), source) {
+        (Some(code), Some(text)) => format!("{code} {text}"),
+        (Some(code), None) => code.to_string(),
+        (None, _) => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::{TcpListener, TcpSocket};
+
+    /// A server that takes everything up to DATA, reads so many bytes of the message, or all of it, and hangs up.
+    async fn hangs_up(listener: TcpListener, after: Option<usize>) {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (read, mut write) = stream.into_split();
+        let mut read = BufReader::with_capacity(64, read);
+        write.write_all(b"220 test\r\n").await.unwrap();
+        loop {
+            let mut line = String::new();
+            read.read_line(&mut line).await.unwrap();
+            if line.starts_with("DATA") {
+                break;
+            }
+            write.write_all(b"250 OK\r\n").await.unwrap();
+        }
+        write.write_all(b"354 go on\r\n").await.unwrap();
+        match after {
+            Some(bytes) => drop(read.read_exact(&mut vec![0; bytes]).await.unwrap()),
+            None => {
+                let mut line = String::new();
+                while line != ".\r\n" {
+                    line.clear();
+                    read.read_line(&mut line).await.unwrap();
+                }
+            }
+        }
+    }
+
+    async fn sent(after: Option<usize>) -> Result<Value, SendError> {
+        // A small window: what the server does not read stays with the client, whose writing then waits.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let config = mail_out::Smtp {
+            host: "127.0.0.1".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+            security: Security::None,
+            user: None,
+            password: None,
+            ca_file: None,
+            timeout_s: 20,
+            max_connections: 1,
+        };
+        let smtp = Smtp::new(&config, "desk@example.org".parse().unwrap(), "test", None).unwrap();
+        let body = "A line of a mail that is far larger than what fits between the two.\n".repeat(120_000);
+        let content = json!({"to": ["ann@example.com"], "subject": "s", "body": body});
+        let server = tokio::spawn(hangs_up(listener, after));
+        let sent = smtp.send(&Outbound { delivery_id: "dlv_1", content: &content }).await;
+        server.await.unwrap();
+        sent
+    }
+
+    #[tokio::test]
+    async fn a_message_that_was_cut_off_was_not_sent_and_one_without_an_answer_may_have_been() {
+        let cut = sent(Some(1000)).await;
+        assert!(matches!(cut, Err(SendError::Later(_))), "{cut:?}");
+        let silent = sent(None).await;
+        assert!(matches!(silent, Err(SendError::Unknown(_))), "{silent:?}");
+    }
+}

@@ -1,0 +1,148 @@
+//! `wakeful conversation`: what a conversation and those around it did, through the database and without a server.
+
+use super::Exit;
+use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print};
+use super::session::{list_table, show::missed};
+use crate::api::DEFAULT_SPACE;
+use crate::config::Config;
+use serde_json::Value;
+use wakeful_store::Store;
+use wakeful_store::history::{HistoryItem, HistoryTotals};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// List the sessions of a conversation, of those that it was forked from, and of its forks, newest first.
+    Sessions {
+        id: String,
+        /// At most so many.
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+        limit: i64,
+    },
+    /// Show what came in and went out, which tools ran and what was answered, newest first.
+    History {
+        id: String,
+        /// At most so many.
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+        limit: i64,
+    },
+}
+
+pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
+    let store = super::open_store(&config, "wakeful conversation").await?;
+    let output = Output::new(&args.output);
+    let ran = match args.verb {
+        Verb::Sessions { id, limit } => sessions(&store, &output, &id, limit).await,
+        Verb::History { id, limit } => history(&store, &output, &id, limit).await,
+    };
+    store.close().await;
+    super::output::until_reader_goes(ran)
+}
+
+async fn sessions(store: &Store, output: &Output, id: &str, limit: i64) -> anyhow::Result<Exit> {
+    let sessions = store.chain(&stored(id), None, limit).await?;
+    output.items(&sessions, || list_table(&sessions))?;
+    more(output, sessions.len(), limit);
+    Ok(Exit::Ok)
+}
+
+async fn history(store: &Store, output: &Output, id: &str, limit: i64) -> anyhow::Result<Exit> {
+    let items = store.history(&stored(id), None, limit).await?;
+    output.items(&items, || table(&items))?;
+    more(output, items.len(), limit);
+    if output.for_people() {
+        print(&format!("\n{}\n", sums(&store.history_totals(&stored(id)).await?)))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn stored(id: &str) -> String {
+    format!("{DEFAULT_SPACE}/{id}")
+}
+
+fn more(output: &Output, shown: usize, limit: i64) {
+    if output.for_people() && shown as i64 == limit {
+        eprintln!("There may be more: --limit {}", limit.saturating_mul(10).min(10_000));
+    }
+}
+
+fn table(items: &[HistoryItem]) -> Table {
+    let mut table = Table::new(&[
+        Column::number("AGE"),
+        Column::fixed("WHAT"),
+        Column::fixed("STATUS"),
+        Column::flexible("ABOUT"),
+        Column::fixed("SESSION").extra(),
+    ]);
+    for item in items {
+        let status = item.facts["status"].as_str().unwrap_or_default();
+        let what = match item.kind.as_str() {
+            "delivery" => item.facts["channel"].as_str().unwrap_or_default(),
+            kind => kind,
+        };
+        table.row([
+            age(item.at).into(),
+            what.into(),
+            if status.is_empty() { "".into() } else { Cell::status(status) },
+            Cell::new(about(item), Tone::Plain),
+            item.session_id.as_str().into(),
+        ]);
+    }
+    table
+}
+
+/// One line of it: what it was, and how it ended where that is not well.
+fn about(item: &HistoryItem) -> String {
+    let facts = &item.facts;
+    let text =
+        |value: &Value| value.as_str().unwrap_or_default().lines().next().unwrap_or_default().to_owned();
+    match item.kind.as_str() {
+        "session" => {
+            format!("{} by {}, {}", text(&facts["agent"]), text(&facts["trigger_type"]), item.conversation_id)
+        }
+        "message" => match facts["sender"].as_str() {
+            Some(sender) => format!("{sender}: {}", text(&facts["text"])),
+            None => text(&facts["text"]),
+        },
+        "tool_call" => text(&facts["name"]),
+        "delivery" => delivery(facts),
+        _ => text(&facts["text"]),
+    }
+}
+
+fn delivery(facts: &Value) -> String {
+    let content = &facts["content"];
+    let mail = if content["type"] == "reply" { &content["to"] } else { content };
+    let to: Vec<&str> = mail["to"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let said = mail["subject"].as_str().or(content["text"].as_str()).unwrap_or_default();
+    let said = said.lines().next().unwrap_or_default();
+    let to = if to.is_empty() { String::new() } else { format!("to {}: ", to.join(", ")) };
+    let trouble = missed(&facts["undelivered"]).or_else(|| {
+        let error = facts["last_error"].as_str().filter(|_| facts["status"] != "sent");
+        error.map(str::to_owned)
+    });
+    format!("{to}{said}{}", trouble.map(|trouble| format!(" ({trouble})")).unwrap_or_default())
+}
+
+fn sums(totals: &HistoryTotals) -> String {
+    format!(
+        "{} in {}: {}, {} in, {} out, {}, {}; {} went out ({} not sent, {} not to everybody)",
+        count(totals.sessions, "session"),
+        count(totals.conversations, "conversation"),
+        count(totals.turns, "turn"),
+        totals.input_tokens,
+        totals.output_tokens,
+        dollars(totals.cost_micros),
+        count(totals.tool_calls, "tool call"),
+        count(totals.deliveries, "message"),
+        totals.deliveries_not_sent,
+        totals.deliveries_undelivered
+    )
+}
