@@ -1,5 +1,6 @@
 //! Mail that came in, by whatever door: read, judged, and given to a session.
 
+use super::bounce::{self, Bounce};
 use super::mailbox::{Addressed, mailboxes_of};
 use super::parse::{self, Read, Unreadable};
 use crate::api::{DEFAULT_SPACE, Problem};
@@ -57,6 +58,8 @@ pub enum Taken {
 #[derive(Clone)]
 pub(super) struct Incoming {
     read: Arc<Read>,
+    /// What it says of mail of ours that did not arrive.
+    bounces: Arc<[Bounce]>,
     dmarc_passed: Option<bool>,
 }
 
@@ -104,7 +107,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
     }
     let Arrived { raw, mail_from, dmarc_passed, .. } = arrived;
     let permit = READING.acquire().await;
-    let read = tokio::task::spawn_blocking(move || parse::read(&raw)).await;
+    let read = tokio::task::spawn_blocking(move || Ok((parse::read(&raw)?, bounce::read(&raw)))).await;
     drop(permit);
     // What the reader did not catch is a defect of ours, and no reason to lose a mail.
     let read = read.map_err(|error| {
@@ -114,11 +117,11 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
             "the mail could not be read; the server's log says why",
         )
     })?;
-    let mut read = read.map_err(unread)?;
+    let (mut read, bounces) = read.map_err(unread)?;
     if mail_from.is_some() {
         read.facts.return_path = mail_from;
     }
-    Ok(Incoming { read: Arc::new(read), dmarc_passed })
+    Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc_passed })
 }
 
 /// Takes a mail for one mailbox.
@@ -159,7 +162,7 @@ pub(super) async fn take_for(
         sent_at: facts.date.clone(),
     };
     if !extracted.machine.is_empty() {
-        return dropped(ctx, &mail, facts, &extracted.machine).await;
+        return dropped(ctx, &mail, incoming, &extracted.machine).await;
     }
     let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv);
     let signed = signed(ctx, addressed).await?;
@@ -215,11 +218,19 @@ pub(super) async fn take_for(
     Ok(Taken::Woke(ingest::take_mail(ctx, &mail, MailWakes::New(&new), message).await?))
 }
 
-/// Remembers a mail that no agent is shown. A report of a delivery of ours is known by [`MailFacts::reported`]: whatever notes
-/// that it bounced belongs here.
-async fn dropped(ctx: &Ctx, mail: &NewMail, facts: &MailFacts, reasons: &[String]) -> Result<Taken, Problem> {
+/// Remembers a mail that no agent is shown. What it says of mail of ours is noted first: a process that dies in between is
+/// handed it again.
+async fn dropped(
+    ctx: &Ctx,
+    mail: &NewMail,
+    incoming: &Incoming,
+    reasons: &[String],
+) -> Result<Taken, Problem> {
+    for one in incoming.bounces.iter() {
+        bounce::take_bounce(ctx, one).await?;
+    }
     let mut reason = reasons.join("; ");
-    if let Some(about) = facts.reported.first() {
+    if let Some(about) = incoming.read.facts.reported.first() {
         reason.push_str(&format!("; it is about {about}"));
     }
     ctx.store.drop_mail(mail, &reason).await?;

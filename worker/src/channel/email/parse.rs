@@ -22,7 +22,7 @@ const IDS: usize = 100;
 const ID_BYTES: usize = 998;
 const ATTACHMENTS: usize = 200;
 /// What a bundle can carry.
-const ATTACHMENT_BYTES: usize = 16 << 20;
+const ATTACHMENT_BYTES: usize = wakeful_workflow::bundle::BLOB_BYTES as usize;
 const FILE_NAME_BYTES: usize = 200;
 const MACHINE_HEADERS: usize = 50;
 
