@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const SENDERS: usize = 100;
-const MESSAGES: usize = 20;
+const MESSAGES: usize = 10;
 
 /// What the storm was told.
 #[derive(Default)]
@@ -105,7 +105,7 @@ async fn post(client: &Client, sender: usize, number: usize, tally: &Tally) {
                 assert!(answer.headers().contains_key(RETRY_AFTER));
                 tally.refused.fetch_add(1, Ordering::SeqCst);
                 // Less patient than it was asked to be.
-                tokio::time::sleep(Duration::from_millis(250)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
             }
             other => panic!("{other}: {}", answer.text().await.unwrap_or_default()),
         }
