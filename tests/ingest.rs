@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const SENDERS: usize = 100;
-const MESSAGES: usize = 20;
+const MESSAGES: usize = 10;
 
 /// What the storm was told.
 #[derive(Default)]
@@ -42,7 +42,7 @@ async fn in_a_storm_each_message_is_taken_once_or_refused_and_a_senders_stay_in_
     assert_eq!(taken, SENDERS * MESSAGES, "each message was taken by one of its posts");
     assert!(refused > 0, "more came than could be taken");
     assert!(looks > 0, "and who only looks was served all along");
-    println!("{taken} taken, {} duplicates, {refused} refused, {looks} looks", count(&tally.duplicates));
+    assert!(count(&tally.duplicates) <= SENDERS * MESSAGES);
     let jobs: i64 = database.value("select count(*) from jobs where kind = 'step' and $1 <> ''", "all").await;
     assert_eq!(jobs as usize, SENDERS);
 
@@ -105,7 +105,7 @@ async fn post(client: &Client, sender: usize, number: usize, tally: &Tally) {
                 assert!(answer.headers().contains_key(RETRY_AFTER));
                 tally.refused.fetch_add(1, Ordering::SeqCst);
                 // Less patient than it was asked to be.
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
             }
             other => panic!("{other}: {}", answer.text().await.unwrap_or_default()),
         }

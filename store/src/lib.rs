@@ -81,6 +81,10 @@ use std::time::Duration;
 /// A connection that was alive so recently is not asked again.
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
+/// Messages are let in as many at a time as there are connections for them, so none waits for another one's: only for a
+/// server that may be away.
+const INTAKE_CONNECT: Duration = Duration::from_secs(5);
+
 /// The database, as every part of Wakeful holds it. Cloning shares the pools.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -115,21 +119,15 @@ impl Store {
         };
         let streams = pool_options((max_connections / 4).max(2))
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
-        let intake = pool_options(intake_connections(max_connections)).connect_lazy_with(options.clone());
+        let intake = pool_options(intake_connections(max_connections))
+            .acquire_timeout(INTAKE_CONNECT)
+            .connect_lazy_with(options.clone());
         Ok(Store { pool, streams, intake, options, refusal: readiness::Refusal::default() })
     }
 
     /// How many messages may be written at once.
     pub fn intake_connections(&self) -> u32 {
         self.intake.options().get_max_connections()
-    }
-
-    /// The same store, whose messages wait for a connection only so long.
-    #[must_use]
-    pub fn with_intake_wait(mut self, wait: Duration) -> Store {
-        let options = pool_options(self.intake_connections()).acquire_timeout(wait);
-        self.intake = options.connect_lazy_with(self.options.clone());
-        self
     }
 
     /// Ends the pools' connections.

@@ -113,7 +113,6 @@ impl App {
         }
         let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
         let store = Store::connect(url, config.database.max_connections, "wakeful").await?;
-        let store = store.with_intake_wait(intake_wait);
         store.check_schema().await?;
         let models = self.models(&config)?;
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
