@@ -285,17 +285,17 @@ impl Store {
     /// [`Error::Database`].
     pub async fn mail_thread(&self, conversation_id: &str, limit: i64) -> Result<Vec<Said>> {
         let rows = sqlx::query!(
-            r#"select "text", content, at as "at!" from (
-                (select i.content as "text", null::json as content, i.created_at as at
+            r#"select "text", content, unsent as "unsent!", at as "at!" from (
+                (select i.content as "text", null::json as content, false as unsent, i.created_at as at
                 from session_inbox i
                 join conversation_sessions s on s.session_id = i.session_id
                 where s.conversation_id = $1
                 order by i.created_at desc
                 limit $2)
                 union all
-                (select null, d.content, d.created_at
+                (select null, d.content, d.status in ('failed', 'expired'), d.created_at
                 from deliveries d
-                where d.conversation_id = $1 and d.channel = 'email' and d.status not in ('failed', 'expired')
+                where d.conversation_id = $1 and d.channel = 'email'
                 order by d.created_at desc
                 limit $2)
             ) said
@@ -308,7 +308,11 @@ impl Store {
         .await?;
         let said = rows.into_iter().rev().filter_map(|row| match (row.text, row.content) {
             (Some(text), _) => Some(Said { role: Role::User, text }),
-            (None, Some(content)) => Some(Said { role: Role::Assistant, text: sent(&content)? }),
+            (None, Some(content)) => {
+                let text = sent(&content)?;
+                let text = if row.unsent { format!("[This could not be sent.]\n\n{text}") } else { text };
+                Some(Said { role: Role::Assistant, text })
+            }
             (None, None) => None,
         });
         Ok(said.collect())

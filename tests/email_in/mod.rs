@@ -65,10 +65,15 @@ fn signature(id: &str, time: i64, body: &[u8]) -> String {
 }
 
 fn request(client: &Client, body: impl Into<Vec<u8>>) -> RequestBuilder {
+    request_to(client, "", body)
+}
+
+/// The same with `query` after the path.
+fn request_to(client: &Client, query: &str, body: impl Into<Vec<u8>>) -> RequestBuilder {
     let body = body.into();
     let (id, time) = ("msg_1", now());
     client
-        .post_request("/v1/triggers/email/raw")
+        .post_request(&format!("/v1/triggers/email/raw{query}"))
         .header("content-type", "message/rfc822")
         .header("webhook-id", id)
         .header("webhook-timestamp", time.to_string())

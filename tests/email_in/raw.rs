@@ -1,7 +1,8 @@
 //! `POST /v1/triggers/email/raw`.
 
 use super::{
-    SUPPORT, count, mail, now, options, policy, post, request, says, sent, sessions, signature, taken,
+    SUPPORT, count, mail, now, options, policy, post, request, request_to, says, sent, sessions, signature,
+    taken,
 };
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
@@ -117,7 +118,7 @@ async fn a_mail_for_nobody_here_is_refused_and_machine_mail_is_kept_from_the_age
     let process = options(&model).serve(&database).await;
     let client = process.client();
     let text = mail("m1@example.com", "Lunch", "", "Shall we?");
-    let (status, answer) = sent(request(&client, text.clone()).query(&[("rcpt", "x@example.org")])).await;
+    let (status, answer) = sent(request_to(&client, "?rcpt=x@example.org", text.clone())).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     assert!(answer["detail"].as_str().unwrap().contains("email.mailboxes"), "{answer}");
     for (at, (headers, reason)) in [
@@ -135,7 +136,7 @@ async fn a_mail_for_nobody_here_is_refused_and_machine_mail_is_kept_from_the_age
         assert_eq!(status, StatusCode::OK, "{answer}");
         assert!(answer["items"][0]["dropped"].as_str().unwrap().contains(reason), "{answer}");
     }
-    let null = request(&client, mail("b@example.com", "Away", "", "x")).query(&[("mail_from", "")]);
+    let null = request_to(&client, "?mail_from=", mail("b@example.com", "Away", "", "x"));
     assert!(sent(null).await.1["items"][0]["dropped"].as_str().unwrap().contains("return path"));
     let (_, listed) = client.get("/v1/mails?dropped=true").await;
     assert_eq!(listed["items"].as_array().unwrap().len(), 6, "{listed}");

@@ -169,7 +169,7 @@ fn participants(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
             .own
             .iter()
             .any(|own| own.eq_ignore_ascii_case(&address) || own.eq_ignore_ascii_case(&plain));
-        if !ours && domain_of(&address) != "" && !participants.contains(&address) {
+        if !ours && !domain_of(&address).is_empty() && !participants.contains(&address) {
             participants.push(address);
         }
     }

@@ -137,8 +137,8 @@ mod tests {
         for (body, kept) in [
             (format!("Yes.\n\n{quoted}"), "Yes."),
             (
-                format!(
-                    "Yes.\n\nOn Mon, 5 Jan 2026 at 10:00,\nAnn <ann@example.com> wrote:\n\n> Shall we?\n"
+                String::from(
+                    "Yes.\n\nOn Mon, 5 Jan 2026 at 10:00,\nAnn <ann@example.com> wrote:\n\n> Shall we?\n",
                 ),
                 "Yes.",
             ),
