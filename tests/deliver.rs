@@ -22,9 +22,10 @@ impl Office {
                 return Answer::text("It is on its way.");
             }
             let messages = body["messages"].as_array().unwrap();
-            let last = messages.iter().rev().find(|message| message["role"] == "user").unwrap();
             // What the agent is told of a mail that failed comes after what it is asked.
-            let asked = last["content"].as_str().unwrap().lines().next().unwrap();
+            let said = messages.iter().rev().filter(|message| message["role"] == "user");
+            let mut said = said.map(|message| message["content"].as_str().unwrap());
+            let asked = said.find(|text| !text.starts_with("[A note of the system")).unwrap();
             let mail = json!({"to": ["ann@example.org"], "subject": asked, "body": "As asked."});
             Answer::call("compose_email", mail)
         })

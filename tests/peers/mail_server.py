@@ -56,7 +56,7 @@ class Keep:
         say(
             mail_from=envelope.mail_from,
             to=envelope.rcpt_tos,
-            tls=session.ssl is not None,
+            tls=security == "tls" or session.ssl is not None,
             user=session.auth_data,
             signed=b"DKIM-Signature" in mail,
             verified=dkim.verify(mail, dnsfunc=lambda name, timeout=5: records.get(name)),

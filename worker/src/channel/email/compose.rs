@@ -6,7 +6,7 @@
 use crate::channel::{Outbound, SendError};
 use lettre::Message;
 use lettre::address::Envelope;
-use lettre::message::header::{ContentType, HeaderName, HeaderValue};
+use lettre::message::header::{ContentType, HeaderName, HeaderValue, MIME_VERSION_1_0};
 use lettre::message::{Mailbox, MessageBuilder};
 use serde_json::Value;
 
@@ -57,6 +57,7 @@ pub fn compose(from: Option<&Mailbox>, message: &Outbound<'_>) -> Result<Compose
         .message_id(Some(format!("<{}@{from_domain}>", message.delivery_id)))
         .from(from)
         .subject(line(fields.subject))
+        .header(MIME_VERSION_1_0)
         .header(ContentType::TEXT_PLAIN);
     for to in addresses(fields.to).map_err(refused)? {
         builder = builder.to(to);

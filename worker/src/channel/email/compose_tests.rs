@@ -42,6 +42,7 @@ fn a_reply_stands_in_its_thread_and_says_that_a_machine_wrote_it() {
         ("References", "<m1@example.com> <m2@example.com>"),
         ("Reply-To", "desk+c1.abc@example.org"),
         ("Auto-Submitted", "auto-replied"),
+        ("MIME-Version", "1.0"),
     ] {
         assert_eq!(header(&mail, name).as_deref(), Some(value), "{mail}");
     }
