@@ -166,7 +166,7 @@ fn webhook(mut section: Section<'_>) -> Webhook {
     let webhook = Webhook {
         secrets: section.secrets("secrets"),
         agent: agent(&mut section),
-        reply_url: section.text("reply_url", URL_RULE, |text| url(text)),
+        reply_url: section.text("reply_url", URL_RULE, url),
         private_network: section.flag("private_network").unwrap_or(false),
     };
     section.finish();
