@@ -2,6 +2,9 @@
 //!
 //! `make test-peers` installs it and runs these.
 
+#[cfg(feature = "ses")]
+mod ses;
+
 use crate::support::client::{numbers, texts};
 use crate::support::{Client, Database, Options, PATIENCE, Process};
 use eventsource_stream::Event;

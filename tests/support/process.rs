@@ -80,9 +80,11 @@ impl Options {
     pub fn spawn(&self, database_url: &str) -> Process {
         let config = self.path("wakeful.toml");
         let dir = self.dir.path().display();
-        let defaults = format!(
-            "[server]\nlisten = \"127.0.0.1:0\"\n[email]\nmaildir = \"{dir}/mail\"\n[workspace]\ndir = \"{dir}/workspaces\"\n"
-        );
+        // Mail goes one way only.
+        let other_way = self.env.contains_key("WAKEFUL_EMAIL__SES__SEND");
+        let mail = if other_way { String::new() } else { format!("[email]\nmaildir = \"{dir}/mail\"\n") };
+        let defaults =
+            format!("[server]\nlisten = \"127.0.0.1:0\"\n{mail}[workspace]\ndir = \"{dir}/workspaces\"\n");
         let text = format!("{defaults}{}", self.config);
         // Another process of this folder may be reading it: half a file would be another configuration.
         if std::fs::read_to_string(&config).ok().as_deref() != Some(&text) {

@@ -27,6 +27,20 @@ impl Problem {
         Problem::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The same under another status: webhooks' senders have words of their own for what is refused for good.
+    pub(crate) fn under(self, status: StatusCode) -> Problem {
+        Problem { status, ..self }
+    }
+
+    /// 503, for what may be tried again soon.
+    pub(crate) fn unavailable(detail: impl Into<String>) -> Problem {
+        Problem { retry_after_s: Some(5), ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail) }
+    }
+
     fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
         self.more.insert(key.to_owned(), value.into());
         self

@@ -47,7 +47,7 @@ fn the_example_loads_and_shows_the_defaults() {
     };
     assert_eq!(debug(&shown), debug(&default));
     assert_eq!(shown.scripted, default.scripted);
-    assert_eq!(shown.email, default.email);
+    assert_eq!(format!("{:?}", shown.email), format!("{:?}", default.email));
     assert_eq!(shown.workspace, default.workspace);
     let agent = |mut config: Config| {
         config.fallback_model = Some("scripted/demo".to_owned());

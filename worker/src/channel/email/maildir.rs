@@ -59,7 +59,7 @@ impl Channel for Maildir {
 }
 
 /// The message, with a Message-ID made of the delivery's id: the same in every attempt.
-fn compose(from: &Mailbox, message: &Outbound<'_>) -> Result<Message, SendError> {
+pub(super) fn compose(from: &Mailbox, message: &Outbound<'_>) -> Result<Message, SendError> {
     let content = message.content;
     let refused = |error: String| SendError::Refused(format!("the message cannot be composed: {error}"));
     let mut builder = Message::builder()
