@@ -48,6 +48,15 @@ test-peers: postgres peers with-postgres ## Run the tests against servers that o
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(PEER_TESTS)
 	scripts/check-deploy
 
+# A feature of its own: its SDK takes minutes to compile, and nothing else of the tests needs it.
+SES := --workspace --locked --features wakeful/failpoints,wakeful/ses
+.PHONY: test-ses
+test-ses: postgres ## Run the tests of outgoing mail by Amazon SES (compiles AWS' SDK)
+	@scripts/setup moto
+	$(CARGO) build $(SES) --examples
+	$(CARGO) test $(SES) -p wakeful --lib channel::email::ses::
+	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(CARGO) test $(SES) --test main -- --ignored peers::ses::
+
 # A session's id, or a file that `wakeful session export` made. Not from the environment: SESSION may be a desktop's.
 GIVEN_SESSION = $(or $(SESSION_ID),$(if $(filter-out environment%,$(origin SESSION)),$(SESSION)))
 

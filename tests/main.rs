@@ -41,6 +41,7 @@ mod outage;
 mod peers;
 mod poison;
 mod prefix;
+mod providers;
 mod readme;
 mod replay;
 mod reproduce;

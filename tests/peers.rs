@@ -5,6 +5,8 @@
 mod email_out;
 mod legacy_chat;
 mod mail;
+#[cfg(feature = "ses")]
+mod ses;
 
 use crate::support::client::{numbers, texts};
 use crate::support::{Client, Database, Options, PATIENCE, Process};

@@ -26,6 +26,7 @@
 //! | lay two of them side by side | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
 //! | define, fire and show schedules | [`schedule`] |
+//! | know a webhook's token that was used before | [`webhook`] |
 //! | find out what is wrong with the whole | [`diagnosis`] |
 //!
 //! Locks are taken in one order everywhere: schedule, conversation, session, job. A statement sees one snapshot, and after
@@ -69,6 +70,7 @@ pub mod step;
 pub mod tree;
 pub mod verify;
 pub mod wake;
+pub mod webhook;
 
 pub use error::{Error, Outage, Result};
 pub use schema::create_database;

@@ -81,11 +81,9 @@ impl Options {
         let config = self.path("wakeful.toml");
         let dir = self.dir.path().display();
         // Mail goes one way only.
-        let mail = if self.config.contains("[email.smtp]") {
-            String::new()
-        } else {
-            format!("[email]\nmaildir = \"{dir}/mail\"\n")
-        };
+        let other_way =
+            self.config.contains("[email.smtp]") || self.env.contains_key("WAKEFUL_EMAIL__SES__SEND");
+        let mail = if other_way { String::new() } else { format!("[email]\nmaildir = \"{dir}/mail\"\n") };
         let defaults =
             format!("[server]\nlisten = \"127.0.0.1:0\"\n{mail}[workspace]\ndir = \"{dir}/workspaces\"\n");
         let text = format!("{defaults}{}", self.config);

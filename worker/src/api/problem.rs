@@ -44,6 +44,11 @@ impl Problem {
         Problem { retry_after_s: Some(retry_after_s), ..problem }
     }
 
+    /// The same under another status: webhooks' senders have words of their own for what is refused for good.
+    pub(crate) fn under(self, status: StatusCode) -> Problem {
+        Problem { status, ..self }
+    }
+
     fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
         self.more.insert(key.to_owned(), value.into());
         self

@@ -1,5 +1,6 @@
 //! `[email]`.
 
+use super::email_providers::{self, EmailProviders};
 use super::mail_out::{self, Dkim, Smtp};
 use super::mailboxes::{self, Incoming};
 use super::read::Section;
@@ -17,6 +18,8 @@ pub struct Email {
     /// `[email.dkim]`.
     pub dkim: Option<Dkim>,
     pub incoming: Incoming,
+    /// `[email.postmark]`, `[email.mailgun]`, `[email.ses]`.
+    pub providers: EmailProviders,
 }
 
 /// Reads it.
@@ -28,6 +31,7 @@ pub(super) fn read(mut section: Section<'_>) -> Email {
             text.parse::<lettre::message::Mailbox>().is_ok().then(|| text.to_owned())
         }),
         max_age_s: section.number("max_age_s", 1..=31_536_000).map(i64::unsigned_abs),
+        providers: email_providers::read(&mut section),
         smtp: mail_out::smtp(&mut section),
         dkim: mail_out::dkim(&mut section),
         incoming: mailboxes::read(&mut section),

@@ -20,6 +20,7 @@ use wakeful_workflow::policy::PARTICIPANTS;
 pub mod chat;
 pub mod cron;
 pub mod email;
+pub mod email_providers;
 pub mod herald;
 pub mod mail_out;
 pub mod mailboxes;

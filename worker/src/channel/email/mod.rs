@@ -19,7 +19,10 @@ mod lmtp;
 mod mailbox;
 pub mod maildir;
 mod parse;
+mod provider;
 mod raw;
+#[cfg(feature = "ses")]
+pub mod ses;
 pub mod smtp;
 
 /// The sender of mail that names none, where the configuration names none either.
@@ -34,9 +37,9 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
                 .map_err(|error| Usage(format!("email.mailboxes.{}.agent: {error}", mailbox.name)))?;
         }
     }
+    let from = config.email.from.as_deref().unwrap_or(NOBODY);
     let mut senders: Vec<Arc<dyn Channel>> = Vec::new();
     if let Some(dir) = &config.email.maildir {
-        let from = config.email.from.as_deref().unwrap_or(NOBODY);
         let maildir = maildir::Maildir::new(dir.clone(), from)
             .map_err(|error| Usage(format!("email.from: {error}")))?;
         senders.push(Arc::new(maildir));
@@ -44,9 +47,12 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
     if let Some(smtp) = smtp_sender(config)? {
         senders.push(Arc::new(smtp));
     }
+    if let Some(config) = config.email.providers.ses.as_ref().filter(|ses| ses.send) {
+        senders.push(ses_sender(config, from)?);
+    }
     if senders.len() > 1 {
-        let text =
-            "[email] names several ways for mail to go out, and it goes one way only: keep maildir or smtp";
+        let text = "[email] names several ways for mail to go out, and it goes one way only: keep one of email.maildir, \
+                    email.smtp and email.ses.send";
         return Err(Usage(text.to_owned()).into());
     }
     Ok(senders)
@@ -73,11 +79,24 @@ fn signer(config: &Dkim) -> Result<dkim::Signer, Usage> {
         .map_err(|error| Usage(format!("email.dkim.key_file: {shown}: {error}")))
 }
 
+#[cfg(feature = "ses")]
+fn ses_sender(config: &crate::config::email_providers::Ses, from: &str) -> Result<Arc<dyn Channel>, Usage> {
+    let ses = ses::Ses::new(config, from).map_err(|error| Usage(format!("email.from: {error}")))?;
+    Ok(Arc::new(ses))
+}
+
+#[cfg(not(feature = "ses"))]
+fn ses_sender(_: &crate::config::email_providers::Ses, _: &str) -> Result<Arc<dyn Channel>, Usage> {
+    let text = "email.ses.send: this program was built without it: build it with `--features ses`, or send by other means";
+    Err(Usage(text.to_owned()))
+}
+
 /// `/v1/triggers/email/…`: mail comes in.
 pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     Router::new()
         .route("/email/raw", post(raw::post))
         .route_layer(from_fn_with_state(Arc::clone(ctx), raw::door))
+        .merge(provider::webhooks(ctx))
 }
 
 /// What is to be read of mail.

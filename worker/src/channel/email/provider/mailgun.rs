@@ -1,0 +1,273 @@
+//! Mailgun: mail by a route's forward, and the events of mail that went out by it.
+//!
+//! It signs a timestamp and a token, and not the body: who sees one signed request could put another body under its
+//! signature. So a token is remembered with a digest of what it came with, and serves for that alone.
+
+use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
+use super::form::{self, Encoding, Field};
+use super::rebuild::{File, Parts};
+use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, forbidden, hold, not_set_up, unproved};
+use crate::Ctx;
+use crate::api::Problem;
+use crate::config::email_providers::Mailgun;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use wakeful_store::webhook::TokenUse;
+
+/// What the three signed fields may have.
+const SIGNED_BYTES: usize = 256;
+
+/// `POST /v1/triggers/email/mailgun` and `…/mailgun/mime`.
+pub(super) async fn receive(
+    State(ctx): State<Arc<Ctx>>,
+    Extension(doors): Extension<Arc<Doors>>,
+    request: Request,
+) -> Result<Json<Value>, Problem> {
+    let Some(mailgun) = &doors.providers.mailgun else {
+        return Err(not_set_up("Mailgun", "email.mailgun.signing_keys"));
+    };
+    let (head, body) = request.into_parts();
+    let encoding = Encoding::of(&head.headers).ok_or_else(|| {
+        let expected =
+            "multipart/form-data, application/x-www-form-urlencoded or application/json is expected";
+        Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, expected)
+    })?;
+    let held = hold(&doors, &head.headers, body, MAIL_LIMIT).await?;
+    let signed = Signed::read(&encoding, &held.bytes).await?;
+    signed.prove(mailgun, chrono::Utc::now().timestamp())?;
+    // 406 is what ends Mailgun's retries.
+    let (notice, digest) = translate(&encoding, &held.bytes)
+        .await
+        .map_err(|problem| problem.under(StatusCode::NOT_ACCEPTABLE))?;
+    // Twice the time that a signature is good for: whatever the clocks say, it is old before it is forgotten.
+    let keep = Duration::from_secs(mailgun.max_age_s * 2 + 60);
+    match ctx.store.use_token("mailgun", &signed.token, &digest, keep).await? {
+        TokenUse::First | TokenUse::Again => {}
+        TokenUse::Stolen => {
+            return Err(forbidden(
+                "this token was used for something else: a signed request is good for one body",
+            ));
+        }
+    }
+    answer(&ctx, notice, StatusCode::NOT_ACCEPTABLE).await
+}
+
+/// What Mailgun signs.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Signed {
+    timestamp: String,
+    token: String,
+    signature: String,
+}
+
+impl Signed {
+    /// Looks for these three, and at nothing else.
+    async fn read(encoding: &Encoding, body: &Bytes) -> Result<Signed, Problem> {
+        /// The body of an event. The rest of it is passed over.
+        #[derive(Deserialize)]
+        struct Event {
+            signature: Signed,
+        }
+        if let Encoding::Json = encoding {
+            let event = serde_json::from_slice::<Event>(body);
+            return event
+                .map(|event| event.signature)
+                .map_err(|error| unproved(format!("it is not signed: {error}")));
+        }
+        let is_signed = |name: &str| matches!(name, "timestamp" | "token" | "signature");
+        let fields = form::fields(encoding, body, SIGNED_BYTES, is_signed)
+            .await
+            .map_err(|error| unproved(format!("it is not signed: {error}")))?;
+        let mut signed = Signed::default();
+        for field in fields {
+            let place = match field.name.as_str() {
+                "timestamp" => &mut signed.timestamp,
+                "token" => &mut signed.token,
+                _ => &mut signed.signature,
+            };
+            if !place.is_empty() {
+                return Err(unproved(format!("`{}` is there twice", field.name)));
+            }
+            *place = String::from_utf8(field.bytes)
+                .map_err(|_| unproved(format!("`{}` is no text", field.name)))?;
+        }
+        Ok(signed)
+    }
+
+    /// # Errors
+    /// 401 for whoever does not know a key of ours, and for what is old.
+    fn prove(&self, mailgun: &Mailgun, now_unix_s: i64) -> Result<(), Problem> {
+        let plain = |text: &str, bytes| {
+            (1..=bytes).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric())
+        };
+        if !plain(&self.timestamp, 20) || !plain(&self.token, 128) {
+            return Err(unproved("`timestamp`, `token` and `signature` are needed, as Mailgun signs them"));
+        }
+        let signature = hex::decode(&self.signature).unwrap_or_default();
+        // All are tried, whichever fits: the time that it takes tells nobody which.
+        let fits = mailgun.signing_keys.iter().fold(false, |fits, key| fits | self.is_of(key, &signature));
+        if !fits {
+            return Err(unproved("the signature is not of email.mailgun.signing_keys"));
+        }
+        let signed_at: i64 = self.timestamp.parse().map_err(|_| unproved("`timestamp` is no number"))?;
+        let max_age_s = mailgun.max_age_s;
+        if now_unix_s.abs_diff(signed_at) > max_age_s {
+            return Err(unproved(format!("it was signed more than {max_age_s} seconds from now")));
+        }
+        Ok(())
+    }
+
+    fn is_of(&self, key: &SecretString, signature: &[u8]) -> bool {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(key.expose_secret().as_bytes()).expect("any length is a key");
+        mac.update(self.timestamp.as_bytes());
+        mac.update(self.token.as_bytes());
+        mac.verify_slice(signature).is_ok()
+    }
+}
+
+/// Reads what came under the signature, with a digest of it.
+async fn translate(encoding: &Encoding, body: &Bytes) -> Result<(Notice, Vec<u8>), Problem> {
+    match encoding {
+        Encoding::Json => event(body),
+        Encoding::Urlencoded | Encoding::Multipart { .. } => {
+            let all = form::fields(encoding, body, MAIL_LIMIT, |_| true);
+            let arrived = mail(all.await.map_err(Problem::bad_request)?)?;
+            let mut digest = Sha256::new();
+            for recipient in &arrived.recipients {
+                digest.update(recipient.as_bytes());
+                digest.update([0]);
+            }
+            digest.update(&arrived.raw);
+            Ok((Notice::Mail(arrived), digest.finalize().to_vec()))
+        }
+    }
+}
+
+fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
+    let text = |name: &str| {
+        let field = fields.iter().find(|field| field.name == name)?;
+        Some(String::from_utf8_lossy(&field.bytes).into_owned())
+    };
+    let recipients = text("recipient").unwrap_or_default();
+    let recipients =
+        recipients.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::to_owned).collect();
+    let mail_from = text("sender");
+    let whole = fields.iter().find(|field| field.name == "body-mime");
+    let raw = match whole {
+        Some(whole) => Bytes::from(whole.bytes.clone()),
+        None => rebuild(&text, &fields)?,
+    };
+    // Mailgun says nothing of DMARC. A header that does was the sender's own.
+    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false) })
+}
+
+/// The mail of a route whose address does not end in "mime": Mailgun gives its parts.
+fn rebuild(text: &impl Fn(&str) -> Option<String>, fields: &[Field]) -> Result<Bytes, Problem> {
+    let none = "the form has neither `body-mime` nor `message-headers`: it is no mail of a route";
+    let headers = text("message-headers").ok_or_else(|| Problem::bad_request(none))?;
+    let headers: Vec<(String, String)> = serde_json::from_str(&headers)
+        .map_err(|error| Problem::bad_request(format!("`message-headers` cannot be read: {error}")))?;
+    let mut parts = Parts { headers, ..Parts::default() };
+    for (name, field) in [("From", "from"), ("Subject", "subject")] {
+        if let Some(value) = text(field)
+            && !parts.has(name)
+        {
+            parts.headers.push((name.to_owned(), value));
+        }
+    }
+    parts.text = text("body-plain").filter(|text| !text.is_empty());
+    parts.html = text("body-html").filter(|html| !html.is_empty());
+    let ids = text("content-id-map").unwrap_or_default();
+    let ids: BTreeMap<String, String> = serde_json::from_str(&ids).unwrap_or_default();
+    for field in
+        fields.iter().filter(|field| field.name.starts_with("attachment-") && field.file_name.is_some())
+    {
+        let id = ids.iter().find(|(_, name)| **name == field.name);
+        parts.files.push(File {
+            name: field.file_name.clone().unwrap_or_default(),
+            media_type: field.media_type.clone().unwrap_or_default(),
+            content_id: id.map(|(id, _)| id.trim_matches(['<', '>']).to_owned()),
+            bytes: field.bytes.clone(),
+        });
+    }
+    Ok(Bytes::from(parts.formatted()))
+}
+
+/// `event-data`, as far as it concerns us: <https://documentation.mailgun.com/docs/mailgun/user-manual/events/event-structure>.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct Event {
+    event: String,
+    severity: Option<String>,
+    reason: Option<String>,
+    recipient: String,
+    message: Message,
+    delivery_status: DeliveryStatus,
+    user_variables: Value,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Message {
+    headers: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+struct DeliveryStatus {
+    enhanced_code: Option<String>,
+    message: Option<String>,
+    description: Option<String>,
+}
+
+fn event(body: &[u8]) -> Result<(Notice, Vec<u8>), Problem> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Posted {
+        event_data: Value,
+    }
+    let bad = |error| Problem::bad_request(format!("the body is no event of Mailgun: {error}"));
+    let posted: Posted = serde_json::from_slice(body).map_err(bad)?;
+    let digest = Sha256::digest(posted.event_data.to_string()).to_vec();
+    let event: Event = serde_json::from_value(posted.event_data).map_err(bad)?;
+    Ok((bounce(event), digest))
+}
+
+fn bounce(event: Event) -> Notice {
+    match (event.event.as_str(), event.severity.as_deref()) {
+        ("failed", Some("temporary")) => {
+            return Notice::Nothing { reason: "a failure after which Mailgun goes on trying".to_owned() };
+        }
+        ("failed" | "complained" | "rejected", _) => {}
+        (other, _) => return Notice::Nothing { reason: format!("an event of the type {other:?}") },
+    }
+    let message_id = event.message.headers.get("message-id").and_then(Value::as_str);
+    let told =
+        || event.user_variables["delivery_id"].as_str().filter(|id| is_delivery(id)).map(str::to_owned);
+    let Some(delivery_id) = message_id.and_then(delivery_of).or_else(told) else {
+        return Notice::Nothing { reason: "a bounce that names no delivery of ours".to_owned() };
+    };
+    let status = event.delivery_status;
+    let said = [status.message, status.description, event.reason].into_iter().flatten();
+    let diagnostic = said.into_iter().find(|text| !text.is_empty()).unwrap_or_else(|| event.event.clone());
+    let code = status.enhanced_code.filter(|code| !code.is_empty()).unwrap_or_else(|| diagnostic.clone());
+    let recipient = event.recipient;
+    let status = status_in(&code, true);
+    Notice::Bounced(vec![Bounce { delivery_id, recipient, status, diagnostic, permanent: true }])
+}
+
+#[cfg(test)]
+#[path = "mailgun_tests.rs"]
+mod tests;

@@ -1,0 +1,248 @@
+//! Postmark: inbound mail, and bounces of mail that went out by it.
+//!
+//! It signs nothing: what proves it is the user and the password in the webhook's address, which come as basic auth.
+
+use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
+use super::rebuild::{File, Parts, mailbox};
+use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, hold, not_set_up, unproved};
+use crate::Ctx;
+use crate::api::Problem;
+use crate::config::email_providers::Postmark;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use secrecy::ExposeSecret;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+
+/// Where Postmark's own addresses are, which a mailbox of ours forwards to.
+const FORWARDED_TO: &str = "@inbound.postmarkapp.com";
+
+/// `POST /v1/triggers/email/postmark`.
+pub(super) async fn receive(
+    State(ctx): State<Arc<Ctx>>,
+    Extension(doors): Extension<Arc<Doors>>,
+    request: Request,
+) -> Response {
+    match taken(&ctx, &doors, request).await {
+        Ok(said) => said.into_response(),
+        Err(problem) => {
+            let unproved = problem.status() == StatusCode::UNAUTHORIZED;
+            let mut response = problem.into_response();
+            if unproved {
+                let basic = HeaderValue::from_static("Basic realm=\"wakeful\"");
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, basic);
+            }
+            response
+        }
+    }
+}
+
+async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>, Problem> {
+    let Some(postmark) = &doors.providers.postmark else {
+        return Err(not_set_up("Postmark", "email.postmark.user and email.postmark.passwords"));
+    };
+    let (head, body) = request.into_parts();
+    prove(postmark, &head.headers)?;
+    let held = hold(doors, &head.headers, body, MAIL_LIMIT).await?;
+    // 403 is what ends Postmark's retries.
+    answer(ctx, translate(&held.bytes)?, StatusCode::FORBIDDEN).await
+}
+
+/// # Errors
+/// 401 for any user and password but ours.
+fn prove(postmark: &Postmark, headers: &HeaderMap) -> Result<(), Problem> {
+    let refused =
+        || unproved("basic auth is needed, with email.postmark.user and one of email.postmark.passwords");
+    let given =
+        headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).ok_or_else(refused)?;
+    let (scheme, coded) = given.split_once(' ').ok_or_else(refused)?;
+    if !scheme.eq_ignore_ascii_case("Basic") {
+        return Err(refused());
+    }
+    let given = STANDARD.decode(coded.trim()).map_err(|_| refused())?;
+    // All are tried, whichever fits: the time that it takes tells nobody which.
+    let fits = postmark.passwords.iter().fold(subtle::Choice::from(0), |fits, password| {
+        let wanted = format!("{}:{}", postmark.user, password.expose_secret());
+        fits | wanted.as_bytes().ct_eq(&given)
+    });
+    if bool::from(fits) { Ok(()) } else { Err(refused()) }
+}
+
+/// What Postmark posts, of all its webhooks: <https://postmarkapp.com/developer/webhooks>.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct Posted {
+    /// Mail that comes in has none.
+    record_type: Option<String>,
+    from: String,
+    from_full: Option<Address>,
+    to_full: Vec<Address>,
+    cc_full: Vec<Address>,
+    original_recipient: Option<String>,
+    subject: Option<String>,
+    date: Option<String>,
+    reply_to: Option<String>,
+    text_body: Option<String>,
+    html_body: Option<String>,
+    headers: Vec<Header>,
+    attachments: Vec<Attached>,
+    raw_email: Option<String>,
+    /// A bounce's: what kind.
+    r#type: String,
+    email: String,
+    description: String,
+    details: String,
+    content: String,
+    metadata: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct Address {
+    email: String,
+    name: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct Header {
+    name: String,
+    value: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct Attached {
+    name: String,
+    content: String,
+    content_type: String,
+    #[serde(rename = "ContentID")]
+    content_id: Option<String>,
+}
+
+/// Reads a webhook of any kind.
+///
+/// # Errors
+/// 400 for what is none.
+fn translate(body: &[u8]) -> Result<Notice, Problem> {
+    let posted: Posted = serde_json::from_slice(body)
+        .map_err(|error| Problem::bad_request(format!("the body is no webhook of Postmark: {error}")))?;
+    match posted.record_type.as_deref() {
+        None | Some("Inbound") => mail(posted).map(Notice::Mail),
+        Some("Bounce" | "SpamComplaint") => Ok(bounce(&posted)),
+        Some(other) => Ok(Notice::Nothing { reason: format!("a webhook of the type {other:?}") }),
+    }
+}
+
+fn mail(posted: Posted) -> Result<Arrived, Problem> {
+    // Behind a mailbox that forwards, the envelope names Postmark's own address, which is nobody's here: then whom it is
+    // for stands in its header.
+    let recipients = posted
+        .original_recipient
+        .iter()
+        .filter(|address| !address.is_empty() && !address.to_ascii_lowercase().ends_with(FORWARDED_TO))
+        .cloned()
+        .collect();
+    let mut mail_from = None;
+    for header in &posted.headers {
+        if header.name.eq_ignore_ascii_case("Return-Path") {
+            mail_from = Some(header.value.trim().trim_matches(['<', '>']).to_owned());
+        }
+    }
+    let raw = match posted.raw_email.as_ref().filter(|raw| !raw.is_empty()) {
+        Some(raw) => Bytes::from(raw.clone()),
+        None => rebuild(posted)?,
+    };
+    // Postmark says nothing of DMARC. A header that does was the sender's own: nobody else wrote headers on its way.
+    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false) })
+}
+
+fn rebuild(posted: Posted) -> Result<Bytes, Problem> {
+    if posted.from.is_empty() && posted.from_full.is_none() {
+        return Err(Problem::bad_request(
+            "the webhook has neither `From` nor `RawEmail`: it is no inbound mail",
+        ));
+    }
+    let headers = posted.headers.into_iter().map(|header| (header.name, header.value)).collect();
+    let mut parts = Parts { headers, ..Parts::default() };
+    let list = |addresses: &[Address]| {
+        addresses.iter().map(|one| mailbox(&one.name, &one.email)).collect::<Vec<_>>().join(", ")
+    };
+    let from = posted.from_full.map_or(posted.from, |from| mailbox(&from.name, &from.email));
+    let top = [
+        ("From", Some(from)),
+        ("To", Some(list(&posted.to_full))),
+        ("Cc", Some(list(&posted.cc_full))),
+        ("Subject", posted.subject),
+        ("Date", posted.date),
+        ("Reply-To", posted.reply_to),
+    ];
+    for (name, value) in top {
+        if let Some(value) = value.filter(|value| !value.is_empty())
+            && !parts.has(name)
+        {
+            parts.headers.push((name.to_owned(), value));
+        }
+    }
+    parts.text = posted.text_body.filter(|text| !text.is_empty());
+    parts.html = posted.html_body.filter(|html| !html.is_empty());
+    for attached in posted.attachments {
+        let bytes = STANDARD.decode(attached.content.as_bytes()).map_err(|error| {
+            Problem::bad_request(format!("the attachment {:?} is not base64: {error}", attached.name))
+        })?;
+        let content_id = attached
+            .content_id
+            .map(|id| id.trim().trim_start_matches("cid:").trim_matches(['<', '>']).to_owned());
+        let (name, media_type) = (attached.name, attached.content_type);
+        parts.files.push(File { name, media_type, content_id, bytes });
+    }
+    Ok(Bytes::from(parts.formatted()))
+}
+
+fn bounce(posted: &Posted) -> Notice {
+    let is_complaint = posted.record_type.as_deref() == Some("SpamComplaint");
+    let permanent = match posted.r#type.as_str() {
+        "HardBounce"
+        | "SoftBounce"
+        | "Undeliverable"
+        | "BadEmailAddress"
+        | "SpamNotification"
+        | "Blocked"
+        | "DMARCPolicy"
+        | "ManuallyDeactivated"
+        | "VirusNotification"
+        | "SMTPApiError"
+        | "Unknown" => true,
+        // It is tried again.
+        "Transient" | "DnsError" => false,
+        _ if is_complaint => true,
+        other => return Notice::Nothing { reason: format!("a bounce of the type {other:?}") },
+    };
+    let told = posted.metadata.get("delivery_id").and_then(Value::as_str).filter(|id| is_delivery(id));
+    // With "include bounce content" the mail itself comes back.
+    let quoted = || posted.content.split("<dlv_").nth(1).and_then(|rest| delivery_of(&format!("dlv_{rest}")));
+    let Some(delivery_id) = told.map(str::to_owned).or_else(quoted) else {
+        return Notice::Nothing { reason: "a bounce that names no delivery of ours".to_owned() };
+    };
+    let said = format!("{} {}", posted.details, posted.description);
+    let diagnostic = [&posted.details, &posted.description].into_iter().find(|text| !text.is_empty());
+    Notice::Bounced(vec![Bounce {
+        delivery_id,
+        recipient: posted.email.clone(),
+        status: status_in(&said, permanent),
+        diagnostic: diagnostic.cloned().unwrap_or_else(|| posted.r#type.clone()),
+        permanent,
+    }])
+}
+
+#[cfg(test)]
+#[path = "postmark_tests.rs"]
+mod tests;

@@ -1,0 +1,241 @@
+//! Amazon SES by SNS: mail that comes in, and bounces and complaints of mail that went out.
+
+use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
+use super::sns::{Envelope, Kind};
+use super::{Arrived, Doors, Notice, SNS_LIMIT, answer, hold, not_set_up};
+use crate::Ctx;
+use crate::api::Problem;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tracing::{error, info, warn};
+
+/// What a notification without the mail in it is answered.
+const NO_CONTENT: &str = "the notification has no mail in it: the receipt rule's action must be SNS with the whole mail \
+                          (encoding Base64), not S3, and a mail of more than 150 KB does not fit into it";
+
+/// `POST /v1/triggers/email/ses`.
+pub(super) async fn receive(
+    State(ctx): State<Arc<Ctx>>,
+    Extension(doors): Extension<Arc<Doors>>,
+    request: Request,
+) -> Result<Json<Value>, Problem> {
+    let topic_arns = doors.providers.ses.as_ref().map(|ses| &ses.topic_arns[..]).unwrap_or_default();
+    if topic_arns.is_empty() {
+        return Err(not_set_up("SES", "email.ses.topic_arns"));
+    }
+    let (head, body) = request.into_parts();
+    if head.headers.contains_key("x-amz-sns-rawdelivery") {
+        return Err(super::unproved("raw message delivery is not signed: turn it off at the subscription"));
+    }
+    let held = hold(&doors, &head.headers, body, SNS_LIMIT).await?;
+    let envelope = Envelope::prove(&held.bytes, topic_arns, &doors.certificates, chrono::Utc::now()).await?;
+    match envelope.kind {
+        Kind::SubscriptionConfirmation => {
+            let (status, _) = doors.certificates.fetch(&envelope.confirmation()?).await?;
+            if !status.is_success() {
+                return Err(Problem::unavailable(
+                    format!("SNS does not confirm the subscription: {status}"),
+                    5,
+                ));
+            }
+            info!(topic = envelope.topic_arn, "The subscription to a topic is confirmed");
+            Ok(Json(json!({ "confirmed": envelope.topic_arn })))
+        }
+        Kind::UnsubscribeConfirmation => {
+            warn!(
+                topic = envelope.topic_arn,
+                "The subscription to a topic has ended: its mail comes in no more"
+            );
+            Ok(Json(json!({ "ignored": "the subscription has ended" })))
+        }
+        Kind::Notification => {
+            let notice = translate(&envelope.message).inspect_err(|problem| {
+                error!(sns.message_id = envelope.message_id, %problem, "A notification of SES was refused for good");
+            })?;
+            // SNS gives up at any 4xx.
+            answer(&ctx, notice, StatusCode::UNPROCESSABLE_ENTITY).await
+        }
+    }
+}
+
+/// What SES publishes: a receipt rule's notification, an identity's (`notificationType`), or a configuration set's event
+/// (`eventType`). <https://docs.aws.amazon.com/ses/latest/dg/receiving-email-notifications-contents.html>
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Published {
+    notification_type: Option<String>,
+    event_type: Option<String>,
+    mail: Mail,
+    receipt: Receipt,
+    content: Option<String>,
+    bounce: BounceOf,
+    complaint: Complaint,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Mail {
+    source: Option<String>,
+    headers: Vec<Header>,
+    common_headers: CommonHeaders,
+    tags: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Header {
+    name: String,
+    value: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct CommonHeaders {
+    message_id: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Receipt {
+    recipients: Vec<String>,
+    spam_verdict: Verdict,
+    virus_verdict: Verdict,
+    dmarc_verdict: Verdict,
+    action: Action,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Verdict {
+    status: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Action {
+    encoding: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct BounceOf {
+    bounce_type: String,
+    bounced_recipients: Vec<Recipient>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Complaint {
+    complained_recipients: Vec<Recipient>,
+    complaint_feedback_type: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Recipient {
+    email_address: String,
+    status: Option<String>,
+    diagnostic_code: Option<String>,
+}
+
+/// Reads a notification.
+///
+/// # Errors
+/// 422 for what is none, and for mail that is somewhere else.
+fn translate(message: &str) -> Result<Notice, Problem> {
+    let refused = |detail: String| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail);
+    let published: Published = match serde_json::from_str(message) {
+        Ok(published) => published,
+        // What SES sends to see whether a topic takes anything is a sentence.
+        Err(_) if !message.trim_start().starts_with('{') => {
+            return Ok(Notice::Nothing { reason: "a message that is no notification of SES".to_owned() });
+        }
+        Err(error) => return Err(refused(format!("the message is no notification of SES: {error}"))),
+    };
+    let kind = published.notification_type.as_deref().or(published.event_type.as_deref()).unwrap_or_default();
+    match kind {
+        "Received" => mail(published).map_err(refused),
+        "Bounce" => Ok(bounce(published)),
+        "Complaint" => Ok(complaint(published)),
+        other => Ok(Notice::Nothing { reason: format!("a notification of the type {other:?}") }),
+    }
+}
+
+fn mail(published: Published) -> Result<Notice, String> {
+    let receipt = published.receipt;
+    for (what, verdict) in [("a virus", &receipt.virus_verdict), ("spam", &receipt.spam_verdict)] {
+        if verdict.status == "FAIL" {
+            return Ok(Notice::Nothing { reason: format!("SES takes the mail for {what}") });
+        }
+    }
+    let content = published.content.filter(|content| !content.is_empty()).ok_or(NO_CONTENT)?;
+    let is_base64 = receipt.action.encoding.is_some_and(|encoding| encoding.eq_ignore_ascii_case("BASE64"));
+    let raw = if is_base64 {
+        STANDARD.decode(content.as_bytes()).map_err(|error| format!("`content` is not base64: {error}"))?
+    } else {
+        content.into_bytes()
+    };
+    // SES receives the mail itself and speaks of every DMARC result: what it did not see pass has not passed.
+    let dmarc_passed = Some(receipt.dmarc_verdict.status == "PASS");
+    let (mail_from, recipients) = (published.mail.source, receipt.recipients);
+    Ok(Notice::Mail(Arrived { raw: Bytes::from(raw), mail_from, recipients, dmarc_passed }))
+}
+
+/// SES replaces the Message-ID of what it sends: the one that we wrote stands among the original headers, and the
+/// delivery's id among the tags of those that went out by the channel here.
+fn delivery(mail: &Mail) -> Option<String> {
+    let tag = mail.tags.get("delivery_id").and_then(|values| values.first()).filter(|id| is_delivery(id));
+    let headers = mail.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("Message-ID"));
+    let written =
+        headers.map(|header| header.value.as_str()).chain(mail.common_headers.message_id.as_deref());
+    tag.cloned().or_else(|| written.into_iter().find_map(delivery_of))
+}
+
+fn bounce(published: Published) -> Notice {
+    let Some(delivery_id) = delivery(&published.mail) else {
+        return Notice::Nothing { reason: "a bounce that names no delivery of ours".to_owned() };
+    };
+    let for_good = published.bounce.bounce_type == "Permanent";
+    let of = |recipient: Recipient| {
+        let diagnostic = recipient.diagnostic_code.unwrap_or_default();
+        let status = status_in(recipient.status.as_ref().unwrap_or(&diagnostic), for_good);
+        // A transient one was tried for hours, and is given up as well: what is only late is no bounce to SES.
+        let permanent = true;
+        Bounce {
+            delivery_id: delivery_id.clone(),
+            recipient: recipient.email_address,
+            status,
+            diagnostic,
+            permanent,
+        }
+    };
+    Notice::Bounced(published.bounce.bounced_recipients.into_iter().map(of).collect())
+}
+
+fn complaint(published: Published) -> Notice {
+    let Some(delivery_id) = delivery(&published.mail) else {
+        return Notice::Nothing { reason: "a complaint that names no delivery of ours".to_owned() };
+    };
+    let kind = published.complaint.complaint_feedback_type.unwrap_or_else(|| "complaint".to_owned());
+    let of = |recipient: Recipient| Bounce {
+        delivery_id: delivery_id.clone(),
+        recipient: recipient.email_address,
+        // Delivery not authorized: the recipient does not want such mail.
+        status: "5.7.1".to_owned(),
+        diagnostic: format!("the recipient complained: {kind}"),
+        permanent: true,
+    };
+    Notice::Bounced(published.complaint.complained_recipients.into_iter().map(of).collect())
+}
+
+#[cfg(test)]
+#[path = "ses_tests.rs"]
+mod tests;
