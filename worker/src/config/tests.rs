@@ -135,8 +135,8 @@ lease_s = 1
 #[test]
 fn a_key_that_resembles_none_is_told_which_there_are() {
     assert_eq!(
-        lines("[email]\nzzz = 1", &[]),
-        ["etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from, max_age_s"]
+        lines("[scripted]\nzzz = 1", &[]),
+        ["etc/wakeful.toml:2: unknown key scripted.zzz; known here: dir"]
     );
 }
 
