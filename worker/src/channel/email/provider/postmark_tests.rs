@@ -92,7 +92,7 @@ fn an_envelope_that_a_forwarder_made_names_nobody() {
 
 #[test]
 fn what_is_no_webhook_is_refused() {
-    let deep = format!("{{\"Metadata\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    let deep = format!("{{\"Metadata\":{{\"a\":{}1{}}}}}", "[".repeat(100_000), "]".repeat(100_000));
     let mut bad_file = inbound();
     bad_file["Attachments"][0]["Content"] = json!("not base64!");
     let text = inbound().to_string();

@@ -3,8 +3,8 @@
 //! Its headers are the ones that it came with; its parts are new, with the same contents. The same parts give the same
 //! bytes, so that a request that is sent again is the same mail.
 
-use lettre::message::header::ContentType;
-use lettre::message::{Attachment, MultiPart, MultiPartKind, SinglePart};
+use lettre::message::header::{ContentTransferEncoding, ContentType};
+use lettre::message::{Attachment, Body, MultiPart, MultiPartKind, SinglePart};
 use sha2::{Digest, Sha256};
 
 /// Where a header's line is folded.
@@ -68,12 +68,12 @@ impl Parts {
         let text = self.text.map(SinglePart::plain);
         let html = self.html.map(SinglePart::html);
         let alternative = match (text, html) {
-            (text, None) => Body::Single(text.unwrap_or_else(|| SinglePart::plain(String::new()))),
-            (None, Some(html)) => Body::Single(html),
+            (text, None) => Content::Single(text.unwrap_or_else(|| SinglePart::plain(String::new()))),
+            (None, Some(html)) => Content::Single(html),
             (Some(text), Some(html)) => {
                 let both =
                     multipart(MultiPartKind::Alternative, "alternative").singlepart(text).singlepart(html);
-                Body::Multi(both)
+                Content::Multi(both)
             }
         };
         let related = alternative.beside(multipart(MultiPartKind::Related, "related"), inline);
@@ -101,28 +101,28 @@ impl Parts {
     }
 }
 
-enum Body {
+enum Content {
     Single(SinglePart),
     Multi(MultiPart),
 }
 
-impl Body {
+impl Content {
     /// Itself and the files, if there are any.
-    fn beside(self, builder: lettre::message::MultiPartBuilder, files: Vec<File>) -> Body {
+    fn beside(self, builder: lettre::message::MultiPartBuilder, files: Vec<File>) -> Content {
         if files.is_empty() {
             return self;
         }
         let first = match self {
-            Body::Single(part) => builder.singlepart(part),
-            Body::Multi(part) => builder.multipart(part),
+            Content::Single(part) => builder.singlepart(part),
+            Content::Multi(part) => builder.multipart(part),
         };
-        Body::Multi(files.into_iter().fold(first, |all, file| all.singlepart(part(file))))
+        Content::Multi(files.into_iter().fold(first, |all, file| all.singlepart(part(file))))
     }
 
     fn formatted(&self) -> Vec<u8> {
         match self {
-            Body::Single(part) => part.formatted(),
-            Body::Multi(part) => part.formatted(),
+            Content::Single(part) => part.formatted(),
+            Content::Multi(part) => part.formatted(),
         }
     }
 }
@@ -137,7 +137,9 @@ fn part(file: File) -> SinglePart {
         Some(id) => Attachment::new_inline_with_name(id, name),
         None => Attachment::new(name),
     };
-    attachment.body(file.bytes, known.unwrap_or_else(octets))
+    // Always base64: no byte of a file is then a line break that a reader may change.
+    let body = Body::new_with_encoding(file.bytes, ContentTransferEncoding::Base64);
+    attachment.body(body.expect("base64 holds any bytes"), known.unwrap_or_else(octets))
 }
 
 fn octets() -> ContentType {
@@ -201,7 +203,7 @@ mod tests {
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(!head.lines().any(|line| line.starts_with("Bcc") || line.starts_with("Evil")), "{head}");
         assert!(head.contains("X-One: 1\r\n"), "{head}");
-        assert_eq!(body, "Hi");
+        assert_eq!(body, "Hi\r\n");
     }
 
     #[test]
