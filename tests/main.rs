@@ -24,6 +24,7 @@ mod demo;
 mod dev;
 mod diff;
 mod drain;
+mod email_in;
 mod fork;
 mod heal;
 mod histories;

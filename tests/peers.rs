@@ -2,6 +2,8 @@
 //!
 //! `make test-peers` installs it and runs these.
 
+mod mail;
+
 use crate::support::client::{numbers, texts};
 use crate::support::{Client, Database, Options, PATIENCE, Process};
 use eventsource_stream::Event;

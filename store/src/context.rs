@@ -5,7 +5,7 @@ use crate::{Result, Store};
 use serde_json::Value;
 use sqlx::PgConnection;
 use wakeful_workflow::id::{CallId, SessionId};
-use wakeful_workflow::record::{Block, OutputPointer, ToolResult};
+use wakeful_workflow::record::{Attachment, Block, OutputPointer, ToolResult};
 
 /// A part of a tool's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +77,58 @@ impl Store {
             }
         }
         Ok(None)
+    }
+
+    /// The files that came with the session's own messages, in the order of those.
+    ///
+    /// # Errors
+    /// [`crate::Error::Corrupt`] for a pointer that cannot be read; [`crate::Error::Database`].
+    pub async fn attachments(&self, session_id: &SessionId) -> Result<Vec<Attachment>> {
+        let lists = sqlx::query_scalar!(
+            r#"select (details -> 'attachments')::text as "attachments!" from conversation_records
+            where session_id = $1 and json_typeof(details -> 'attachments') = 'array'
+            order by message_number"#,
+            session_id.as_str()
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let mut files = Vec::new();
+        for list in lists {
+            files.extend(from_text::<Vec<Attachment>>("attachments", &list)?);
+        }
+        Ok(files)
+    }
+
+    /// Up to `bytes` of the file `sha256`, from `offset` on, cut between characters. `None`: no message of the session came
+    /// with such a file, whoever else's did, or what is there is not UTF-8.
+    ///
+    /// # Errors
+    /// [`crate::Error::Corrupt`] where its blob is not there; [`crate::Error::Database`].
+    pub async fn attachment(
+        &self,
+        session_id: &SessionId,
+        sha256: &str,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Option<OutputSlice>> {
+        let own = self.attachments(session_id).await?;
+        let Some(file) = own.into_iter().find(|file| file.sha256 == sha256) else { return Ok(None) };
+        let start = offset.min(file.bytes);
+        let part = sqlx::query_scalar!(
+            r#"select substring(bytes from $2 for $3) as "part!" from blobs where sha256 = $1"#,
+            file.sha256,
+            i32::try_from(start.saturating_add(1)).unwrap_or(i32::MAX),
+            i32::try_from(bytes).unwrap_or(i32::MAX)
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or_else(|| crate::Error::corrupt("attachment", format!("there is no blob {sha256}")))?;
+        let is_text = match std::str::from_utf8(&part) {
+            Ok(_) => true,
+            // What the edges cut of a character is no sign of anything.
+            Err(error) => offset > 0 || error.error_len().is_none(),
+        };
+        Ok(is_text.then(|| OutputSlice { bytes: file.bytes, ..between_characters(&part, start) }))
     }
 
     async fn slice(&self, result: ToolResult, offset: usize, bytes: usize) -> Result<OutputSlice> {

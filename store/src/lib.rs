@@ -3,6 +3,7 @@
 //! | to | read |
 //! |---|---|
 //! | start or wake a session, or begin anew | [`wake`], [`create`], [`run`] |
+//! | know a mail again, and take it | [`mail`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | say what became of an uncertain effect | [`resolve`] |
 //! | read what a replay runs again, and find one that was begun | [`replay`] |
@@ -42,6 +43,7 @@ pub mod hydrate;
 pub mod import;
 pub mod journal;
 pub mod ledger;
+pub mod mail;
 pub mod queue;
 pub mod readiness;
 pub mod record;

@@ -106,7 +106,7 @@ pub(crate) enum By {
 
 impl By {
     /// A message or a retry makes a job. Of a replay only its own process would take it, and that may be gone for good.
-    fn may_wake(self, session: &Locked) -> Result<()> {
+    pub(crate) fn may_wake(self, session: &Locked) -> Result<()> {
         if self == By::Replay || session.runner.is_empty() {
             return Ok(());
         }
@@ -127,7 +127,7 @@ impl Delivered {
         }
     }
 
-    fn parse(word: &str) -> Result<Delivered> {
+    pub(crate) fn parse(word: &str) -> Result<Delivered> {
         match word {
             "queued" => Ok(Delivered::Queued),
             "delivered" => Ok(Delivered::Delivered),

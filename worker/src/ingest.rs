@@ -5,6 +5,7 @@ use crate::api::Problem;
 use crate::telemetry::{self, names};
 use tracing::field::Empty;
 use tracing::{Instrument, Span, info_span};
+use wakeful_store::mail::{MailWakes, NewMail};
 use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 
@@ -17,6 +18,28 @@ pub async fn take(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<Wok
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let woken = ctx.store.wake(&new, &message).await?;
+        crate::failpoint("K2");
+        announce(ctx, &woken);
+        Ok(woken)
+    }
+    .instrument(span)
+    .await
+}
+
+/// The same for a mail, which is remembered in the same commit.
+///
+/// # Errors
+/// Those of [`wakeful_store::Store::take_mail`], as answers.
+pub async fn take_mail(
+    ctx: &Ctx,
+    mail: &NewMail,
+    wakes: MailWakes<'_>,
+    message: NewMessage,
+) -> Result<Woken, Problem> {
+    let span = send_span(&mail.conversation_id);
+    async {
+        let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
+        let woken = ctx.store.take_mail(mail, wakes, &message).await?;
         crate::failpoint("K2");
         announce(ctx, &woken);
         Ok(woken)

@@ -13,6 +13,52 @@ use wakeful_workflow::session::Seed;
 #[error("{0}")]
 pub struct CannotBegin(String);
 
+/// What is different from trigger to trigger.
+pub struct Trigger {
+    pub mailbox_id: String,
+    pub trigger_type: &'static str,
+    pub trigger_id: String,
+    pub continues: Continues,
+    pub policy: SessionPolicy,
+    /// What was said before, after the system prompt.
+    pub thread: Vec<Seed>,
+}
+
+/// What a trigger's session is made of, where there is none to go on with. `conversation_id` is the stored one.
+///
+/// # Errors
+/// [`CannotBegin`].
+pub fn of_trigger(
+    config: &Config,
+    tools: &Registry,
+    conversation_id: String,
+    agent: Option<&str>,
+    trigger: Trigger,
+) -> Result<NewSession, CannotBegin> {
+    let name = agent.unwrap_or(DEFAULT_AGENT);
+    let agent = config.agent(name).map_err(|error| CannotBegin(error.to_string()))?;
+    let tools = tools
+        .definitions(&agent.tools)
+        .map_err(|error| CannotBegin(format!("the agent {name:?} cannot be used here: {error}")))?;
+    let mut seeds = vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }];
+    seeds.extend(trigger.thread);
+    Ok(NewSession {
+        space_id: DEFAULT_SPACE.to_owned(),
+        mailbox_id: trigger.mailbox_id,
+        conversation_id,
+        trigger_type: trigger.trigger_type.to_owned(),
+        trigger_id: trigger.trigger_id,
+        continues: trigger.continues,
+        agent: agent.name,
+        model_context_window: i32::try_from(config.context_window(&agent.model)).unwrap_or(i32::MAX),
+        model_id: agent.model,
+        tools,
+        policy: trigger.policy,
+        repository_id: None,
+        seeds,
+    })
+}
+
 /// What a chat's session is made of, where the conversation has none yet. `conversation_id` is the stored one.
 ///
 /// # Errors
@@ -23,26 +69,15 @@ pub fn of_chat(
     conversation_id: String,
     agent: Option<&str>,
 ) -> Result<NewSession, CannotBegin> {
-    let name = agent.unwrap_or(DEFAULT_AGENT);
-    let agent = config.agent(name).map_err(|error| CannotBegin(error.to_string()))?;
-    let tools = tools
-        .definitions(&agent.tools)
-        .map_err(|error| CannotBegin(format!("the agent {name:?} cannot be used here: {error}")))?;
     let trigger_id =
         conversation_id.split_once('/').map_or(conversation_id.as_str(), |(_, id)| id).to_owned();
-    Ok(NewSession {
-        space_id: DEFAULT_SPACE.to_owned(),
+    let trigger = Trigger {
         mailbox_id: "default".to_owned(),
-        conversation_id,
-        trigger_type: "chat".to_owned(),
+        trigger_type: "chat",
         trigger_id,
         continues: Continues::Conversation,
-        agent: agent.name,
-        model_context_window: i32::try_from(config.context_window(&agent.model)).unwrap_or(i32::MAX),
-        model_id: agent.model,
-        tools,
         policy: SessionPolicy::default(),
-        repository_id: None,
-        seeds: vec![Seed { role: Role::System, content: agent.system_prompt, is_new: true }],
-    })
+        thread: Vec::new(),
+    };
+    of_trigger(config, tools, conversation_id, agent, trigger)
 }

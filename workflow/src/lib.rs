@@ -20,6 +20,7 @@
 //! | what a person may say of an uncertain effect | [`resolve`] |
 //! | what a failure means | [`fault`] |
 //! | how a model call that was cut off goes on | [`resume`] |
+//! | what a mail says, joins, and may do | [`mail`] |
 //! | what a session that runs another one again takes from it | [`replay`] |
 //! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
@@ -37,6 +38,7 @@ pub mod files;
 pub mod fork;
 pub mod id;
 pub mod internal;
+pub mod mail;
 pub mod plan;
 pub mod policy;
 pub mod prefix;

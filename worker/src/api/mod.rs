@@ -74,7 +74,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
 }
 
 /// Lets a request pass that bears the token, if there is one.
-async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
+pub(crate) async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     let Some(token) = &ctx.config.server.token else {
         // Without a token the process listens on loopback only, where every page in a browser can reach it: under a
         // name of its own, or from an origin of its own.

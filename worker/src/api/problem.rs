@@ -27,6 +27,11 @@ impl Problem {
         Problem::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    /// The status that it is answered with.
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     fn with(mut self, key: &str, value: impl Into<Value>) -> Problem {
         self.more.insert(key.to_owned(), value.into());
         self

@@ -15,6 +15,7 @@ pub mod cron;
 pub mod email;
 pub mod herald;
 pub mod messenger;
+pub mod signed;
 
 /// What sends, by the configuration.
 ///

@@ -20,6 +20,7 @@ pub mod chat;
 pub mod cron;
 pub mod email;
 pub mod herald;
+pub mod mailboxes;
 pub mod messenger;
 mod price;
 mod problem;

@@ -129,7 +129,7 @@ fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
 }
 
 /// Whom an agent may write to: addresses, `*@domain`, `participants` or `*`.
-fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
+pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
     let origin = section.origin("recipients");
     let list = section.list("recipients")?;
     let fits = |one: &str| {

@@ -43,11 +43,11 @@ fn the_example_loads_and_shows_the_defaults() {
     let shown = good(Config::example(), &[]);
     let default = good("", &[]);
     let debug = |config: &Config| {
-        format!("{:?} {:?} {:?} {:?}", config.server, config.database, config.queue, config.providers)
+        let Config { server, database, queue, providers, email, .. } = config;
+        format!("{server:?} {database:?} {queue:?} {providers:?} {email:?}")
     };
     assert_eq!(debug(&shown), debug(&default));
     assert_eq!(shown.scripted, default.scripted);
-    assert_eq!(shown.email, default.email);
     assert_eq!(shown.workspace, default.workspace);
     let agent = |mut config: Config| {
         config.fallback_model = Some("scripted/demo".to_owned());
@@ -65,7 +65,7 @@ fn what_the_example_leaves_out_is_taken_too() {
             let body = line.strip_prefix("# ").unwrap_or(line);
             let key = body.split(" = ").next().unwrap_or_default();
             let is_key = body.contains(" = ") && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-            let is_table = body.starts_with("[models.");
+            let is_table = body.starts_with("[models.") || body.starts_with("[email.");
             // A secret and its file exclude each other, and the files are not there.
             if (is_key || is_table) && !key.ends_with("_file") {
                 format!("{body}\n")
@@ -79,6 +79,7 @@ fn what_the_example_leaves_out_is_taken_too() {
     assert!(config.models["anthropic/claude-sonnet-5"].prefill);
     assert_eq!(config.server.internal_tokens.len(), 1);
     assert_eq!(config.email.from.as_deref(), Some("agent@example.org"));
+    assert_eq!(config.email.incoming.mailboxes[0].address, "support@example.org");
     assert_eq!(config.scripted.dir, Some(PathBuf::from("etc/scenarios")));
 }
 
@@ -136,7 +137,9 @@ lease_s = 1
 fn a_key_that_resembles_none_is_told_which_there_are() {
     assert_eq!(
         lines("[email]\nzzz = 1", &[]),
-        ["etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from, max_age_s"]
+        [
+            "etc/wakeful.toml:2: unknown key email.zzz; known here: maildir, from, max_age_s, raw_secrets, raw_secrets_file, thread_secret, thread_secret_file, lmtp_listen"
+        ]
     );
 }
 

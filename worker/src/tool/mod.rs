@@ -12,12 +12,13 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::policy::{SessionPolicy, ToolMode, may_write_to};
-use wakeful_workflow::record::without_nul;
+use wakeful_workflow::record::{Attachment, without_nul};
 
 pub mod ask_user;
 pub mod compose_email;
 pub mod current_time;
 pub mod files;
+pub mod read_attachment;
 pub mod read_output;
 pub mod registry;
 
@@ -103,6 +104,27 @@ pub trait Outputs: Send + Sync + Debug {
         offset: usize,
         bytes: usize,
     ) -> Result<Option<OutputSlice>, ToolError>;
+
+    /// The files that came with the session's messages, in their order.
+    ///
+    /// # Errors
+    /// When they cannot be read now.
+    async fn attachments(&self) -> Result<Vec<Attachment>, ToolError> {
+        Ok(Vec::new())
+    }
+
+    /// Up to `bytes` of a file, from `offset` on, as text. `None`: it is not of this session, or not UTF-8 there.
+    ///
+    /// # Errors
+    /// When it cannot be read now.
+    async fn attachment(
+        &self,
+        _file: &Attachment,
+        _offset: usize,
+        _bytes: usize,
+    ) -> Result<Option<OutputSlice>, ToolError> {
+        Ok(None)
+    }
 }
 
 /// The folder of one session.

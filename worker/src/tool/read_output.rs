@@ -11,6 +11,7 @@ use wakeful_store::context::OutputSlice;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::id::{CallId, SessionId};
+use wakeful_workflow::record::Attachment;
 
 /// How much is read where the model names no amount.
 const USUAL_BYTES: usize = 8 * 1024;
@@ -120,6 +121,27 @@ impl Outputs for StoredOutputs {
         read.map_err(|error| {
             warn!(session.id = %self.session_id, call.id = %call_id, %error, "An output could not be read");
             ToolError("The output cannot be read now. Try again.".to_owned())
+        })
+    }
+
+    async fn attachments(&self) -> Result<Vec<Attachment>, ToolError> {
+        let read = self.store.attachments(&self.session_id).await;
+        read.map_err(|error| {
+            warn!(session.id = %self.session_id, %error, "A session's attachments could not be read");
+            ToolError("The files cannot be read now. Try again.".to_owned())
+        })
+    }
+
+    async fn attachment(
+        &self,
+        file: &Attachment,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Option<OutputSlice>, ToolError> {
+        let read = self.store.attachment(&self.session_id, &file.sha256, offset, bytes).await;
+        read.map_err(|error| {
+            warn!(session.id = %self.session_id, blob = %file.sha256, %error, "An attachment could not be read");
+            ToolError("The file cannot be read now. Try again.".to_owned())
         })
     }
 }

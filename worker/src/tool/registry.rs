@@ -54,6 +54,7 @@ impl Registry {
         registry.register(Arc::new(super::current_time::CurrentTime))?;
         registry.register(Arc::new(super::files::ReadFile))?;
         registry.register(Arc::new(super::files::WriteFile))?;
+        registry.register(Arc::new(super::read_attachment::ReadAttachment))?;
         registry.register(Arc::new(super::read_output::ReadOutput))?;
         Ok(registry)
     }

@@ -476,14 +476,19 @@ pub fn blobs_of(line: &Line) -> Vec<&str> {
                 Block::ToolResult(result) => result.output.as_ref().map(|output| output.sha256.as_str()),
                 Block::Text { .. } | Block::ToolCall(_) | Block::Provider { .. } => None,
             })
+            .chain(
+                row.details
+                    .get("attachments")
+                    .and_then(Value::as_array)
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|file| file["sha256"].as_str()),
+            )
             .collect(),
-        Line::Call(_)
-        | Line::Seed(_)
-        | Line::Run(_)
-        | Line::Step(_)
-        | Line::Delivery(_)
-        | Line::Inbox(_)
-        | Line::Blob(_) => Vec::new(),
+        Line::Inbox(row) => row.attachments.iter().map(|file| file.sha256.as_str()).collect(),
+        Line::Call(_) | Line::Seed(_) | Line::Run(_) | Line::Step(_) | Line::Delivery(_) | Line::Blob(_) => {
+            Vec::new()
+        }
     }
 }
 

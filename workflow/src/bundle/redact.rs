@@ -7,7 +7,7 @@
 use super::{CallRow, EventRow, Line, RecordRow, SessionRow};
 use crate::derive::FILE_PREFIX;
 use crate::prefix::Prefix;
-use crate::record::{Block, OutputPointer};
+use crate::record::{Attachment, Block, OutputPointer};
 use crate::session::CallOutcome;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -43,6 +43,7 @@ pub fn redact(line: Line, renamed: &Renamed) -> Line {
         Line::Inbox(mut row) => {
             row.content = text(&row.content);
             row.sender = row.sender.map(|sender| text(&sender));
+            row.attachments.iter_mut().for_each(|file| attachment(file, renamed));
             Line::Inbox(row)
         }
         Line::Blob(part) => Line::Blob(part),
@@ -69,12 +70,40 @@ fn session(row: SessionRow, renamed: &Renamed) -> SessionRow {
         error: row.error.map(|error| reason(&error)),
         cancel_reason: row.cancel_reason.map(|why| reason(&why)),
         prefix_sha256: row.prefix_sha256.map(|old| name(&old, renamed).0),
+        policy: row.policy.map(policy),
         ..row
     }
 }
 
+/// Whom it writes to, and who takes part. Which rules it has stays.
+fn policy(mut policy: Map<String, Value>) -> Map<String, Value> {
+    for key in ["participants", "recipients", "loop_suspicion"] {
+        if let Some(list) = policy.remove(key) {
+            policy.insert(key.to_owned(), value(list));
+        }
+    }
+    if let Some(Value::Object(route)) = policy.get_mut("reply")
+        && let Some(to) = route.remove("to")
+    {
+        route.insert("to".to_owned(), value(to));
+    }
+    policy
+}
+
+fn attachment(file: &mut Attachment, renamed: &Renamed) {
+    let (sha256, bytes) = name(&file.sha256, renamed);
+    file.file_name = text(&file.file_name);
+    (file.sha256, file.bytes) = (sha256, usize::try_from(bytes).unwrap_or(0));
+}
+
 fn record(mut row: RecordRow, renamed: &Renamed) -> RecordRow {
     row.content = row.content.into_iter().map(|of| block(of, renamed)).collect();
+    if let Some(files) = row.details.get("attachments").cloned()
+        && let Ok(mut files) = serde_json::from_value::<Vec<Attachment>>(files)
+    {
+        files.iter_mut().for_each(|file| attachment(file, renamed));
+        row.details.insert("attachments".to_owned(), json!(files));
+    }
     row
 }
 

@@ -1,10 +1,34 @@
 //! Mail that came in, by whatever door: read, judged, and given to a session.
 
-use crate::Ctx;
-use crate::api::Problem;
+use super::mailbox::{Addressed, mailboxes_of};
+use super::parse::{self, Read, Unreadable};
+use crate::api::{DEFAULT_SPACE, Problem};
+use crate::origin::{self, Trigger};
+use crate::{Ctx, ingest};
 use axum::http::StatusCode;
 use bytes::Bytes;
-use wakeful_store::wake::Woken;
+use sha2::{Digest, Sha256};
+use std::sync::{Arc, LazyLock};
+use tokio::sync::Semaphore;
+use tracing::{info, warn};
+use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
+use wakeful_store::wake::{Continues, NewMessage, Woken};
+use wakeful_workflow::mail::policy::{self, MailboxRules};
+use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
+use wakeful_workflow::mail::{MailFacts, auth, subject_key, text, thread};
+use wakeful_workflow::record::Role;
+use wakeful_workflow::session::Seed;
+
+/// Mails that are read at a time: each may take several times its size.
+static READING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
+
+/// So many mails of a thread, and so much of them, are given to the session of a further one.
+const THREAD_MAILS: i64 = 20;
+const THREAD_BYTES: usize = 64 << 10;
+const THREAD_MAIL_BYTES: usize = 16 << 10;
+
+/// A Message-ID that is longer is known by its hash.
+const KEY_BYTES: usize = 200;
 
 /// A mail as it arrived, before anything of it was read.
 #[derive(Clone, Debug)]
@@ -29,11 +53,225 @@ pub enum Taken {
     Dropped { reason: String },
 }
 
+/// A mail that was read and not yet taken.
+#[derive(Clone)]
+pub(super) struct Incoming {
+    read: Arc<Read>,
+    dmarc_passed: Option<bool>,
+}
+
 /// Takes a mail: one session for each mailbox of ours that it is for.
 ///
 /// # Errors
-/// What is no mail, or too large a one, and those of [`crate::ingest::take`].
-#[expect(clippy::unused_async, reason = "what it will do waits for the database")]
-pub async fn take(_: &Ctx, _: Arrived) -> Result<Vec<Taken>, Problem> {
-    Err(Problem::new(StatusCode::NOT_IMPLEMENTED, "mail cannot come in yet"))
+/// What is no mail, or too large a one (413, 422), a mail for no mailbox of ours (422), and those of
+/// [`crate::ingest::take`].
+pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, Problem> {
+    let recipients = arrived.recipients.clone();
+    let incoming = read(arrived).await?;
+    let mut to: Vec<&str> = recipients.iter().map(String::as_str).collect();
+    let facts = &incoming.read.facts;
+    if to.is_empty() {
+        to = facts.to.iter().chain(&facts.cc).map(|person| person.address.as_str()).collect();
+    }
+    let mailboxes = mailboxes_of(&ctx.config.email, &to);
+    if mailboxes.is_empty() {
+        let detail =
+            "the mail is for no mailbox of email.mailboxes; name its recipient by `rcpt`, or add the mailbox";
+        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+    }
+    let mut taken = Vec::new();
+    for addressed in &mailboxes {
+        taken.push(take_for(ctx, &incoming, addressed).await?);
+    }
+    Ok(taken)
+}
+
+/// Reads a mail, on a thread that it may hold up.
+///
+/// # Errors
+/// 413 and 422.
+pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
+    let unread = |error: Unreadable| {
+        let status = match error {
+            Unreadable::Hostile(Hostile::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
+            Unreadable::Hostile(Hostile::Headers | Hostile::Parts | Hostile::Depth | Hostile::Ambiguous)
+            | Unreadable::NoMail => StatusCode::UNPROCESSABLE_ENTITY,
+        };
+        Problem::new(status, error.to_string())
+    };
+    if arrived.raw.len() > MAIL_BYTES {
+        return Err(unread(Hostile::TooLarge.into()));
+    }
+    let Arrived { raw, mail_from, dmarc_passed, .. } = arrived;
+    let permit = READING.acquire().await;
+    let read = tokio::task::spawn_blocking(move || parse::read(&raw)).await;
+    drop(permit);
+    // What the reader did not catch is a defect of ours, and no reason to lose a mail.
+    let read = read.map_err(|error| {
+        warn!(%error, "A mail could not be read");
+        Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the mail could not be read; the server's log says why",
+        )
+    })?;
+    let mut read = read.map_err(unread)?;
+    if mail_from.is_some() {
+        read.facts.return_path = mail_from;
+    }
+    Ok(Incoming { read: Arc::new(read), dmarc_passed })
+}
+
+/// Takes a mail for one mailbox.
+///
+/// # Errors
+/// Those of [`crate::ingest::take`].
+pub(super) async fn take_for(
+    ctx: &Ctx,
+    incoming: &Incoming,
+    addressed: &Addressed<'_>,
+) -> Result<Taken, Problem> {
+    let Read { facts, files, body_sha256, .. } = &*incoming.read;
+    let settings = &ctx.config.email.incoming;
+    let key = key_of(&incoming.read);
+    let known = ctx.store.known_mail(DEFAULT_SPACE, &addressed.mailbox_id, &key).await?;
+    match known {
+        Some(KnownMail::Woke(woken)) => return Ok(Taken::Woke(woken)),
+        Some(KnownMail::Dropped { reason }) => return Ok(Taken::Dropped { reason }),
+        None => {}
+    }
+    let rules = MailboxRules {
+        own: super::mailbox::own_addresses(&ctx.config.email),
+        recipients: addressed.recipients.clone(),
+        web_allow: addressed.web_allow.clone(),
+    };
+    let extracted = policy::extract(facts, &rules);
+    let mut mail = NewMail {
+        space_id: DEFAULT_SPACE.to_owned(),
+        mailbox_id: addressed.mailbox_id.clone(),
+        message_id: key.clone(),
+        conversation_id: String::new(),
+        from_address: facts.from.as_ref().map(|from| from.address.clone()),
+        subject: facts.subject.clone(),
+        subject_key: hex::encode(Sha256::digest(subject_key(&facts.subject).as_bytes())),
+        body_sha256: body_sha256.clone(),
+        answers: facts.answers().map(id_key).collect(),
+        joined: false,
+        sent_at: facts.date.clone(),
+    };
+    if !extracted.machine.is_empty() {
+        return dropped(ctx, &mail, facts, &extracted.machine).await;
+    }
+    let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv);
+    let signed = signed(ctx, addressed).await?;
+    let named = ctx.store.conversations_named(DEFAULT_SPACE, &addressed.mailbox_id, &mail.answers).await?;
+    let joined = thread::joins(facts, signed, dmarc_passed, &named);
+    mail.joined = joined.is_some();
+    mail.conversation_id = joined.clone().unwrap_or_else(|| {
+        format!("{DEFAULT_SPACE}/{}", thread::conversation_id(&addressed.mailbox_id, &key))
+    });
+    let asking = match &joined {
+        Some(conversation_id) => ctx.store.asking_session(conversation_id).await?,
+        None => None,
+    };
+    let mut exchange = ctx.store.exchange(&mail).await?;
+    // An empty text says nothing twice, and the same answer may be right for two questions.
+    if facts.body.trim().is_empty() || asking.is_some() {
+        exchange.same_body = 0;
+    }
+    let suspicion = policy::loop_suspicion(exchange, settings.loop_limit);
+    let message = NewMessage {
+        client_key: Some(key.clone()),
+        text: text::render(facts, mail.joined),
+        sender: mail.from_address.clone(),
+        trace_context: None,
+        attachments: files.clone(),
+    };
+    if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
+        let wakes = MailWakes::Answer { session_id: &session_id };
+        match ingest::take_mail(ctx, &mail, wakes, message.clone()).await {
+            Ok(woken) => return Ok(Taken::Woke(woken)),
+            // Somebody else has answered meanwhile.
+            Err(problem) if problem.status() == StatusCode::CONFLICT => {}
+            Err(problem) => return Err(problem),
+        }
+    }
+    let conversation_id = mail.conversation_id.split_once('/').map_or("", |(_, id)| id);
+    let reply_to = settings
+        .thread_key()
+        .zip(addressed.address.as_deref())
+        .and_then(|(secret, address)| thread::plus_address(secret, address, conversation_id));
+    let from = addressed.from(&ctx.config.email);
+    let route = policy::reply_route(facts, &from, dmarc_passed, reply_to);
+    let trigger = Trigger {
+        mailbox_id: addressed.mailbox_id.clone(),
+        trigger_type: "email",
+        trigger_id: key,
+        continues: Continues::Trigger,
+        policy: policy::of_session(&extracted, suspicion, route),
+        thread: if mail.joined { earlier(ctx, &mail.conversation_id).await? } else { Vec::new() },
+    };
+    let agent = addressed.agent.as_deref();
+    let new = origin::of_trigger(&ctx.config, &ctx.tools, mail.conversation_id.clone(), agent, trigger)?;
+    Ok(Taken::Woke(ingest::take_mail(ctx, &mail, MailWakes::New(&new), message).await?))
+}
+
+/// Remembers a mail that no agent is shown. A report of a delivery of ours is known by [`MailFacts::reported`]: whatever notes
+/// that it bounced belongs here.
+async fn dropped(ctx: &Ctx, mail: &NewMail, facts: &MailFacts, reasons: &[String]) -> Result<Taken, Problem> {
+    let mut reason = reasons.join("; ");
+    if let Some(about) = facts.reported.first() {
+        reason.push_str(&format!("; it is about {about}"));
+    }
+    ctx.store.drop_mail(mail, &reason).await?;
+    info!(mailbox = %mail.mailbox_id, message_id = %mail.message_id, reason, "A mail was dropped");
+    Ok(Taken::Dropped { reason })
+}
+
+/// The conversation of the plus-address that the mail was sent to, if it was signed by us and the mailbox has it.
+async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, Problem> {
+    let settings = &ctx.config.email.incoming;
+    let (Some(secret), Some(address), Some(token)) =
+        (settings.thread_key(), &addressed.address, addressed.token)
+    else {
+        return Ok(None);
+    };
+    let Some(id) = thread::conversation_of_token(secret, address, token) else { return Ok(None) };
+    let conversation_id = format!("{DEFAULT_SPACE}/{id}");
+    let has = ctx.store.has_conversation(&addressed.mailbox_id, &conversation_id).await?;
+    Ok(has.then_some(conversation_id))
+}
+
+/// What was said in the conversation, newest last, as much of it as a further session is given.
+async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, Problem> {
+    let said = ctx.store.mail_thread(conversation_id, THREAD_MAILS).await?;
+    let mut left = THREAD_BYTES;
+    let mut seeds: Vec<Seed> = said
+        .into_iter()
+        .rev()
+        .map_while(|one| {
+            let mut content = one.text;
+            if content.len() > THREAD_MAIL_BYTES {
+                content.truncate(content.floor_char_boundary(THREAD_MAIL_BYTES));
+                content.push_str("\n[…]");
+            }
+            left = left.checked_sub(content.len())?;
+            let role = if one.role == Role::Assistant { Role::Assistant } else { Role::User };
+            Some(Seed { role, content, is_new: true })
+        })
+        .collect();
+    seeds.reverse();
+    Ok(seeds)
+}
+
+/// What a mail is known by: its Message-ID, or a hash of the whole.
+fn key_of(read: &Read) -> String {
+    read.facts.message_id.as_deref().map_or_else(|| format!("sha256:{}", read.sha256), id_key)
+}
+
+fn id_key(id: &str) -> String {
+    if id.len() <= KEY_BYTES {
+        id.to_owned()
+    } else {
+        format!("sha256:{}", hex::encode(Sha256::digest(id.as_bytes())))
+    }
 }

@@ -43,7 +43,8 @@ pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &st
         silent_after_s,
         attempts: config.agent(&standing.session.agent).ok().map(|agent| agent.limits.attempts),
     };
-    let findings = explain(&standing, around);
+    let mut findings = explain(&standing, around);
+    findings.extend(store.loop_suspicion(&standing.session.session_id).await?.into_iter().map(cut_off));
     output
         .one(&json!({"findings": findings, "standing": standing}), || text(&standing, &findings, output))?;
     Ok(Exit::Ok)
@@ -65,6 +66,17 @@ fn text(standing: &Standing, findings: &[Finding], output: &Output) -> String {
         text.push_str(&output.aligned(&facts, 2));
     }
     text
+}
+
+/// Why its replies go nowhere.
+fn cut_off(reason: String) -> Finding {
+    Finding {
+        why: format!("Nothing that it says is sent: {reason}."),
+        remedy: Some(
+            "Read who writes to it (`GET /v1/mails`). For a person, raise email.loop_limit, and answer this one by hand."
+                .to_owned(),
+        ),
+    }
 }
 
 /// Why the session is where it is: the reason first, then what else is open.

@@ -1,8 +1,8 @@
 //! Seeds, runs, messages and steps: numbers without holes, and sums that are what their parts say.
 
-use super::super::{Header, RecordRow, RunRow, SeedRow, SessionRow, StepRow, scan};
+use super::super::{BLOB_BYTES, Header, RecordRow, RunRow, SeedRow, SessionRow, StepRow, scan};
 use super::{Fits, MOST_NUMBER, times};
-use crate::record::{Block, Role, Usage};
+use crate::record::{Attachment, Block, Role, Usage};
 use std::collections::HashMap;
 
 /// The part of the check that sees rows with numbers.
@@ -132,6 +132,7 @@ impl Rows {
             return Err("a system prompt is a seed".to_owned());
         }
         self::usage(row)?;
+        attachments(row)?;
         self.records.push((number, row.role));
         Ok(())
     }
@@ -274,6 +275,15 @@ fn usage(row: &RecordRow) -> Fits {
         return Err(format!("message {} has a usage that is negative or beyond reason", row.message_number));
     }
     Ok(())
+}
+
+/// The files of a message are read as what they are when its session is.
+fn attachments(row: &RecordRow) -> Fits {
+    let Some(files) = row.details.get("attachments") else { return Ok(()) };
+    match serde_json::from_value::<Vec<Attachment>>(files.clone()) {
+        Ok(files) if files.iter().all(|file| file.bytes as i64 <= BLOB_BYTES) => Ok(()),
+        Ok(_) | Err(_) => Err(format!("message {} has attachments that are none", row.message_number)),
+    }
 }
 
 /// The calls that a message asks for, and those that it answers.

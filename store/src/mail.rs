@@ -1,0 +1,399 @@
+//! Mail that came in: which is known, which conversation it names, and its way into a session.
+
+use crate::create::find_or_create;
+use crate::failpoint::failpoint;
+use crate::wake::{By, Delivered, NewMessage, NewSession, Woken, conflict, deliver};
+use crate::{Error, Result, Store, run};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use sqlx::PgConnection;
+use wakeful_workflow::mail::policy::Exchange;
+use wakeful_workflow::mail::thread::Candidate;
+use wakeful_workflow::record::Role;
+
+/// A mail as it is remembered.
+#[derive(Clone, Debug)]
+pub struct NewMail {
+    pub space_id: String,
+    pub mailbox_id: String,
+    /// What it is known by in its mailbox: its Message-ID, or a hash.
+    pub message_id: String,
+    /// As it is stored. Of a dropped mail it is not read.
+    pub conversation_id: String,
+    pub from_address: Option<String>,
+    pub subject: String,
+    pub subject_key: String,
+    pub body_sha256: String,
+    /// What its headers name, as [`NewMail::message_id`] would be.
+    pub answers: Vec<String>,
+    pub joined: bool,
+    pub sent_at: Option<String>,
+}
+
+/// What a mail wakes.
+#[derive(Clone, Copy, Debug)]
+pub enum MailWakes<'a> {
+    /// A session of its own.
+    New(&'a NewSession),
+    /// One that has asked a question.
+    Answer { session_id: &'a str },
+}
+
+/// What became of a mail that came before.
+#[derive(Clone, Debug)]
+pub enum KnownMail {
+    /// The first answer, marked as a duplicate's.
+    Woke(Woken),
+    Dropped {
+        reason: String,
+    },
+}
+
+/// A message of a thread of mails, in or out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// `user` or `assistant`.
+    pub role: Role,
+    pub text: String,
+}
+
+/// A mail in a list.
+#[derive(Clone, Debug, Serialize)]
+pub struct MailView {
+    pub mailbox_id: String,
+    pub message_id: String,
+    pub from_address: Option<String>,
+    pub subject: String,
+    pub session_id: Option<String>,
+    pub joined: bool,
+    pub dropped: Option<String>,
+    pub received_at: DateTime<Utc>,
+}
+
+impl Store {
+    /// What became of the mail, if it came before.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn known_mail(
+        &self,
+        space_id: &str,
+        mailbox_id: &str,
+        message_id: &str,
+    ) -> Result<Option<KnownMail>> {
+        let row = sqlx::query!(
+            r#"select m.session_id, m.dropped, i.run_id as "run_id?", i.outcome as "outcome?"
+            from mails m
+            left join session_inbox i on i.session_id = m.session_id and i.client_key = m.message_id
+            where m.space_id = $1 and m.mailbox_id = $2 and m.message_id = $3"#,
+            space_id,
+            mailbox_id,
+            message_id
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(row) = row else { return Ok(None) };
+        if let Some(reason) = row.dropped {
+            return Ok(Some(KnownMail::Dropped { reason }));
+        }
+        let (Some(session_id), Some(run_id), Some(outcome)) = (row.session_id, row.run_id, row.outcome)
+        else {
+            return Err(Error::corrupt("mail", format!("{message_id:?} has no message in its session")));
+        };
+        let outcome = Delivered::parse(&outcome)?;
+        Ok(Some(KnownMail::Woke(Woken { session_id, run_id, outcome, duplicate: true })))
+    }
+
+    /// Remembers the mail and wakes what it is for, in one transaction. When this returns, both are durable.
+    ///
+    /// # Errors
+    /// Those of [`Store::wake`]; for an answer also [`Error::Conflict`] where no question is open.
+    pub async fn take_mail(
+        &self,
+        mail: &NewMail,
+        wakes: MailWakes<'_>,
+        message: &NewMessage,
+    ) -> Result<Woken> {
+        let woken = self.try_take_mail(mail, wakes, message).await;
+        self.noted(woken)
+    }
+
+    async fn try_take_mail(
+        &self,
+        mail: &NewMail,
+        wakes: MailWakes<'_>,
+        message: &NewMessage,
+    ) -> Result<Woken> {
+        let mut tx = self.pool.begin().await?;
+        let woken = match wakes {
+            MailWakes::New(new) => {
+                let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
+                deliver(&mut tx, session, message).await?
+            }
+            MailWakes::Answer { session_id } => {
+                let session = run::lock(&mut tx, session_id).await?;
+                By::Anyone.may_wake(&session)?;
+                let refused = conflict(session.clone(), "an answer");
+                let woken = deliver(&mut tx, session, message).await?;
+                if !woken.duplicate && woken.outcome != Delivered::Delivered {
+                    return Err(refused);
+                }
+                woken
+            }
+        };
+        // Of the same mail by two doors at once, the second one to get here has woken something else than the first.
+        if !remember(&mut tx, mail, Some(&woken.session_id), None).await? && !woken.duplicate {
+            tx.rollback().await?;
+            let known = self.known_mail(&mail.space_id, &mail.mailbox_id, &mail.message_id).await?;
+            return match known {
+                Some(KnownMail::Woke(first)) => Ok(first),
+                Some(KnownMail::Dropped { .. }) | None => {
+                    Err(Error::corrupt("mail", format!("{:?} was dropped a moment ago", mail.message_id)))
+                }
+            };
+        }
+        failpoint("K1");
+        tx.commit().await?;
+        Ok(woken)
+    }
+
+    /// Remembers a mail that wakes nobody, and why.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn drop_mail(&self, mail: &NewMail, reason: &str) -> Result<()> {
+        let mut connection = self.pool.acquire().await?;
+        let dropped = remember(&mut connection, mail, None, Some(reason)).await.map(|_| ());
+        self.noted(dropped)
+    }
+
+    /// The conversations of the mailbox that hold a message of one of these ids, in the order of `ids`: mails that came in,
+    /// and those that went out under the id of their delivery.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn conversations_named(
+        &self,
+        space_id: &str,
+        mailbox_id: &str,
+        ids: &[String],
+    ) -> Result<Vec<Candidate>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = sqlx::query!(
+            r#"with named as (
+                select m.conversation_id, n.ordinal
+                from unnest($3::text[]) with ordinality n (id, ordinal)
+                join mails m on m.space_id = $1 and m.mailbox_id = $2 and m.message_id = n.id
+                where m.conversation_id is not null
+                union all
+                select d.conversation_id, n.ordinal
+                from unnest($3::text[]) with ordinality n (id, ordinal)
+                join deliveries d on d.delivery_id = split_part(n.id, '@', 1) and d.channel = 'email'
+                join conversation_counters c on c.conversation_id = d.conversation_id
+                where c.space_id = $1 and c.mailbox_id = $2
+            )
+            select
+                named.conversation_id as "conversation_id!",
+                array(
+                    select distinct p.address
+                    from conversation_sessions s
+                    cross join lateral jsonb_array_elements_text(
+                        case jsonb_typeof(s.policy -> 'participants') when 'array' then s.policy -> 'participants'
+                            else '[]' end
+                    ) p (address)
+                    where s.conversation_id = named.conversation_id
+                ) as "participants!"
+            from named
+            group by named.conversation_id
+            order by min(named.ordinal)
+            limit 20"#,
+            space_id,
+            mailbox_id,
+            ids
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let candidates = rows
+            .into_iter()
+            .map(|row| Candidate { conversation_id: row.conversation_id, participants: row.participants });
+        Ok(candidates.collect())
+    }
+
+    /// Whether the mailbox has this conversation.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn has_conversation(&self, mailbox_id: &str, conversation_id: &str) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            r#"select exists (
+                select from conversation_counters where conversation_id = $1 and mailbox_id = $2
+            ) as "exists!""#,
+            conversation_id,
+            mailbox_id
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
+    /// The conversation's latest session that has asked a question and waits for the answer.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn asking_session(&self, conversation_id: &str) -> Result<Option<String>> {
+        Ok(sqlx::query_scalar!(
+            "select session_id from conversation_sessions
+            where conversation_id = $1 and status = 'waiting_input'
+            order by ordinal desc
+            limit 1",
+            conversation_id
+        )
+        .fetch_optional(&self.pool)
+        .await?)
+    }
+
+    /// What the mail's sender has written to its mailbox within the last hour, in its conversation or about its subject: a
+    /// sender that nobody proves begins a conversation with every mail.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn exchange(&self, mail: &NewMail) -> Result<Exchange> {
+        let row = sqlx::query!(
+            r#"select count(*) as "mails!", count(*) filter (where body_sha256 = $6) as "same_body!"
+            from mails
+            where space_id = $1 and mailbox_id = $2 and from_address = $3
+                and received_at > clock_timestamp() - interval '1 hour'
+                and dropped is null
+                and (conversation_id = $4 or subject_key = $5)"#,
+            mail.space_id,
+            mail.mailbox_id,
+            mail.from_address,
+            mail.conversation_id,
+            mail.subject_key,
+            mail.body_sha256
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(Exchange { mails: row.mails, same_body: row.same_body })
+    }
+
+    /// The newest messages of the conversation, oldest first: what came in, and what went out as mail.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn mail_thread(&self, conversation_id: &str, limit: i64) -> Result<Vec<Said>> {
+        let rows = sqlx::query!(
+            r#"select "text", content, unsent as "unsent!", at as "at!" from (
+                (select i.content as "text", null::json as content, false as unsent, i.created_at as at
+                from session_inbox i
+                join conversation_sessions s on s.session_id = i.session_id
+                where s.conversation_id = $1
+                order by i.created_at desc
+                limit $2)
+                union all
+                (select null, d.content, d.status in ('failed', 'expired'), d.created_at
+                from deliveries d
+                where d.conversation_id = $1 and d.channel = 'email'
+                order by d.created_at desc
+                limit $2)
+            ) said
+            order by at desc
+            limit $2"#,
+            conversation_id,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let said = rows.into_iter().rev().filter_map(|row| match (row.text, row.content) {
+            (Some(text), _) => Some(Said { role: Role::User, text }),
+            (None, Some(content)) => {
+                let text = sent(&content)?;
+                let text = if row.unsent { format!("[This could not be sent.]\n\n{text}") } else { text };
+                Some(Said { role: Role::Assistant, text })
+            }
+            (None, None) => None,
+        });
+        Ok(said.collect())
+    }
+
+    /// Why nothing that the session says is sent: its trigger looks like the answer of a machine.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for a policy that cannot be read, [`Error::Database`].
+    pub async fn loop_suspicion(&self, session_id: &str) -> Result<Vec<String>> {
+        let reasons = sqlx::query_scalar!(
+            "select policy -> 'loop_suspicion' from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .flatten();
+        let reasons = reasons.map(serde_json::from_value).transpose();
+        Ok(reasons.map_err(|error| Error::corrupt("policy", error))?.unwrap_or_default())
+    }
+
+    /// The newest mails, or those that were dropped, of every mailbox.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn mails(&self, space_id: &str, only_dropped: bool, limit: i64) -> Result<Vec<MailView>> {
+        Ok(sqlx::query_as!(
+            MailView,
+            "select mailbox_id, message_id, from_address, subject, session_id, joined, dropped, received_at
+            from mails
+            where space_id = $1 and (dropped is not null or not $2)
+            order by received_at desc
+            limit $3",
+            space_id,
+            only_dropped,
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+}
+
+/// What a delivery said.
+fn sent(content: &Value) -> Option<String> {
+    if let Some(text) = content["text"].as_str() {
+        return Some(text.to_owned());
+    }
+    let body = content["body"].as_str()?;
+    let to: Vec<&str> = content["to"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let subject = content["subject"].as_str().unwrap_or_default();
+    Some(format!("[Mail to {}: {subject}]\n\n{body}", to.join(", ")))
+}
+
+/// `false`: it was known before.
+async fn remember(
+    tx: &mut PgConnection,
+    mail: &NewMail,
+    session_id: Option<&str>,
+    dropped: Option<&str>,
+) -> Result<bool> {
+    let inserted = sqlx::query!(
+        "insert into mails
+            (space_id, mailbox_id, message_id, conversation_id, session_id, from_address, subject, subject_key,
+             body_sha256, answers, joined, dropped, sent_at)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+        on conflict (space_id, mailbox_id, message_id) do nothing",
+        mail.space_id,
+        mail.mailbox_id,
+        mail.message_id,
+        session_id.map(|_| mail.conversation_id.as_str()),
+        session_id,
+        mail.from_address,
+        mail.subject,
+        mail.subject_key,
+        mail.body_sha256,
+        &mail.answers,
+        mail.joined,
+        dropped,
+        mail.sent_at
+    )
+    .execute(tx)
+    .await?;
+    Ok(inserted.rows_affected() > 0)
+}

@@ -1,0 +1,169 @@
+//! Which mails go on with a conversation, and which only say so.
+
+use super::{PROVED, conversation_of, mail, options, policy, post, request, says, sent, taken};
+use crate::support::client::texts;
+use crate::support::model::turns_since_user;
+use crate::support::{Answer, Client, Database, ModelServer};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+/// The id and the route of the session's reply.
+async fn reply(database: &Database, session_id: &str) -> (String, Value) {
+    let sql = "select delivery_id from deliveries where session_id = $1 and channel = 'email'";
+    let id: String = database.value(sql, session_id).await;
+    let sql = "select content -> 'to' from deliveries where session_id = $1 and channel = 'email'";
+    (id, database.value(sql, session_id).await)
+}
+
+async fn first(client: &Client) -> String {
+    let id =
+        taken(client, mail("m1@example.com", "Lunch", "Cc: bob@example.com\r\n", "Shall we have lunch?"))
+            .await;
+    client.wait_for(&id, "completed").await;
+    id
+}
+
+#[tokio::test]
+async fn a_conversation_is_joined_by_proof_and_never_by_a_header_alone() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let session_id = first(&client).await;
+    let conversation = conversation_of(&client, &session_id).await;
+    let (delivery_id, route) = reply(&database, &session_id).await;
+    let plus = route["reply_to"].as_str().unwrap().to_owned();
+    let mut forged = plus.clone();
+    forged.replace_range(12..13, if &plus[12..13] == "a" { "b" } else { "a" });
+
+    let by_header = format!("In-Reply-To: <{delivery_id}@example.org>\r\n");
+    let by_references = "References: <m1@example.com> <else@where>\r\n".to_owned();
+    let eve = |id: &str, headers: &str| {
+        mail(id, "Re: Lunch", headers, "Let me in.").replace("Ann <ann@example.com>", "eve@evil.org")
+    };
+    let proved_eve = "Authentication-Results: mx.example.org; dmarc=pass header.from=evil.org\r\n";
+    let below =
+        format!("Authentication-Results: mx.example.org; dmarc=fail header.from=example.com\r\n{PROVED}");
+    for (at, (what, body, rcpt, joins)) in [
+        ("proved and named", mail("a@x", "Re: Lunch", &format!("{PROVED}{by_header}"), "One."), None, true),
+        (
+            "proved and named by references",
+            mail("b@x", "Re: Lunch", &format!("{PROVED}{by_references}"), "Two."),
+            None,
+            true,
+        ),
+        ("a signed address", eve("c@x", ""), Some(&plus), true),
+        ("a header alone", mail("d@x", "Re: Lunch", &by_header, "Three."), None, false),
+        ("proved, naming nothing", mail("e@x", "Re: Lunch", PROVED, "Four."), None, false),
+        (
+            "a proved stranger",
+            eve("f@x", &format!("{proved_eve}{by_header}")).replace("eve@", "mallory@"),
+            None,
+            false,
+        ),
+        ("proof of another", eve("g@x", &format!("{PROVED}{by_header}")), None, false),
+        (
+            "proof below a failure",
+            mail("h@x", "Re: Lunch", &format!("{below}{by_header}"), "Five."),
+            None,
+            false,
+        ),
+        (
+            "proof of a server that is not trusted",
+            mail(
+                "i@x",
+                "Re: Lunch",
+                &format!("{}{by_header}", PROVED.replace("mx.example.org", "mx.evil.org")),
+                "Six.",
+            ),
+            None,
+            false,
+        ),
+        ("a forged address", eve("j@x", &by_header), Some(&forged), false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut request = request(&client, body);
+        if let Some(rcpt) = rcpt {
+            request = request.header("rcpt", rcpt);
+        }
+        let (status, answer) = sent(request).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{what}: {answer}");
+        let joined = conversation_of(&client, answer["session_id"].as_str().unwrap()).await == conversation;
+        assert_eq!(joined, joins, "{at}: {what}");
+    }
+}
+
+#[tokio::test]
+async fn a_further_mail_has_a_session_of_its_own_that_knows_the_thread() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let session_id = first(&client).await;
+    let (delivery_id, _) = reply(&database, &session_id).await;
+    let quoted =
+        "At noon?\r\n\r\nOn Sat, 31 Jan 2026 at 12:00, Support <support@example.org> wrote:\r\n> Gladly.";
+    let headers = format!("{PROVED}In-Reply-To: <{delivery_id}@example.org>\r\n");
+    let second = taken(&client, mail("m2@example.com", "Re: Lunch", &headers, quoted)).await;
+    assert_ne!(second, session_id);
+    let session = client.wait_for(&second, "completed").await;
+    let said = texts(&session, "user");
+    assert!(said[0].ends_with("\n\nAt noon?"), "what it quotes is left out: {said:?}");
+    let body: Value = serde_json::from_str(model.bodies().last().unwrap()).unwrap();
+    let roles: Vec<&str> =
+        body["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["system", "user", "assistant", "user"]);
+    assert!(body["messages"][1]["content"].to_string().contains("Shall we have lunch?"), "{body}");
+    assert!(body["messages"][2]["content"].to_string().contains("Gladly."), "{body}");
+    let (_, route) = reply(&database, &second).await;
+    assert_eq!(route["in_reply_to"], "m2@example.com");
+}
+
+#[tokio::test]
+async fn a_mail_that_answers_a_question_goes_on_with_the_session_that_asked() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+        0 => Answer::call("ask_user", json!({"question": "For how many?"})),
+        _ => Answer::text("Reserved."),
+    })
+    .await;
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let asked = taken(&client, mail("m1@example.com", "Table", "", "A table, please.")).await;
+    client.wait_for(&asked, "waiting_input").await;
+    let (_, route) = reply(&database, &asked).await;
+    let plus = route["reply_to"].as_str().unwrap();
+    let answer = mail("m2@example.com", "Re: Table", "", "Four.");
+    let (status, woken) = sent(request(&client, answer.clone()).header("rcpt", plus)).await;
+    assert_eq!(status, StatusCode::ACCEPTED);
+    assert_eq!((&woken["session_id"], &woken["items"][0]["outcome"]), (&json!(asked), &json!("delivered")));
+    let session = client.wait_for(&asked, "completed").await;
+    assert!(texts(&session, "tool")[0].ends_with("Four."), "{session}");
+    let (status, again) = sent(request(&client, answer).header("rcpt", plus)).await;
+    assert_eq!((status, &again["session_id"]), (StatusCode::OK, &json!(asked)));
+}
+
+#[tokio::test]
+async fn two_machines_that_answer_each_other_are_cut_off() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).env("WAKEFUL_EMAIL__LOOP_LIMIT", "3").serve(&database).await;
+    let client = process.client();
+    for at in 0..3 {
+        let id = taken(&client, mail(&format!("m{at}@x"), "Re: Hello", "", &format!("Number {at}."))).await;
+        assert_eq!(policy(&database, &id).await["reply"]["channel"], "email", "{at}");
+    }
+    let id = taken(&client, mail("m3@x", "Re: Hello", "", "Number 3.")).await;
+    let cut_off = policy(&database, &id).await;
+    assert_eq!((&cut_off["reply"], &cut_off["recipients"]), (&Value::Null, &json!([])));
+    assert!(cut_off["loop_suspicion"][0].as_str().unwrap().contains("4 mails"), "{cut_off}");
+    client.wait_for(&id, "completed").await;
+    let sql = "select count(*) from deliveries where session_id = $1";
+    assert_eq!(database.value::<i64>(sql, &id).await, 0, "nothing leaves");
+
+    let text = |id: &str| mail(id, "Other", "", "The very same.");
+    taken(&client, text("n1@x")).await;
+    let id = taken(&client, text("n2@x")).await;
+    assert!(policy(&database, &id).await["loop_suspicion"][0].as_str().unwrap().contains("same text"));
+    let (status, _) = post(&client, text("n2@x")).await;
+    assert_eq!(status, StatusCode::OK, "a duplicate is no repetition");
+}

@@ -1,0 +1,274 @@
+//! One connection of a mail server.
+
+use super::wire::{self, Data, Line};
+use crate::Ctx;
+use crate::api::Problem;
+use crate::channel::email::incoming::{self, Arrived, Taken};
+use crate::channel::email::mailbox::mailboxes_of;
+use axum::http::StatusCode;
+use smtp_proto::{Error as Syntax, Request};
+use std::borrow::Cow;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tracing::warn;
+use wakeful_workflow::mail::scan::MAIL_BYTES;
+
+/// How long the other side may be silent between two commands, and how long a mail may take (RFC 5321, 4.5.3.2).
+const COMMAND_TIME: Duration = Duration::from_secs(300);
+const DATA_TIME: Duration = Duration::from_secs(600);
+/// The same while the process drains.
+const DRAIN_TIME: Duration = Duration::from_secs(10);
+const WRITE_TIME: Duration = Duration::from_secs(60);
+
+const COMMAND_BYTES: usize = 4096;
+const RECIPIENTS: usize = 100;
+/// Commands that were wrong, after which nothing is expected of the other side any more.
+const ERRORS: usize = 20;
+
+/// Speaks with one server until it quits, the connection breaks, or the process drains.
+///
+/// # Errors
+/// What ended the connection.
+pub(super) async fn serve(ctx: &Ctx, stream: TcpStream) -> anyhow::Result<()> {
+    let (reader, writer) = stream.into_split();
+    let connection = Connection { ctx, reader: BufReader::new(reader), writer, out: String::new() };
+    connection.serve().await
+}
+
+struct Connection<'c> {
+    ctx: &'c Ctx,
+    reader: BufReader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    /// Replies that wait until nothing more is there to be read (PIPELINING).
+    out: String,
+}
+
+/// What MAIL and RCPT have said so far.
+#[derive(Default)]
+struct Envelope {
+    from: Option<String>,
+    to: Vec<String>,
+}
+
+enum Next {
+    GoOn,
+    Close,
+}
+
+impl Connection<'_> {
+    async fn serve(mut self) -> anyhow::Result<()> {
+        self.say("220 Wakeful LMTP");
+        let (mut envelope, mut greeted, mut errors) = (Envelope::default(), false, 0);
+        loop {
+            if self.reader.buffer().is_empty() {
+                self.flush().await?;
+            }
+            let line = tokio::select! {
+                biased;
+                line = wire::line(&mut self.reader, COMMAND_BYTES) => Some(line?),
+                // Not in the middle of a mail: between two commands nothing is lost.
+                () = self.ctx.draining.cancelled() => None,
+                () = tokio::time::sleep(COMMAND_TIME) => None,
+            };
+            let Some(line) = line else {
+                self.say("421 4.3.2 Closing: try again later");
+                return self.flush().await;
+            };
+            let mut text = match line {
+                Line::Whole(text) => text,
+                Line::End => return Ok(()),
+                Line::TooLong => {
+                    self.say("500 5.5.6 The line is too long");
+                    return self.flush().await;
+                }
+                Line::BareLf => {
+                    self.say("500 5.5.2 A line ends with CR and LF");
+                    return self.flush().await;
+                }
+            };
+            text.extend_from_slice(b"\r\n");
+            let before = self.out.len();
+            match self.command(&text, &mut envelope, &mut greeted).await? {
+                Next::GoOn => {}
+                Next::Close => return self.flush().await,
+            }
+            errors += usize::from(self.out[before.min(self.out.len())..].starts_with('5'));
+            if errors > ERRORS {
+                self.say("421 4.7.0 Too many errors");
+                return self.flush().await;
+            }
+        }
+    }
+
+    async fn command(
+        &mut self,
+        text: &[u8],
+        envelope: &mut Envelope,
+        greeted: &mut bool,
+    ) -> anyhow::Result<Next> {
+        let request = match Request::parse(&mut text.iter()) {
+            Ok(request) => request,
+            Err(error) => {
+                self.say(match error {
+                    Syntax::UnknownCommand
+                    | Syntax::InvalidResponse { .. }
+                    | Syntax::NeedsMoreData { .. } => "500 5.5.1 This command is not known",
+                    Syntax::InvalidSenderAddress => "501 5.1.7 The sender is no address",
+                    Syntax::InvalidRecipientAddress => "501 5.1.3 The recipient is no address",
+                    Syntax::UnsupportedParameter { .. } => "555 5.5.4 This parameter is not known",
+                    _ => "501 5.5.4 The command's arguments are wrong",
+                });
+                return Ok(Next::GoOn);
+            }
+        };
+        match request {
+            Request::Lhlo { .. } => {
+                (*greeted, *envelope) = (true, Envelope::default());
+                self.say("250-Wakeful");
+                self.say("250-PIPELINING");
+                self.say("250-8BITMIME");
+                self.say("250-SMTPUTF8");
+                self.say("250-ENHANCEDSTATUSCODES");
+                self.say(&format!("250 SIZE {MAIL_BYTES}"));
+            }
+            Request::Ehlo { .. } | Request::Helo { .. } => self.say("500 5.5.1 This is LMTP: say LHLO"),
+            Request::Noop { .. } => self.say("250 2.0.0 OK"),
+            Request::Rset => {
+                *envelope = Envelope::default();
+                self.say("250 2.0.0 OK");
+            }
+            Request::Quit => {
+                self.say("221 2.0.0 Goodbye");
+                return Ok(Next::Close);
+            }
+            Request::Vrfy { .. } => self.say("252 2.5.0 Send it a mail, and see"),
+            Request::Mail { .. } | Request::Rcpt { .. } | Request::Data if !*greeted => {
+                self.say("503 5.5.1 Say LHLO first");
+            }
+            Request::Mail { from } => self.mail(envelope, &from.address, from.size),
+            Request::Rcpt { to } => self.rcpt(envelope, to.address),
+            Request::Data => return self.data(std::mem::take(envelope)).await,
+            Request::Bdat { .. }
+            | Request::Auth { .. }
+            | Request::Expn { .. }
+            | Request::Help { .. }
+            | Request::Etrn { .. }
+            | Request::Atrn { .. }
+            | Request::Burl { .. }
+            | Request::StartTls => self.say("502 5.5.1 This command is not offered"),
+        }
+        Ok(Next::GoOn)
+    }
+
+    fn mail(&mut self, envelope: &mut Envelope, from: &str, size: usize) {
+        if envelope.from.is_some() {
+            self.say("503 5.5.1 A mail has been begun: send it, or say RSET");
+        } else if size > MAIL_BYTES {
+            self.say("552 5.3.4 The mail is too large");
+        } else {
+            envelope.from = Some(from.to_owned());
+            self.say("250 2.1.0 OK");
+        }
+    }
+
+    fn rcpt(&mut self, envelope: &mut Envelope, to: Cow<'_, str>) {
+        if envelope.from.is_none() {
+            self.say("503 5.5.1 Say MAIL first");
+        } else if envelope.to.len() >= RECIPIENTS {
+            self.say("452 4.5.3 Too many recipients: send it to the others in another mail");
+        } else if mailboxes_of(&self.ctx.config.email, &[&to]).is_empty() {
+            self.say("550 5.1.1 There is no such mailbox here");
+        } else {
+            envelope.to.push(to.into_owned());
+            self.say("250 2.1.5 OK");
+        }
+    }
+
+    async fn data(&mut self, envelope: Envelope) -> anyhow::Result<Next> {
+        let (Some(from), false) = (envelope.from, envelope.to.is_empty()) else {
+            self.say("503 5.5.1 There is no recipient");
+            return Ok(Next::GoOn);
+        };
+        self.say("354 Send the mail, and a dot on a line of its own");
+        self.flush().await?;
+        let limit = async {
+            tokio::select! {
+                () = tokio::time::sleep(DATA_TIME) => {}
+                () = async { self.ctx.draining.cancelled().await; tokio::time::sleep(DRAIN_TIME).await } => {}
+            }
+        };
+        let data = tokio::select! {
+            data = wire::data(&mut self.reader) => data?,
+            () = limit => {
+                self.say("421 4.4.2 The mail took too long: nothing was taken");
+                return Ok(Next::Close);
+            }
+        };
+        let raw = match data {
+            Data::Mail(raw) => raw,
+            Data::Cut => anyhow::bail!("the connection ended within a mail"),
+            Data::TooLarge => {
+                self.say_each(&envelope.to, "552 5.3.4 The mail is too large");
+                return Ok(Next::GoOn);
+            }
+            Data::Smuggled => {
+                self.say_each(&envelope.to, "554 5.6.0 A line of the mail does not end with CR and LF");
+                return Ok(Next::Close);
+            }
+        };
+        let arrived =
+            Arrived { raw, mail_from: Some(from), recipients: envelope.to.clone(), dmarc_passed: None };
+        let incoming = match incoming::read(arrived).await {
+            Ok(incoming) => incoming,
+            Err(problem) => {
+                self.say_each(&envelope.to, &refusal(&problem));
+                return Ok(Next::GoOn);
+            }
+        };
+        for to in &envelope.to {
+            let reply = match mailboxes_of(&self.ctx.config.email, &[to]).first() {
+                None => "550 5.1.1 There is no such mailbox here".to_owned(),
+                Some(addressed) => match incoming::take_for(self.ctx, &incoming, addressed).await {
+                    Ok(Taken::Woke(woken)) => format!("250 2.0.0 Taken as {}", woken.session_id),
+                    Ok(Taken::Dropped { .. }) => "250 2.0.0 Taken, and kept from the agents".to_owned(),
+                    Err(problem) => refusal(&problem),
+                },
+            };
+            self.say(&reply);
+        }
+        Ok(Next::GoOn)
+    }
+
+    fn say_each(&mut self, to: &[String], reply: &str) {
+        for _ in to {
+            self.say(reply);
+        }
+    }
+
+    fn say(&mut self, reply: &str) {
+        self.out.push_str(reply);
+        self.out.push_str("\r\n");
+    }
+
+    async fn flush(&mut self) -> anyhow::Result<()> {
+        let out = std::mem::take(&mut self.out);
+        tokio::time::timeout(WRITE_TIME, self.writer.write_all(out.as_bytes())).await??;
+        Ok(())
+    }
+}
+
+/// The reply for a mail that was not taken: 5xx for what will never be, 4xx for everything else, so that its server keeps it.
+fn refusal(problem: &Problem) -> String {
+    let (code, text) = match problem.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ("552 5.3.4", problem.to_string()),
+        StatusCode::UNPROCESSABLE_ENTITY => ("554 5.6.0", problem.to_string()),
+        status => {
+            warn!(%status, %problem, "A mail was not taken, and is left with its server");
+            ("451 4.3.0", "Not now: try again later".to_owned())
+        }
+    };
+    let text: String = text.chars().map(|c| if c.is_ascii_graphic() { c } else { ' ' }).take(200).collect();
+    format!("{code} {text}")
+}

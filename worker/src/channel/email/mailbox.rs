@@ -1,0 +1,140 @@
+//! Which mailboxes of ours a mail is for.
+
+use crate::config::email::Email;
+use lettre::message::Mailbox as Named;
+
+/// The `mailbox_id` where no mailbox is configured.
+const DEFAULT: &str = "default";
+
+/// A mailbox that a mail is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Addressed<'a> {
+    pub mailbox_id: String,
+    /// `None`: no mailbox is configured, nor a sender of ours.
+    pub address: Option<String>,
+    /// What stands after the plus sign in the address that the mail was sent to.
+    pub token: Option<&'a str>,
+    pub agent: Option<String>,
+    pub recipients: Option<Vec<String>>,
+    pub web_allow: Option<Vec<String>>,
+}
+
+impl Addressed<'_> {
+    /// The `From` of what the mailbox sends: its address, under the name of `email.from`.
+    pub(super) fn from(&self, email: &Email) -> String {
+        let named: Option<Named> = email.from.as_deref().and_then(|from| from.parse().ok());
+        let own = self.address.as_deref().and_then(|address| address.parse().ok());
+        match (named, own) {
+            (Some(named), Some(own)) => Named::new(named.name, own).to_string(),
+            (Some(named), None) => named.to_string(),
+            (None, Some(own)) => Named::new(None, own).to_string(),
+            (None, None) => "Wakeful <wakeful@localhost>".to_owned(),
+        }
+    }
+}
+
+/// The mailboxes that `recipients` name, each once. Without a configured mailbox that is the default one, whoever is named.
+pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Addressed<'a>> {
+    let mut found: Vec<Addressed<'a>> = Vec::new();
+    let mailboxes = &email.incoming.mailboxes;
+    if mailboxes.is_empty() {
+        let address = sender(email);
+        let token = address.as_deref().and_then(|own| recipients.iter().find_map(|one| token(own, one)?));
+        return vec![Addressed {
+            mailbox_id: DEFAULT.to_owned(),
+            address,
+            token,
+            agent: None,
+            recipients: None,
+            web_allow: None,
+        }];
+    }
+    for recipient in recipients {
+        // The very address first: that of a mailbox may have a plus sign of its own.
+        let exact = mailboxes.iter().find(|mailbox| mailbox.address.eq_ignore_ascii_case(recipient));
+        let named = exact.map(|mailbox| (mailbox, None)).or_else(|| {
+            mailboxes.iter().find_map(|mailbox| Some((mailbox, token(&mailbox.address, recipient)?)))
+        });
+        let Some((mailbox, token)) = named else { continue };
+        if let Some(before) = found.iter_mut().find(|before| before.mailbox_id == mailbox.address) {
+            before.token = before.token.or(token);
+            continue;
+        }
+        found.push(Addressed {
+            mailbox_id: mailbox.address.clone(),
+            address: Some(mailbox.address.clone()),
+            token,
+            agent: mailbox.agent.clone(),
+            recipients: mailbox.recipients.clone(),
+            web_allow: mailbox.web_allow.clone(),
+        });
+    }
+    found
+}
+
+/// Every address of ours.
+pub(super) fn own_addresses(email: &Email) -> Vec<String> {
+    let mailboxes = email.incoming.mailboxes.iter().map(|mailbox| mailbox.address.clone());
+    mailboxes.chain(sender(email)).collect()
+}
+
+fn sender(email: &Email) -> Option<String> {
+    let named: Named = email.from.as_deref()?.parse().ok()?;
+    Some(named.email.to_string().to_lowercase())
+}
+
+/// Whether `recipient` is the mailbox `own`: `Some(None)` as it is, `Some(Some(…))` with something after a plus sign.
+fn token<'a>(own: &str, recipient: &'a str) -> Option<Option<&'a str>> {
+    let (own_local, own_domain) = own.rsplit_once('@')?;
+    let (local, domain) = recipient.rsplit_once('@')?;
+    if !domain.eq_ignore_ascii_case(own_domain) {
+        return None;
+    }
+    if local.eq_ignore_ascii_case(own_local) {
+        return Some(None);
+    }
+    let (before, after) = (local.get(..own_local.len())?, local.get(own_local.len()..)?);
+    let after = after.strip_prefix('+')?;
+    before.eq_ignore_ascii_case(own_local).then_some(Some(after))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::mailboxes::{Incoming, Mailbox};
+
+    fn email(addresses: &[&str]) -> Email {
+        let mailboxes = addresses
+            .iter()
+            .map(|address| Mailbox { address: (*address).to_owned(), ..Mailbox::default() })
+            .collect();
+        let from = Some("Help <agent@example.org>".to_owned());
+        Email { from, incoming: Incoming { mailboxes, ..Incoming::default() }, ..Email::default() }
+    }
+
+    #[test]
+    fn a_mail_is_for_the_mailboxes_that_it_names_each_once() {
+        let email = email(&["support@example.org", "a+b@example.org", "a@example.org"]);
+        for (recipients, expected) in [
+            (&["Support@Example.org"][..], &[("support@example.org", None)][..]),
+            (&["support+t@example.org", "support@example.org"], &[("support@example.org", Some("t"))]),
+            (&["a+b@example.org"], &[("a+b@example.org", None)]),
+            (&["a+b+c@example.org"], &[("a+b@example.org", Some("c"))]),
+            (&["a+c@example.org"], &[("a@example.org", Some("c"))]),
+            (&["x@example.org", "support@evil.org", "support", "éé@example.org", ""], &[]),
+        ] {
+            let found = mailboxes_of(&email, recipients);
+            let found: Vec<_> = found.iter().map(|one| (one.mailbox_id.as_str(), one.token)).collect();
+            assert_eq!(found, expected, "{recipients:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_mailbox_all_mail_is_for_the_default_one() {
+        let email = email(&[]);
+        let found = mailboxes_of(&email, &["x@y.de", "agent+t@example.org"]);
+        assert_eq!((found[0].mailbox_id.as_str(), found[0].token), ("default", Some("t")));
+        assert_eq!(found[0].from(&email), "Help <agent@example.org>");
+        assert_eq!(mailboxes_of(&Email::default(), &[])[0].address, None);
+    }
+}

@@ -1,0 +1,426 @@
+//! Reading a mail's bytes. What strangers wrote is looked at before it is parsed, and parsed where a panic ends nothing.
+
+use super::html;
+use mail_parser::{Addr, Address, HeaderValue, Message, MessageParser, MessagePart, MimeHeaders, PartType};
+use sha2::{Digest, Sha256};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use wakeful_store::wake::NewAttachment;
+use wakeful_workflow::mail::scan::{self, Hostile};
+use wakeful_workflow::mail::{AttachmentFacts, MailFacts, Person};
+use wakeful_workflow::record::without_nul;
+
+/// So much of what a mail says is shown; the rest is in an attachment.
+const BODY_BYTES: usize = 64 << 10;
+/// So much of an HTML body is turned into text.
+const HTML_BYTES: usize = 2 << 20;
+/// A subject is no longer.
+const SUBJECT_BYTES: usize = 998;
+/// An address is no longer (RFC 5321, with room).
+const ADDRESS_BYTES: usize = 320;
+const PEOPLE: usize = 200;
+const IDS: usize = 100;
+const ID_BYTES: usize = 998;
+const ATTACHMENTS: usize = 200;
+/// What a bundle can carry.
+const ATTACHMENT_BYTES: usize = 16 << 20;
+const FILE_NAME_BYTES: usize = 200;
+const MACHINE_HEADERS: usize = 50;
+
+/// Why it is not read. Trying again changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unreadable {
+    #[error("{0}")]
+    Hostile(#[from] Hostile),
+    #[error("this is no mail: it has no header that could be read")]
+    NoMail,
+}
+
+/// A mail, read.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub facts: MailFacts,
+    pub files: Vec<NewAttachment>,
+    /// Of the whole, in hexadecimal.
+    pub sha256: String,
+    /// Of what it says.
+    pub body_sha256: String,
+}
+
+/// Reads `raw`. Takes time in proportion to its length: for a thread that may be held up.
+///
+/// # Errors
+/// [`Unreadable`].
+pub(super) fn read(raw: &[u8]) -> Result<Read, Unreadable> {
+    let scanned = scan::scan(raw)?;
+    let disarmed = scanned.disarm(raw);
+    // The parser asserts in debug builds what malformed mail does not keep.
+    let parsed = catch_unwind(AssertUnwindSafe(|| {
+        let message = MessageParser::default().parse(disarmed.as_ref()).ok_or(Unreadable::NoMail)?;
+        if message.parts.len() > scan::PARTS + 1 {
+            return Err(Hostile::Parts.into());
+        }
+        if message.headers().is_empty() {
+            return Err(Unreadable::NoMail);
+        }
+        Ok(facts(&message))
+    }));
+    let (facts, files) = parsed.unwrap_or(Err(Unreadable::NoMail))?;
+    let body_sha256 = hex::encode(Sha256::digest(facts.body.trim().as_bytes()));
+    Ok(Read { facts, files, sha256: hex::encode(Sha256::digest(raw)), body_sha256 })
+}
+
+fn facts(message: &Message<'_>) -> (MailFacts, Vec<NewAttachment>) {
+    let (body, wholes) = body(message);
+    let mut files = Files::default();
+    for part in message.attachments() {
+        files.part(part);
+    }
+    let body_cut = !wholes.is_empty();
+    for (name, media_type, whole) in wholes {
+        files.add(name.to_owned(), media_type.to_owned(), whole.into_bytes());
+    }
+    let headers = Headers::of(message);
+    let from = &headers.from;
+    let facts = MailFacts {
+        message_id: message.message_id().and_then(id),
+        from: if headers.froms == 1 && from.len() == 1 { from.first().cloned() } else { None },
+        reply_to: people(message.reply_to()),
+        to: people(message.to()),
+        cc: people(message.cc()),
+        date: message.date().filter(|date| date.is_valid()).map(|date| date.to_rfc3339()),
+        subject: bounded(message.subject().unwrap_or_default(), SUBJECT_BYTES),
+        in_reply_to: ids(message.in_reply_to()),
+        references: ids(message.references()),
+        authentication_results: headers.authentication_results,
+        machine_headers: headers.machine,
+        return_path: headers.return_path,
+        report: report_type(message),
+        reported: reported(message),
+        body,
+        body_cut,
+        attachments: files.facts,
+    };
+    (facts, files.files)
+}
+
+/// What the mail's own headers say that the parser has no word for.
+#[derive(Default)]
+struct Headers {
+    /// How many `From` there are.
+    froms: usize,
+    from: Vec<Person>,
+    authentication_results: Vec<String>,
+    machine: Vec<(String, String)>,
+    return_path: Option<String>,
+}
+
+impl Headers {
+    fn of(message: &Message<'_>) -> Headers {
+        let mut headers = Headers::default();
+        for header in message.headers() {
+            let name = header.name.as_str().to_ascii_lowercase();
+            let raw = message.raw_message.get(header.offset_start as usize..header.offset_end as usize);
+            let value = || unfolded(raw.unwrap_or_default());
+            match name.as_str() {
+                "from" => {
+                    headers.froms += 1;
+                    if let HeaderValue::Address(address) = &header.value {
+                        headers.from.extend(people(Some(address)));
+                    }
+                }
+                "authentication-results" => headers.authentication_results.push(value()),
+                "return-path" => {
+                    let value = value();
+                    let path = value.trim().trim_start_matches('<').trim_end_matches('>').trim();
+                    headers.return_path.get_or_insert(path.to_owned());
+                }
+                "auto-submitted"
+                | "precedence"
+                | "x-auto-response-suppress"
+                | "x-loop"
+                | "x-autoreply"
+                | "x-autorespond" => headers.machine.push((name, value())),
+                _ if name.starts_with("list-") => headers.machine.push((name, value())),
+                _ => {}
+            }
+        }
+        headers.machine.truncate(MACHINE_HEADERS);
+        headers
+    }
+}
+
+/// What it says, and what was cut: name, type and the whole of each.
+fn body(message: &Message<'_>) -> (String, Vec<(&'static str, &'static str, String)>) {
+    let (mut whole, mut wholes) = (String::new(), Vec::new());
+    for part in message.text_body.iter().filter_map(|id| message.parts.get(*id as usize)) {
+        let text = match &part.body {
+            PartType::Text(text) => text.replace("\r\n", "\n"),
+            PartType::Html(text) if text.len() <= HTML_BYTES => html::text(text),
+            PartType::Html(text) => {
+                wholes.push(("message.html", "text/html", without_nul(text.clone().into_owned())));
+                html::text(&text[..text.floor_char_boundary(HTML_BYTES)])
+            }
+            PartType::Binary(_)
+            | PartType::InlineBinary(_)
+            | PartType::Message(_)
+            | PartType::Multipart(_) => {
+                continue;
+            }
+        };
+        if whole.is_empty() {
+            whole = text;
+        } else if !text.trim().is_empty() {
+            whole.push_str("\n\n");
+            whole.push_str(&text);
+        }
+    }
+    let whole = without_nul(whole);
+    if whole.len() <= BODY_BYTES {
+        return (whole, wholes);
+    }
+    let shown = whole[..whole.floor_char_boundary(BODY_BYTES)].to_owned();
+    wholes.push(("message.txt", "text/plain", whole));
+    (shown, wholes)
+}
+
+#[derive(Default)]
+struct Files {
+    facts: Vec<AttachmentFacts>,
+    files: Vec<NewAttachment>,
+}
+
+impl Files {
+    fn part(&mut self, part: &MessagePart<'_>) {
+        let media_type = media_type(part);
+        let bytes = match &part.body {
+            PartType::Text(text) | PartType::Html(text) => text.as_bytes(),
+            PartType::Binary(bytes) | PartType::InlineBinary(bytes) => bytes,
+            PartType::Message(message) => message.raw_message(),
+            PartType::Multipart(_) => return,
+        };
+        let number = self.facts.len() + 1;
+        let name = file_name(part.attachment_name().unwrap_or_default());
+        let name = if name.is_empty() { format!("attachment-{number}") } else { name };
+        if !self.is_left_out(&name, &media_type, bytes.len()) {
+            self.keep(name, media_type, bytes.to_vec());
+        }
+    }
+
+    fn is_left_out(&mut self, name: &str, media_type: &str, bytes: usize) -> bool {
+        let left_out = bytes > ATTACHMENT_BYTES || self.facts.len() >= ATTACHMENTS;
+        if left_out {
+            let (file_name, media_type) = (name.to_owned(), media_type.to_owned());
+            self.facts.push(AttachmentFacts { file_name, media_type, bytes, left_out });
+        }
+        left_out
+    }
+
+    fn add(&mut self, file_name: String, media_type: String, bytes: Vec<u8>) {
+        if !self.is_left_out(&file_name, &media_type, bytes.len()) {
+            self.keep(file_name, media_type, bytes);
+        }
+    }
+
+    fn keep(&mut self, file_name: String, media_type: String, bytes: Vec<u8>) {
+        self.facts.push(AttachmentFacts {
+            file_name: file_name.clone(),
+            media_type: media_type.clone(),
+            bytes: bytes.len(),
+            left_out: false,
+        });
+        self.files.push(NewAttachment { file_name, media_type, bytes });
+    }
+}
+
+fn media_type(part: &MessagePart<'_>) -> String {
+    let given = part.content_type().map(|of| match of.subtype() {
+        Some(subtype) => format!("{}/{subtype}", of.ctype()).to_ascii_lowercase(),
+        None => of.ctype().to_ascii_lowercase(),
+    });
+    let plain = |text: &String| {
+        text.len() <= 100 && text.contains('/') && text.bytes().all(|b| b.is_ascii_graphic() && b != b'"')
+    };
+    match (given, &part.body) {
+        (Some(given), _) if given == format!("{}/rfc822", scan::ENCODED) => "message/rfc822".to_owned(),
+        (Some(given), _) if plain(&given) => given,
+        (_, PartType::Text(_)) => "text/plain".to_owned(),
+        (_, PartType::Html(_)) => "text/html".to_owned(),
+        (_, PartType::Message(_)) => "message/rfc822".to_owned(),
+        (_, PartType::Binary(_) | PartType::InlineBinary(_) | PartType::Multipart(_)) => {
+            "application/octet-stream".to_owned()
+        }
+    }
+}
+
+/// A name that can be shown and written down: no path, no control characters, not endless, and never `..`.
+fn file_name(given: &str) -> String {
+    let last = given.rsplit(['/', '\\']).next().unwrap_or_default();
+    // Nor what makes a name be shown as another than it is.
+    let hides = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+    };
+    let plain: String = last.chars().filter(|c| !hides(*c)).collect();
+    let plain = plain.trim().trim_start_matches('.').trim();
+    bounded(plain, FILE_NAME_BYTES)
+}
+
+fn people(address: Option<&Address<'_>>) -> Vec<Person> {
+    let Some(address) = address else { return Vec::new() };
+    address.iter().filter_map(person).take(PEOPLE).collect()
+}
+
+fn person(address: &Addr<'_>) -> Option<Person> {
+    let plain = address.address()?.trim().to_lowercase();
+    let is_address = plain.len() <= ADDRESS_BYTES
+        && plain.contains('@')
+        && !plain.chars().any(|c| c.is_control() || c.is_whitespace() || matches!(c, '<' | '>' | '"' | ','));
+    let name = address.name().map(|name| bounded(name, ADDRESS_BYTES)).filter(|name| !name.is_empty());
+    is_address.then_some(Person { name, address: plain })
+}
+
+fn ids(value: &HeaderValue<'_>) -> Vec<String> {
+    let list = value.as_text_list().unwrap_or_default();
+    let mut ids: Vec<String> = list.iter().rev().filter_map(|one| id(one)).take(IDS).collect();
+    ids.reverse();
+    ids
+}
+
+fn id(text: &str) -> Option<String> {
+    let plain = text.trim().trim_start_matches('<').trim_end_matches('>');
+    let fits = !plain.is_empty()
+        && plain.len() <= ID_BYTES
+        && !plain.chars().any(|c| c.is_control() || c.is_whitespace() || matches!(c, '<' | '>'));
+    fits.then(|| plain.to_owned())
+}
+
+fn report_type(message: &Message<'_>) -> Option<String> {
+    let of = message.content_type().filter(|_| message.is_content_type("multipart", "report"))?;
+    Some(bounded(of.attribute("report-type").unwrap_or("of no type"), 60))
+}
+
+/// The ids of the mails that a report brings back, whole or as headers.
+fn reported(message: &Message<'_>) -> Vec<String> {
+    if report_type(message).is_none() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for part in &message.parts {
+        match &part.body {
+            PartType::Message(inner) => found.extend(inner.message_id().and_then(id)),
+            PartType::Text(text) if part.is_content_type("text", "rfc822-headers") => {
+                found.extend(
+                    MessageParser::default()
+                        .parse_headers(text.as_bytes())
+                        .and_then(|inner| inner.message_id().and_then(id)),
+                );
+            }
+            PartType::Text(_)
+            | PartType::Html(_)
+            | PartType::Binary(_)
+            | PartType::InlineBinary(_)
+            | PartType::Multipart(_) => {}
+        }
+    }
+    found.truncate(IDS);
+    found
+}
+
+fn unfolded(raw: &[u8]) -> String {
+    let text = String::from_utf8_lossy(raw);
+    let text: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
+    without_nul(text.trim().to_owned())
+}
+
+fn bounded(text: &str, bytes: usize) -> String {
+    without_nul(text[..text.floor_char_boundary(bytes.min(text.len()))].trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAIL: &str = "Authentication-Results: mx.example.org;\r\n dmarc=pass header.from=example.com\r\n\
+        Return-Path: <ann@example.com>\r\nFrom: Ann <Ann@Example.com>\r\nTo: support@example.org, b@c.de\r\n\
+        Subject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=\r\nDate: Sat, 31 Jan 2026 12:00:00 +0100\r\nMessage-ID: <m1@example.com>\r\n\
+        In-Reply-To: <dlv_1@example.org>\r\nReferences: <a@x> <dlv_1@example.org>\r\nList-ID: <l>\r\n\
+        Content-Type: multipart/mixed; boundary=b\r\n\r\n\
+        --b\r\nContent-Type: text/plain\r\n\r\nHello\r\nthere\r\n\
+        --b\r\nContent-Type: application/pdf; name=\"../../etc/pass\\\\wd.pdf\"\r\n\
+        Content-Transfer-Encoding: base64\r\n\r\nAAEC\r\n--b--\r\n";
+
+    #[test]
+    fn a_mail_is_read() {
+        let read = read(MAIL.as_bytes()).unwrap();
+        let facts = &read.facts;
+        let ann = Person { name: Some("Ann".into()), address: "ann@example.com".into() };
+        assert_eq!(facts.from, Some(ann));
+        assert_eq!((facts.subject.as_str(), facts.message_id.as_deref()), ("Grüße", Some("m1@example.com")));
+        assert_eq!(facts.to.len(), 2);
+        assert_eq!(facts.date.as_deref(), Some("2026-01-31T12:00:00+01:00"));
+        assert_eq!(facts.references, ["a@x", "dlv_1@example.org"]);
+        assert_eq!(facts.in_reply_to, ["dlv_1@example.org"]);
+        assert_eq!(facts.authentication_results, ["mx.example.org; dmarc=pass header.from=example.com"]);
+        assert_eq!(facts.return_path.as_deref(), Some("ann@example.com"));
+        assert_eq!(facts.machine_headers, [("list-id".to_owned(), "<l>".to_owned())]);
+        assert_eq!(facts.body.trim(), "Hello\nthere");
+        assert_eq!(read.files.len(), 1);
+        let file = &read.files[0];
+        assert_eq!((file.file_name.as_str(), file.media_type.as_str()), ("wd.pdf", "application/pdf"));
+        assert_eq!(file.bytes, [0, 1, 2]);
+    }
+
+    #[test]
+    fn of_two_senders_none_is_believed() {
+        for from in ["From: a@b.de\r\nFrom: c@d.de", "From: a@b.de, c@d.de", "Subject: x"] {
+            let read = read(format!("{from}\r\nTo: x@y.de\r\n\r\nx").as_bytes()).unwrap();
+            assert_eq!(read.facts.from, None, "{from}");
+        }
+    }
+
+    #[test]
+    fn only_html_is_text_as_well_and_a_long_text_is_a_file_too() {
+        let mail = "From: a@b.de\r\nContent-Type: text/html\r\n\r\n<style>x</style><p>Hello <b>you</b></p>";
+        assert_eq!(read(mail.as_bytes()).unwrap().facts.body, "Hello you");
+        let long = format!("From: a@b.de\r\n\r\n{}", "é".repeat(BODY_BYTES));
+        let read = read(long.as_bytes()).unwrap();
+        assert!(read.facts.body_cut && read.facts.body.len() <= BODY_BYTES);
+        assert_eq!(
+            (read.files[0].file_name.as_str(), read.files[0].bytes.len()),
+            ("message.txt", 2 * BODY_BYTES)
+        );
+    }
+
+    #[test]
+    fn names_of_files_are_plain() {
+        for (given, plain) in [
+            ("a.txt", "a.txt"),
+            ("/etc/passwd", "passwd"),
+            ("C:\\x\\a.txt", "a.txt"),
+            ("..", ""),
+            (".bashrc", "bashrc"),
+            ("a\0\r\nb.txt", "ab.txt"),
+            ("invoice\u{202e}fdp.exe", "invoicefdp.exe"),
+        ] {
+            assert_eq!(file_name(given), plain, "{given:?}");
+        }
+        assert!(file_name(&"é".repeat(500)).len() <= FILE_NAME_BYTES);
+    }
+
+    #[test]
+    fn a_report_names_what_it_is_about() {
+        let mail = "From: MAILER-DAEMON@x.de\r\nContent-Type: multipart/report; report-type=delivery-status; boundary=b\r\n\r\n\
+            --b\r\nContent-Type: text/plain\r\n\r\nIt did not arrive.\r\n--b\r\nContent-Type: message/delivery-status\r\n\r\n\
+            Action: failed\r\n\r\n--b\r\nContent-Type: message/rfc822\r\n\r\nMessage-ID: <dlv_9@example.org>\r\n\r\nx\r\n--b--\r\n";
+        let facts = read(mail.as_bytes()).unwrap().facts;
+        assert_eq!(facts.report.as_deref(), Some("delivery-status"));
+        assert!(facts.reported.contains(&"dlv_9@example.org".to_owned()), "{:?}", facts.reported);
+    }
+
+    #[test]
+    fn what_is_no_mail_is_refused() {
+        for raw in [&b""[..], b"\r\n\r\nonly a body", b"\0\0\0"] {
+            assert!(matches!(read(raw), Err(Unreadable::NoMail)), "{raw:?}");
+        }
+    }
+}

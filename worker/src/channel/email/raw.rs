@@ -1,0 +1,177 @@
+//! `POST /v1/triggers/email/raw`: a whole mail as the body of a request.
+
+use super::incoming::{self, Arrived, Taken};
+use crate::Ctx;
+use crate::api::{DEFAULT_SPACE, Problem, guard};
+use crate::channel::signed::standard_webhooks;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use bytes::BytesMut;
+use chrono::Utc;
+use futures::StreamExt;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use wakeful_workflow::mail::scan::MAIL_BYTES;
+
+/// How long a body may take.
+const BODY_TIME: Duration = Duration::from_secs(120);
+/// Of one mail.
+const RECIPIENTS: usize = 100;
+
+const SIGNATURE: &str = "webhook-signature";
+
+/// Lets a request pass that says it is signed, which the handler looks at with the body, or bears the token.
+pub(super) async fn door(ctx: State<Arc<Ctx>>, request: Request, next: Next) -> Response {
+    if request.headers().contains_key(SIGNATURE) {
+        return next.run(request).await;
+    }
+    guard(ctx, request, next).await
+}
+
+/// Takes a mail: 202 with the sessions that it woke, 200 where it woke none (a duplicate, or it was dropped).
+pub(super) async fn post(
+    State(ctx): State<Arc<Ctx>>,
+    headers: HeaderMap,
+    Query(query): Query<Vec<(String, String)>>,
+    body: Body,
+) -> Result<Response, Problem> {
+    let (mail_from, recipients) = envelope(&headers, query)?;
+    let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    if !media_type.split(';').next().unwrap_or("").trim().eq_ignore_ascii_case("message/rfc822") {
+        let detail = "the body is a mail: send it as `Content-Type: message/rfc822`";
+        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+    }
+    let too_large = || {
+        let detail = format!("a mail has at most {} MiB", MAIL_BYTES >> 20);
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+    };
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let announced: usize = announced.unwrap_or(0);
+    if announced > MAIL_BYTES {
+        return Err(too_large());
+    }
+    let read = async {
+        let (mut raw, mut body) = (BytesMut::with_capacity(announced), body.into_data_stream());
+        while let Some(chunk) = body.next().await {
+            let chunk = chunk.map_err(|_| Problem::bad_request("the body ended before its end"))?;
+            if raw.len() + chunk.len() > MAIL_BYTES {
+                return Err(too_large());
+            }
+            raw.extend_from_slice(&chunk);
+        }
+        Ok(raw.freeze())
+    };
+    let read = tokio::time::timeout(BODY_TIME, read).await;
+    let raw = read.map_err(|_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body took too long"))??;
+    if headers.contains_key(SIGNATURE) {
+        let secrets = &ctx.config.email.incoming.raw_secrets;
+        standard_webhooks(secrets, &headers, &raw, Utc::now().timestamp())
+            .map_err(|error| Problem::new(StatusCode::UNAUTHORIZED, error.to_string()))?;
+    }
+    let arrived = Arrived { raw, mail_from, recipients, dmarc_passed: None };
+    Ok(answer(incoming::take(&ctx, arrived).await?))
+}
+
+/// Envelope and whatever else: `mail_from` and `rcpt` (as often as there are recipients), in the query or as headers.
+fn envelope(
+    headers: &HeaderMap,
+    query: Vec<(String, String)>,
+) -> Result<(Option<String>, Vec<String>), Problem> {
+    let (mut mail_from, mut recipients) = (None, Vec::new());
+    let text = |value: &axum::http::HeaderValue| {
+        let text = std::str::from_utf8(value.as_bytes());
+        text.map(str::to_owned).map_err(|_| Problem::bad_request("the envelope is not UTF-8"))
+    };
+    for name in ["mail_from", "mail-from"] {
+        if let Some(value) = headers.get(name) {
+            mail_from = Some(text(value)?);
+        }
+    }
+    for value in headers.get_all("rcpt") {
+        recipients.push(text(value)?);
+    }
+    for (name, value) in query {
+        match name.as_str() {
+            "mail_from" => mail_from = Some(value),
+            "rcpt" => recipients.push(value),
+            _ => {
+                let detail = format!("the query has mail_from and rcpt, and not {name:?}");
+                return Err(Problem::bad_request(detail));
+            }
+        }
+    }
+    let plain = |address: String| address.trim().trim_start_matches('<').trim_end_matches('>').to_owned();
+    let (mail_from, recipients): (_, Vec<_>) =
+        (mail_from.map(plain), recipients.into_iter().map(plain).collect());
+    let mut all = mail_from.iter().chain(&recipients);
+    if recipients.len() > RECIPIENTS || all.any(|one| one.len() > 320 || one.chars().any(char::is_control)) {
+        let detail = format!("an envelope has at most {RECIPIENTS} recipients, each an address");
+        return Err(Problem::bad_request(detail));
+    }
+    Ok((mail_from, recipients))
+}
+
+fn answer(taken: Vec<Taken>) -> Response {
+    let mut woke = false;
+    let mut first = None;
+    let mut duplicate = false;
+    let items: Vec<Value> = taken
+        .iter()
+        .map(|one| match one {
+            Taken::Woke(woken) => {
+                woke |= !woken.duplicate;
+                duplicate |= woken.duplicate;
+                first.get_or_insert(woken.session_id.clone());
+                json!({
+                    "session_id": woken.session_id,
+                    "run_id": woken.run_id,
+                    "outcome": woken.outcome,
+                    "duplicate": woken.duplicate,
+                })
+            }
+            Taken::Dropped { reason } => json!({ "dropped": reason }),
+        })
+        .collect();
+    let status = if woke { StatusCode::ACCEPTED } else { StatusCode::OK };
+    let mut body = json!({ "items": items });
+    if let Some(session_id) = first {
+        body["session_id"] = session_id.into();
+    }
+    if duplicate && !woke {
+        body["duplicate"] = true.into();
+    }
+    (status, Json(body)).into_response()
+}
+
+/// Which mails are listed.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wanted {
+    #[serde(default)]
+    dropped: bool,
+    #[serde(default = "usual")]
+    limit: i64,
+}
+
+fn usual() -> i64 {
+    50
+}
+
+/// `GET /v1/mails`: what came in, newest first, and why what was dropped was.
+pub(super) async fn list(
+    State(ctx): State<Arc<Ctx>>,
+    wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Query(wanted) = wanted?;
+    if !(1..=500).contains(&wanted.limit) {
+        return Err(Problem::bad_request("`limit` is from 1 to 500"));
+    }
+    let mails = ctx.store.mails(DEFAULT_SPACE, wanted.dropped, wanted.limit).await?;
+    Ok(Json(json!({ "items": mails, "next": null })))
+}

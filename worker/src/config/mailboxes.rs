@@ -1,0 +1,102 @@
+//! `[email]`, what of it is about mail that comes in, and `[email.mailboxes.NAME]`.
+
+use super::read::Section;
+use secrecy::{ExposeSecret, SecretString};
+use std::net::SocketAddr;
+
+/// How mail comes in.
+#[derive(Clone, Debug)]
+pub struct Incoming {
+    /// Where LMTP is spoken.
+    pub lmtp_listen: Option<SocketAddr>,
+    /// Of `POST /v1/triggers/email/raw`, as Standard Webhooks has them; several, so that they can be rotated.
+    pub raw_secrets: Vec<SecretString>,
+    /// Signs the addresses by which an answer comes back into its conversation.
+    pub thread_secret: Option<SecretString>,
+    /// The servers whose `Authentication-Results` count.
+    pub trusted_authserv: Vec<String>,
+    /// Mails of one sender in one exchange within an hour, above which nothing is answered.
+    pub loop_limit: i64,
+    pub mailboxes: Vec<Mailbox>,
+}
+
+/// `[email.mailboxes.NAME]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mailbox {
+    /// The part of its section's name.
+    pub name: String,
+    /// Plain, in lower case. Also the stored `mailbox_id`.
+    pub address: String,
+    pub agent: Option<String>,
+    /// Whom its sessions may write to, in place of the agent's recipients.
+    pub recipients: Option<Vec<String>>,
+    /// Which hosts their tools may ask.
+    pub web_allow: Option<Vec<String>>,
+}
+
+impl Default for Incoming {
+    fn default() -> Incoming {
+        Incoming {
+            lmtp_listen: None,
+            raw_secrets: Vec::new(),
+            thread_secret: None,
+            trusted_authserv: Vec::new(),
+            loop_limit: 10,
+            mailboxes: Vec::new(),
+        }
+    }
+}
+
+/// Reads it out of `[email]`.
+pub(super) fn read(section: &mut Section<'_>) -> Incoming {
+    let rule = "must be an address and a port, such as 127.0.0.1:2424";
+    let raw_origin = section.origin("raw_secrets").or_else(|| section.origin("raw_secrets_file"));
+    let incoming = Incoming {
+        lmtp_listen: section.text("lmtp_listen", rule, |text| text.parse().ok()),
+        raw_secrets: section.secrets("raw_secrets"),
+        thread_secret: section.secret("thread_secret", |secret| {
+            (secret.len() < 16).then_some("must have at least 16 characters")
+        }),
+        trusted_authserv: section.list("trusted_authserv").unwrap_or_default(),
+        loop_limit: section.number("loop_limit", 1..=10_000).unwrap_or(10),
+        mailboxes: mailboxes(section),
+    };
+    if incoming.raw_secrets.iter().any(|secret| crate::channel::signed::key(secret).is_none())
+        && let Some(origin) = raw_origin
+    {
+        let key = section.full("raw_secrets");
+        section.problem(origin, format!("{key} must each be whsec_ and base64 (their values are not shown)"));
+    }
+    incoming
+}
+
+fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {
+    let mut mailboxes: Vec<Mailbox> = Vec::new();
+    for (name, origin, mut section) in section.sections("mailboxes") {
+        let rule = "must be a plain mail address, such as support@example.org";
+        let address = section.text("address", rule, |text| {
+            text.parse::<lettre::Address>().is_ok().then(|| text.to_lowercase())
+        });
+        let mailbox = Mailbox {
+            name,
+            address: address.unwrap_or_default(),
+            agent: section.text("agent", "must be the name of an agent", |text| Some(text.to_owned())),
+            recipients: super::schema::recipients(&mut section),
+            web_allow: section.list("web_allow"),
+        };
+        if mailbox.address.is_empty() || mailboxes.iter().any(|other| other.address == mailbox.address) {
+            let key = section.full("address");
+            section.problem(origin, format!("{key} must be a mail address that no other mailbox has"));
+        }
+        section.finish();
+        mailboxes.push(mailbox);
+    }
+    mailboxes
+}
+
+impl Incoming {
+    /// The key of signed addresses.
+    pub fn thread_key(&self) -> Option<&[u8]> {
+        self.thread_secret.as_ref().map(|secret| secret.expose_secret().as_bytes())
+    }
+}

@@ -1,0 +1,183 @@
+//! `read_attachment`: reads a file that came with a message of the session.
+
+use super::{Tool, ToolCallContext, ToolError, ToolOutput, parse_arguments};
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
+
+/// How much is read where the model names no amount.
+const USUAL_BYTES: usize = 8 * 1024;
+/// At most so much at once: what is larger would itself be shown in part.
+const MOST_BYTES: usize = 12 * 1024;
+
+/// Reads a part of an attachment. Pure: it reads the session's own messages and blobs.
+pub struct ReadAttachment;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Arguments {
+    file: String,
+    #[serde(default)]
+    offset: usize,
+    bytes: Option<usize>,
+}
+
+#[async_trait]
+impl Tool for ReadAttachment {
+    fn definition(&self) -> ToolDefinition {
+        ToolDefinition {
+            name: "read_attachment".into(),
+            description: "Read a text file that came with a message of this conversation, or a part of it."
+                .into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "file": {
+                        "type": "string",
+                        "description": "The file's name, or its number among all files of this conversation: \"1\" is the \
+                                        first.",
+                        "minLength": 1,
+                        "maxLength": 256,
+                    },
+                    "offset": {
+                        "type": "integer",
+                        "description": "The byte to begin at. 0 if left out.",
+                        "minimum": 0,
+                        "maximum": i32::MAX,
+                    },
+                    "bytes": {
+                        "type": "integer",
+                        "description": format!("How many bytes to read. {USUAL_BYTES} if left out."),
+                        "minimum": 1,
+                        "maximum": MOST_BYTES,
+                    },
+                },
+                "required": ["file"],
+                "additionalProperties": false,
+            }),
+            effect: Effect::Pure,
+        }
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        let Arguments { file, offset, bytes } = parse_arguments(arguments)?;
+        let files = call.outputs.attachments().await?;
+        // The newest of that name: whoever sends a file again means the new one. A name goes before a number.
+        let named = files.iter().rposition(|one| one.file_name == file);
+        let numbered = || file.trim().parse::<usize>().ok()?.checked_sub(1).filter(|at| *at < files.len());
+        let Some(at) = named.or_else(numbered) else {
+            let known: Vec<String> =
+                files.iter().zip(1..).map(|(one, number)| format!("{number}. {}", one.file_name)).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let shown: String = file.chars().take(80).collect();
+            return Err(ToolError(format!(
+                "There is no file {shown:?} here. The files of this conversation: {known}."
+            )));
+        };
+        let file = &files[at];
+        if offset >= file.bytes {
+            let (name, whole) = (&file.file_name, file.bytes);
+            return Err(ToolError(format!(
+                "{name:?} has {whole} bytes, so nothing is at {offset}. Begin below that."
+            )));
+        }
+        let bytes = bytes.unwrap_or(USUAL_BYTES).clamp(1, MOST_BYTES);
+        let part = call.outputs.attachment(file, offset, bytes).await?;
+        let Some(part) = part.filter(|part| !looks_binary(&part.text)) else {
+            return Err(ToolError(format!(
+                "{:?} ({}) is no text and cannot be read here. Ask its sender what it says.",
+                file.file_name, file.media_type
+            )));
+        };
+        let end = part.offset + part.text.len();
+        let rest = if end < file.bytes { format!("; read on at offset {end}") } else { String::new() };
+        Ok(ToolOutput::text(format!(
+            "{}\n\n[{}: bytes {} to {end} of {}{rest}]",
+            part.text, file.file_name, part.offset, file.bytes
+        ))
+        .without_nul())
+    }
+}
+
+fn looks_binary(text: &str) -> bool {
+    text.is_empty()
+        || text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t' | '\u{c}' | '\u{1b}'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tool::Outputs;
+    use crate::tool::files::tests::context;
+    use std::path::Path;
+    use std::sync::Arc;
+    use wakeful_store::context::OutputSlice;
+    use wakeful_workflow::id::CallId;
+    use wakeful_workflow::record::Attachment;
+
+    /// Two files of one name, and one that is no text.
+    #[derive(Debug)]
+    struct Three;
+
+    const TEXTS: [&str; 3] = ["old", "0123456789", "\u{1}\0"];
+
+    #[async_trait]
+    impl Outputs for Three {
+        async fn read(&self, _: &CallId, _: usize, _: usize) -> Result<Option<OutputSlice>, ToolError> {
+            Ok(None)
+        }
+
+        async fn attachments(&self) -> Result<Vec<Attachment>, ToolError> {
+            let names = ["a.txt", "a.txt", "b.bin"].into_iter().zip(TEXTS);
+            Ok(names
+                .map(|(name, text)| Attachment {
+                    file_name: name.into(),
+                    media_type: "text/plain".into(),
+                    bytes: text.len(),
+                    sha256: text.into(),
+                })
+                .collect())
+        }
+
+        async fn attachment(
+            &self,
+            file: &Attachment,
+            offset: usize,
+            bytes: usize,
+        ) -> Result<Option<OutputSlice>, ToolError> {
+            let text = file.sha256[offset..(offset + bytes).min(file.bytes)].to_owned();
+            Ok(Some(OutputSlice { text, offset, bytes: file.bytes }))
+        }
+    }
+
+    async fn read(arguments: Value) -> Result<String, String> {
+        let context = ToolCallContext { outputs: Arc::new(Three), ..context(Path::new("none"), false) };
+        let read = ReadAttachment.call(&context, arguments).await;
+        read.map(|output| output.content).map_err(|error| error.0)
+    }
+
+    #[tokio::test]
+    async fn a_file_is_read_by_its_name_or_its_number() {
+        assert_eq!(
+            read(json!({"file": "a.txt", "offset": 2, "bytes": 3})).await.unwrap(),
+            "234\n\n[a.txt: bytes 2 to 5 of 10; read on at offset 5]"
+        );
+        assert_eq!(read(json!({"file": "1"})).await.unwrap(), "old\n\n[a.txt: bytes 0 to 3 of 3]");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_said() {
+        for (arguments, said) in [
+            (json!({"file": "c.txt"}), "1. a.txt, 2. a.txt, 3. b.bin"),
+            (json!({"file": "0"}), "There is no file"),
+            (json!({"file": "4"}), "There is no file"),
+            (json!({"file": "b.bin"}), "no text"),
+            (json!({"file": "a.txt", "offset": 10}), "has 10 bytes"),
+        ] {
+            let error = read(arguments).await.unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Who a mail is from, as the server that took it says: `Authentication-Results` (RFC 8601).
+//!
+//! Anybody can write that header. It counts only where its first word names a server that is trusted, and of those only the
+//! topmost: a server puts its own above everything that was there before.
+
+use super::{MailFacts, domain_of};
+
+/// Whether the mail's `From` is proved by DMARC. `told` is the word of whoever handed it over and proved who they are.
+pub fn dmarc_passed(facts: &MailFacts, told: Option<bool>, trusted: &[String]) -> bool {
+    let Some(from) = &facts.from else { return false };
+    if let Some(told) = told {
+        return told;
+    }
+    let topmost = facts.authentication_results.iter().find_map(|header| {
+        let result = parse(header)?;
+        trusted.iter().any(|id| id.eq_ignore_ascii_case(&result.server)).then_some(result)
+    });
+    topmost.is_some_and(|result| result.passes_for(domain_of(&from.address)))
+}
+
+/// One header, taken apart.
+#[derive(Debug, PartialEq, Eq)]
+struct Results {
+    server: String,
+    /// Result and `header.from` of each `dmarc`.
+    dmarc: Vec<(String, Option<String>)>,
+}
+
+impl Results {
+    fn passes_for(&self, domain: &str) -> bool {
+        !self.dmarc.is_empty()
+            && !domain.is_empty()
+            && self.dmarc.iter().all(|(result, from)| {
+                result == "pass" && from.as_deref().is_some_and(|from| from.eq_ignore_ascii_case(domain))
+            })
+    }
+}
+
+fn parse(header: &str) -> Option<Results> {
+    let mut clauses = clauses(header)?.into_iter();
+    let server = clauses.next()?.split_whitespace().next()?.to_owned();
+    let mut dmarc = Vec::new();
+    for clause in clauses {
+        // `method = result` may have blanks around its sign, and properties too.
+        let clause = glued(&clause);
+        let mut words = clause.split_whitespace();
+        let Some((method, result)) = words.next().and_then(|word| word.split_once('=')) else { continue };
+        let method = method.split('/').next().unwrap_or_default();
+        if !method.eq_ignore_ascii_case("dmarc") {
+            continue;
+        }
+        let mut from = None;
+        for (name, value) in words.filter_map(|word| word.split_once('=')) {
+            if name.eq_ignore_ascii_case("header.from") {
+                // Twice is nobody's word.
+                from = match from {
+                    None => Some(value.rsplit_once('@').map_or(value, |(_, domain)| domain).to_owned()),
+                    Some(_) => Some(String::new()),
+                };
+            }
+        }
+        dmarc.push((result.to_ascii_lowercase(), from));
+    }
+    Some(Results { server, dmarc })
+}
+
+/// The header's clauses, without comments and without the quotes of quoted strings. `None` where one of these does not end.
+fn clauses(header: &str) -> Option<Vec<String>> {
+    let mut clauses = vec![String::new()];
+    let mut characters = header.chars();
+    let (mut depth, mut quoted) = (0_usize, false);
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' if depth > 0 || quoted => {
+                let escaped = characters.next()?;
+                if quoted {
+                    push_quoted(clauses.last_mut()?, escaped);
+                }
+            }
+            '"' if depth == 0 => quoted = !quoted,
+            _ if quoted => push_quoted(clauses.last_mut()?, character),
+            '(' => {
+                depth += 1;
+                clauses.last_mut()?.push(' ');
+            }
+            ')' => depth = depth.checked_sub(1)?,
+            _ if depth > 0 => {}
+            ';' => clauses.push(String::new()),
+            _ => clauses.last_mut()?.push(character),
+        }
+    }
+    (depth == 0 && !quoted).then_some(clauses)
+}
+
+/// Within quotes nothing is syntax: what would be read as some becomes a character that no name has.
+fn push_quoted(clause: &mut String, character: char) {
+    let syntax = character.is_whitespace() || character == '=';
+    clause.push(if syntax { '\u{fffd}' } else { character });
+}
+
+fn glued(clause: &str) -> String {
+    let mut out = String::new();
+    for word in clause.split_whitespace() {
+        if !out.is_empty() && !out.ends_with('=') && !word.starts_with('=') {
+            out.push(' ');
+        }
+        out.push_str(word);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mail::Person;
+
+    fn passed(headers: &[&str], told: Option<bool>) -> bool {
+        let from = Person { name: None, address: "ann@example.com".into() };
+        let facts = MailFacts {
+            from: Some(from),
+            authentication_results: headers.iter().map(|one| (*one).to_owned()).collect(),
+            ..MailFacts::default()
+        };
+        dmarc_passed(&facts, told, &["mx.example.org".to_owned()])
+    }
+
+    #[test]
+    fn only_the_topmost_result_of_a_trusted_server_for_the_very_domain_counts() {
+        let good = "mx.example.org; dmarc=pass header.from=example.com";
+        for (headers, passes) in [
+            (&[good][..], true),
+            (
+                &[
+                    "MX.example.org 1; spf=pass smtp.mailfrom=x.org; dmarc=pass (p=reject dis=none) header.from=Example.com",
+                ],
+                true,
+            ),
+            (&["mx.example.org; dmarc = pass header.from = example.com"], true),
+            (&["mx.example.org; dmarc=pass header.from=\"example.com\""], true),
+            (&["mx.example.org; dmarc=pass header.from=ann@example.com"], true),
+            (&["mx.evil.org; dmarc=pass header.from=example.com", good], true),
+            // Forged below the true one, or by another.
+            (&["mx.example.org; dmarc=fail header.from=example.com", good], false),
+            (&["mx.example.org; none", good], false),
+            (&["mx.evil.org; dmarc=pass header.from=example.com"], false),
+            (&["mx.example.org.evil.org; dmarc=pass header.from=example.com"], false),
+            // Another domain, or none.
+            (&["mx.example.org; dmarc=pass header.from=evil.org"], false),
+            (&["mx.example.org; dmarc=pass"], false),
+            (&["mx.example.org; dmarc=pass header.from=evil.org header.from=example.com"], false),
+            // A pass that stands in a comment, in quotes, in a property of another method, or in halves.
+            (&["mx.example.org; spf=pass (; dmarc=pass header.from=example.com)"], false),
+            (&["mx.example.org; spf=fail reason=\"; dmarc=pass header.from=example.com\""], false),
+            (&["mx.example.org; spf=fail reason=\"x\\\"; dmarc=pass header.from=example.com\""], false),
+            (&["mx.example.org; spf=pass smtp.mailfrom=\"a dmarc=pass header.from=example.com\""], false),
+            (
+                &["mx.example.org; dmarc=fail header.from=example.com; dmarc=pass header.from=example.com"],
+                false,
+            ),
+            (&["mx.example.org; xdmarc=pass header.from=example.com"], false),
+            (&["mx.example.org; dmarc=pass header.from=example.com (unended"], false),
+            (&["(mx.example.org) evil.org; dmarc=pass header.from=example.com"], false),
+            (&[], false),
+        ] {
+            assert_eq!(passed(headers, None), passes, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn whoever_handed_it_over_is_above_every_header() {
+        let good = "mx.example.org; dmarc=pass header.from=example.com";
+        assert!(!passed(&[good], Some(false)));
+        assert!(passed(&[], Some(true)));
+        let nobody = MailFacts { authentication_results: vec![good.to_owned()], ..MailFacts::default() };
+        assert!(!dmarc_passed(&nobody, Some(true), &[]), "several senders are none");
+    }
+}

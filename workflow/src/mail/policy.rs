@@ -1,0 +1,313 @@
+//! What a mail's session may do: a pure function of the mail and of its mailbox's rules.
+
+use super::{MailFacts, Person, domain_of};
+use crate::policy::{ReplyRoute, SessionPolicy, WebPolicy};
+use serde_json::json;
+
+/// At most so many people take part.
+const PARTICIPANTS: usize = 50;
+/// At most so many ids in a reply's `References`.
+const REFERENCES: usize = 20;
+
+/// What holds for one mailbox.
+#[derive(Clone, Debug, Default)]
+pub struct MailboxRules {
+    /// Every address of ours, in lower case.
+    pub own: Vec<String>,
+    /// Whom its sessions may write to, in place of the agent's recipients.
+    pub recipients: Option<Vec<String>>,
+    /// Which hosts their tools may ask.
+    pub web_allow: Option<Vec<String>>,
+}
+
+/// What one mail makes of its session.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Extracted {
+    /// Why nothing may be answered: a machine wrote it. Empty: a person did.
+    pub machine: Vec<String>,
+    /// Sender and recipients, plain, without our own mailboxes.
+    pub participants: Vec<String>,
+    pub recipients: Option<Vec<String>>,
+    pub web: Option<WebPolicy>,
+}
+
+/// Reads a mail's policy out of it.
+pub fn extract(facts: &MailFacts, rules: &MailboxRules) -> Extracted {
+    Extracted {
+        machine: machine(facts, rules),
+        participants: participants(facts, rules),
+        recipients: rules.recipients.clone(),
+        web: rules.web_allow.clone().map(|allow| WebPolicy { allow }),
+    }
+}
+
+/// What an exchange has come to within the last hour, this mail not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exchange {
+    /// Mails of this sender.
+    pub mails: i64,
+    /// Those of them that said the very same.
+    pub same_body: i64,
+}
+
+/// Why a mail looks like one of two machines that answer each other.
+pub fn loop_suspicion(exchange: Exchange, limit: i64) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if exchange.mails >= limit {
+        reasons.push(format!(
+            "its sender has written {} mails in this exchange within an hour, and email.loop_limit is {limit}",
+            exchange.mails + 1
+        ));
+    }
+    if exchange.same_body > 0 {
+        reasons.push("its sender has written the same text in this exchange within an hour".to_owned());
+    }
+    reasons
+}
+
+/// The policy of the mail's session: what it may do, and where it replies.
+pub fn of_session(extracted: &Extracted, suspicion: Vec<String>, reply: Option<ReplyRoute>) -> SessionPolicy {
+    let cut_off = !suspicion.is_empty();
+    SessionPolicy {
+        reply: reply.filter(|_| !cut_off),
+        participants: extracted.participants.clone(),
+        recipients: if cut_off { Some(Vec::new()) } else { extracted.recipients.clone() },
+        web: extracted.web.clone(),
+        loop_suspicion: suspicion,
+        ..SessionPolicy::default()
+    }
+}
+
+/// Where replies to the mail go: to its `From`, or to its `Reply-To` where that is of the same domain or `From` is proved.
+/// `from` is the mailbox that answers, `reply_to` the address by which answers come back into the conversation. `None` where
+/// the mail has no sender.
+pub fn reply_route(
+    facts: &MailFacts,
+    from: &str,
+    dmarc_passed: bool,
+    reply_to: Option<String>,
+) -> Option<ReplyRoute> {
+    let sender = facts.from.as_ref()?;
+    let asked = facts.reply_to.first().filter(|asked| {
+        dmarc_passed || domain_of(&asked.address).eq_ignore_ascii_case(domain_of(&sender.address))
+    });
+    let to = asked.unwrap_or(sender);
+    let subject = facts.subject.trim();
+    let is_reply = subject.get(..3).is_some_and(|mark| mark.eq_ignore_ascii_case("re:"));
+    let subject = if is_reply { subject.to_owned() } else { format!("Re: {subject}") };
+    // RFC 5322, 3.6.4: the parent's references and the parent, or what it answered where it has none.
+    let before = if facts.references.is_empty() { &facts.in_reply_to } else { &facts.references };
+    let skipped = before.len().saturating_sub(REFERENCES - 1);
+    let references: Vec<&String> = before.iter().skip(skipped).chain(&facts.message_id).collect();
+    Some(ReplyRoute {
+        channel: "email".to_owned(),
+        to: json!({
+            "from": from,
+            "to": [to.address],
+            "cc": [],
+            "subject": subject.trim_end(),
+            "in_reply_to": facts.message_id,
+            "references": references,
+            "reply_to": reply_to,
+        }),
+        split_at: None,
+    })
+}
+
+/// RFC 3834, and what is written where people do not read it.
+fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
+    let mut reasons = Vec::new();
+    for (name, value) in &facts.machine_headers {
+        let word = value.split([';', ' ', '\t', '(']).find(|word| !word.is_empty()).unwrap_or_default();
+        let tells = match name.as_str() {
+            "auto-submitted" => !word.eq_ignore_ascii_case("no"),
+            "precedence" => ["bulk", "junk", "list"].iter().any(|one| word.eq_ignore_ascii_case(one)),
+            "x-auto-response-suppress" => !word.eq_ignore_ascii_case("none"),
+            "x-loop" | "x-autoreply" | "x-autorespond" => true,
+            _ => name.starts_with("list-"),
+        };
+        if tells {
+            let shown: String = value.trim().chars().take(60).collect();
+            reasons.push(format!("it has the header {name}: {shown}"));
+        }
+    }
+    if facts.return_path.as_deref() == Some("") {
+        reasons.push("its return path is null".to_owned());
+    }
+    if let Some(kind) = &facts.report {
+        reasons.push(format!("it is a report ({kind})"));
+    }
+    match &facts.from {
+        None => reasons.push("it does not have one sender".to_owned()),
+        Some(from) => {
+            if rules.own.iter().any(|own| own.eq_ignore_ascii_case(&from.address)) {
+                reasons.push("it is from a mailbox of ours".to_owned());
+            }
+            if nobody_reads(from) {
+                reasons.push(format!("nobody reads {}", from.address));
+            }
+        }
+    }
+    reasons
+}
+
+fn nobody_reads(from: &Person) -> bool {
+    let local = from.address.rsplit_once('@').map_or(from.address.as_str(), |(local, _)| local);
+    let local: String = local.split('+').next().unwrap_or_default().replace(['-', '_', '.'], "");
+    matches!(local.as_str(), "mailerdaemon" | "postmaster" | "noreply" | "donotreply" | "bounce" | "bounces")
+}
+
+fn participants(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
+    let mut participants: Vec<String> = Vec::new();
+    for person in facts.from.iter().chain(&facts.to).chain(&facts.cc) {
+        let address = person.address.to_lowercase();
+        let plain = match address.split_once('+').zip(address.rsplit_once('@')) {
+            Some(((local, _), (_, domain))) => format!("{local}@{domain}"),
+            None => address.clone(),
+        };
+        let ours = rules
+            .own
+            .iter()
+            .any(|own| own.eq_ignore_ascii_case(&address) || own.eq_ignore_ascii_case(&plain));
+        if !ours && !domain_of(&address).is_empty() && !participants.contains(&address) {
+            participants.push(address);
+        }
+    }
+    participants.truncate(PARTICIPANTS);
+    participants
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn person(address: &str) -> Person {
+        Person { name: None, address: address.to_owned() }
+    }
+
+    fn mail() -> MailFacts {
+        MailFacts {
+            message_id: Some("m1@example.com".into()),
+            from: Some(person("ann@example.com")),
+            to: vec![person("support+abc@example.org"), person("bob@example.com")],
+            subject: "Lunch".into(),
+            ..MailFacts::default()
+        }
+    }
+
+    fn rules() -> MailboxRules {
+        MailboxRules { own: vec!["support@example.org".into()], ..MailboxRules::default() }
+    }
+
+    #[test]
+    fn a_person_is_answered() {
+        let extracted = extract(&mail(), &rules());
+        assert_eq!(extracted.machine, Vec::<String>::new());
+        assert_eq!(extracted.participants, ["ann@example.com", "bob@example.com"]);
+        for (name, value) in
+            [("auto-submitted", "no"), ("precedence", "first-class"), ("x-auto-response-suppress", "None")]
+        {
+            let facts = MailFacts { machine_headers: vec![(name.into(), value.into())], ..mail() };
+            assert!(extract(&facts, &rules()).machine.is_empty(), "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn a_machine_is_not() {
+        let headed = |name: &str, value: &str| MailFacts {
+            machine_headers: vec![(name.to_owned(), value.to_owned())],
+            ..mail()
+        };
+        let from = |address: &str| MailFacts { from: Some(person(address)), ..mail() };
+        for (what, facts) in [
+            ("auto-submitted", headed("auto-submitted", "auto-replied (vacation)")),
+            ("auto-submitted", headed("auto-submitted", "auto-generated; x=y")),
+            ("bulk", headed("precedence", "Bulk")),
+            ("junk", headed("precedence", "junk")),
+            ("list", headed("precedence", "list")),
+            ("list-id", headed("list-id", "<a.example.org>")),
+            ("list-unsubscribe", headed("list-unsubscribe", "<mailto:x@y.z>")),
+            ("suppress", headed("x-auto-response-suppress", "All")),
+            ("x-loop", headed("x-loop", "support@example.org")),
+            ("null path", MailFacts { return_path: Some(String::new()), ..mail() }),
+            ("report", MailFacts { report: Some("delivery-status".into()), ..mail() }),
+            ("daemon", from("mailer-daemon@example.com")),
+            ("no-reply", from("no-reply@example.com")),
+            ("no.reply", from("no.reply+17@example.com")),
+            ("donotreply", from("donotreply@example.com")),
+            ("postmaster", from("postmaster@example.com")),
+            ("ourselves", from("support@example.org")),
+            ("nobody", MailFacts { from: None, ..mail() }),
+        ] {
+            assert_eq!(extract(&facts, &rules()).machine.len(), 1, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_mailboxes_rules_are_its_sessions_policy() {
+        let rules = MailboxRules {
+            recipients: Some(vec!["*@example.com".into()]),
+            web_allow: Some(vec!["example.com".into()]),
+            ..rules()
+        };
+        let extracted = extract(&mail(), &rules);
+        let route = reply_route(&mail(), "support@example.org", false, None);
+        let policy = of_session(&extracted, Vec::new(), route.clone());
+        assert_eq!(policy.recipients, rules.recipients);
+        assert!(policy.web.clone().is_some_and(|web| web.allows("example.com")));
+        assert_eq!(policy.reply, route);
+        let cut_off = of_session(&extracted, vec!["a loop".into()], route);
+        assert_eq!((cut_off.reply, cut_off.recipients), (None, Some(Vec::new())));
+        assert_eq!(cut_off.loop_suspicion, ["a loop"]);
+    }
+
+    #[test]
+    fn a_loop_is_suspected_after_the_limit_and_when_a_text_comes_again() {
+        for (mails, same_body, reasons) in [(0, 0, 0), (9, 0, 0), (10, 0, 1), (1, 1, 1), (10, 1, 2)] {
+            assert_eq!(
+                loop_suspicion(Exchange { mails, same_body }, 10).len(),
+                reasons,
+                "{mails} {same_body}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_reply_goes_to_its_sender_and_elsewhere_only_where_the_sender_is_known() {
+        let to = |reply_to: &[&str], dmarc: bool| {
+            let reply_to = reply_to.iter().map(|one| person(one)).collect();
+            let route = reply_route(&MailFacts { reply_to, ..mail() }, "s@example.org", dmarc, None).unwrap();
+            route.to["to"][0].as_str().unwrap().to_owned()
+        };
+        for (reply_to, dmarc, expected) in [
+            (&[][..], false, "ann@example.com"),
+            (&["desk@example.com"], false, "desk@example.com"),
+            (&["eve@evil.org"], false, "ann@example.com"),
+            (&["ann@private.org"], true, "ann@private.org"),
+        ] {
+            assert_eq!(to(reply_to, dmarc), expected, "{reply_to:?} {dmarc}");
+        }
+        assert_eq!(reply_route(&MailFacts::default(), "s@example.org", true, None), None);
+    }
+
+    #[test]
+    fn a_reply_names_what_it_answers() {
+        let facts = MailFacts { references: vec!["a@x".into(), "b@x".into()], ..mail() };
+        let route =
+            reply_route(&facts, "Help <s@example.org>", false, Some("s+t@example.org".into())).unwrap();
+        assert_eq!(
+            route.to,
+            json!({
+                "from": "Help <s@example.org>", "to": ["ann@example.com"], "cc": [], "subject": "Re: Lunch",
+                "in_reply_to": "m1@example.com", "references": ["a@x", "b@x", "m1@example.com"],
+                "reply_to": "s+t@example.org",
+            })
+        );
+        let again = MailFacts { subject: "RE: Lunch".into(), ..mail() };
+        assert_eq!(reply_route(&again, "s@x", false, None).unwrap().to["subject"], "RE: Lunch");
+        let long = MailFacts { references: (0..100).map(|n| format!("{n}@x")).collect(), ..mail() };
+        let route = reply_route(&long, "s@x", false, None).unwrap();
+        let references = route.to["references"].as_array().unwrap();
+        assert_eq!((references.len(), &references[19]), (20, &json!("m1@example.com")));
+    }
+}
