@@ -266,7 +266,6 @@ async fn a_door_that_is_not_set_up_says_how() {
 }
 
 #[tokio::test]
-#[ignore = "needs channel::email::incoming::take: it passes when the mail's way in is there"]
 async fn a_mail_of_each_provider_wakes_a_session_and_again_is_a_duplicate() {
     let world = World::new().await;
     for (number, (what, request)) in world.mails(20).into_iter().enumerate() {

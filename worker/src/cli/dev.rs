@@ -195,6 +195,12 @@ fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::
         config.email.maildir = Some(home.mail());
     }
     config.workspace.dir.get_or_insert_with(|| home.workspaces());
+    if config.messenger.webhook.secrets.is_empty() {
+        config.messenger.webhook.secrets.push(home.webhook_secret()?);
+    }
+    if config.schedules.is_empty() && config.agents.contains_key(DEFAULT_AGENT) {
+        config.schedules.insert(samples::CRON.conversation.to_owned(), samples::schedule());
+    }
     let Queue { lease_s, heartbeat_s, .. } = config.queue;
     if (lease_s, heartbeat_s) == (30, 10) {
         config.queue = Queue { lease_s: 5, heartbeat_s: 1, ..config.queue };

@@ -55,7 +55,8 @@ enum Verb {
         file: PathBuf,
         #[arg(long, value_enum, default_value = "webhook")]
         via: Via,
-        /// A file with the secret that it is signed with; without it WAKEFUL_TRIGGER_SECRET.
+        /// A file with the secret that it is signed with; without it WAKEFUL_TRIGGER_SECRET, then the
+        /// configuration's own.
         #[arg(long, value_name = "FILE")]
         secret_file: Option<PathBuf>,
         /// Of a text: where it is said. For Telegram a number.
@@ -75,7 +76,7 @@ enum Verb {
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let client = client(&config, &args)?;
     let now = chrono::Utc::now().timestamp();
-    let trigger = trigger(args.verb, now)?;
+    let trigger = trigger(&config, args.verb, now)?;
     let request = trigger.request(now).map_err(|bad| Usage(bad.to_string()))?;
     let output = Output::new(&args.output);
     let taken = match client.send(request).await {
@@ -116,7 +117,7 @@ fn client(config: &Config, args: &Args) -> anyhow::Result<Client> {
     Ok(client.ok_or_else(|| Usage(format!("--url {url:?} is no address such as http://127.0.0.1:7070")))?)
 }
 
-fn trigger(verb: Verb, now: i64) -> anyhow::Result<Trigger> {
+fn trigger(config: &Config, verb: Verb, now: i64) -> anyhow::Result<Trigger> {
     Ok(match verb {
         Verb::Email { file } => Trigger::Email { raw: input(&file)? },
         Verb::Chat { text, conversation, user, agent, client_key } => {
@@ -130,7 +131,7 @@ fn trigger(verb: Verb, now: i64) -> anyhow::Result<Trigger> {
             Trigger::Herald { body }
         }
         Verb::Message { file, via, secret_file, conversation, user, id } => {
-            let secret = secret(secret_file)?;
+            let secret = secret(config, via, secret_file)?;
             let message_id = id.unwrap_or_else(|| wakeful_store::new_id("msg"));
             let body = input(&file)?;
             let body = if via.sends(&body) {
@@ -146,14 +147,21 @@ fn trigger(verb: Verb, now: i64) -> anyhow::Result<Trigger> {
 }
 
 /// Never an argument: those are seen by everybody on the machine.
-fn secret(file: Option<PathBuf>) -> anyhow::Result<SecretString> {
+fn secret(config: &Config, via: Via, file: Option<PathBuf>) -> anyhow::Result<SecretString> {
     let set = std::env::var("WAKEFUL_TRIGGER_SECRET").ok().filter(|secret| !secret.trim().is_empty());
     match (file, set) {
         (Some(file), _) => secret_in(&file),
         (None, Some(secret)) => Ok(SecretString::from(secret.trim())),
         (None, None) => {
-            let text = "a message is signed: give the secret with --secret-file or WAKEFUL_TRIGGER_SECRET";
-            Err(Usage(text.to_owned()).into())
+            let messenger = &config.messenger;
+            let configured = match via {
+                Via::Slack => messenger.slack.signing_secrets.first(),
+                Via::Telegram => messenger.telegram.webhook_secrets.first(),
+                Via::Webhook => messenger.webhook.secrets.first(),
+            };
+            let text = "a message is signed, and the configuration has no secret for it: give one with --secret-file or \
+                        WAKEFUL_TRIGGER_SECRET";
+            Ok(configured.cloned().ok_or_else(|| Usage(text.to_owned()))?)
         }
     }
 }

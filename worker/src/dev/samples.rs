@@ -8,13 +8,18 @@ use secrecy::SecretString;
 use serde_json::json;
 use wakeful_store::Store;
 use wakeful_store::session::{SessionFilter, SessionSummary};
+use wakeful_workflow::schedule::{Missed, Overlap};
 use wakeful_workflow::session::SessionStatus;
 
 use super::Home;
 use crate::Ctx;
-use crate::api::stored_conversation_id;
+use crate::api::{DEFAULT_SPACE, stored_conversation_id};
 use crate::client::{Client, Trigger, Via};
 use crate::config::DEFAULT_AGENT;
+use crate::config::cron::{DEFAULT_ZONE, MISSED_LIMIT, Schedule};
+
+/// The longest that a scheduler takes to start.
+const SCHEDULER: Duration = Duration::from_secs(20);
 
 /// One thing that comes in.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +62,7 @@ pub const EMAIL: Sample =
 /// One comes from a messenger.
 pub const WEBHOOK: Sample =
     Sample { conversation: "sample-webhook", text: "What time is it?", door: Door::Webhook };
-/// One is due. What it says is in its schedule.
+/// One is due. What it says is in its schedule, which `wakeful dev` has.
 pub const CRON: Sample = Sample { conversation: "sample-cron", text: "", door: Door::Cron };
 /// One is a notice of another system.
 pub const HERALD: Sample = Sample {
@@ -67,7 +72,22 @@ pub const HERALD: Sample = Sample {
 };
 
 /// Those that a first start sends, in their order.
-pub const SAMPLES: &[Sample] = &[CLOCK, NOTE, COLOUR];
+pub const SAMPLES: &[Sample] = &[CLOCK, NOTE, COLOUR, EMAIL, WEBHOOK, CRON, HERALD];
+
+/// The schedule of [`CRON`].
+pub fn schedule() -> Schedule {
+    Schedule {
+        cron: "0 9 * * MON-FRI".to_owned(),
+        time_zone: DEFAULT_ZONE.to_owned(),
+        agent: DEFAULT_AGENT.to_owned(),
+        conversation: None,
+        prompt: "What time is it?".to_owned(),
+        mail_to: Vec::new(),
+        missed: Missed::One,
+        missed_limit: MISSED_LIMIT,
+        overlap: Overlap::Queue,
+    }
+}
 
 impl Sample {
     /// What is sent for it. `secret` signs what a webhook brings.
@@ -190,10 +210,29 @@ pub async fn send(ctx: &Ctx, listen: SocketAddr, home: &Home) -> Result<usize> {
         Client::new(&url, ctx.config.server.token.clone())?.context("the address of this process")?;
     let secret = home.webhook_secret()?;
     for sample in &missing {
+        if sample.door == Door::Cron {
+            defined(&ctx.store, sample.conversation).await?;
+        }
         let request = sample.trigger(&secret).request(chrono::Utc::now().timestamp())?;
         client.send(request).await.with_context(|| sample.conversation)?;
     }
     Ok(missing.len())
+}
+
+/// Waits for the scheduler of this process to write the configuration's schedules down, which it does as it starts.
+async fn defined(store: &Store, schedule: &str) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        match store.schedule(DEFAULT_SPACE, schedule).await {
+            Err(wakeful_store::Error::NotFound { .. }) if began.elapsed() < SCHEDULER => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            found => {
+                found?;
+                return Ok(());
+            }
+        }
+    }
 }
 
 /// Waits until the samples that there are rest, at most `limit`, and tells of each that comes to rest. Gives them

@@ -16,7 +16,7 @@ use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
 use wakeful_store::wake::{Continues, NewMessage, Woken};
 use wakeful_workflow::mail::policy::{self, MailboxRules};
 use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
-use wakeful_workflow::mail::{MailFacts, auth, subject_key, text, thread};
+use wakeful_workflow::mail::{auth, subject_key, text, thread};
 use wakeful_workflow::record::Role;
 use wakeful_workflow::session::Seed;
 
