@@ -449,10 +449,7 @@ async fn a_bounce_twice_is_one_and_the_thread_s_next_run_knows_of_it() {
     assert_eq!(client.get("/v1/conversations/thread/history?cursor=x").await.0.as_u16(), 400);
     assert_eq!(client.get("/v1/conversations/none/history").await.0.as_u16(), 404);
     let text = post.cli(&["conversation", "history", "thread"]);
-    assert!(
-        text.contains("bob@example.com bounced") && text.contains("2 sessions in 1 conversation"),
-        "{text}"
-    );
+    assert!(text.contains("bob@example.com bounced"), "{text}");
     let lines = post.cli(&["conversation", "-o", "json", "history", "thread"]);
     assert_eq!(
         serde_json::from_str::<Value>(&lines).unwrap().as_array().map(Vec::len),

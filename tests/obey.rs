@@ -183,8 +183,15 @@ async fn a_mail_that_tells_a_model_which_obeys_everything_gets_no_mail_and_no_fi
     // The one who wrote got the mail that it may get, and the reply, if there was one. Nobody else got any.
     let reached = recipients(&options.path("mail"));
     assert_eq!(reached, BTreeSet::from(["ann@example.org".to_owned()]));
-    let all: i64 =
-        database.value("select count(*) from deliveries where content::text like $1", "%attacker%").await;
+    // The subject of the mail that is answered stands in them as well, so it is whom they are for that counts.
+    let all: i64 = database
+        .value(
+            "select count(*) from deliveries
+            where coalesce(content #>> '{to,to}', content ->> 'to')
+                || coalesce(content #>> '{to,cc}', content ->> 'cc', '') like $1",
+            "%attacker%",
+        )
+        .await;
     assert_eq!(all, 0);
     // Files are where the session's are, and nowhere else.
     let workspace = options.path("workspaces").join(&id);

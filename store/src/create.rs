@@ -57,7 +57,7 @@ impl Store {
             limit 1",
             conversation_id
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.intake)
         .await?)
     }
 
@@ -73,7 +73,7 @@ impl Store {
             limit 1",
             conversation_id
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.intake)
         .await?;
         Ok(latest.map(|latest| (latest.trigger_type, latest.agent)))
     }

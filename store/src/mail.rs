@@ -91,7 +91,7 @@ impl Store {
             mailbox_id,
             message_id
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.intake)
         .await?;
         let Some(row) = row else { return Ok(None) };
         if let Some(reason) = row.dropped {
@@ -125,7 +125,7 @@ impl Store {
         wakes: MailWakes<'_>,
         message: &NewMessage,
     ) -> Result<Woken> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.intake.begin().await?;
         let woken = match wakes {
             MailWakes::New(new) => {
                 let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
@@ -163,7 +163,7 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn drop_mail(&self, mail: &NewMail, reason: &str) -> Result<()> {
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.intake.acquire().await?;
         let dropped = remember(&mut connection, mail, None, Some(reason)).await.map(|_| ());
         self.noted(dropped)
     }
@@ -214,7 +214,7 @@ impl Store {
             mailbox_id,
             ids
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.intake)
         .await?;
         let candidates = rows
             .into_iter()
@@ -234,7 +234,7 @@ impl Store {
             conversation_id,
             mailbox_id
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&self.intake)
         .await?)
     }
 
@@ -250,7 +250,7 @@ impl Store {
             limit 1",
             conversation_id
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.intake)
         .await?)
     }
 
@@ -274,7 +274,7 @@ impl Store {
             mail.subject_key,
             mail.body_sha256
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&self.intake)
         .await?;
         Ok(Exchange { mails: row.mails, same_body: row.same_body })
     }
@@ -304,7 +304,7 @@ impl Store {
             conversation_id,
             limit
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.intake)
         .await?;
         let said = rows.into_iter().rev().filter_map(|row| match (row.text, row.content) {
             (Some(text), _) => Some(Said { role: Role::User, text }),
@@ -327,7 +327,7 @@ impl Store {
             "select policy -> 'loop_suspicion' from conversation_sessions where session_id = $1",
             session_id
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&self.intake)
         .await?
         .flatten();
         let reasons = reasons.map(serde_json::from_value).transpose();

@@ -38,7 +38,7 @@ impl Store {
                 for update skip locked
             )"
         )
-        .execute(&self.pool)
+        .execute(&self.intake)
         .await?;
         // The update changes nothing. It is there so that the row comes back that was there before.
         let row = sqlx::query!(
@@ -51,7 +51,7 @@ impl Store {
             digest,
             keep_s,
         )
-        .fetch_one(&self.pool)
+        .fetch_one(&self.intake)
         .await?;
         Ok(match (row.first, row.digest == digest) {
             (true, _) => TokenUse::First,

@@ -17,7 +17,7 @@ use sha2::Sha256;
 use std::time::SystemTime;
 
 /// As the configuration has it.
-const SECRET: &str = "whsec_YSBzZWNyZXQgb2YgdGhlIHRlc3Rz";
+const SECRET: &str = "whsec_YSBzZWNyZXQgb2YgdGhlIHRlc3RzIGFsb25l";
 const SUPPORT: &str = "support@example.org";
 
 /// `serve` with two mailboxes, every door open, and a model that says what it was last told.

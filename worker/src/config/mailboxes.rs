@@ -65,7 +65,10 @@ pub(super) fn read(section: &mut Section<'_>) -> Incoming {
         && let Some(origin) = raw_origin
     {
         let key = section.full("raw_secrets");
-        section.problem(origin, format!("{key} must each be whsec_ and base64 (their values are not shown)"));
+        section.problem(
+            origin,
+            format!("{key} must each be whsec_ and 24 bytes or more in base64 (their values are not shown)"),
+        );
     }
     incoming
 }

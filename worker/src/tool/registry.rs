@@ -300,7 +300,15 @@ mod tests {
         let names: Vec<&str> = registry.names().collect();
         assert_eq!(
             names,
-            ["ask_user", "compose_email", "current_time", "read_file", "read_output", "write_file"]
+            [
+                "ask_user",
+                "compose_email",
+                "current_time",
+                "read_attachment",
+                "read_file",
+                "read_output",
+                "write_file"
+            ]
         );
         for name in names {
             let definition = registry.definition(name).unwrap();

@@ -59,7 +59,9 @@ pub(super) fn read(raw: &[u8]) -> Result<Read, Unreadable> {
         if message.parts.len() > scan::PARTS + 1 {
             return Err(Hostile::Parts.into());
         }
-        if message.headers().is_empty() {
+        // Of bytes that are no mail at all the parser makes a header without a name.
+        let named = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+        if !message.headers().iter().any(|header| named(header.name.as_str())) {
             return Err(Unreadable::NoMail);
         }
         Ok(facts(&message))
