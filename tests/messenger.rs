@@ -92,7 +92,7 @@ impl Post {
     async fn send_until_taken(&self, client: &Client) {
         eventually("a message to be taken", || async {
             let status = self.request(client).send().await.unwrap().status();
-            let busy = status == StatusCode::SERVICE_UNAVAILABLE;
+            let busy = matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS);
             assert!(status.is_success() || busy, "{status}: {}", self.body);
             (!busy).then_some(())
         })
