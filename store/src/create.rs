@@ -115,6 +115,8 @@ impl Store {
 
 /// The session that a trigger goes on with, or a new one. Locks it. A conversation's message that was taken before is
 /// its first session's, by `client_key`, whatever was begun since.
+///
+/// [`Error::KeyReused`] for a trigger that has made its session in another conversation.
 pub(crate) async fn find_or_create(
     tx: &mut PgConnection,
     new: &NewSession,
@@ -157,9 +159,10 @@ pub(crate) async fn find_or_create(
     run::lock_session(tx, &session_id).await
 }
 
+/// The session that this trigger made. One of another conversation is not given: that one's row is not locked.
 async fn made_by_trigger(tx: &mut PgConnection, new: &NewSession) -> Result<Option<String>> {
-    Ok(sqlx::query_scalar!(
-        "select session_id from conversation_sessions
+    let made = sqlx::query!(
+        "select session_id, conversation_id from conversation_sessions
         where space_id = $1 and mailbox_id = $2 and trigger_type = $3 and trigger_id = $4",
         new.space_id,
         new.mailbox_id,
@@ -167,7 +170,13 @@ async fn made_by_trigger(tx: &mut PgConnection, new: &NewSession) -> Result<Opti
         new.trigger_id
     )
     .fetch_optional(tx)
-    .await?)
+    .await?;
+    match made {
+        Some(made) if made.conversation_id != new.conversation_id => {
+            Err(Error::KeyReused { client_key: new.trigger_id.clone() })
+        }
+        made => Ok(made.map(|made| made.session_id)),
+    }
 }
 
 /// The session that took a message of this key.
@@ -264,7 +273,8 @@ async fn said(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
 }
 
 /// The policy of a session that begins anew: it replies as the latest one does, and by its route, if its trigger's type says
-/// that. Not by mail: what begins anew is read where it was begun.
+/// that. Not by mail: what begins anew is read where it was begun. Whom and what it may reach is what the latest one may,
+/// whatever its type: who was kept from an agent's recipients does not get them by beginning anew.
 async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<SessionPolicy> {
     let mut own = new.policy.clone();
     let latest = sqlx::query!(
@@ -285,14 +295,18 @@ async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<
             false
         }
     };
-    if answers(&latest.replies_as) {
-        own.replies_as = Some(latest.replies_as);
-        if let Some(policy) = latest.policy {
-            let before: SessionPolicy =
-                serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?;
-            (own.reply, own.participants) = (before.reply, before.participants);
-            (own.recipients, own.web) = (before.recipients, before.web);
+    let answers = answers(&latest.replies_as);
+    if let Some(policy) = latest.policy {
+        let before: SessionPolicy =
+            serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?;
+        (own.participants, own.recipients) = (before.participants, before.recipients);
+        (own.web, own.loop_suspicion) = (before.web, before.loop_suspicion);
+        if answers {
+            own.reply = before.reply;
         }
+    }
+    if answers {
+        own.replies_as = Some(latest.replies_as);
     }
     Ok(own)
 }

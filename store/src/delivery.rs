@@ -269,10 +269,11 @@ impl Store {
         if held.rows_affected() == 0 {
             return Ok(false);
         }
+        // A bounce that came before the end was known is still to be told, however this ended.
         let changed = sqlx::query!(
             "update deliveries
             set status = $3, receipt = $4::text::json, last_error = coalesce($5, last_error),
-                settled_at = clock_timestamp(), untold = $3 = 'failed' and channel = 'email'
+                settled_at = clock_timestamp(), untold = untold or ($3 = 'failed' and channel = 'email')
             where delivery_id = $1 and lease = $2 and status in ('queued', 'sending')",
             claimed.delivery_id,
             lease.token,

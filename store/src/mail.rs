@@ -105,6 +105,34 @@ impl Store {
         Ok(Some(KnownMail::Woke(Woken { session_id, run_id, outcome, duplicate: true })))
     }
 
+    /// Whether the mailbox knows a mail of this id that is another one: of another sender, or with another text.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn mail_is_other(
+        &self,
+        space_id: &str,
+        mailbox_id: &str,
+        message_id: &str,
+        from_address: Option<&str>,
+        body_sha256: &str,
+    ) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            r#"select exists (
+                select from mails
+                where space_id = $1 and mailbox_id = $2 and message_id = $3
+                    and (from_address is distinct from $4 or body_sha256 <> $5)
+            ) as "exists!""#,
+            space_id,
+            mailbox_id,
+            message_id,
+            from_address,
+            body_sha256
+        )
+        .fetch_one(&self.intake)
+        .await?)
+    }
+
     /// Remembers the mail and wakes what it is for, in one transaction. When this returns, both are durable.
     ///
     /// # Errors
@@ -128,8 +156,15 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let woken = match wakes {
             MailWakes::New(new) => {
-                let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
-                deliver(&mut tx, session, message).await?
+                match find_or_create(&mut tx, new, message.client_key.as_deref()).await {
+                    Ok(session) => deliver(&mut tx, session, message).await?,
+                    // By another door it belonged to another conversation, and it has its session there.
+                    Err(refused) if made_elsewhere(&refused) => {
+                        tx.rollback().await?;
+                        return self.woken_before(mail, refused).await;
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             MailWakes::Answer { session_id } => {
                 let session = run::lock(&mut tx, session_id).await?;
@@ -145,17 +180,21 @@ impl Store {
         // Of the same mail by two doors at once, the second one to get here has woken something else than the first.
         if !remember(&mut tx, mail, Some(&woken.session_id), None).await? && !woken.duplicate {
             tx.rollback().await?;
-            let known = self.known_mail(&mail.space_id, &mail.mailbox_id, &mail.message_id).await?;
-            return match known {
-                Some(KnownMail::Woke(first)) => Ok(first),
-                Some(KnownMail::Dropped { .. }) | None => {
-                    Err(Error::corrupt("mail", format!("{:?} was dropped a moment ago", mail.message_id)))
-                }
-            };
+            let dropped = Error::corrupt("mail", format!("{:?} was dropped a moment ago", mail.message_id));
+            return self.woken_before(mail, dropped).await;
         }
         failpoint("K1");
         tx.commit().await?;
         Ok(woken)
+    }
+
+    /// The first answer to a mail that was taken by another door meanwhile; `refused` where it woke nobody.
+    async fn woken_before(&self, mail: &NewMail, refused: Error) -> Result<Woken> {
+        let known = self.known_mail(&mail.space_id, &mail.mailbox_id, &mail.message_id).await?;
+        match known {
+            Some(KnownMail::Woke(first)) => Ok(first),
+            Some(KnownMail::Dropped { .. }) | None => Err(refused),
+        }
     }
 
     /// Remembers a mail that wakes nobody, and why.
@@ -238,7 +277,8 @@ impl Store {
         .await?)
     }
 
-    /// The conversation's latest session that has asked a question and waits for the answer.
+    /// The conversation's latest session that has asked a question by mail and waits for the answer: who asks elsewhere is
+    /// answered there.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -246,6 +286,7 @@ impl Store {
         Ok(sqlx::query_scalar!(
             "select session_id from conversation_sessions
             where conversation_id = $1 and status = 'waiting_input'
+                and trigger_type = 'email' and policy -> 'reply' ->> 'channel' = 'email'
             order by ordinal desc
             limit 1",
             conversation_id
@@ -254,8 +295,10 @@ impl Store {
         .await?)
     }
 
-    /// What the mail's sender has written to its mailbox within the last hour, in its conversation or about its subject: a
-    /// sender that nobody proves begins a conversation with every mail.
+    /// What has come to the mail's mailbox within the last hour. Where the mail goes on with a conversation, that is what came
+    /// in there, whoever it says it is from: a peer may give itself another name with every mail. Where it does not, it is
+    /// what its sender wrote about its subject and what went on with nothing either: each of those began a conversation, and
+    /// what anybody can forge must silence nobody in a conversation that is theirs.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -263,16 +306,18 @@ impl Store {
         let row = sqlx::query!(
             r#"select count(*) as "mails!", count(*) filter (where body_sha256 = $6) as "same_body!"
             from mails
-            where space_id = $1 and mailbox_id = $2 and from_address = $3
+            where space_id = $1 and mailbox_id = $2
                 and received_at > clock_timestamp() - interval '1 hour'
                 and dropped is null
-                and (conversation_id = $4 or subject_key = $5)"#,
+                and (($7 and conversation_id = $4)
+                    or (not $7 and not joined and from_address = $3 and subject_key = $5))"#,
             mail.space_id,
             mail.mailbox_id,
             mail.from_address,
             mail.conversation_id,
             mail.subject_key,
-            mail.body_sha256
+            mail.body_sha256,
+            mail.joined
         )
         .fetch_one(&self.intake)
         .await?;
@@ -352,6 +397,15 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?)
+    }
+}
+
+/// Whether a trigger's session is not made because it is there already, in another conversation: since before, or since a
+/// transaction that ended a moment ago.
+fn made_elsewhere(refused: &Error) -> bool {
+    match refused {
+        Error::Database(sqlx::Error::Database(error)) => error.is_unique_violation(),
+        other => matches!(other, Error::KeyReused { .. }),
     }
 }
 

@@ -447,9 +447,12 @@ async fn bring_along(
 /// Keeps the files of a message as blobs, and gives what points at them.
 async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option<serde_json::Value>> {
     use sha2::Digest;
-    let mut attachments = Vec::new();
-    for file in files {
-        let sha256 = hex::encode(sha2::Sha256::digest(&file.bytes));
+    let named: Vec<(String, &NewAttachment)> =
+        files.iter().map(|file| (hex::encode(sha2::Sha256::digest(&file.bytes)), file)).collect();
+    // In one order everywhere: two messages with the same two files would wait for one another.
+    let mut sorted: Vec<_> = named.iter().collect();
+    sorted.sort_by(|a, b| a.0.cmp(&b.0));
+    for (sha256, file) in sorted {
         sqlx::query!(
             "insert into blobs (sha256, size, media_type, bytes)
             values ($1, length($2::bytea), $3, $2)
@@ -460,13 +463,16 @@ async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option
         )
         .execute(&mut *tx)
         .await?;
-        attachments.push(Attachment {
+    }
+    let attachments: Vec<Attachment> = named
+        .into_iter()
+        .map(|(sha256, file)| Attachment {
             file_name: without_nul(file.file_name.clone()),
             media_type: without_nul(file.media_type.clone()),
             bytes: file.bytes.len(),
             sha256,
-        });
-    }
+        })
+        .collect();
     if attachments.is_empty() {
         return Ok(None);
     }

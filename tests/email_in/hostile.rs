@@ -32,12 +32,19 @@ async fn hostile_shapes_are_answered_within_two_seconds_and_256_mib() {
         .map(|at| format!("Content-Type: multipart/mixed; boundary=b{at}x\r\n\r\n--b{at}x\r\n"))
         .collect();
     let mails = "Content-Type: message/rfc822\r\n\r\n".repeat(1000);
+    let nest = format!("x--b\r\n{}", "Content-Type: message/rfc822\r\n\r\n".repeat(30_000));
     let words = "=?utf-8?q?=41?= ".repeat(3_500);
     let people = "a@b.de, ".repeat(7_000);
     let html = format!("{}x", "<div><table><td>".repeat(600_000));
     let cases: Vec<(&str, String, &[u16])> = vec![
         ("100 MB", mail("a@x", "x", "", &"a".repeat(100 << 20)), &[413]),
         ("a million parts", mail("b@x", "x", multipart, &parts), &[422]),
+        ("mails in each other after a boundary within a line", mail("j@x", "x", multipart, &nest), &[422]),
+        (
+            "millions of boundaries within lines",
+            mail("k@x", "x", multipart, &"x--b\r\n\r\n".repeat(4_000_000)),
+            &[422],
+        ),
         ("depth 1,000", format!("From: a@b.de\r\nTo: support@example.org\r\n{deep}\r\nx"), &[422]),
         (
             "a thousand mails in each other",

@@ -6,9 +6,17 @@ use super::{
 };
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Database, ModelServer};
+use crate::support::{Answer, Client, Database, ModelServer};
 use reqwest::StatusCode;
 use serde_json::json;
+
+/// A mail with an envelope, which no signature covers.
+fn unsigned(client: &Client, query: &str, text: &str) -> reqwest::RequestBuilder {
+    client
+        .post_request(&format!("/v1/triggers/email/raw{query}"))
+        .header("content-type", "message/rfc822")
+        .body(text.to_owned())
+}
 
 #[tokio::test]
 async fn a_mail_becomes_a_session_that_replies_to_its_sender() {
@@ -63,8 +71,8 @@ async fn the_same_mail_again_is_a_duplicate_by_either_proof() {
     assert_eq!((status, &again["session_id"]), (StatusCode::OK, &first["session_id"]));
     assert_eq!(sessions(&database).await, 1);
     // Another mailbox has a session of its own.
-    let sales = request(&client, text.clone()).header("rcpt", "sales@example.org");
-    let (status, other) = sent(sales).await;
+    let sales = unsigned(&client, "", &text).header("rcpt", "sales@example.org");
+    let (status, other) = sent(sales.header("authorization", "Bearer the token")).await;
     assert_eq!(status, StatusCode::ACCEPTED);
     assert_ne!(other["session_id"], first["session_id"]);
     let rules = policy(&database, other["session_id"].as_str().unwrap()).await;
@@ -92,6 +100,10 @@ async fn what_is_not_signed_is_refused_before_it_is_read() {
             .body(body.clone())
     };
     for (what, request) in [
+        ("with nothing but a signature", {
+            let request = client.post_request("/v1/triggers/email/raw");
+            request.header("content-type", "message/rfc822").header("webhook-signature", &good).body("x")
+        }),
         ("forged", signed(now(), "v1,AAAA")),
         ("truncated", signed(now(), &good[..good.len() - 9])),
         ("stale", signed(now() - 400, &signature("msg_1", now() - 400, &body))),
@@ -113,12 +125,45 @@ async fn what_is_not_signed_is_refused_before_it_is_read() {
 }
 
 #[tokio::test]
+async fn an_envelope_that_no_signature_covers_is_refused() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).env("WAKEFUL_TOKEN", "the token").serve(&database).await;
+    let client = process.client();
+    let text = mail("m1@example.com", "Lunch", "", "Shall we?");
+    for request in [
+        request_to(&client, "?rcpt=sales@example.org", text.clone()),
+        request_to(&client, "?mail_from=", text.clone()),
+        request(&client, text.clone()).header("rcpt", "sales@example.org"),
+        request(&client, text.clone()).header("mail-from", "ann@example.com"),
+    ] {
+        let (status, answer) = sent(request).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+        assert!(answer["detail"].as_str().unwrap().contains("token"), "{answer}");
+    }
+    assert_eq!(sessions(&database).await, 0);
+}
+
+#[tokio::test]
+async fn a_forged_mail_does_not_take_the_place_of_the_true_one() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let text = mail("m1@example.com", "Lunch", "", "Shall we?");
+    let forged = taken(&client, text.replace("ann@example.com", "eve@example.net")).await;
+    let other_text = taken(&client, text.replace("Shall we?", "Never.")).await;
+    let genuine = taken(&client, text.clone()).await;
+    assert!(forged != genuine && other_text != genuine && forged != other_text);
+    let (status, again) = post(&client, text).await;
+    assert_eq!((status, &again["session_id"]), (StatusCode::OK, &json!(genuine)));
+}
+
+#[tokio::test]
 async fn a_mail_for_nobody_here_is_refused_and_machine_mail_is_kept_from_the_agents() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
     let process = options(&model).serve(&database).await;
     let client = process.client();
     let text = mail("m1@example.com", "Lunch", "", "Shall we?");
-    let (status, answer) = sent(request_to(&client, "?rcpt=x@example.org", text.clone())).await;
+    let (status, answer) = sent(unsigned(&client, "?rcpt=x@example.org", &text)).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     assert!(answer["detail"].as_str().unwrap().contains("email.mailboxes"), "{answer}");
     for (at, (headers, reason)) in [
@@ -136,7 +181,7 @@ async fn a_mail_for_nobody_here_is_refused_and_machine_mail_is_kept_from_the_age
         assert_eq!(status, StatusCode::OK, "{answer}");
         assert!(answer["items"][0]["dropped"].as_str().unwrap().contains(reason), "{answer}");
     }
-    let null = request_to(&client, "?mail_from=", mail("b@example.com", "Away", "", "x"));
+    let null = unsigned(&client, "?mail_from=", &mail("b@example.com", "Away", "", "x"));
     assert!(sent(null).await.1["items"][0]["dropped"].as_str().unwrap().contains("return path"));
     let (_, listed) = client.get("/v1/mails?dropped=true").await;
     assert_eq!(listed["items"].as_array().unwrap().len(), 6, "{listed}");

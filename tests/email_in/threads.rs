@@ -144,6 +144,113 @@ async fn a_mail_that_answers_a_question_goes_on_with_the_session_that_asked() {
 }
 
 #[tokio::test]
+async fn a_question_that_was_asked_in_a_chat_is_not_answered_by_mail() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| {
+        let messages = body["messages"].as_array().expect("messages");
+        match messages.last().and_then(|last| last["content"].as_str()) {
+            Some("Ask me.") => Answer::call("ask_user", json!({"question": "Which?"})),
+            _ => Answer::text("Gladly."),
+        }
+    })
+    .await;
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let mailed = first(&client).await;
+    let (_, route) = reply(&database, &mailed).await;
+    let conversation = conversation_of(&client, &mailed).await;
+    let (status, begun) = client.post(&format!("/v1/conversations/{conversation}/new"), &json!({})).await;
+    assert_eq!(status, StatusCode::CREATED, "{begun}");
+    let asking = begun["session_id"].as_str().unwrap();
+    assert_eq!(client.chat(&conversation, "Ask me.").await["session_id"], begun["session_id"]);
+    client.wait_for(asking, "waiting_input").await;
+    // Whom it may write to goes along, though it replies to nobody.
+    let rules = policy(&database, asking).await;
+    assert_eq!((&rules["participants"], &rules["reply"]), (&json!(["ann@example.com"]), &Value::Null));
+
+    let plus = route["reply_to"].as_str().unwrap();
+    let further = mail("m2@example.com", "Re: Lunch", "", "That one.");
+    let (status, woken) = sent(request(&client, further).header("rcpt", plus)).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{woken}");
+    let woken = woken["session_id"].as_str().unwrap();
+    assert_ne!(woken, asking);
+    assert_eq!(conversation_of(&client, woken).await, conversation);
+    assert_eq!(client.session(asking).await["question"], "Which?");
+}
+
+#[tokio::test]
+async fn who_got_a_mail_takes_part_only_where_its_sender_is_proved() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let session_id = first(&client).await;
+    let (_, route) = reply(&database, &session_id).await;
+    let plus = route["reply_to"].as_str().unwrap();
+    let crowd: Vec<String> = (1..50).map(|n| format!("v{n}@example.net")).collect();
+    let cc = format!("Cc: {}\r\n", crowd.join(", "));
+    for (what, id, headers, rcpt, participants) in [
+        ("nothing", "a@x", cc.clone(), None, 1),
+        ("another's pass", "b@x", format!("{}{cc}", PROVED.replace("=example.com", "=x")), None, 1),
+        ("a pass", "c@x", format!("{PROVED}{cc}"), None, 50),
+        ("a signed address", "d@x", cc, Some(plus), 50),
+    ] {
+        let mut request = request(&client, mail(id, what, &headers, "Write to all of them."));
+        if let Some(rcpt) = rcpt {
+            request = request.header("rcpt", rcpt);
+        }
+        let (status, answer) = sent(request).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{what}: {answer}");
+        let rules = policy(&database, answer["session_id"].as_str().unwrap()).await;
+        let found = rules["participants"].as_array().unwrap();
+        assert_eq!((found.len(), &found[0]), (participants, &json!("ann@example.com")), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_mail_by_two_doors_at_once_that_names_two_conversations_wakes_one_session() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let session_id = first(&client).await;
+    let (_, route) = reply(&database, &session_id).await;
+    let plus = route["reply_to"].as_str().unwrap();
+    for at in 0..5 {
+        let text = mail(&format!("two{at}@x"), &format!("Doors {at}"), "", &format!("Number {at}."));
+        let signed = request(&client, text.clone()).header("rcpt", plus);
+        let ((status, one), (other_status, other)) = tokio::join!(sent(signed), post(&client, text));
+        let mut statuses = [status, other_status];
+        statuses.sort();
+        assert_eq!(statuses, [StatusCode::OK, StatusCode::ACCEPTED], "{one} {other}");
+        assert_eq!(one["session_id"], other["session_id"]);
+    }
+}
+
+#[tokio::test]
+async fn a_loop_is_counted_in_its_conversation_and_forged_mails_silence_nobody_there() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).env("WAKEFUL_EMAIL__LOOP_LIMIT", "3").serve(&database).await;
+    let client = process.client();
+    let session_id = first(&client).await;
+    let (delivery_id, route) = reply(&database, &session_id).await;
+    for at in 0..5 {
+        taken(&client, mail(&format!("forged{at}@x"), "Re: Lunch", "", &format!("Forged {at}."))).await;
+    }
+    let headers = format!("{PROVED}In-Reply-To: <{delivery_id}@example.org>\r\n");
+    let id = taken(&client, mail("m2@example.com", "Re: Lunch", &headers, "At noon?")).await;
+    assert_eq!(policy(&database, &id).await["reply"]["channel"], "email");
+    // It is the third mail of the conversation, and then the fourth, whatever the peer calls itself.
+    let plus = route["reply_to"].as_str().unwrap();
+    for (at, channel) in [(0, json!("email")), (1, Value::Null)] {
+        let peer = mail(&format!("peer{at}@x"), &format!("Other {at}"), "", &format!("Round {at}."))
+            .replace("Ann <ann@example.com>", &format!("peer{at}@evil.org"));
+        let (status, woken) = sent(request(&client, peer).header("rcpt", plus)).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{woken}");
+        let rules = policy(&database, woken["session_id"].as_str().unwrap()).await;
+        assert_eq!(rules["reply"]["channel"], channel, "{at}: {rules}");
+    }
+}
+
+#[tokio::test]
 async fn two_machines_that_answer_each_other_are_cut_off() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
     let process = options(&model).env("WAKEFUL_EMAIL__LOOP_LIMIT", "3").serve(&database).await;
@@ -161,9 +268,12 @@ async fn two_machines_that_answer_each_other_are_cut_off() {
     assert_eq!(database.value::<i64>(sql, &id).await, 0, "nothing leaves");
 
     let text = |id: &str| mail(id, "Other", "", "The very same.");
-    taken(&client, text("n1@x")).await;
-    let id = taken(&client, text("n2@x")).await;
-    assert!(policy(&database, &id).await["loop_suspicion"][0].as_str().unwrap().contains("same text"));
+    for at in 1..=3 {
+        let id = taken(&client, text(&format!("n{at}@x"))).await;
+        assert!(!policy(&database, &id).await.to_string().contains("same text"), "a person may repeat a word");
+    }
+    let id = taken(&client, text("n4@x")).await;
+    assert!(policy(&database, &id).await["loop_suspicion"].to_string().contains("same text has come 4 times"));
     let (status, _) = post(&client, text("n2@x")).await;
     assert_eq!(status, StatusCode::OK, "a duplicate is no repetition");
 }

@@ -71,6 +71,11 @@ pub fn outgoing(result: &ToolResult) -> Option<Outgoing> {
     })
 }
 
+/// Whether mail goes out by this channel.
+pub fn is_mail(channel: &str) -> bool {
+    channel == EMAIL
+}
+
 /// Whether a tool result enqueued an email.
 pub fn composes_email(result: &ToolResult) -> bool {
     outgoing(result).is_some_and(|outgoing| outgoing.channel == EMAIL)

@@ -2,8 +2,9 @@
 //! the replies is not shown them.
 
 use crate::derive;
-use crate::record::{Block, Role, text_of};
+use crate::record::{Block, Role, ToolResult, text_of};
 use crate::session::Session;
+use serde_json::Value;
 
 /// Whether `content`, as the model's answer to `session`, is what a model says when its email is on the way. Where replies
 /// go out as mail that email was the reply, and this would be a second one. Something that was said since makes it an
@@ -20,9 +21,28 @@ pub fn is_remark(session: &Session, content: &[Block]) -> bool {
         if record.details.inbox_id.is_some() {
             return false;
         }
-        composed |= record.tool_results().any(derive::composes_email);
+        composed |= record.tool_results().any(|result| derive::composes_email(result) && answers(session, result));
     }
     composed
+}
+
+/// Whether a composed mail goes to somebody whom the session's replies go to: then it was the reply. To others it is not,
+/// and whoever wrote would be told nothing.
+fn answers(session: &Session, composed: &ToolResult) -> bool {
+    let route = session.policy.reply.as_ref().filter(|route| derive::is_mail(&route.channel));
+    let Some(route) = route else { return true };
+    let addresses = |list: &Value| -> Vec<String> {
+        let texts = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+        texts.map(|text| plain(text).to_lowercase()).collect()
+    };
+    let asked = addresses(&route.to["to"]);
+    let details = composed.details.as_ref().unwrap_or(&Value::Null);
+    addresses(&details["to"]).iter().chain(&addresses(&details["cc"])).any(|one| asked.contains(one))
+}
+
+/// The address in `Name <address>`.
+fn plain(text: &str) -> &str {
+    text.rsplit_once('<').map_or(text, |(_, rest)| rest.trim_end().trim_end_matches('>')).trim()
 }
 
 #[cfg(test)]
@@ -75,6 +95,21 @@ mod tests {
         };
         let transition = advance(session, Outcome::Replied(generated), Policy::default());
         transition.records.iter().map(|record| record.internal).collect()
+    }
+
+    #[test]
+    fn after_mail_to_somebody_else_the_answer_still_goes_to_whoever_wrote() {
+        for (to, internal) in [
+            ("ann@example.com", true),
+            ("Ann <Ann@Example.com>", true),
+            ("bob@example.com", false),
+        ] {
+            let mut session = after_an_email("email");
+            let to = json!({"to": [to]});
+            session.policy.reply =
+                Some(crate::policy::ReplyRoute { channel: "email".into(), to, split_at: None });
+            assert_eq!(marks(&session, text("It is on its way.")), [internal]);
+        }
     }
 
     #[test]

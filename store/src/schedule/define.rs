@@ -45,7 +45,8 @@ impl Store {
             where space_id = $1
                 and source = 'config'
                 and name <> all($2)
-                and paused_by is distinct from 'config'
+                -- What a person paused stays paused by that person.
+                and paused_at is null
             returning name",
             space_id,
             &names as &[&str],

@@ -81,6 +81,17 @@ pub fn standard_webhooks(
     if good { Ok(()) } else { Err(Unsigned::Forged) }
 }
 
+/// Whether a request says all that a signature of Standard Webhooks needs, and said it lately: what can be known of it
+/// before its body is here.
+///
+/// # Errors
+/// [`Unsigned::Header`] and [`Unsigned::Stale`].
+pub fn is_fresh(headers: &HeaderMap, now_unix_s: i64) -> Result<(), Unsigned> {
+    webhook_id(headers)?;
+    timestamp(headers, "webhook-timestamp", now_unix_s)?;
+    text(headers, "webhook-signature").map(|_| ())
+}
+
 /// `webhook-id`: the same each time that the same message is sent.
 ///
 /// # Errors

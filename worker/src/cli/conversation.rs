@@ -133,7 +133,7 @@ fn delivery(facts: &Value) -> String {
 
 fn sums(totals: &HistoryTotals) -> String {
     format!(
-        "{} in {}: {}, {} in, {} out, {}, {}; {} went out ({} not sent, {} not to everybody)",
+        "{} in {}: {}, {} in, {} out, {}, {}; {} of {} went out ({} not sent, {} not to everybody)",
         count(totals.sessions, "session"),
         count(totals.conversations, "conversation"),
         count(totals.turns, "turn"),
@@ -141,6 +141,7 @@ fn sums(totals: &HistoryTotals) -> String {
         totals.output_tokens,
         dollars(totals.cost_micros),
         count(totals.tool_calls, "tool call"),
+        totals.deliveries_sent,
         count(totals.deliveries, "message"),
         totals.deliveries_not_sent,
         totals.deliveries_undelivered

@@ -195,6 +195,9 @@ fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::
         config.email.maildir = Some(home.mail());
     }
     config.workspace.dir.get_or_insert_with(|| home.workspaces());
+    if config.email.incoming.thread_secret.is_none() {
+        config.email.incoming.thread_secret = Some(home.thread_secret()?);
+    }
     if config.messenger.webhook.secrets.is_empty() {
         config.messenger.webhook.secrets.push(home.webhook_secret()?);
     }

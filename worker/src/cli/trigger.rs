@@ -1,6 +1,7 @@
 //! `wakeful trigger`: what comes in from elsewhere, sent by hand to a running server, through the doors that everybody uses.
 
 use super::output::{Output, OutputArgs, printable};
+use super::printable::printable_lines;
 use super::{Exit, Usage};
 use crate::client::{Client, Failed, Rested, Taken, Trigger, Via};
 use crate::config::Config;
@@ -103,7 +104,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
         }
     }
     let body = json!({"answer": taken.body, "sessions": rested});
-    output.one(&body, || rested.iter().map(|one| format!("{}\n", printable(&one.reply))).collect())?;
+    output.one(&body, || rested.iter().map(|one| format!("{}\n", printable_lines(&one.reply))).collect())?;
     Ok(rested.iter().map(exit_of).max_by_key(|exit| *exit as u8).unwrap_or(Exit::Ok))
 }
 
@@ -199,7 +200,10 @@ fn input(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
 fn said(taken: &Taken, sessions: &[String]) -> String {
     let before = if taken.is_duplicate() { " (it was taken before)" } else { "" };
     match sessions {
-        [] => format!("taken: {}{before}\n", taken.status),
+        [] => match taken.body["items"].as_array().into_iter().flatten().find_map(|item| item["dropped"].as_str()) {
+            Some(why) => format!("taken, and kept from the agents: {}\n", printable(why)),
+            None => format!("taken: {}{before}\n", taken.status),
+        },
         sessions => sessions.iter().map(|id| format!("{}{before}\n", printable(id))).collect(),
     }
 }

@@ -41,7 +41,8 @@ use problem::{Origin, Problem};
 pub const DEFAULT_AGENT: &str = "default";
 
 /// What an agent may use when its configuration names no tools. Mail is not among them: it leaves the house.
-pub const DEFAULT_TOOLS: [&str; 5] = ["current_time", "read_file", "write_file", "read_output", "ask_user"];
+pub const DEFAULT_TOOLS: [&str; 6] =
+    ["current_time", "read_file", "write_file", "read_output", "read_attachment", "ask_user"];
 
 /// The window that is assumed of a model whose configuration names none, in tokens.
 const CONTEXT_WINDOW: u64 = 128_000;

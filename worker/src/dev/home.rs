@@ -15,6 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A file in it.
 const WEBHOOK_SECRET: &str = "webhook.secret";
+/// The key of signed addresses.
+const THREAD_SECRET: &str = "thread.secret";
 
 /// The directory and the names in it.
 #[derive(Clone, Debug)]
@@ -54,10 +56,19 @@ impl Home {
 
     /// The secret that the generic webhook's messages are signed with: made at the first call, and kept.
     pub fn webhook_secret(&self) -> Result<SecretString> {
+        self.secret(WEBHOOK_SECRET)
+    }
+
+    /// The secret that signs the addresses at which mail is answered.
+    pub fn thread_secret(&self) -> Result<SecretString> {
+        self.secret(THREAD_SECRET)
+    }
+
+    fn secret(&self, name: &str) -> Result<SecretString> {
         use base64::Engine as _;
         use std::io::{Read, Write};
         use std::os::unix::fs::OpenOptionsExt;
-        let path = self.dir.join(WEBHOOK_SECRET);
+        let path = self.dir.join(name);
         let cannot = || format!("{} cannot be read or written", path.display());
         match std::fs::read_to_string(&path) {
             Ok(secret) if !secret.trim().is_empty() => return Ok(SecretString::from(secret.trim())),
@@ -144,7 +155,7 @@ impl Home {
     /// Deletes the data: the cluster, mail, workspaces, the secret and the log. Anything else in the directory stays. Blocks.
     pub fn empty(&self, _: &Lock) -> Result<()> {
         Cluster::remove(&self.dir)?;
-        for path in [self.mail(), self.workspaces(), self.log(), self.dir.join(WEBHOOK_SECRET)] {
+        for path in [self.mail(), self.workspaces(), self.log(), self.dir.join(WEBHOOK_SECRET), self.dir.join(THREAD_SECRET)] {
             let removed =
                 if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             match removed {

@@ -16,6 +16,15 @@ use wakeful_store::queue::{self, Job, Term};
 /// Attempts after which a message that is refused temporarily counts as failed.
 const ATTEMPTS: i32 = 10;
 
+/// The same for mail: about five hours, for mail servers are away for longer than messengers, and some refuse everybody
+/// at first.
+const MAIL_ATTEMPTS: i32 = 300;
+
+/// How often a message of this channel is tried.
+fn attempts(channel_name: &str) -> i32 {
+    if channel_name == "email" { MAIL_ATTEMPTS } else { ATTEMPTS }
+}
+
 /// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
 pub(crate) const SEND: Duration = Duration::from_secs(60);
 
@@ -195,12 +204,12 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
         let error = format!("no channel named {channel_name:?} is configured on this worker");
         // Another worker may have it.
         return match before {
-            _ if claimed.attempt < ATTEMPTS => again(error, before),
+            _ if claimed.attempt < attempts(channel_name) => again(error, before),
             Before::Unsent => Next::Settle(Settled::Failed { error }),
             Before::MaybeSent => uncertain(&format!("{DIED}, and {error}")),
         };
     };
-    let used_up = claimed.attempt > ATTEMPTS;
+    let used_up = claimed.attempt > attempts(channel_name);
     let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
     if before == Before::MaybeSent {
         match ask(channel.as_ref(), &outbound).await {
@@ -211,7 +220,7 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
             }
             Ok(Found::NotSent) if claimed.late => return expired(),
             Ok(Found::NotSent) if used_up => {
-                let error = format!("{ATTEMPTS} attempts ended without an answer");
+                let error = format!("{} attempts ended without an answer", attempts(channel_name));
                 return Next::Settle(Settled::Failed { error });
             }
             Ok(Found::NotSent) => {
@@ -224,7 +233,7 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
             }
             Ok(Found::Unknown) if !channel.is_idempotent() => return uncertain(DIED),
             Ok(Found::Unknown) if used_up => {
-                return uncertain(&format!("{ATTEMPTS} attempts ended without an answer"));
+                return uncertain(&format!("{} attempts ended without an answer", attempts(channel_name)));
             }
             Ok(Found::Unknown) => {}
             Err(SendError::Throttled { error, after }) => return throttled(error, after, before),
@@ -254,7 +263,7 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
         // What is refused now may have been taken the first time.
         Err(SendError::Refused(error)) if before == Before::MaybeSent => uncertain(&error),
         Err(SendError::Refused(error)) => Next::Settle(Settled::Failed { error }),
-        Err(SendError::Later(error)) if claimed.attempt < ATTEMPTS => again(error, before),
+        Err(SendError::Later(error)) if claimed.attempt < attempts(channel_name) => again(error, before),
         Err(SendError::Later(error)) if before == Before::MaybeSent => uncertain(&error),
         Err(SendError::Later(error)) => Next::Settle(Settled::Failed { error }),
         Err(SendError::Throttled { error, after }) => throttled(error, after, before),

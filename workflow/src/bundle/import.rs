@@ -290,11 +290,17 @@ pub fn origin(row: &SessionRow, redacted: bool, sha256: &str) -> Value {
 
 /// The rules that an import keeps: whether its tools touch the world, and how its source replied. Its model, its tools and
 /// rules that nobody here knows would stand above what the agent of that name may do here, on the word of a file, and a
-/// replay's answers would be read in another session.
+/// replay's answers would be read in another session. Where the source had rules of whom it may write to, or was cut off,
+/// the import writes to nobody: those people are another system's, and the agent's own recipients would hold instead.
 fn policy(mut policy: Map<String, Value>, trigger_type: &str) -> Map<String, Value> {
+    let bounded =
+        ["recipients", "loop_suspicion", "participants"].iter().any(|rule| policy.contains_key(*rule));
     policy.retain(|rule, _| rule == "tool_mode" || rule == "replies_as");
     if policy.get("tool_mode").is_some_and(|mode| mode == "recorded") {
         policy.insert("tool_mode".to_owned(), json!("dry"));
+    }
+    if bounded {
+        policy.insert("recipients".to_owned(), json!([]));
     }
     policy.entry("replies_as").or_insert_with(|| json!(trigger_type));
     policy
@@ -312,6 +318,24 @@ fn hashed(prefix: &str, session_id: &str, old: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_import_keeps_no_rule_of_its_bundles_choice_and_writes_to_nobody_where_there_was_one() {
+        let nobody = json!({"recipients": [], "replies_as": "email"});
+        for (rules, kept) in [
+            (json!({}), json!({"replies_as": "email"})),
+            (json!({"model": "dear/one", "web": {"allow": ["*"]}}), json!({"replies_as": "email"})),
+            (json!({"tool_mode": "recorded"}), json!({"replies_as": "email", "tool_mode": "dry"})),
+            (json!({"replies_as": "chat"}), json!({"replies_as": "chat"})),
+            (json!({"recipients": ["*"]}), nobody.clone()),
+            (json!({"recipients": []}), nobody.clone()),
+            (json!({"loop_suspicion": ["a loop"]}), nobody.clone()),
+            (json!({"participants": ["ann@example.com"], "reply": {"channel": "email"}}), nobody),
+        ] {
+            let row = rules.as_object().cloned().unwrap();
+            assert_eq!(Value::Object(policy(row, "email")), kept, "{rules}");
+        }
+    }
 
     #[test]
     fn a_call_without_a_result_and_without_an_outcome_never_runs() {

@@ -27,6 +27,8 @@ pub struct Extracted {
     pub machine: Vec<String>,
     /// Sender and recipients, plain, without our own mailboxes.
     pub participants: Vec<String>,
+    /// The sender among them: the only one that a mail without proof is believed to be about.
+    pub sender: Option<String>,
     pub recipients: Option<Vec<String>>,
     pub web: Option<WebPolicy>,
 }
@@ -35,7 +37,8 @@ pub struct Extracted {
 pub fn extract(facts: &MailFacts, rules: &MailboxRules) -> Extracted {
     Extracted {
         machine: machine(facts, rules),
-        participants: participants(facts, rules),
+        participants: participants(facts.from.iter().chain(&facts.to).chain(&facts.cc), rules),
+        sender: participants(facts.from.iter(), rules).pop(),
         recipients: rules.recipients.clone(),
         web: rules.web_allow.clone().map(|allow| WebPolicy { allow }),
     }
@@ -44,33 +47,45 @@ pub fn extract(facts: &MailFacts, rules: &MailboxRules) -> Extracted {
 /// What an exchange has come to within the last hour, this mail not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchange {
-    /// Mails of this sender.
+    /// Mails of its conversation, or of its sender's about its subject.
     pub mails: i64,
     /// Those of them that said the very same.
     pub same_body: i64,
 }
+
+/// A person may say "Yes." twice, and three times. Only a machine goes on.
+const SAME_TEXTS: i64 = 3;
 
 /// Why a mail looks like one of two machines that answer each other.
 pub fn loop_suspicion(exchange: Exchange, limit: i64) -> Vec<String> {
     let mut reasons = Vec::new();
     if exchange.mails >= limit {
         reasons.push(format!(
-            "its sender has written {} mails in this exchange within an hour, and email.loop_limit is {limit}",
+            "{} mails have come in this exchange within an hour, and email.loop_limit is {limit}",
             exchange.mails + 1
         ));
     }
-    if exchange.same_body > 0 {
-        reasons.push("its sender has written the same text in this exchange within an hour".to_owned());
+    if exchange.same_body >= SAME_TEXTS {
+        reasons.push(format!("the same text has come {} times in this exchange within an hour", exchange.same_body + 1));
     }
     reasons
 }
 
-/// The policy of the mail's session: what it may do, and where it replies.
-pub fn of_session(extracted: &Extracted, suspicion: Vec<String>, reply: Option<ReplyRoute>) -> SessionPolicy {
+/// The policy of the mail's session: what it may do, and where it replies. `proved`: the mail's sender is, or it came to an
+/// address that only a conversation's participants were given.
+pub fn of_session(
+    extracted: &Extracted,
+    suspicion: Vec<String>,
+    reply: Option<ReplyRoute>,
+    proved: bool,
+) -> SessionPolicy {
     let cut_off = !suspicion.is_empty();
+    // Anybody can write anybody into `Cc`, and then ask the agent to write to all of them.
+    let participants =
+        if proved { extracted.participants.clone() } else { extracted.sender.iter().cloned().collect() };
     SessionPolicy {
         reply: reply.filter(|_| !cut_off),
-        participants: extracted.participants.clone(),
+        participants,
         recipients: if cut_off { Some(Vec::new()) } else { extracted.recipients.clone() },
         web: extracted.web.clone(),
         loop_suspicion: suspicion,
@@ -97,8 +112,10 @@ pub fn reply_route(
     let subject = if is_reply { subject.to_owned() } else { format!("Re: {subject}") };
     // RFC 5322, 3.6.4: the parent's references and the parent, or what it answered where it has none.
     let before = if facts.references.is_empty() { &facts.in_reply_to } else { &facts.references };
-    let skipped = before.len().saturating_sub(REFERENCES - 1);
-    let references: Vec<&String> = before.iter().skip(skipped).chain(&facts.message_id).collect();
+    // The first, which names the thread, and the newest.
+    let skipped = before.len().saturating_sub(REFERENCES - 2).max(1);
+    let references: Vec<&String> =
+        before.iter().take(1).chain(before.iter().skip(skipped)).chain(&facts.message_id).collect();
     Some(ReplyRoute {
         channel: "email".to_owned(),
         to: json!({
@@ -157,9 +174,9 @@ fn nobody_reads(from: &Person) -> bool {
     matches!(local.as_str(), "mailerdaemon" | "postmaster" | "noreply" | "donotreply" | "bounce" | "bounces")
 }
 
-fn participants(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
+fn participants<'a>(people: impl Iterator<Item = &'a Person>, rules: &MailboxRules) -> Vec<String> {
     let mut participants: Vec<String> = Vec::new();
-    for person in facts.from.iter().chain(&facts.to).chain(&facts.cc) {
+    for person in people {
         let address = person.address.to_lowercase();
         let plain = match address.split_once('+').zip(address.rsplit_once('@')) {
             Some(((local, _), (_, domain))) => format!("{local}@{domain}"),
@@ -252,18 +269,40 @@ mod tests {
         };
         let extracted = extract(&mail(), &rules);
         let route = reply_route(&mail(), "support@example.org", false, None);
-        let policy = of_session(&extracted, Vec::new(), route.clone());
+        let policy = of_session(&extracted, Vec::new(), route.clone(), false);
         assert_eq!(policy.recipients, rules.recipients);
         assert!(policy.web.clone().is_some_and(|web| web.allows("example.com")));
         assert_eq!(policy.reply, route);
-        let cut_off = of_session(&extracted, vec!["a loop".into()], route);
+        let cut_off = of_session(&extracted, vec!["a loop".into()], route, true);
         assert_eq!((cut_off.reply, cut_off.recipients), (None, Some(Vec::new())));
         assert_eq!(cut_off.loop_suspicion, ["a loop"]);
     }
 
     #[test]
+    fn without_proof_only_the_sender_takes_part() {
+        let strangers: Vec<Person> = (1..50).map(|n| person(&format!("v{n}@example.net"))).collect();
+        let crowd = MailFacts { cc: strangers, ..mail() };
+        let capital = MailFacts { from: Some(person("Ann@Example.com")), ..mail() };
+        let ourselves = MailFacts { from: Some(person("support+abc@example.org")), ..mail() };
+        let nobody = MailFacts { from: None, ..mail() };
+        let ann = &["ann@example.com"][..];
+        for (what, facts, alone, proved) in [
+            ("a crowd", crowd, ann, 50),
+            ("two", mail(), ann, 2),
+            ("in capitals", capital, ann, 2),
+            ("ourselves", ourselves, &[], 1),
+            ("nobody", nobody, &[], 1),
+        ] {
+            let extracted = extract(&facts, &rules());
+            let of = |proved| of_session(&extracted, Vec::new(), None, proved).participants;
+            assert_eq!(of(false), alone, "{what}");
+            assert_eq!(of(true).len(), proved, "{what}");
+        }
+    }
+
+    #[test]
     fn a_loop_is_suspected_after_the_limit_and_when_a_text_comes_again() {
-        for (mails, same_body, reasons) in [(0, 0, 0), (9, 0, 0), (10, 0, 1), (1, 1, 1), (10, 1, 2)] {
+        for (mails, same_body, reasons) in [(0, 0, 0), (9, 0, 0), (10, 0, 1), (3, 2, 0), (3, 3, 1), (10, 3, 2)] {
             assert_eq!(
                 loop_suspicion(Exchange { mails, same_body }, 10).len(),
                 reasons,

@@ -3,6 +3,9 @@
 //!
 //! The pass follows the multiparts as RFC 2046 has them. Where two readers could see two structures (two boundaries in one
 //! header, a boundary in pieces) the mail is refused, for what a parser would find there was not counted here.
+//!
+//! A parser is more lenient than RFC 2046: it takes a boundary in the middle of a line and a header wherever it looks for
+//! one. So another pass (`loosely`) counts whatever any reader could take for one, and knows of no structure.
 
 /// The largest mail, in bytes.
 pub const MAIL_BYTES: usize = 40 << 20;
@@ -12,6 +15,10 @@ pub const HEADER_BYTES: usize = 64 << 10;
 pub const PARTS: usize = 1000;
 /// Parts within parts.
 pub const DEPTH: usize = 32;
+/// Types of a mail within a mail, wherever they stand: a mail may speak of them as well.
+const MAIL_TYPES: usize = 100;
+/// So much of a boundary tells it from others (RFC 2046 has no longer ones).
+const BOUNDARY_BYTES: usize = 70;
 
 /// Why a mail is not read. Trying again changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +31,9 @@ pub enum Hostile {
     Parts,
     #[error("the parts of the mail are more than {DEPTH} deep")]
     Depth,
-    #[error("the structure of the mail is ambiguous: a part declares its boundary in pieces, or twice")]
+    #[error(
+        "the structure of the mail is ambiguous: a part declares its boundary in pieces, escaped, or twice"
+    )]
     Ambiguous,
 }
 
@@ -34,20 +43,27 @@ pub struct Scanned {
     /// Where the word `message` stands in the type of a part that holds a whole mail in an encoding: RFC 2046 forbids it, a
     /// parser would unpack it, and what is in it was not looked at. See [`Scanned::disarm`].
     encoded_mails: Vec<usize>,
+    /// Where the word `digest` stands in a type: a part of a digest is a mail without saying so, and may be encoded too.
+    digests: Vec<usize>,
 }
 
 /// Stands for `message` in the type of an encoded mail within a mail. As long as that word.
 pub const ENCODED: &str = "x-email";
+/// Stands for `digest`. As long as that word: spaces after a type mean nothing.
+const MIXED: &[u8; 6] = b"mixed ";
 
 impl Scanned {
-    /// The bytes with every mail that is encoded within this one made an ordinary attachment.
+    /// The bytes with every mail that is encoded within this one made an ordinary attachment, and digests ordinary parts.
     pub fn disarm<'a>(&self, raw: &'a [u8]) -> std::borrow::Cow<'a, [u8]> {
-        if self.encoded_mails.is_empty() {
+        if self.encoded_mails.is_empty() && self.digests.is_empty() {
             return raw.into();
         }
         let mut bytes = raw.to_vec();
         for at in &self.encoded_mails {
             bytes[*at..*at + ENCODED.len()].copy_from_slice(ENCODED.as_bytes());
+        }
+        for at in &self.digests {
+            bytes[*at..*at + MIXED.len()].copy_from_slice(MIXED);
         }
         bytes.into()
     }
@@ -86,6 +102,7 @@ pub fn scan(raw: &[u8]) -> Result<Scanned, Hostile> {
         return Err(Hostile::TooLarge);
     }
     let mut scanned = Scanned::default();
+    loosely(raw, &mut scanned)?;
     let mut stack: Vec<Frame<'_>> = Vec::new();
     let mut block = Some(Block::default());
     let (mut parts, mut at) = (0, 0);
@@ -127,6 +144,132 @@ pub fn scan(raw: &[u8]) -> Result<Scanned, Hostile> {
         at = end;
     }
     Ok(scanned)
+}
+
+/// Counts what any reader could take for a boundary or for a mail within the mail, wherever it stands. Takes time in
+/// proportion to the length: no byte is looked at more often than a fixed number of times.
+fn loosely(raw: &[u8], scanned: &mut Scanned) -> Result<(), Hostile> {
+    let (mut boundaries, mut mails): (Vec<&[u8]>, usize) = (Vec::new(), 0);
+    let mut at = 0;
+    while let Some(colon) = memchr::memchr(b':', &raw[at..]).map(|found| at + found) {
+        at = colon + 1;
+        if !is_content_type(&raw[..colon]) {
+            continue;
+        }
+        let end = folded_end(raw, at);
+        declared(&raw[at..end], &mut boundaries)?;
+        for (start, end) in type_regions(raw, at, end) {
+            let region = &raw[start..end];
+            scanned.digests.extend(all(region, b"digest").map(|found| start + found));
+            if !contains(region, b"rfc822") && !contains(region, b"global") {
+                continue;
+            }
+            for found in all(region, b"message") {
+                mails += 1;
+                if mails > MAIL_TYPES {
+                    return Err(Hostile::Depth);
+                }
+                if may_be_encoded(raw, start + found) {
+                    scanned.encoded_mails.push(start + found);
+                }
+            }
+        }
+        at = end;
+    }
+    if delimiters(raw, boundaries) > PARTS { Err(Hostile::Parts) } else { Ok(()) }
+}
+
+/// Whether what ends here is the name of that header, with spaces within it or not, and whatever is before it.
+fn is_content_type(before: &[u8]) -> bool {
+    let mut bytes = before.iter().rev().filter(|byte| **byte == b'\n' || !byte.is_ascii_whitespace());
+    b"content-type"
+        .iter()
+        .rev()
+        .all(|wanted| bytes.next().is_some_and(|byte| byte.eq_ignore_ascii_case(wanted)))
+}
+
+/// Where the header that goes on at `from` ends, with its continuation lines.
+fn folded_end(raw: &[u8], from: usize) -> usize {
+    let mut newlines = memchr::memchr_iter(b'\n', &raw[from..]).map(|found| from + found);
+    newlines.find(|at| !matches!(raw.get(at + 1), Some(b' ' | b'\t'))).unwrap_or(raw.len())
+}
+
+/// The boundaries that a header declares, or that one within it does.
+fn declared<'a>(header: &'a [u8], boundaries: &mut Vec<&'a [u8]>) -> Result<(), Hostile> {
+    for at in all(header, b"boundary") {
+        let Some(value) = value_of(&header[at + b"boundary".len()..], BOUNDARY_BYTES)? else { continue };
+        if boundaries.last() != Some(&value) {
+            boundaries.push(value);
+        }
+        // The same ones over and over are no reason to refuse it.
+        if boundaries.len() > 2 * PARTS {
+            boundaries.sort_unstable();
+            boundaries.dedup();
+            if boundaries.len() > PARTS {
+                return Err(Hostile::Parts);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What of a folded header may be a type: all before the first parameter, of it and of each such header within it. In a
+/// comment a semicolon begins no parameter: with a comment it is the whole.
+fn type_regions(raw: &[u8], from: usize, end: usize) -> Vec<(usize, usize)> {
+    if memchr::memchr(b'(', &raw[from..end]).is_some() {
+        return vec![(from, end)];
+    }
+    let (mut regions, mut start) = (Vec::new(), from);
+    loop {
+        let next = memchr::memchr_iter(b':', &raw[start..end])
+            .map(|found| start + found)
+            .find(|colon| is_content_type(&raw[start..*colon]));
+        let until = next.unwrap_or(end);
+        let region = memchr::memchr(b';', &raw[start..until]).map_or(until, |found| start + found);
+        regions.push((start, region));
+        match next {
+            Some(colon) => start = colon + 1,
+            None => return regions,
+        }
+    }
+}
+
+/// Whether a header block that `at` is in may say that its part is encoded: between the empty lines around it. A block that
+/// does not end soon may say anything.
+fn may_be_encoded(raw: &[u8], at: usize) -> bool {
+    let (first, last) = (at.saturating_sub(HEADER_BYTES), raw.len().min(at + HEADER_BYTES));
+    let (before, after) = (&raw[first..at], &raw[at..last]);
+    let empty: [&[u8]; 2] = [b"\n\n", b"\n\r\n"];
+    let start = empty.iter().filter_map(|line| memchr::memmem::rfind(before, line)).max();
+    let end = empty.iter().filter_map(|line| memchr::memmem::find(after, line)).min();
+    if (start.is_none() && first > 0) || (end.is_none() && last < raw.len()) {
+        return true;
+    }
+    let block = &raw[first + start.unwrap_or(0)..at + end.unwrap_or(after.len())];
+    contains(block, b"base64") || contains(block, b"quoted-printable") || contains(block, b"=?")
+}
+
+/// How often any of `boundaries` stands after two dashes, anywhere; no more than one above [`PARTS`].
+fn delimiters(raw: &[u8], mut boundaries: Vec<&[u8]>) -> usize {
+    boundaries.sort_unstable();
+    // Of two that begin alike the shorter one is found wherever the longer one is. Without the longer ones, the one that
+    // is at a place is the greatest that is not greater than what is there.
+    boundaries.dedup_by(|longer, shorter| longer.starts_with(shorter));
+    if boundaries.is_empty() {
+        return 0;
+    }
+    let dashes = memchr::memmem::Finder::new(b"--");
+    let (mut count, mut at) = (0, 0);
+    while count <= PARTS
+        && let Some(found) = dashes.find(&raw[at..])
+    {
+        at += found + 1;
+        let rest = &raw[at + 1..];
+        let rest = &rest[..rest.len().min(BOUNDARY_BYTES)];
+        let after = boundaries.partition_point(|boundary| *boundary <= rest);
+        count += usize::from(after > 0 && rest.starts_with(boundaries[after - 1]));
+    }
+    count
 }
 
 impl Block {
@@ -185,13 +328,38 @@ fn boundary(header: &[u8]) -> Result<Option<&[u8]>, Hostile> {
     if find(rest, b"boundary=").is_some() || rest.starts_with(b"*") {
         return Err(Hostile::Ambiguous);
     }
-    let Some(value) = rest.trim_ascii_start().strip_prefix(b"=") else { return Ok(None) };
+    value_of(rest, usize::MAX)
+}
+
+/// The value of the parameter whose name ends before `rest`, as far as `limit`: what every reader's value begins with.
+fn value_of(rest: &[u8], limit: usize) -> Result<Option<&[u8]>, Hostile> {
+    let after_name =
+        rest.iter().position(|byte| !byte.is_ascii_whitespace() && !matches!(byte, b'"' | b'\\'));
+    let rest = &rest[after_name.unwrap_or(rest.len())..];
+    if rest.starts_with(b"*") {
+        return Err(Hostile::Ambiguous);
+    }
+    let Some(value) = rest.strip_prefix(b"=") else { return Ok(None) };
     let value = value.trim_ascii_start();
-    let value = match value.strip_prefix(b"\"") {
-        Some(quoted) => quoted.split(|byte| *byte == b'"').next(),
-        None => value.split(|byte| byte.is_ascii_whitespace() || *byte == b';').next(),
+    let (value, is_quoted) = match value.strip_prefix(b"\"") {
+        Some(quoted) => (quoted, true),
+        None => (value, false),
     };
-    Ok(value.map(<[u8]>::trim_ascii_end).filter(|value| !value.is_empty()))
+    let value = &value[..value.len().min(limit)];
+    let ends = |byte: &u8| *byte == b'"' || (!is_quoted && (byte.is_ascii_whitespace() || *byte == b';'));
+    let value = &value[..value.iter().position(ends).unwrap_or(value.len())];
+    // Escapes, comments, encoded words and line ends are taken out by one reader and left in by another. In quotes a
+    // parenthesis is only that, and there are mail servers that write it.
+    let is_ambiguous = |byte: &u8| match byte {
+        b'\\' | b'\n' => true,
+        b'(' => !is_quoted,
+        _ => !byte.is_ascii(),
+    };
+    let blank = value.trim_ascii_end().is_empty() && !value.is_empty();
+    if blank || value.iter().any(is_ambiguous) || memchr::memmem::find(value, b"=?").is_some() {
+        return Err(Hostile::Ambiguous);
+    }
+    Ok(Some(value.trim_ascii_end()).filter(|value| !value.is_empty()))
 }
 
 fn trim_end(line: &[u8]) -> &[u8] {
@@ -208,6 +376,12 @@ fn named(line: &[u8], name: &[u8]) -> bool {
 /// Where `needle`, in lower case, begins in `header` in any case.
 fn find(header: &[u8], needle: &[u8]) -> Option<usize> {
     header.windows(needle.len()).position(|window| window.eq_ignore_ascii_case(needle))
+}
+
+/// Everywhere that `needle`, in lower case, begins in `header` in any case.
+fn all<'a>(header: &'a [u8], needle: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    let windows = header.windows(needle.len()).enumerate();
+    windows.filter(move |(_, window)| window.eq_ignore_ascii_case(needle)).map(|(at, _)| at)
 }
 
 fn contains(header: &[u8], needle: &[u8]) -> bool {
@@ -265,6 +439,61 @@ mod tests {
         ] {
             assert_eq!(scan(format!("{header}\n\nx").as_bytes()), Err(Hostile::Ambiguous), "{header}");
         }
+    }
+
+    #[test]
+    fn what_a_lenient_reader_would_find_is_counted_too() {
+        let multipart = "Content-Type: multipart/mixed; boundary=b\n\n--b\n\n";
+        let mails = |name: &str, count: usize| format!("{name}: message/rfc822\n\n").repeat(count);
+        let inner = "--b\nContent-Type: multipart/mixed; boundary=\"inner\"\n\n--inner\n\nx\n--b\n\n";
+        let popped = |count: usize| multipart.to_owned() + inner + &"--inner\n\nx\n".repeat(count);
+        let within = |mails: String| format!("{multipart}x--b\n{mails}");
+        for (what, mail, expected) in [
+            ("mails", within(mails("Content-Type", MAIL_TYPES)), Ok(())),
+            ("mails", within(mails("Content-Type", MAIL_TYPES + 1)), Err(Hostile::Depth)),
+            ("spaced", within(mails("CONTENT - type ", MAIL_TYPES + 1)), Err(Hostile::Depth)),
+            ("boundaries", multipart.to_owned() + &"x--b\n\n".repeat(PARTS - 1), Ok(())),
+            ("boundaries", multipart.to_owned() + &"x--b\n\n".repeat(PARTS), Err(Hostile::Parts)),
+            ("popped", popped(10), Ok(())),
+            ("popped", popped(PARTS), Err(Hostile::Parts)),
+            ("prose", "Subject: x\n\n".to_owned() + &"message/rfc822, says Ann.\n".repeat(1000), Ok(())),
+            ("a line", "\nContent-Type: x; boundary=".to_owned() + &"boundary=".repeat(100_000), Ok(())),
+        ] {
+            assert_eq!(scan(mail.as_bytes()).map(|_| ()), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_boundary_that_is_escaped_or_commented_is_refused_and_one_with_a_parenthesis_is_not() {
+        for value in [
+            r#""a\"b""#,
+            "(c)a",
+            "a(c)",
+            "=?utf-8?q?a?=",
+            "\"=?utf-8?q?a?=\"",
+            "\"a\n b\"",
+            "\"\u{e9}\"",
+            "\" \"",
+        ] {
+            for header in ["Content-Type", "Subject: x\n\nx--a\nContent-Type"] {
+                let mail = format!("{header}: multipart/mixed; boundary={value}\n\nx");
+                assert_eq!(scan(mail.as_bytes()), Err(Hostile::Ambiguous), "{mail}");
+            }
+        }
+        let ordinary =
+            b"Content-Type: multipart/mixed; boundary=\"Boundary_(ID_x)\"\n\n--Boundary_(ID_x)\n\nx";
+        assert!(scan(ordinary).is_ok());
+    }
+
+    #[test]
+    fn mails_that_only_a_lenient_reader_would_decode_are_disarmed() {
+        let mail = b"Content-Type: multipart/digest; boundary=b\n\nx--b\nContent-Transfer - Encoding: Base64\n\
+            Content-Type: \"message\" / rfc822\n\nU3ViamVjdDogeAo=\n--b\nContent-Type: message/rfc822\n\nSubject: x\n\nx";
+        let disarmed = scan(mail).unwrap();
+        let text = String::from_utf8(disarmed.disarm(mail).into_owned()).unwrap();
+        assert!(text.starts_with("Content-Type: multipart/mixed ; boundary=b\n"), "{text}");
+        assert!(text.contains("Content-Type: \"x-email\" / rfc822\n"), "{text}");
+        assert!(text.contains("Content-Type: message/rfc822\n"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a schedule is made of, from a configuration, a request or a command line, and what its firings are made of.
 
-use crate::config::{Config, DEFAULT_AGENT, cron};
+use crate::config::{AgentError, Config, DEFAULT_AGENT, cron};
 use crate::origin::{self, CannotBegin};
 use crate::tool::registry::Registry;
 use serde::Deserialize;
@@ -76,7 +76,11 @@ pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> 
     let time_zone = asked.time_zone.unwrap_or_else(|| cron::DEFAULT_ZONE.to_owned());
     Timing::parse(&asked.cron, &time_zone).map_err(|error| error.to_string())?;
     let agent = asked.agent.unwrap_or_else(|| DEFAULT_AGENT.to_owned());
-    config.agent(&agent).map_err(|error| error.to_string())?;
+    match config.agent(&agent) {
+        // Which model it has is for whoever runs it: the command line may know less than they do.
+        Ok(_) | Err(AgentError::NoModel { .. }) => {}
+        Err(error @ AgentError::Unknown { .. }) => return Err(error.to_string()),
+    }
     if asked.prompt.trim().is_empty() || asked.prompt.len() > PROMPT_BYTES || asked.prompt.contains('\0') {
         return Err(format!("`prompt` has 1 to {PROMPT_BYTES} bytes and no NUL character"));
     }

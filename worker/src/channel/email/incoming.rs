@@ -9,7 +9,8 @@ use crate::{Ctx, ingest};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
 use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
@@ -21,7 +22,9 @@ use wakeful_workflow::record::Role;
 use wakeful_workflow::session::Seed;
 
 /// Mails that are read at a time: each may take several times its size.
-static READING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
+static READING: Semaphore = Semaphore::const_new(2);
+/// How long a mail waits to be read: it is held in memory meanwhile, and its sender can keep it as well.
+const READING_WAIT: Duration = Duration::from_secs(10);
 
 /// So many mails of a thread, and so much of them, are given to the session of a further one.
 const THREAD_MAILS: i64 = 20;
@@ -92,13 +95,14 @@ pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, Problem> {
 /// Reads a mail, on a thread that it may hold up.
 ///
 /// # Errors
-/// 413 and 422.
+/// 413 and 422; 429 where too many are being read, and 503 where there is no thread.
 pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
     let unread = |error: Unreadable| {
         let status = match error {
             Unreadable::Hostile(Hostile::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
             Unreadable::Hostile(Hostile::Headers | Hostile::Parts | Hostile::Depth | Hostile::Ambiguous)
             | Unreadable::NoMail => StatusCode::UNPROCESSABLE_ENTITY,
+            Unreadable::NoThread => return Problem::unavailable(error.to_string(), 5),
         };
         Problem::new(status, error.to_string())
     };
@@ -106,9 +110,15 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
         return Err(unread(Hostile::TooLarge.into()));
     }
     let Arrived { raw, mail_from, dmarc_passed, .. } = arrived;
-    let permit = READING.acquire().await;
-    let read = tokio::task::spawn_blocking(move || Ok((parse::read(&raw)?, bounce::read(&raw)))).await;
-    drop(permit);
+    let permit = tokio::time::timeout(READING_WAIT, READING.acquire()).await;
+    let permit =
+        permit.map_err(|_| Problem::too_many("too many mails are being read; send it again later", 1))?;
+    let read = tokio::task::spawn_blocking(move || {
+        // Held until it is read, whether or not anybody still waits for that.
+        let _permit = permit;
+        Ok((parse::read(&raw)?, bounce::read(&raw)))
+    })
+    .await;
     // What the reader did not catch is a defect of ours, and no reason to lose a mail.
     let read = read.map_err(|error| {
         warn!(%error, "A mail could not be read");
@@ -135,7 +145,12 @@ pub(super) async fn take_for(
 ) -> Result<Taken, Problem> {
     let Read { facts, files, body_sha256, .. } = &*incoming.read;
     let settings = &ctx.config.email.incoming;
-    let key = key_of(&incoming.read);
+    let mut key = key_of(&incoming.read);
+    let from = facts.from.as_ref().map(|from| from.address.as_str());
+    // Anybody can write any Message-ID, also one that he expects of somebody else: his mail must not stand for that one.
+    if ctx.store.mail_is_other(DEFAULT_SPACE, &addressed.mailbox_id, &key, from, body_sha256).await? {
+        key = whole_key(&incoming.read);
+    }
     let known = ctx.store.known_mail(DEFAULT_SPACE, &addressed.mailbox_id, &key).await?;
     match known {
         Some(KnownMail::Woke(woken)) => return Ok(Taken::Woke(woken)),
@@ -210,7 +225,7 @@ pub(super) async fn take_for(
         trigger_type: "email",
         trigger_id: key,
         continues: Continues::Trigger,
-        policy: policy::of_session(&extracted, suspicion, route),
+        policy: policy::of_session(&extracted, suspicion, route, mail.joined || dmarc_passed),
         thread: if mail.joined { earlier(ctx, &mail.conversation_id).await? } else { Vec::new() },
     };
     let agent = addressed.agent.as_deref();
@@ -276,7 +291,11 @@ async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, Problem>
 
 /// What a mail is known by: its Message-ID, or a hash of the whole.
 fn key_of(read: &Read) -> String {
-    read.facts.message_id.as_deref().map_or_else(|| format!("sha256:{}", read.sha256), id_key)
+    read.facts.message_id.as_deref().map_or_else(|| whole_key(read), id_key)
+}
+
+fn whole_key(read: &Read) -> String {
+    format!("sha256:{}", read.sha256)
 }
 
 fn id_key(id: &str) -> String {

@@ -25,14 +25,19 @@ const ATTACHMENTS: usize = 200;
 const ATTACHMENT_BYTES: usize = wakeful_workflow::bundle::BLOB_BYTES as usize;
 const FILE_NAME_BYTES: usize = 200;
 const MACHINE_HEADERS: usize = 50;
+/// The stack of what parses: mails within mails are taken apart and dropped by recursion.
+const STACK_BYTES: usize = 64 << 20;
 
-/// Why it is not read. Trying again changes nothing.
+/// Why it is not read. Trying again changes nothing, save for [`Unreadable::NoThread`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error("{0}")]
     Hostile(#[from] Hostile),
     #[error("this is no mail: it has no header that could be read")]
     NoMail,
+    /// This machine's fault, and not the mail's.
+    #[error("the mail could not be read just now: there is no thread to read it on; send it again later")]
+    NoThread,
 }
 
 /// A mail, read.
@@ -54,21 +59,28 @@ pub(super) fn read(raw: &[u8]) -> Result<Read, Unreadable> {
     let scanned = scan::scan(raw)?;
     let disarmed = scanned.disarm(raw);
     // The parser asserts in debug builds what malformed mail does not keep.
-    let parsed = catch_unwind(AssertUnwindSafe(|| {
-        let message = MessageParser::default().parse(disarmed.as_ref()).ok_or(Unreadable::NoMail)?;
-        if message.parts.len() > scan::PARTS + 1 {
-            return Err(Hostile::Parts.into());
-        }
-        // Of bytes that are no mail at all the parser makes a header without a name.
-        let named = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
-        if !message.headers().iter().any(|header| named(header.name.as_str())) {
-            return Err(Unreadable::NoMail);
-        }
-        Ok(facts(&message))
-    }));
-    let (facts, files) = parsed.unwrap_or(Err(Unreadable::NoMail))?;
+    let parse = || catch_unwind(AssertUnwindSafe(|| parsed(&disarmed))).unwrap_or(Err(Unreadable::NoMail));
+    let parsed = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("mail".to_owned()).stack_size(STACK_BYTES);
+        let thread = thread.spawn_scoped(scope, parse).map_err(|_| Unreadable::NoThread)?;
+        thread.join().unwrap_or(Err(Unreadable::NoMail))
+    });
+    let (facts, files) = parsed?;
     let body_sha256 = hex::encode(Sha256::digest(facts.body.trim().as_bytes()));
     Ok(Read { facts, files, sha256: hex::encode(Sha256::digest(raw)), body_sha256 })
+}
+
+fn parsed(raw: &[u8]) -> Result<(MailFacts, Vec<NewAttachment>), Unreadable> {
+    let message = MessageParser::default().parse(raw).ok_or(Unreadable::NoMail)?;
+    if message.parts.len() > scan::PARTS + 1 {
+        return Err(Hostile::Parts.into());
+    }
+    // Of bytes that are no mail at all the parser makes a header without a name.
+    let named = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+    if !message.headers().iter().any(|header| named(header.name.as_str())) {
+        return Err(Unreadable::NoMail);
+    }
+    Ok(facts(&message))
 }
 
 fn facts(message: &Message<'_>) -> (MailFacts, Vec<NewAttachment>) {
@@ -244,6 +256,7 @@ fn media_type(part: &MessagePart<'_>) -> String {
     };
     match (given, &part.body) {
         (Some(given), _) if given == format!("{}/rfc822", scan::ENCODED) => "message/rfc822".to_owned(),
+        (Some(given), _) if given == format!("{}/global", scan::ENCODED) => "message/global".to_owned(),
         (Some(given), _) if plain(&given) => given,
         (_, PartType::Text(_)) => "text/plain".to_owned(),
         (_, PartType::Html(_)) => "text/html".to_owned(),

@@ -3,7 +3,7 @@
 use super::incoming::{self, Arrived, Taken};
 use crate::Ctx;
 use crate::api::{DEFAULT_SPACE, Problem, guard};
-use crate::channel::signed::standard_webhooks;
+use crate::channel::signed::{is_fresh, standard_webhooks};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, Request, State};
@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
 /// How long a body may take.
@@ -24,12 +25,30 @@ const BODY_TIME: Duration = Duration::from_secs(120);
 /// Of one mail.
 const RECIPIENTS: usize = 100;
 
+/// A body that grows beyond this needs a place.
+const SMALL: usize = 1 << 20;
+
+/// Large bodies that are held at a time: who signs one proves nothing before its last byte is here.
+static LARGE: Semaphore = Semaphore::const_new(4);
+
 const SIGNATURE: &str = "webhook-signature";
 
-/// Lets a request pass that says it is signed, which the handler looks at with the body, or bears the token.
+/// Lets a request pass that may be signed, which the handler looks at with the body, or bears the token. What can be known
+/// of a signature without the body is looked at here.
 pub(super) async fn door(ctx: State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     if request.headers().contains_key(SIGNATURE) {
-        return next.run(request).await;
+        let refused = if ctx.config.email.incoming.raw_secrets.is_empty() {
+            Some(
+                "no signature is known here: set email.raw_secrets, or send the token and no signature"
+                    .to_owned(),
+            )
+        } else {
+            is_fresh(request.headers(), Utc::now().timestamp()).err().map(|error| error.to_string())
+        };
+        return match refused {
+            None => next.run(request).await,
+            Some(detail) => Problem::new(StatusCode::UNAUTHORIZED, detail).into_response(),
+        };
     }
     guard(ctx, request, next).await
 }
@@ -42,6 +61,12 @@ pub(super) async fn post(
     body: Body,
 ) -> Result<Response, Problem> {
     let (mail_from, recipients) = envelope(&headers, query)?;
+    let is_signed = headers.contains_key(SIGNATURE);
+    // The signature is of the body alone: whoever saw one request could send its mail to anybody else here.
+    if is_signed && (mail_from.is_some() || !recipients.is_empty()) {
+        let detail = "`rcpt` and `mail_from` are not signed: they need the token; leave them out, or send the token and no signature";
+        return Err(Problem::bad_request(detail));
+    }
     let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     if !media_type.split(';').next().unwrap_or("").trim().eq_ignore_ascii_case("message/rfc822") {
         let detail = "the body is a mail: send it as `Content-Type: message/rfc822`";
@@ -57,19 +82,25 @@ pub(super) async fn post(
         return Err(too_large());
     }
     let read = async {
-        let (mut raw, mut body) = (BytesMut::with_capacity(announced), body.into_data_stream());
+        let (mut raw, mut place, mut body) = (BytesMut::new(), None, body.into_data_stream());
         while let Some(chunk) = body.next().await {
             let chunk = chunk.map_err(|_| Problem::bad_request("the body ended before its end"))?;
             if raw.len() + chunk.len() > MAIL_BYTES {
                 return Err(too_large());
             }
+            if raw.len() + chunk.len() > SMALL && place.is_none() {
+                let full =
+                    |_| Problem::too_many("too many large mails come in at once; send it again later", 1);
+                place = Some(LARGE.try_acquire().map_err(full)?);
+            }
             raw.extend_from_slice(&chunk);
         }
-        Ok(raw.freeze())
+        Ok((raw.freeze(), place))
     };
     let read = tokio::time::timeout(BODY_TIME, read).await;
-    let raw = read.map_err(|_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body took too long"))??;
-    if headers.contains_key(SIGNATURE) {
+    let (raw, _place) =
+        read.map_err(|_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body took too long"))??;
+    if is_signed {
         let secrets = &ctx.config.email.incoming.raw_secrets;
         standard_webhooks(secrets, &headers, &raw, Utc::now().timestamp())
             .map_err(|error| Problem::new(StatusCode::UNAUTHORIZED, error.to_string()))?;

@@ -29,6 +29,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 /// The end of an attempt is ours to tell, before the deliverer gives up on it: it would have to call it uncertain.
 const SPARE: Duration = Duration::from_secs(2);
 
+/// When a mail that found no free connection comes again.
+const BUSY: Duration = Duration::from_secs(5);
+
 /// A server that was told goodbye has no more than this to say.
 const QUIT: Duration = Duration::from_secs(1);
 
@@ -236,8 +239,13 @@ impl Channel for Smtp {
             mail.bytes = signer.sign(mail.bytes).map_err(SendError::Refused)?;
         }
         let until = Instant::now() + SEND.saturating_sub(SPARE);
+        // A busy server of ours is no fault of the mail: waiting for it uses up no attempt.
+        let slot = timeout(self.patience, self.slots.acquire()).await;
+        let Ok(Ok(_slot)) = slot else {
+            let error = "all connections to the mail server are in use".to_owned();
+            return Err(SendError::Throttled { error, after: BUSY });
+        };
         let before = async {
-            let slot = self.slots.acquire().await.map_err(|error| SendError::Later(error.to_string()))?;
             let mut connection = self.connect().await.map_err(|error| SendError::Later(self.at(&error)))?;
             let refused = match self.address(&mut connection, &mail.envelope).await {
                 Ok(refused) => refused,
@@ -246,9 +254,9 @@ impl Channel for Smtp {
                     return Err(error);
                 }
             };
-            Ok((slot, connection, refused))
+            Ok((connection, refused))
         };
-        let (_slot, mut connection, refused) = timeout(self.patience, before)
+        let (mut connection, refused) = timeout(self.patience, before)
             .await
             .unwrap_or_else(|_| Err(SendError::Later(self.at(&silence(self.patience)))))?;
         let said = self.hand_over(&mut connection, &mail.bytes, until).await?;

@@ -85,7 +85,8 @@ async fn take(
     let mail_to: Vec<String> = heralded.mail_to.iter().map(|address| address.to_lowercase()).collect();
     let new = NewSession {
         trigger_type: HERALD.to_owned(),
-        trigger_id: format!("{conversation}:{client_key}"),
+        // With its length, so that no other conversation and key give the same.
+        trigger_id: format!("{}:{conversation}:{client_key}", conversation.len()),
         continues: Continues::Trigger,
         policy: mailing(&ctx.config, &mail_to, &subject),
         ..origin::of_chat(&ctx.config, &ctx.tools, conversation_id, Some(agent))?

@@ -9,6 +9,9 @@ use std::time::Duration;
 /// The largest answer that is read.
 const ANSWER_BYTES: usize = 8 << 20;
 
+/// The longest that a messenger may ask us to wait: then it is asked again.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
 /// How long to leave a messenger alone that takes no more and does not say for how long.
 const UNTOLD_WAIT: Duration = Duration::from_secs(30);
 
@@ -67,7 +70,8 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
     }
 
-    /// What `Retry-After` asks for: seconds, or a date. At least a second.
+    /// What `Retry-After` asks for: seconds, or a date. At least a second, and at most an hour: a channel that one answer has
+    /// closed for years would be closed until the process ends.
     pub fn retry_after(&self) -> Option<Duration> {
         let text = self.headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
         let wait = match text.parse::<u64>() {
@@ -77,7 +81,7 @@ impl Answer {
                 (at.with_timezone(&chrono::Utc) - chrono::Utc::now()).to_std().unwrap_or_default()
             }
         };
-        Some(wait.max(Duration::from_secs(1)))
+        Some(wait.clamp(Duration::from_secs(1), LONGEST_WAIT))
     }
 
     /// The same, or what is polite.

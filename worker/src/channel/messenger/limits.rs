@@ -90,7 +90,7 @@ impl Limits {
     fn close_at(&self, name: &str, wait: Duration, now: Duration) {
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let bucket = buckets.entry(name.to_owned()).or_default();
-        bucket.closed_until = bucket.closed_until.max(now + wait);
+        bucket.closed_until = bucket.closed_until.max(now.saturating_add(wait));
     }
 }
 

@@ -74,6 +74,11 @@ fn check(config: &Config) -> Result<(), String> {
             return Err(format!("messenger.{name}.agent: there is no agent {agent:?}; there are: {known}"));
         }
     }
+    if !messenger.slack.signing_secrets.is_empty() && messenger.slack.token.is_none() {
+        return Err("messenger.slack.signing_secrets is set and messenger.slack.token is not: messages would come in, and \
+                    no reply go out, so set the token too"
+            .to_owned());
+    }
     let telegram = &messenger.telegram;
     if !telegram.webhook_secrets.is_empty() {
         if telegram.token.is_none() {

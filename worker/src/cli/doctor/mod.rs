@@ -75,6 +75,9 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
         report.warning("configuration", warning.clone(), "correct or remove it");
     }
     host::check(&app, &config, &mut report);
+    if let Err(error) = crate::channel::senders(&config) {
+        report.problem("channels", format!("{error:#}"), "correct it: `wakeful serve` does not start with it");
+    }
     let (server, database, mail) =
         tokio::join!(system::server(&config), system::database(&config), system::mail(&config));
     report.checks.extend(server.checks);

@@ -227,16 +227,25 @@ impl Connection<'_> {
                 return Ok(Next::GoOn);
             }
         };
-        for to in &envelope.to {
-            let reply = match mailboxes_of(&self.ctx.config.email, &[to]).first() {
-                None => "550 5.1.1 There is no such mailbox here".to_owned(),
-                Some(addressed) => match incoming::take_for(self.ctx, &incoming, addressed).await {
-                    Ok(Taken::Woke(woken)) => format!("250 2.0.0 Taken as {}", woken.session_id),
-                    Ok(Taken::Dropped { .. }) => "250 2.0.0 Taken, and kept from the agents".to_owned(),
-                    Err(problem) => refusal(&problem),
-                },
+        // Once for each mailbox: one that is named twice, the second time with a signed plus-address, is one mail with it.
+        let email = &self.ctx.config.email;
+        let recipients: Vec<&str> = envelope.to.iter().map(String::as_str).collect();
+        let mut replies = Vec::new();
+        for addressed in mailboxes_of(email, &recipients) {
+            let reply = match incoming::take_for(self.ctx, &incoming, &addressed).await {
+                Ok(Taken::Woke(woken)) => format!("250 2.0.0 Taken as {}", woken.session_id),
+                Ok(Taken::Dropped { .. }) => "250 2.0.0 Taken, and kept from the agents".to_owned(),
+                Err(problem) => refusal(&problem),
             };
-            self.say(&reply);
+            replies.push((addressed.mailbox_id, reply));
+        }
+        for to in recipients {
+            let mailboxes = mailboxes_of(email, &[to]);
+            let reply = mailboxes
+                .first()
+                .and_then(|mailbox| replies.iter().find(|(id, _)| *id == mailbox.mailbox_id))
+                .map_or("550 5.1.1 There is no such mailbox here", |(_, reply)| reply);
+            self.say(reply);
         }
         Ok(Next::GoOn)
     }
