@@ -5,6 +5,7 @@
 mod email_out;
 mod legacy_chat;
 mod mail;
+mod roundtrip;
 #[cfg(feature = "ses")]
 mod ses;
 

@@ -46,7 +46,8 @@ async fn a_mail_becomes_a_session_that_replies_to_its_sender() {
     );
     assert!(to["reply_to"].as_str().unwrap().starts_with("support+"), "{to}");
     let policy = policy(&database, &session_id).await;
-    assert_eq!(policy["participants"], json!(["ann@example.com", "bob@example.com"]));
+    // Nobody proved who wrote it: the others may be anybody.
+    assert_eq!(policy["participants"], json!(["ann@example.com"]));
     assert!(process.terminate().success());
 }
 

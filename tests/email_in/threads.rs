@@ -1,11 +1,17 @@
 //! Which mails go on with a conversation, and which only say so.
 
-use super::{PROVED, conversation_of, mail, options, policy, post, request, says, sent, taken};
+use super::{PROVED, conversation_of, mail, options, policy, post, says, sent, taken};
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer};
-use reqwest::StatusCode;
+use reqwest::{RequestBuilder, StatusCode};
 use serde_json::{Value, json};
+
+/// A mail that may have an envelope: without a signature, which would not cover that.
+fn request(client: &Client, body: impl Into<Vec<u8>>) -> RequestBuilder {
+    let request = client.post_request("/v1/triggers/email/raw");
+    request.header("content-type", "message/rfc822").body(body.into())
+}
 
 /// The id and the route of the session's reply.
 async fn reply(database: &Database, session_id: &str) -> (String, Value) {

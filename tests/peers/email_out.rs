@@ -9,15 +9,16 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 /// A running aiosmtpd. Dropping it ends it.
-struct Aiosmtpd {
+pub(super) struct Aiosmtpd {
     port: u64,
     dir: TempDir,
-    mails: Arc<Mutex<Vec<Value>>>,
+    /// A line of `mail_server.py` a mail.
+    pub mails: Arc<Mutex<Vec<Value>>>,
     _child: Child,
 }
 
 impl Aiosmtpd {
-    async fn start(security: &str) -> Aiosmtpd {
+    pub async fn start(security: &str) -> Aiosmtpd {
         let peers = std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-peers`");
         let dir = TempDir::with_prefix("wakeful-aiosmtpd-").expect("a temporary folder");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/peers/mail_server.py");
@@ -41,7 +42,7 @@ impl Aiosmtpd {
         Aiosmtpd { port: first["port"].as_u64().expect("a port"), dir, mails, _child: child }
     }
 
-    fn config(&self, security: &str, password: &str, key: &str) -> String {
+    pub fn config(&self, security: &str, password: &str, key: &str) -> String {
         let dir = self.dir.path().display();
         format!(
             "[email]\nfrom = \"Desk <desk@example.org>\"\n[email.smtp]\nhost = \"localhost\"\nport = {}\nsecurity = \"{security}\"\n\
