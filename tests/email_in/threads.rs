@@ -276,10 +276,15 @@ async fn two_machines_that_answer_each_other_are_cut_off() {
     let text = |id: &str| mail(id, "Other", "", "The very same.");
     for at in 1..=3 {
         let id = taken(&client, text(&format!("n{at}@x"))).await;
-        assert!(!policy(&database, &id).await.to_string().contains("same text"), "a person may repeat a word");
+        assert!(
+            !policy(&database, &id).await.to_string().contains("same text"),
+            "a person may repeat a word"
+        );
     }
     let id = taken(&client, text("n4@x")).await;
-    assert!(policy(&database, &id).await["loop_suspicion"].to_string().contains("same text has come 4 times"));
+    assert!(
+        policy(&database, &id).await["loop_suspicion"].to_string().contains("same text has come 4 times")
+    );
     let (status, _) = post(&client, text("n2@x")).await;
     assert_eq!(status, StatusCode::OK, "a duplicate is no repetition");
 }

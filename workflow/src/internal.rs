@@ -21,7 +21,8 @@ pub fn is_remark(session: &Session, content: &[Block]) -> bool {
         if record.details.inbox_id.is_some() {
             return false;
         }
-        composed |= record.tool_results().any(|result| derive::composes_email(result) && answers(session, result));
+        composed |=
+            record.tool_results().any(|result| derive::composes_email(result) && answers(session, result));
     }
     composed
 }
@@ -99,11 +100,9 @@ mod tests {
 
     #[test]
     fn after_mail_to_somebody_else_the_answer_still_goes_to_whoever_wrote() {
-        for (to, internal) in [
-            ("ann@example.com", true),
-            ("Ann <Ann@Example.com>", true),
-            ("bob@example.com", false),
-        ] {
+        for (to, internal) in
+            [("ann@example.com", true), ("Ann <Ann@Example.com>", true), ("bob@example.com", false)]
+        {
             let mut session = after_an_email("email");
             let to = json!({"to": [to]});
             session.policy.reply =

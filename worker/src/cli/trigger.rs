@@ -200,7 +200,12 @@ fn input(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
 fn said(taken: &Taken, sessions: &[String]) -> String {
     let before = if taken.is_duplicate() { " (it was taken before)" } else { "" };
     match sessions {
-        [] => match taken.body["items"].as_array().into_iter().flatten().find_map(|item| item["dropped"].as_str()) {
+        [] => match taken.body["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find_map(|item| item["dropped"].as_str())
+        {
             Some(why) => format!("taken, and kept from the agents: {}\n", printable(why)),
             None => format!("taken: {}{before}\n", taken.status),
         },

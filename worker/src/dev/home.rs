@@ -155,7 +155,13 @@ impl Home {
     /// Deletes the data: the cluster, mail, workspaces, the secret and the log. Anything else in the directory stays. Blocks.
     pub fn empty(&self, _: &Lock) -> Result<()> {
         Cluster::remove(&self.dir)?;
-        for path in [self.mail(), self.workspaces(), self.log(), self.dir.join(WEBHOOK_SECRET), self.dir.join(THREAD_SECRET)] {
+        for path in [
+            self.mail(),
+            self.workspaces(),
+            self.log(),
+            self.dir.join(WEBHOOK_SECRET),
+            self.dir.join(THREAD_SECRET),
+        ] {
             let removed =
                 if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             match removed {

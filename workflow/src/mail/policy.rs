@@ -66,7 +66,10 @@ pub fn loop_suspicion(exchange: Exchange, limit: i64) -> Vec<String> {
         ));
     }
     if exchange.same_body >= SAME_TEXTS {
-        reasons.push(format!("the same text has come {} times in this exchange within an hour", exchange.same_body + 1));
+        reasons.push(format!(
+            "the same text has come {} times in this exchange within an hour",
+            exchange.same_body + 1
+        ));
     }
     reasons
 }
@@ -302,7 +305,9 @@ mod tests {
 
     #[test]
     fn a_loop_is_suspected_after_the_limit_and_when_a_text_comes_again() {
-        for (mails, same_body, reasons) in [(0, 0, 0), (9, 0, 0), (10, 0, 1), (3, 2, 0), (3, 3, 1), (10, 3, 2)] {
+        for (mails, same_body, reasons) in
+            [(0, 0, 0), (9, 0, 0), (10, 0, 1), (3, 2, 0), (3, 3, 1), (10, 3, 2)]
+        {
             assert_eq!(
                 loop_suspicion(Exchange { mails, same_body }, 10).len(),
                 reasons,

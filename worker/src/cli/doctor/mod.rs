@@ -76,7 +76,11 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
     }
     host::check(&app, &config, &mut report);
     if let Err(error) = crate::channel::senders(&config) {
-        report.problem("channels", format!("{error:#}"), "correct it: `wakeful serve` does not start with it");
+        report.problem(
+            "channels",
+            format!("{error:#}"),
+            "correct it: `wakeful serve` does not start with it",
+        );
     }
     let (server, database, mail) =
         tokio::join!(system::server(&config), system::database(&config), system::mail(&config));

@@ -69,7 +69,8 @@ impl Channel for Telegram {
         }
         if answer.status == StatusCode::TOO_MANY_REQUESTS || said["error_code"] == 429 {
             let asked = said["parameters"]["retry_after"].as_u64().map(Duration::from_secs);
-            let after = asked.unwrap_or_else(|| answer.wait()).clamp(Duration::from_secs(1), http::LONGEST_WAIT);
+            let after =
+                asked.unwrap_or_else(|| answer.wait()).clamp(Duration::from_secs(1), http::LONGEST_WAIT);
             self.limits.close(&bucket, after);
             // It may be for this chat, or for the bot: the others ask again slowly, and are told by themselves.
             self.limits.close(BOT, Duration::from_secs(1));
