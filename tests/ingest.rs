@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-const SENDERS: usize = 100;
+const SENDERS: usize = 40;
 const MESSAGES: usize = 10;
 
 /// What the storm was told.

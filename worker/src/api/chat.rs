@@ -59,12 +59,12 @@ pub(crate) async fn wake(
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
         // A session that a chat opens beside another one is of that one's agent.
-        None => ctx
-            .store
-            .latest_trigger(&conversation_id)
-            .await?
-            .filter(|(latest, _)| opens_beside(latest, CHAT).is_some())
-            .map(|(_, agent)| agent),
+        None => {
+            // It is refused as the message itself would be, when too much comes in.
+            let _turn = ctx.intake.enter().await?;
+            let latest = ctx.store.latest_trigger(&conversation_id).await?;
+            latest.filter(|(latest, _)| opens_beside(latest, CHAT).is_some()).map(|(_, agent)| agent)
+        }
     };
     let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent.as_deref())?;
     let new = NewSession { repository_id, ..new };

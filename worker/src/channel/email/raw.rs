@@ -92,6 +92,8 @@ pub(super) async fn post(
                 let full =
                     |_| Problem::too_many("too many large mails come in at once; send it again later", 1);
                 place = Some(LARGE.try_acquire().map_err(full)?);
+                // All of it at once: growing by doubling would hold it twice.
+                raw.reserve(announced.saturating_sub(raw.len()));
             }
             raw.extend_from_slice(&chunk);
         }
