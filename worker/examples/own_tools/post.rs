@@ -58,7 +58,8 @@ impl Channel for Post {
         let subject = message.content["subject"].as_str().unwrap_or_default();
         let written = std::fs::OpenOptions::new().create(true).append(true).open(&self.sent);
         let written = written.and_then(|mut file| {
-            writeln!(file, "{} {subject}", message.delivery_id)?;
+            // One write: what several deliveries append at once would mingle otherwise.
+            file.write_all(format!("{} {subject}\n", message.delivery_id).as_bytes())?;
             file.sync_all()
         });
         written.map_err(|error| SendError::Unknown(error.to_string()))?;
