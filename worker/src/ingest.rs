@@ -1,7 +1,7 @@
 //! The way in for every trigger: what it brought is committed, and then workers and readers are told.
 //!
 //! What cannot be taken now is refused at once, with a time to come again: a queue in memory would be lost with the
-//! process, and would keep its senders waiting for longer than they do. There are two bounds. [`Intake::enter`] counts
+//! process, and would keep its senders waiting for longer than they do. There are two bounds. `Intake::enter` counts
 //! everything that is being taken. The turns to write are as many as there are connections for it, and what does not get one
 //! in time goes away as well. Readers and workers have connections of their own ([`Store::connect`]).
 

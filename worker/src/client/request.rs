@@ -65,7 +65,7 @@ impl Trigger {
     /// The request, signed at `now_unix_s`.
     ///
     /// # Errors
-    /// [`BadSecret`].
+    /// `BadSecret`.
     pub fn request(&self, now_unix_s: i64) -> Result<Request, BadSecret> {
         let json = ("content-type", "application/json".to_owned());
         let request = |path: &[&str], headers, body, signed| Request {

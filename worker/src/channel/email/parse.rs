@@ -21,8 +21,8 @@ const PEOPLE: usize = 200;
 const IDS: usize = 100;
 const ID_BYTES: usize = 998;
 const ATTACHMENTS: usize = 200;
-/// What a bundle can carry.
-const ATTACHMENT_BYTES: usize = wakeful_workflow::bundle::BLOB_BYTES as usize;
+/// A larger file is named and not kept: on its way into the database it is held several times over.
+const ATTACHMENT_BYTES: usize = 16 << 20;
 const FILE_NAME_BYTES: usize = 200;
 const MACHINE_HEADERS: usize = 50;
 /// The stack of what parses: mails within mails are taken apart and dropped by recursion.
