@@ -67,7 +67,7 @@ pub const CRON: Sample = Sample { conversation: "sample-cron", text: "", door: D
 /// One is a notice of another system.
 pub const HERALD: Sample = Sample {
     conversation: "sample-herald",
-    text: "The nightly backup took twice its time.",
+    text: "The nightly backup took an hour more than it should.",
     door: Door::Herald,
 };
 
