@@ -77,10 +77,14 @@ async fn is_ready(client: &Client) {
 
 /// A post that is refused, with a word about when to come back.
 async fn is_refused(client: &Client, word: &str) {
+    is_refused_with(client, StatusCode::SERVICE_UNAVAILABLE, word).await;
+}
+
+async fn is_refused_with(client: &Client, status: StatusCode, word: &str) {
     let body = json!({"user_id": "ann", "text": "Hello?"});
     let request = client.post_request("/v1/chat/refused/messages").body(body.to_string());
     let response = request.send().await.unwrap();
-    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.status(), status);
     assert!(response.headers().contains_key("retry-after"));
     let text = response.text().await.unwrap();
     assert!(text.contains(word) && text.contains("nothing was taken"), "{text}");
@@ -271,12 +275,19 @@ async fn a_full_pool_is_said_in_readyz_and_refuses_in_words_until_it_is_free() {
         })
         .collect();
     is_unready(&client, "no connection to the database is free").await;
-    is_refused(&client, "no connection to the database is free").await;
+    // Its sender is one too many, and not told of a database that is away.
+    is_refused_with(&client, StatusCode::TOO_MANY_REQUESTS, "too many messages come in at once").await;
     sqlx::raw_sql("commit").execute(&mut lock).await.unwrap();
     is_ready(&client).await;
     for status in waiting {
         let status = status.await.unwrap();
-        assert!(matches!(status, StatusCode::ACCEPTED | StatusCode::SERVICE_UNAVAILABLE), "{status}");
+        assert!(
+            matches!(
+                status,
+                StatusCode::ACCEPTED | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+            ),
+            "{status}"
+        );
     }
     client.chat("first", "And once more.").await;
     client.wait_for(first["session_id"].as_str().unwrap(), "completed").await;
