@@ -20,12 +20,63 @@ fn every_test_that_is_named_exists() {
     }
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let promises = readme.split("\n## ").find(|section| section.starts_with("Promises")).unwrap();
-    for (text, least) in [(map.as_str(), 40), (promises, 20)] {
+    let all = std::fs::read_to_string(tests.join("PROMISES.md")).unwrap();
+    for (text, least) in [(map.as_str(), 40), (all.as_str(), 60), (promises, 12)] {
         let names = named(text);
         assert!(names.len() >= least, "the table is read: {names:?}");
         let missing: Vec<&String> = names.iter().filter(|name| !exists(&tests, name)).collect();
         assert!(missing.is_empty(), "tests that are named and do not exist: {missing:#?}");
     }
+}
+
+#[test]
+fn what_the_readme_promises_is_among_all_promises() {
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let all = std::fs::read_to_string(root.join("tests/PROMISES.md")).unwrap();
+    let promises = readme.split("\n## ").find(|section| section.starts_with("Promises")).unwrap();
+    let rows: Vec<&str> = promises.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() >= 12, "the table is read: {rows:?}");
+    for row in rows {
+        assert!(all.lines().any(|line| line == row), "not in tests/PROMISES.md: {row}");
+    }
+}
+
+#[test]
+fn every_route_stands_in_the_interfaces_document() {
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let document = std::fs::read_to_string(root.join("API.md")).unwrap();
+    let routes =
+        routes(&root.join("worker/src/api")).into_iter().chain(routes(&root.join("worker/src/channel")));
+    let routes: Vec<String> = routes.collect();
+    assert!(routes.len() >= 40, "the routes are read: {routes:?}");
+    // `/sessions/{id}/cancel` may stand as `/sessions/{id}/retry`, `/cancel`.
+    let is_missing = |route: &&String| {
+        let end = route.rfind('/').unwrap();
+        let row = |line: &str| line.contains(&route[..end]) && line.contains(&format!("{}`", &route[end..]));
+        !(document.contains(&format!("{route}`")) || document.lines().any(row))
+    };
+    let missing: Vec<&String> = routes.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "routes that API.md does not name: {missing:#?}");
+}
+
+/// The paths of all routes in the sources below `dir`, as they stand there.
+fn routes(dir: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(routes(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = std::fs::read_to_string(&path).unwrap();
+            // A test's own server is none of ours.
+            let source = source.split("#[cfg(test)]").next().unwrap();
+            let calls = source.split(".route(").skip(1);
+            let quoted = calls.filter_map(|call| call.trim_start().strip_prefix('"')?.split('"').next());
+            found.extend(quoted.map(|path| path.replace("{conversation_id}", "{conversation}")));
+        }
+    }
+    found
 }
 
 #[test]
