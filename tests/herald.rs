@@ -124,3 +124,30 @@ async fn a_chat_on_a_notices_conversation_has_seen_it_and_is_answered_in_the_cha
     let third = client.chat("ops", "Now?").await;
     assert!(third["session_id"] != first["session_id"] && third["session_id"] != another["session_id"]);
 }
+
+#[tokio::test]
+async fn k01_k02_a_notice_that_was_not_acknowledged_is_one_when_it_comes_again() {
+    for (failpoint, first) in [("K1=1*return", StatusCode::ACCEPTED), ("K2=1*return", StatusCode::OK)] {
+        let database = Database::new().await;
+        let model = ModelServer::turns(vec![Answer::text("The disk of db1 is nearly full.")]).await;
+        let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+        let notice = json!({"client_key": "alert-1", "conversation_id": "ops", "notice": "92 % of db1."});
+        let api = options.clone().arg("--roles=api").env("FAILPOINTS", failpoint).serve(&database).await;
+        let request = api.client().post_request("/v1/triggers/herald").body(notice.to_string());
+        assert!(request.send().await.is_err(), "{failpoint}: nothing is acknowledged");
+        let (_, process) = api.ended().await;
+        assert!(process.log().contains("failpoint"), "{}", process.log());
+
+        let process = options.serve(&database).await;
+        let client = process.client();
+        let (status, answer) = herald(&client, &notice).await;
+        assert_eq!(status, first, "{failpoint}: {answer}");
+        let (status, again) = herald(&client, &notice).await;
+        assert_eq!((status, &again["session_id"]), (StatusCode::OK, &answer["session_id"]));
+        client.wait_for(answer["session_id"].as_str().unwrap(), "completed").await;
+        let sessions: i64 =
+            database.value("select count(*) from conversation_sessions where $1 <> ''", "all").await;
+        assert_eq!((sessions, model.bodies().len()), (1, 1), "{failpoint}");
+        assert!(process.terminate().success());
+    }
+}

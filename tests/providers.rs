@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use std::sync::{Arc, Mutex};
 
+mod killed;
+
 const TOPIC: &str = "arn:aws:sns:eu-central-1:123456789012:mail";
 const HOST: &str = "https://sns.eu-central-1.amazonaws.com";
 const CERTIFICATE: &str = "/SimpleNotificationService-9c6465fa7f48f5cacd23014631ec1136.pem";
@@ -276,14 +278,7 @@ async fn a_mail_of_each_provider_wakes_a_session_and_again_is_a_duplicate() {
         // The mail is one, whoever brings it.
         assert_eq!(answer["duplicate"], number > 0, "{what}: {answer}");
         let session_id = answer["sessions"][0]["session_id"].as_str().unwrap();
-        eventually("the session to complete", || async {
-            let status: String = world
-                .database
-                .value("select status from conversation_sessions where session_id = $1", session_id)
-                .await;
-            (status == "completed").then_some(())
-        })
-        .await;
+        world.completes(session_id).await;
         let again: Value = again.send().await.unwrap().json().await.unwrap();
         assert_eq!(again["duplicate"], true, "{what}: {again}");
         assert_eq!(again["sessions"][0]["session_id"], session_id, "{what}");
@@ -294,13 +289,17 @@ struct World {
     database: Database,
     sns: Sns,
     client: Client,
-    _process: Process,
-    _model: ModelServer,
+    process: Process,
+    model: ModelServer,
 }
 
 impl World {
     async fn new() -> World {
-        let (database, model, sns) = (Database::new().await, model().await, Sns::start().await);
+        World::on(Database::new().await, Sns::start().await, |options| options).await
+    }
+
+    async fn on(database: Database, sns: Sns, more: impl FnOnce(Options) -> Options) -> World {
+        let model = model().await;
         let config = format!(
             "[email.postmark]\nuser = \"wakeful\"\npasswords = [\"postmark-old\", \"postmark-secret\"]\n\
              [email.mailgun]\nsigning_keys = [\"signing-key\"]\n\
@@ -309,9 +308,20 @@ impl World {
         );
         // A token guards the rest of /v1: these doors have locks of their own.
         let options = options(&model).config(&config).env("WAKEFUL_TOKEN", "token");
-        let process = options.serve(&database).await;
+        let process = more(options).serve(&database).await;
         let client = process.client();
-        World { database, sns, client, _process: process, _model: model }
+        World { database, sns, client, process, model }
+    }
+
+    async fn completes(&self, session_id: &str) {
+        eventually("the session to complete", || async {
+            let status: String = self
+                .database
+                .value("select status from conversation_sessions where session_id = $1", session_id)
+                .await;
+            (status == "completed").then_some(())
+        })
+        .await;
     }
 
     /// The same mail by every provider, and in each of its ways. Tokens begin at `token`.
