@@ -204,15 +204,6 @@ pub(super) async fn take_for(
         trace_context: None,
         attachments: files.clone(),
     };
-    if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
-        let wakes = MailWakes::Answer { session_id: &session_id };
-        match ingest::take_mail(ctx, &mail, wakes, message.clone()).await {
-            Ok(woken) => return Ok(Taken::Woke(woken)),
-            // Somebody else has answered meanwhile.
-            Err(problem) if problem.status() == StatusCode::CONFLICT => {}
-            Err(problem) => return Err(problem),
-        }
-    }
     let conversation_id = mail.conversation_id.split_once('/').map_or("", |(_, id)| id);
     let reply_to = settings
         .thread_key()
@@ -220,6 +211,16 @@ pub(super) async fn take_for(
         .and_then(|(secret, address)| thread::plus_address(secret, address, conversation_id));
     let from = addressed.from(&ctx.config.email);
     let route = policy::reply_route(facts, &from, dmarc_passed, reply_to);
+    if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
+        let wakes =
+            MailWakes::Answer { session_id: &session_id, reply: route.as_ref(), proved: dmarc_passed };
+        match ingest::take_mail(ctx, &mail, wakes, message.clone()).await {
+            Ok(woken) => return Ok(Taken::Woke(woken)),
+            // Somebody else has answered meanwhile.
+            Err(problem) if problem.status() == StatusCode::CONFLICT => {}
+            Err(problem) => return Err(problem),
+        }
+    }
     let trigger = Trigger {
         mailbox_id: addressed.mailbox_id.clone(),
         trigger_type: "email",
