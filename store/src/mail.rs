@@ -40,11 +40,7 @@ pub enum MailWakes<'a> {
     New(&'a NewSession),
     /// One that has asked a question. What it says next goes by `reply`, as [`policy::renewed`] makes it of the route by
     /// which it asked; `proved` is the DMARC result of the mail's sender.
-    Answer {
-        session_id: &'a str,
-        reply: Option<&'a ReplyRoute>,
-        proved: bool,
-    },
+    Answer { session_id: &'a str, reply: Option<&'a ReplyRoute>, proved: bool },
 }
 
 /// What became of a mail that came before.
@@ -308,13 +304,15 @@ impl Store {
     /// What has come to the mail's mailbox within the last hour. Where the mail goes on with a conversation, that is what came
     /// in there, whoever it says it is from: a peer may give itself another name with every mail. Where it does not, it is
     /// what its sender wrote about its subject and what went on with nothing either: each of those began a conversation, and
-    /// what anybody can forge must silence nobody in a conversation that is theirs.
+    /// what anybody can forge must silence nobody in a conversation that is theirs. Of the mails that say the very same only
+    /// the sender's own count: several people may well agree.
     ///
     /// # Errors
     /// [`Error::Database`].
     pub async fn exchange(&self, mail: &NewMail) -> Result<Exchange> {
         let row = sqlx::query!(
-            r#"select count(*) as "mails!", count(*) filter (where body_sha256 = $6) as "same_body!"
+            r#"select count(*) as "mails!",
+                count(*) filter (where body_sha256 = $6 and from_address = $3) as "same_body!"
             from mails
             where space_id = $1 and mailbox_id = $2
                 and received_at > clock_timestamp() - interval '1 hour'
@@ -431,7 +429,12 @@ fn sent(content: &Value) -> Option<String> {
 }
 
 /// Has the locked session answer the mail that answered it.
-async fn renew_route(tx: &mut PgConnection, session_id: &str, answer: &ReplyRoute, proved: bool) -> Result<()> {
+async fn renew_route(
+    tx: &mut PgConnection,
+    session_id: &str,
+    answer: &ReplyRoute,
+    proved: bool,
+) -> Result<()> {
     let row = sqlx::query!(
         r#"select s.policy -> 'reply' as asked, d.delivery_id as "delivery_id?"
         from conversation_sessions s
