@@ -67,7 +67,8 @@ async fn what_follows_an_answer_by_mail_answers_it_in_the_same_thread() {
 async fn who_answers_is_answered_where_he_is_proved_and_nobody_else_is_added_by_a_header() {
     let plus = |question: &Mail| question.header("Reply-To").unwrap();
     let answer = |headers: &str| {
-        mail("m2@example.com", "Re: Table", headers, "Four.").replace("Ann <ann@example.com>", "bob@example.com")
+        mail("m2@example.com", "Re: Table", headers, "Four.")
+            .replace("Ann <ann@example.com>", "bob@example.com")
     };
     // The headers of the thread may be missing: what was asked is known here.
     let (question, reply) = exchange(|question| (Some(plus(question)), answer(PROVED))).await;

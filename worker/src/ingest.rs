@@ -142,17 +142,17 @@ pub async fn send(
     .await
 }
 
-/// The same for a mail, which is remembered in the same commit.
+/// The same for a mail, which is remembered in the same commit. It was looked up within the turn in which it is taken.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::take_mail`], as answers; 429 while too much comes in, where nothing was taken.
-pub async fn take_mail(
+/// Those of [`wakeful_store::Store::take_mail`], as answers.
+pub(crate) async fn take_mail(
     ctx: &Ctx,
     mail: &NewMail,
     wakes: MailWakes<'_>,
     message: NewMessage,
+    _turn: &Turn<'_>,
 ) -> Result<Woken, Problem> {
-    let _turn = ctx.intake.enter().await?;
     let span = send_span(&mail.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };

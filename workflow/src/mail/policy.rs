@@ -405,13 +405,21 @@ mod tests {
                 subject: "Re: Lunch".into(),
                 ..MailFacts::default()
             };
-            let answer = reply_route(&facts, "s@example.org", proved, Some("s+t@example.org".into())).unwrap();
+            let answer =
+                reply_route(&facts, "s@example.org", proved, Some("s+t@example.org".into())).unwrap();
             renewed(&asked, Some("q@example.org"), &answer, proved).to
         };
         let (ann, bob) = (json!(["ann@example.com"]), json!(["bob@example.com"]));
         let thread = json!(["m1@example.com", "q@example.org", "m2@example.com"]);
         for (what, from, references, proved, to, cc) in [
-            ("names the thread", "ann@example.com", &["m1@example.com", "q@example.org"][..], false, &ann, json!([])),
+            (
+                "names the thread",
+                "ann@example.com",
+                &["m1@example.com", "q@example.org"][..],
+                false,
+                &ann,
+                json!([]),
+            ),
             ("names nothing", "Ann@example.com", &[], false, &ann, json!([])),
             ("somebody else", "bob@example.com", &["q@example.org"], true, &bob, ann.clone()),
             ("somebody else, unproved", "bob@example.com", &[], false, &ann, json!([])),

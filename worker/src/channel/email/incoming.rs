@@ -137,7 +137,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
 /// Takes a mail for one mailbox.
 ///
 /// # Errors
-/// Those of [`crate::ingest::take`].
+/// 429 while too much comes in, and those of [`wakeful_store::Store::take_mail`], as answers.
 pub(super) async fn take_for(
     ctx: &Ctx,
     incoming: &Incoming,
@@ -148,6 +148,9 @@ pub(super) async fn take_for(
     let mut key = key_of(&incoming.read);
     let from = facts.from.as_ref().map(|from| from.address.as_str());
     // Anybody can write any Message-ID, also one that he expects of somebody else: his mail must not stand for that one.
+    // Before it is looked up: where too much comes in it is refused as one too many, and not for want of a connection. It is
+    // one turn for all of it, since a mail that held one and waited for another could wait for itself.
+    let turn = ctx.intake.enter().await?;
     if ctx.store.mail_is_other(DEFAULT_SPACE, &addressed.mailbox_id, &key, from, body_sha256).await? {
         key = whole_key(&incoming.read);
     }
@@ -214,7 +217,7 @@ pub(super) async fn take_for(
     if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
         let wakes =
             MailWakes::Answer { session_id: &session_id, reply: route.as_ref(), proved: dmarc_passed };
-        match ingest::take_mail(ctx, &mail, wakes, message.clone()).await {
+        match ingest::take_mail(ctx, &turn, &mail, wakes, message.clone()).await {
             Ok(woken) => return Ok(Taken::Woke(woken)),
             // Somebody else has answered meanwhile.
             Err(problem) if problem.status() == StatusCode::CONFLICT => {}
@@ -231,7 +234,7 @@ pub(super) async fn take_for(
     };
     let agent = addressed.agent.as_deref();
     let new = origin::of_trigger(&ctx.config, &ctx.tools, mail.conversation_id.clone(), agent, trigger)?;
-    Ok(Taken::Woke(ingest::take_mail(ctx, &mail, MailWakes::New(&new), message).await?))
+    Ok(Taken::Woke(ingest::take_mail(ctx, &turn, &mail, MailWakes::New(&new), message).await?))
 }
 
 /// Remembers a mail that no agent is shown. What it says of mail of ours is noted first: a process that dies in between is
