@@ -45,6 +45,8 @@ pub struct Arrived {
     pub recipients: Vec<String>,
     /// What the party that handed it over, and proved who it is, says of its DMARC result. `None`: nothing.
     pub dmarc_passed: Option<bool>,
+    /// Why that party would keep it from everybody: a virus, spam. `None`: it said nothing of the kind.
+    pub unwanted: Option<String>,
 }
 
 /// What became of it.
@@ -64,6 +66,7 @@ pub(super) struct Incoming {
     /// What it says of mail of ours that did not arrive.
     bounces: Arc<[Bounce]>,
     dmarc_passed: Option<bool>,
+    unwanted: Option<String>,
 }
 
 /// Takes a mail: one session for each mailbox of ours that it is for.
@@ -109,7 +112,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
     if arrived.raw.len() > MAIL_BYTES {
         return Err(unread(Hostile::TooLarge.into()));
     }
-    let Arrived { raw, mail_from, dmarc_passed, .. } = arrived;
+    let Arrived { raw, mail_from, recipients: _, dmarc_passed, unwanted } = arrived;
     let permit = tokio::time::timeout(READING_WAIT, READING.acquire()).await;
     let permit =
         permit.map_err(|_| Problem::too_many("too many mails are being read; send it again later", 1))?;
@@ -131,7 +134,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
     if mail_from.is_some() {
         read.facts.return_path = mail_from;
     }
-    Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc_passed })
+    Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc_passed, unwanted })
 }
 
 /// Takes a mail for one mailbox.
@@ -179,8 +182,9 @@ pub(super) async fn take_for(
         joined: false,
         sent_at: facts.date.clone(),
     };
-    if !extracted.machine.is_empty() {
-        return dropped(ctx, &mail, incoming, &extracted.machine).await;
+    let reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
+    if !reasons.is_empty() {
+        return dropped(ctx, &mail, incoming, &reasons).await;
     }
     let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv);
     let signed = signed(ctx, addressed).await?;

@@ -73,7 +73,7 @@ pub(super) async fn post(
         standard_webhooks(secrets, &headers, &raw, Utc::now().timestamp())
             .map_err(|error| Problem::new(StatusCode::UNAUTHORIZED, error.to_string()))?;
     }
-    let arrived = Arrived { raw, mail_from, recipients, dmarc_passed: None };
+    let arrived = Arrived { raw, mail_from, recipients, dmarc_passed: None, unwanted: None };
     Ok(answer(incoming::take(&ctx, arrived).await?))
 }
 

@@ -218,8 +218,8 @@ impl Connection<'_> {
                 return Ok(Next::Close);
             }
         };
-        let arrived =
-            Arrived { raw, mail_from: Some(from), recipients: envelope.to.clone(), dmarc_passed: None };
+        let recipients = envelope.to.clone();
+        let arrived = Arrived { raw, mail_from: Some(from), recipients, dmarc_passed: None, unwanted: None };
         let incoming = match incoming::read(arrived).await {
             Ok(incoming) => incoming,
             Err(problem) => {

@@ -176,7 +176,7 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
         None => rebuild(&text, &fields)?,
     };
     // Mailgun says nothing of DMARC. A header that does was the sender's own.
-    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false) })
+    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 
 /// The mail of a route whose address does not end in "mime": Mailgun gives its parts.

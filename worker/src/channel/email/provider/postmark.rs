@@ -165,7 +165,7 @@ fn mail(posted: Posted) -> Result<Arrived, Problem> {
         None => rebuild(posted)?,
     };
     // Postmark says nothing of DMARC. A header that does was the sender's own: nobody else wrote headers on its way.
-    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false) })
+    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 
 fn rebuild(posted: Posted) -> Result<Bytes, Problem> {

@@ -174,11 +174,9 @@ fn translate(message: &str) -> Result<Notice, Problem> {
 
 fn mail(published: Published) -> Result<Notice, String> {
     let receipt = published.receipt;
-    for (what, verdict) in [("a virus", &receipt.virus_verdict), ("spam", &receipt.spam_verdict)] {
-        if verdict.status == "FAIL" {
-            return Ok(Notice::Nothing { reason: format!("SES takes the mail for {what}") });
-        }
-    }
+    let verdicts = [("a virus", &receipt.virus_verdict), ("spam", &receipt.spam_verdict)];
+    let failed = verdicts.iter().find(|(_, verdict)| verdict.status == "FAIL");
+    let unwanted = failed.map(|(what, _)| format!("SES takes it for {what}"));
     let content = published.content.filter(|content| !content.is_empty()).ok_or(NO_CONTENT)?;
     let is_base64 = receipt.action.encoding.is_some_and(|encoding| encoding.eq_ignore_ascii_case("BASE64"));
     let raw = if is_base64 {
@@ -189,7 +187,7 @@ fn mail(published: Published) -> Result<Notice, String> {
     // SES receives the mail itself and speaks of every DMARC result: what it did not see pass has not passed.
     let dmarc_passed = Some(receipt.dmarc_verdict.status == "PASS");
     let (mail_from, recipients) = (published.mail.source, receipt.recipients);
-    Ok(Notice::Mail(Arrived { raw: Bytes::from(raw), mail_from, recipients, dmarc_passed }))
+    Ok(Notice::Mail(Arrived { raw: Bytes::from(raw), mail_from, recipients, dmarc_passed, unwanted }))
 }
 
 /// SES replaces the Message-ID of what it sends: the one that we wrote stands among the original headers, and the
