@@ -30,6 +30,17 @@ pub(super) async fn receive(
     Extension(doors): Extension<Arc<Doors>>,
     request: Request,
 ) -> Result<Json<Value>, Problem> {
+    taken(&ctx, &doors, request).await.map_err(|problem| match problem.status() {
+        // What SNS is answered with 4xx it drops, also where that means that there is too much right now:
+        // <https://docs.aws.amazon.com/sns/latest/dg/SendMessageToHttp.prepare.html>.
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+            problem.under(StatusCode::SERVICE_UNAVAILABLE)
+        }
+        _ => problem,
+    })
+}
+
+async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>, Problem> {
     let topic_arns = doors.providers.ses.as_ref().map(|ses| &ses.topic_arns[..]).unwrap_or_default();
     if topic_arns.is_empty() {
         return Err(not_set_up("SES", "email.ses.topic_arns"));
@@ -64,7 +75,7 @@ pub(super) async fn receive(
                 error!(sns.message_id = envelope.message_id, %problem, "A notification of SES was refused for good");
             })?;
             // SNS gives up at any 4xx.
-            answer(&ctx, notice, StatusCode::UNPROCESSABLE_ENTITY).await
+            answer(ctx, notice, StatusCode::UNPROCESSABLE_ENTITY).await
         }
     }
 }
