@@ -1,5 +1,8 @@
 //! Mail that Postmark, Mailgun and Amazon SES hand over: what proves it, what is refused, and what becomes of it.
 
+mod bounces;
+mod refused;
+
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use axum::Router;
 use axum::extract::{Request, State};
@@ -296,16 +299,21 @@ struct World {
 
 impl World {
     async fn new() -> World {
+        World::with("", |options| options).await
+    }
+
+    /// With more in its configuration, and `set` otherwise.
+    async fn with(more: &str, set: impl FnOnce(Options) -> Options) -> World {
         let (database, model, sns) = (Database::new().await, model().await, Sns::start().await);
         let config = format!(
             "[email.postmark]\nuser = \"wakeful\"\npasswords = [\"postmark-old\", \"postmark-secret\"]\n\
              [email.mailgun]\nsigning_keys = [\"signing-key\"]\n\
-             [email.ses]\ntopic_arns = [\"{TOPIC}\"]\nsns_url = \"{}\"\n",
+             [email.ses]\ntopic_arns = [\"{TOPIC}\"]\nsns_url = \"{}\"\n{more}",
             sns.url
         );
         // A token guards the rest of /v1: these doors have locks of their own.
         let options = options(&model).config(&config).env("WAKEFUL_TOKEN", "token");
-        let process = options.serve(&database).await;
+        let process = set(options).serve(&database).await;
         let client = process.client();
         World { database, sns, client, _process: process, _model: model }
     }

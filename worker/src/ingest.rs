@@ -151,10 +151,10 @@ pub async fn send(
 /// Those of [`wakeful_store::Store::take_mail`], as answers.
 pub(crate) async fn take_mail(
     ctx: &Ctx,
+    _turn: &Turn<'_>,
     mail: &NewMail,
     wakes: MailWakes<'_>,
     message: NewMessage,
-    _turn: &Turn<'_>,
 ) -> Result<Woken, Problem> {
     let span = send_span(&mail.conversation_id);
     async {

@@ -148,12 +148,12 @@ pub(super) async fn take_for(
 ) -> Result<Taken, Problem> {
     let Read { facts, files, body_sha256, .. } = &*incoming.read;
     let settings = &ctx.config.email.incoming;
-    let mut key = key_of(&incoming.read);
-    let from = facts.from.as_ref().map(|from| from.address.as_str());
-    // Anybody can write any Message-ID, also one that he expects of somebody else: his mail must not stand for that one.
     // Before it is looked up: where too much comes in it is refused as one too many, and not for want of a connection. It is
     // one turn for all of it, since a mail that held one and waited for another could wait for itself.
     let turn = ctx.intake.enter().await?;
+    let mut key = key_of(&incoming.read);
+    let from = facts.from.as_ref().map(|from| from.address.as_str());
+    // Anybody can write any Message-ID, also one that he expects of somebody else: his mail must not stand for that one.
     if ctx.store.mail_is_other(DEFAULT_SPACE, &addressed.mailbox_id, &key, from, body_sha256).await? {
         key = whole_key(&incoming.read);
     }

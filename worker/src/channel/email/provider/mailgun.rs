@@ -14,12 +14,12 @@ use super::rebuild::{File, Parts};
 use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, forbidden, not_set_up, unproved};
 use crate::Ctx;
 use crate::api::Problem;
+use crate::channel::email::body::Door;
 use crate::config::email_providers::Mailgun;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use bytes::Bytes;
-use crate::channel::email::body::Door;
 use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
@@ -30,16 +30,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use wakeful_store::webhook::TokenUse;
 
-/// What the three signed fields may have.
-const SIGNED_BYTES: usize = 256;
-
-/// `POST /v1/triggers/email/mailgun` and `…/mailgun/mime`.
-pub(super) async fn receive(
 static DOOR: Door = Door::new();
 
 /// How far ahead of ours Mailgun's clock may be, in seconds.
 const AHEAD_S: i64 = 300;
 
+/// What the three signed fields may have.
+const SIGNED_BYTES: usize = 256;
+
+/// `POST /v1/triggers/email/mailgun` and `…/mailgun/mime`.
+pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
     Extension(doors): Extension<Arc<Doors>>,
     request: Request,

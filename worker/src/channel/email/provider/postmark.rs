@@ -230,8 +230,13 @@ fn bounce(posted: &Posted) -> Notice {
         other => return Notice::Nothing { reason: format!("a bounce of the type {other:?}") },
     };
     let told = posted.metadata.get("delivery_id").and_then(Value::as_str).filter(|id| is_delivery(id));
-    // With "include bounce content" the mail itself comes back.
-    let quoted = || posted.content.split("<dlv_").nth(1).and_then(|rest| delivery_of(&format!("dlv_{rest}")));
+    // With "include bounce content" the mail itself comes back. Its References may name other deliveries.
+    let quoted = || {
+        let unfolded = posted.content.replace("\r\n", "\n").replace("\n ", " ");
+        let ids = unfolded.lines().filter_map(|line| line.split_once(':'));
+        let mut ids = ids.filter(|(name, _)| name.trim().eq_ignore_ascii_case("Message-ID"));
+        ids.find_map(|(_, id)| delivery_of(id))
+    };
     let Some(delivery_id) = told.map(str::to_owned).or_else(quoted) else {
         return Notice::Nothing { reason: "a bounce that names no delivery of ours".to_owned() };
     };
