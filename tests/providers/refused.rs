@@ -54,7 +54,7 @@ async fn strangers_who_hold_the_places_of_one_door_close_no_other() {
         request.header(header::CONTENT_TYPE, form).body(endless()).send()
     };
     let large = vec![b' '; (1 << 20) + 1];
-    let places = (0..2).map(|_| tokio::spawn(stranger(MAILGUN))).collect::<Vec<_>>();
+    let places = (0..4).map(|_| tokio::spawn(stranger(MAILGUN))).collect::<Vec<_>>();
     // Its own door has no place for him.
     let refused = eventually("the places to be taken", || async {
         let answer = stranger(MAILGUN).await.unwrap();

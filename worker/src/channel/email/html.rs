@@ -13,7 +13,7 @@ const UNSEEN: [&[u8]; 9] =
     [b"script", b"style", b"head", b"title", b"template", b"noscript", b"object", b"svg", b"iframe"];
 
 /// Elements that begin on a line of their own.
-const BLOCKS: [&[u8]; 34] = [
+const BLOCKS: [&[u8]; 33] = [
     b"address",
     b"article",
     b"aside",

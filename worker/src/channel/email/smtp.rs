@@ -411,7 +411,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_was_cut_off_was_not_sent_and_one_without_an_answer_may_have_been() {
         // The dot must not be written, so this one does not fit into what the two keep between them. The other one is read
-        // to its end, which through so small a window takes its time.
+        // to its end.
         let (cut, _) = sent(120_000, Some(1000), None).await;
         assert!(matches!(cut, Err(SendError::Later(_))), "{cut:?}");
         let (silent, _) = sent(100, None, None).await;

@@ -229,7 +229,9 @@ fn bounce(posted: &Posted) -> Notice {
         _ if is_complaint => true,
         other => return Notice::Nothing { reason: format!("a bounce of the type {other:?}") },
     };
-    let told = posted.metadata.get("delivery_id").and_then(Value::as_str).filter(|id| is_delivery(id));
+    // Of mail that came by SMTP it was the name of a header.
+    let told = posted.metadata.iter().find(|(name, _)| name.eq_ignore_ascii_case("delivery_id"));
+    let told = told.and_then(|(_, value)| value.as_str()).filter(|id| is_delivery(id));
     // With "include bounce content" the mail itself comes back. Its References may name other deliveries.
     let quoted = || {
         let unfolded = posted.content.replace("\r\n", "\n").replace("\n ", " ");
