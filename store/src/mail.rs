@@ -8,8 +8,10 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;
-use wakeful_workflow::mail::policy::Exchange;
+use wakeful_workflow::mail::domain_of;
+use wakeful_workflow::mail::policy::{self, Exchange};
 use wakeful_workflow::mail::thread::Candidate;
+use wakeful_workflow::policy::ReplyRoute;
 use wakeful_workflow::record::Role;
 
 /// A mail as it is remembered.
@@ -36,8 +38,9 @@ pub struct NewMail {
 pub enum MailWakes<'a> {
     /// A session of its own.
     New(&'a NewSession),
-    /// One that has asked a question.
-    Answer { session_id: &'a str },
+    /// One that has asked a question. What it says next goes by `reply`, as [`policy::renewed`] makes it of the route by
+    /// which it asked; `proved` is the DMARC result of the mail's sender.
+    Answer { session_id: &'a str, reply: Option<&'a ReplyRoute>, proved: bool },
 }
 
 /// What became of a mail that came before.
@@ -166,13 +169,16 @@ impl Store {
                     Err(error) => return Err(error),
                 }
             }
-            MailWakes::Answer { session_id } => {
+            MailWakes::Answer { session_id, reply, proved } => {
                 let session = run::lock(&mut tx, session_id).await?;
                 By::Anyone.may_wake(&session)?;
                 let refused = conflict(session.clone(), "an answer");
                 let woken = deliver(&mut tx, session, message).await?;
                 if !woken.duplicate && woken.outcome != Delivered::Delivered {
                     return Err(refused);
+                }
+                if let Some(reply) = reply.filter(|_| !woken.duplicate) {
+                    renew_route(&mut tx, session_id, reply, proved).await?;
                 }
                 woken
             }
@@ -298,13 +304,15 @@ impl Store {
     /// What has come to the mail's mailbox within the last hour. Where the mail goes on with a conversation, that is what came
     /// in there, whoever it says it is from: a peer may give itself another name with every mail. Where it does not, it is
     /// what its sender wrote about its subject and what went on with nothing either: each of those began a conversation, and
-    /// what anybody can forge must silence nobody in a conversation that is theirs.
+    /// what anybody can forge must silence nobody in a conversation that is theirs. Of the mails that say the very same only
+    /// the sender's own count: several people may well agree.
     ///
     /// # Errors
     /// [`Error::Database`].
     pub async fn exchange(&self, mail: &NewMail) -> Result<Exchange> {
         let row = sqlx::query!(
-            r#"select count(*) as "mails!", count(*) filter (where body_sha256 = $6) as "same_body!"
+            r#"select count(*) as "mails!",
+                count(*) filter (where body_sha256 = $6 and from_address = $3) as "same_body!"
             from mails
             where space_id = $1 and mailbox_id = $2
                 and received_at > clock_timestamp() - interval '1 hour'
@@ -418,6 +426,46 @@ fn sent(content: &Value) -> Option<String> {
     let to: Vec<&str> = content["to"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let subject = content["subject"].as_str().unwrap_or_default();
     Some(format!("[Mail to {}: {subject}]\n\n{body}", to.join(", ")))
+}
+
+/// Has the locked session answer the mail that answered it.
+async fn renew_route(
+    tx: &mut PgConnection,
+    session_id: &str,
+    answer: &ReplyRoute,
+    proved: bool,
+) -> Result<()> {
+    let row = sqlx::query!(
+        r#"select s.policy -> 'reply' as asked, d.delivery_id as "delivery_id?"
+        from conversation_sessions s
+        left join lateral (
+            select delivery_id from deliveries
+            where session_id = s.session_id and channel = 'email'
+            order by ordinal desc
+            limit 1
+        ) d on true
+        where s.session_id = $1"#,
+        session_id
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    let Some(asked) = row.asked else { return Ok(()) };
+    let asked: ReplyRoute = serde_json::from_value(asked).map_err(|error| Error::corrupt("policy", error))?;
+    // The Message-ID of every mail of ours is made of its delivery's id and its sender's domain.
+    let from = asked.to["from"].as_str().unwrap_or_default().trim_end_matches('>');
+    let question = row.delivery_id.map(|id| format!("{id}@{}", domain_of(from)));
+    let route = policy::renewed(&asked, question.as_deref(), answer, proved);
+    let route = serde_json::to_value(route).map_err(|error| Error::corrupt("policy", error))?;
+    sqlx::query!(
+        "update conversation_sessions
+        set policy = jsonb_set(policy, '{reply}', $2)
+        where session_id = $1",
+        session_id,
+        route
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// `false`: it was known before.

@@ -1,5 +1,7 @@
 //! Mail comes in, by HTTP and by LMTP: to a session, to nobody, or refused in words.
 
+mod answered;
+mod busy;
 mod carried;
 mod hostile;
 mod killed;

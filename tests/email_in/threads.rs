@@ -257,6 +257,29 @@ async fn a_loop_is_counted_in_its_conversation_and_forged_mails_silence_nobody_t
 }
 
 #[tokio::test]
+async fn several_people_of_a_thread_may_say_the_same_and_one_may_not_go_on_with_it() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).env("WAKEFUL_EMAIL__LOOP_LIMIT", "50").serve(&database).await;
+    let client = process.client();
+    let session_id = first(&client).await;
+    let (_, route) = reply(&database, &session_id).await;
+    let plus = route["reply_to"].as_str().unwrap();
+    let agrees = async |id: &str, who: &str| {
+        let text = mail(id, "Re: Lunch", "", "Count me in.").replace("Ann <ann@", &format!("{who} <{who}@"));
+        let (status, woken) = sent(request(&client, text).header("rcpt", plus)).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{woken}");
+        policy(&database, woken["session_id"].as_str().unwrap()).await["loop_suspicion"].to_string()
+    };
+    for who in ["bob", "cleo", "dan", "eve", "fay"] {
+        assert_eq!(agrees(&format!("{who}@x"), who).await, "null", "{who}");
+    }
+    for (at, suspicion) in [(2, "null"), (3, "null"), (4, "same text has come 4 times")] {
+        let found = agrees(&format!("bob{at}@x"), "bob").await;
+        assert!(found.contains(suspicion), "{at}: {found}");
+    }
+}
+
+#[tokio::test]
 async fn two_machines_that_answer_each_other_are_cut_off() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
     let process = options(&model).env("WAKEFUL_EMAIL__LOOP_LIMIT", "3").serve(&database).await;

@@ -8,7 +8,7 @@ async fn k01_k02_a_providers_mail_that_was_not_acknowledged_is_one_mail_when_it_
     for way in 0..WAYS {
         for (failpoint, committed) in [("K1=1*return", false), ("K2=1*return", true)] {
             let dying = |options: Options| options.arg("--roles=api").env("FAILPOINTS", failpoint);
-            let world = World::on(Database::new().await, Sns::start().await, dying).await;
+            let world = World::on(Database::new().await, Sns::start().await, "", dying).await;
             let mut mails = world.mails(20);
             assert_eq!(mails.len(), WAYS);
             let (what, mail) = mails.swap_remove(way);
@@ -17,7 +17,7 @@ async fn k01_k02_a_providers_mail_that_was_not_acknowledged_is_one_mail_when_it_
             let (_, process) = process.ended().await;
             assert!(process.log().contains("failpoint"), "{what} {failpoint}: {}", process.log());
 
-            let world = World::on(database, sns, |options| options).await;
+            let world = World::on(database, sns, "", |options| options).await;
             for again in [committed, true] {
                 let (_, mail) = world.mails(20).swap_remove(way);
                 let response = mail.send().await.unwrap();

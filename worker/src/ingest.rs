@@ -9,7 +9,7 @@ use crate::Ctx;
 use crate::api::Problem;
 use crate::telemetry::{self, names};
 use axum::extract::{Request, State};
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -73,7 +73,10 @@ fn full() -> Problem {
 /// Refuses a POST before its body is read, while no more can be taken.
 pub(crate) async fn shed(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     if request.method() == Method::POST && ctx.intake.is_full() {
-        return full().into_response();
+        let is_sns = request.headers().contains_key("x-amz-sns-message-type");
+        // SNS sends again what is answered with 5xx, and nothing that is answered with 4xx.
+        let told = if is_sns { full().under(StatusCode::SERVICE_UNAVAILABLE) } else { full() };
+        return told.into_response();
     }
     next.run(request).await
 }
@@ -142,17 +145,17 @@ pub async fn send(
     .await
 }
 
-/// The same for a mail, which is remembered in the same commit.
+/// The same for a mail, which is remembered in the same commit. It was looked up within the turn in which it is taken.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::take_mail`], as answers; 429 while too much comes in, where nothing was taken.
-pub async fn take_mail(
+/// Those of [`wakeful_store::Store::take_mail`], as answers.
+pub(crate) async fn take_mail(
     ctx: &Ctx,
+    _turn: &Turn<'_>,
     mail: &NewMail,
     wakes: MailWakes<'_>,
     message: NewMessage,
 ) -> Result<Woken, Problem> {
-    let _turn = ctx.intake.enter().await?;
     let span = send_span(&mail.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };

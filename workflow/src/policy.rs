@@ -1,4 +1,5 @@
-//! What holds for one session whatever the configuration says: written when the session is made, never changed.
+//! What holds for one session whatever the configuration says: written when the session is made, and never changed but for
+//! its route, which a mail renews that answers a question.
 
 use crate::agent::Agent;
 use crate::id::SessionId;

@@ -23,7 +23,7 @@ pub struct Postmark {
 pub struct Mailgun {
     /// Several, so that they can be rotated. Never empty.
     pub signing_keys: Vec<SecretString>,
-    /// How far from now a signed timestamp may be, in seconds.
+    /// How old a signature may be, in seconds.
     pub max_age_s: u64,
 }
 
@@ -72,7 +72,7 @@ fn postmark(mut section: Section<'_>) -> Option<Postmark> {
 
 fn mailgun(mut section: Section<'_>) -> Option<Mailgun> {
     let signing_keys = section.secrets("signing_keys");
-    let max_age_s = section.number("max_age_s", 60..=86_400).unwrap_or(300).unsigned_abs();
+    let max_age_s = section.number("max_age_s", 60..=86_400).unwrap_or(43_200).unsigned_abs();
     section.finish();
     Some(Mailgun { signing_keys, max_age_s }).filter(|mailgun| !mailgun.signing_keys.is_empty())
 }

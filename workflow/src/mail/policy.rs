@@ -2,7 +2,7 @@
 
 use super::{MailFacts, Person, domain_of};
 use crate::policy::{ReplyRoute, SessionPolicy, WebPolicy};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// At most so many people take part.
 const PARTICIPANTS: usize = 50;
@@ -132,6 +132,45 @@ pub fn reply_route(
         }),
         split_at: None,
     })
+}
+
+/// The route of a session that asked by mail, as the mail that answers leaves it: what follows answers that mail, in one
+/// thread with everything before. `asked` is the route by which the question went, under the Message-ID `question`; `answer`
+/// is the [`reply_route`] of the answer. `proved`: its DMARC result is a pass. Whoever else writes in the name of somebody
+/// changes nothing about whom it goes to; who is proved is answered, and who was to hear of it before gets a copy.
+pub fn renewed(asked: &ReplyRoute, question: Option<&str>, answer: &ReplyRoute, proved: bool) -> ReplyRoute {
+    let texts = |list: &Value| -> Vec<String> {
+        list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let (before, named) = (texts(&asked.to["references"]), texts(&answer.to["references"]));
+    let answered = answer.to["in_reply_to"].as_str();
+    // What the answer says of the thread is its sender's word, and may be missing: what we know of it comes first.
+    let mut references: Vec<String> = Vec::new();
+    for id in before.into_iter().chain(question.map(str::to_owned)).chain(named) {
+        if Some(id.as_str()) != answered && !references.contains(&id) {
+            references.push(id);
+        }
+    }
+    references.extend(answered.map(str::to_owned));
+    if references.len() > REFERENCES {
+        references.drain(1..=references.len() - REFERENCES);
+    }
+    let mut route = answer.clone();
+    route.to["references"] = references.into();
+    let (was, is) = (texts(&asked.to["to"]), texts(&answer.to["to"]));
+    let cc = texts(&asked.to["cc"]);
+    if proved {
+        let mut copies: Vec<String> = Vec::new();
+        for one in was.into_iter().chain(cc) {
+            if !is.iter().chain(&copies).any(|known| known.eq_ignore_ascii_case(&one)) {
+                copies.push(one);
+            }
+        }
+        route.to["cc"] = copies.into();
+    } else {
+        (route.to["to"], route.to["cc"]) = (was.into(), cc.into());
+    }
+    route
 }
 
 /// RFC 3834, and what is written where people do not read it.
@@ -353,5 +392,48 @@ mod tests {
         let route = reply_route(&long, "s@x", false, None).unwrap();
         let references = route.to["references"].as_array().unwrap();
         assert_eq!((references.len(), &references[19]), (20, &json!("m1@example.com")));
+    }
+
+    #[test]
+    fn what_follows_an_answer_answers_it_in_the_thread_of_the_question() {
+        let asked = reply_route(&mail(), "s@example.org", false, Some("s+t@example.org".into())).unwrap();
+        let of = |from: &str, references: &[&str], proved: bool| {
+            let facts = MailFacts {
+                message_id: Some("m2@example.com".into()),
+                from: Some(person(from)),
+                references: references.iter().map(|id| (*id).to_owned()).collect(),
+                subject: "Re: Lunch".into(),
+                ..MailFacts::default()
+            };
+            let answer =
+                reply_route(&facts, "s@example.org", proved, Some("s+t@example.org".into())).unwrap();
+            renewed(&asked, Some("q@example.org"), &answer, proved).to
+        };
+        let (ann, bob) = (json!(["ann@example.com"]), json!(["bob@example.com"]));
+        let thread = json!(["m1@example.com", "q@example.org", "m2@example.com"]);
+        for (what, from, references, proved, to, cc) in [
+            (
+                "names the thread",
+                "ann@example.com",
+                &["m1@example.com", "q@example.org"][..],
+                false,
+                &ann,
+                json!([]),
+            ),
+            ("names nothing", "Ann@example.com", &[], false, &ann, json!([])),
+            ("somebody else", "bob@example.com", &["q@example.org"], true, &bob, ann.clone()),
+            ("somebody else, unproved", "bob@example.com", &[], false, &ann, json!([])),
+        ] {
+            let route = of(from, references, proved);
+            assert_eq!(route["references"], thread, "{what}");
+            assert_eq!(route["in_reply_to"], "m2@example.com", "{what}");
+            assert_eq!((&route["to"], &route["cc"]), (to, &cc), "{what}");
+            assert_eq!(route["reply_to"], "s+t@example.org", "{what}");
+        }
+        let forged: Vec<String> = (0..30).map(|n| format!("{n}@x")).collect();
+        let route = of("ann@example.com", &forged.iter().map(String::as_str).collect::<Vec<_>>(), false);
+        let references = route["references"].as_array().unwrap();
+        assert_eq!(references.len(), REFERENCES);
+        assert_eq!((&references[0], &references[19]), (&json!("m1@example.com"), &json!("m2@example.com")));
     }
 }

@@ -66,7 +66,9 @@ pub fn compose(from: Option<&Mailbox>, message: &Outbound<'_>) -> Result<Compose
         builder = builder.cc(cc);
     }
     builder = threaded(builder, fields.thread).map_err(refused)?;
-    let mail = builder.body(fields.body.to_owned()).map_err(|error| refused(error.to_string()))?;
+    // lettre would insert one `\r` after the other into the whole, which takes minutes for a mebibyte of short lines.
+    let body = fields.body.replace("\r\n", "\n").replace('\n', "\r\n");
+    let mail = builder.body(body).map_err(|error| refused(error.to_string()))?;
     Ok(Composed { envelope: mail.envelope().clone(), bytes: mail.formatted(), from_domain })
 }
 

@@ -142,3 +142,17 @@ fn the_same_delivery_is_the_same_bytes_but_for_its_date() {
     };
     assert_eq!(undated(composed(&reply())), undated(composed(&reply())));
 }
+
+#[test]
+fn a_body_of_short_lines_is_composed_in_one_go() {
+    // Inserted one by one, half a million line ends would move a hundred gigabytes or more.
+    let body = "\n".repeat(1 << 19) + "a\r\nb";
+    let content = json!({"to": ["ann@example.com"], "subject": "s", "body": body});
+    let from = "desk@example.org".parse().unwrap();
+    let message = Outbound { delivery_id: "dlv_1", content: &content };
+    let bytes = compose(Some(&from), &message).unwrap().bytes;
+    let text = String::from_utf8(bytes).unwrap();
+    let (_, written) = text.split_once("\r\n\r\n").unwrap();
+    assert_eq!(written.len(), 2 * (1 << 19) + 4);
+    assert!(written.ends_with("\r\n\r\na\r\nb"));
+}

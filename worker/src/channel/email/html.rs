@@ -13,34 +13,51 @@ const UNSEEN: [&[u8]; 9] =
     [b"script", b"style", b"head", b"title", b"template", b"noscript", b"object", b"svg", b"iframe"];
 
 /// Elements that begin on a line of their own.
-const BLOCKS: [&[u8]; 22] = [
+const BLOCKS: [&[u8]; 33] = [
     b"address",
     b"article",
+    b"aside",
     b"blockquote",
     b"br",
+    b"center",
     b"dd",
     b"div",
     b"dl",
     b"dt",
+    b"fieldset",
+    b"figcaption",
+    b"figure",
     b"footer",
+    b"form",
     b"h1",
     b"h2",
     b"h3",
     b"h4",
+    b"h5",
+    b"h6",
     b"header",
     b"hr",
     b"li",
+    b"main",
+    b"nav",
     b"ol",
     b"p",
     b"pre",
     b"section",
     b"table",
     b"tr",
+    b"ul",
 ];
 
-/// The visible text of `html`: no scripts, no styles, no comments, nothing that is hidden.
+/// An address that is longer is not shown. All together are no longer than the document.
+const ADDRESS_BYTES: usize = 2_000;
+
+/// The visible text of `html`: no scripts, no styles, no comments, nothing that is hidden. A link's text is followed by where
+/// it leads, `text (https://…)`, if it does not say that itself.
 pub(super) fn text(html: &str) -> String {
     let mut out = String::new();
+    // The link that is open: where it leads, and where its text begins.
+    let mut link: Option<(String, usize)> = None;
     // The element that hides, and how many of its name are open within it.
     let mut hidden: Option<(HtmlString, usize)> = None;
     for token in Tokenizer::new(html) {
@@ -51,6 +68,10 @@ pub(super) fn text(html: &str) -> String {
                     *depth += usize::from(*name == tag.name && !tag.self_closing);
                 } else if hides(&tag) {
                     hidden = Some((tag.name, 1));
+                } else if &**tag.name == b"a".as_slice() {
+                    // Links do not nest: another one ends the one before.
+                    lead(&mut out, link.take());
+                    link = address(&tag).map(|address| (address, out.len()));
                 } else {
                     break_line(&mut out, &tag.name);
                 }
@@ -61,6 +82,8 @@ pub(super) fn text(html: &str) -> String {
                     if *depth == 0 {
                         hidden = None;
                     }
+                } else if &**tag.name == b"a".as_slice() {
+                    lead(&mut out, link.take());
                 } else if &**tag.name == b"p".as_slice() {
                     out.truncate(out.trim_end().len());
                     out.push_str("\n\n");
@@ -72,7 +95,41 @@ pub(super) fn text(html: &str) -> String {
             Token::String(_) | Token::Comment(_) | Token::Doctype(_) | Token::Error(_) => {}
         }
     }
+    lead(&mut out, link);
     out.trim().to_owned()
+}
+
+/// Where a link leads that somebody could follow from a mail.
+fn address(tag: &StartTag<()>) -> Option<String> {
+    let (_, value) = tag.attributes.iter().find(|(key, _)| key.as_slice() == b"href".as_slice())?;
+    let text = String::from_utf8_lossy(value);
+    // As browsers read it: line breaks and tabs are not part of it, and a blank is written out.
+    let address: String = text.trim().chars().filter(|c| !c.is_control()).collect();
+    let address = address.split(char::is_whitespace).collect::<Vec<_>>().join("%20");
+    let leads = ["http://", "https://", "mailto:"]
+        .iter()
+        .any(|scheme| address.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)));
+    (leads && address.len() <= ADDRESS_BYTES).then_some(address)
+}
+
+/// Says where the link leads that ends here, behind its text.
+fn lead(out: &mut String, link: Option<(String, usize)>) {
+    let Some((address, start)) = link else { return };
+    let shown = out[out.floor_char_boundary(start)..].trim();
+    if shown.is_empty() || without_scheme(shown).eq_ignore_ascii_case(without_scheme(&address)) {
+        return;
+    }
+    let behind = out.split_off(out.trim_end().len());
+    out.push_str(&format!(" ({address})"));
+    out.push_str(&behind);
+}
+
+fn without_scheme(address: &str) -> &str {
+    let rest = ["http://", "https://", "mailto:"].iter().find_map(|scheme| {
+        let (start, rest) = address.split_at_checked(scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some(rest)
+    });
+    rest.unwrap_or(address).trim_end_matches('/')
 }
 
 fn hides(tag: &StartTag<()>) -> bool {
@@ -146,10 +203,45 @@ mod tests {
     }
 
     #[test]
+    fn a_link_says_where_it_leads_and_stands_apart_from_what_is_before_it() {
+        let long = format!("<a href='https://example.org/{}'>x</a>", "y".repeat(2_000));
+        for (html, expected) in [
+            (
+                "<a href='https://example.org/c?a=1&amp;b=2'>Confirm</a>.",
+                "Confirm (https://example.org/c?a=1&b=2).",
+            ),
+            (
+                "<ul><li>one<li>two</ul><a href='https://example.org'>More</a>",
+                "one\ntwo\nMore (https://example.org)",
+            ),
+            ("<a href='https://example.org/'>example.org</a> b", "example.org b"),
+            ("<a href='mailto:ann@example.org'>Ann@example.org</a>", "Ann@example.org"),
+            ("<a href='HTTPS://evil.org'>https://bank.org</a>", "https://bank.org (HTTPS://evil.org)"),
+            ("<a href='https://example.org'><div>Pay</div></a>now", "Pay (https://example.org)\nnow"),
+            ("<a href=' https://example.org/a\n b '>x</a>", "x (https://example.org/a%20b)"),
+            (
+                "<a href='https://one.org'>a<a href='https://two.org'>b",
+                "a (https://one.org)b (https://two.org)",
+            ),
+            ("<a href='https://example.org'><img src=x></a><a name=y>z</a>", "z"),
+            (
+                "<a href='https://example.org'><b hidden>x</b></a>a<a hidden href='https://example.org'>y</a>",
+                "a",
+            ),
+            ("<a href='javascript:alert(1)'>a</a> <a href='#top'>b</a> <a href>c</a>", "a b c"),
+            (&long, "x"),
+        ] {
+            assert_eq!(text(html), expected, "{html}");
+        }
+    }
+
+    #[test]
     fn depth_costs_nothing() {
         let deep = "<div>".repeat(200_000) + "x";
         assert_eq!(text(&deep), "x");
         let hidden = "<div hidden>".repeat(100_000) + "x" + &"</div>".repeat(100_000) + "y";
         assert_eq!(text(&hidden), "y");
+        let links = "<a href='https://example.org'>x".repeat(50_000);
+        assert_eq!(text(&links).len(), 50_000 * "x (https://example.org)".len());
     }
 }

@@ -45,6 +45,8 @@ pub struct Arrived {
     pub recipients: Vec<String>,
     /// What the party that handed it over, and proved who it is, says of its DMARC result. `None`: nothing.
     pub dmarc_passed: Option<bool>,
+    /// Why that party would keep it from everybody: a virus, spam. `None`: it said nothing of the kind.
+    pub unwanted: Option<String>,
 }
 
 /// What became of it.
@@ -64,6 +66,7 @@ pub(super) struct Incoming {
     /// What it says of mail of ours that did not arrive.
     bounces: Arc<[Bounce]>,
     dmarc_passed: Option<bool>,
+    unwanted: Option<String>,
 }
 
 /// Takes a mail: one session for each mailbox of ours that it is for.
@@ -109,7 +112,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
     if arrived.raw.len() > MAIL_BYTES {
         return Err(unread(Hostile::TooLarge.into()));
     }
-    let Arrived { raw, mail_from, dmarc_passed, .. } = arrived;
+    let Arrived { raw, mail_from, recipients: _, dmarc_passed, unwanted } = arrived;
     let permit = tokio::time::timeout(READING_WAIT, READING.acquire()).await;
     let permit =
         permit.map_err(|_| Problem::too_many("too many mails are being read; send it again later", 1))?;
@@ -131,13 +134,13 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
     if mail_from.is_some() {
         read.facts.return_path = mail_from;
     }
-    Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc_passed })
+    Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc_passed, unwanted })
 }
 
 /// Takes a mail for one mailbox.
 ///
 /// # Errors
-/// Those of [`crate::ingest::take`].
+/// 429 while too much comes in, and those of [`wakeful_store::Store::take_mail`], as answers.
 pub(super) async fn take_for(
     ctx: &Ctx,
     incoming: &Incoming,
@@ -145,6 +148,9 @@ pub(super) async fn take_for(
 ) -> Result<Taken, Problem> {
     let Read { facts, files, body_sha256, .. } = &*incoming.read;
     let settings = &ctx.config.email.incoming;
+    // Before it is looked up: where too much comes in it is refused as one too many, and not for want of a connection. It is
+    // one turn for all of it, since a mail that held one and waited for another could wait for itself.
+    let turn = ctx.intake.enter().await?;
     let mut key = key_of(&incoming.read);
     let from = facts.from.as_ref().map(|from| from.address.as_str());
     // Anybody can write any Message-ID, also one that he expects of somebody else: his mail must not stand for that one.
@@ -176,8 +182,9 @@ pub(super) async fn take_for(
         joined: false,
         sent_at: facts.date.clone(),
     };
-    if !extracted.machine.is_empty() {
-        return dropped(ctx, &mail, incoming, &extracted.machine).await;
+    let reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
+    if !reasons.is_empty() {
+        return dropped(ctx, &mail, incoming, &reasons).await;
     }
     let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv);
     let signed = signed(ctx, addressed).await?;
@@ -204,15 +211,6 @@ pub(super) async fn take_for(
         trace_context: None,
         attachments: files.clone(),
     };
-    if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
-        let wakes = MailWakes::Answer { session_id: &session_id };
-        match ingest::take_mail(ctx, &mail, wakes, message.clone()).await {
-            Ok(woken) => return Ok(Taken::Woke(woken)),
-            // Somebody else has answered meanwhile.
-            Err(problem) if problem.status() == StatusCode::CONFLICT => {}
-            Err(problem) => return Err(problem),
-        }
-    }
     let conversation_id = mail.conversation_id.split_once('/').map_or("", |(_, id)| id);
     let reply_to = settings
         .thread_key()
@@ -220,6 +218,16 @@ pub(super) async fn take_for(
         .and_then(|(secret, address)| thread::plus_address(secret, address, conversation_id));
     let from = addressed.from(&ctx.config.email);
     let route = policy::reply_route(facts, &from, dmarc_passed, reply_to);
+    if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
+        let wakes =
+            MailWakes::Answer { session_id: &session_id, reply: route.as_ref(), proved: dmarc_passed };
+        match ingest::take_mail(ctx, &turn, &mail, wakes, message.clone()).await {
+            Ok(woken) => return Ok(Taken::Woke(woken)),
+            // Somebody else has answered meanwhile.
+            Err(problem) if problem.status() == StatusCode::CONFLICT => {}
+            Err(problem) => return Err(problem),
+        }
+    }
     let trigger = Trigger {
         mailbox_id: addressed.mailbox_id.clone(),
         trigger_type: "email",
@@ -230,7 +238,7 @@ pub(super) async fn take_for(
     };
     let agent = addressed.agent.as_deref();
     let new = origin::of_trigger(&ctx.config, &ctx.tools, mail.conversation_id.clone(), agent, trigger)?;
-    Ok(Taken::Woke(ingest::take_mail(ctx, &mail, MailWakes::New(&new), message).await?))
+    Ok(Taken::Woke(ingest::take_mail(ctx, &turn, &mail, MailWakes::New(&new), message).await?))
 }
 
 /// Remembers a mail that no agent is shown. What it says of mail of ours is noted first: a process that dies in between is

@@ -10,6 +10,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use std::sync::Arc;
 
+mod body;
 pub mod bounce;
 pub mod compose;
 pub mod dkim;

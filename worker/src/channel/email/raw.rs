@@ -1,5 +1,6 @@
 //! `POST /v1/triggers/email/raw`: a whole mail as the body of a request.
 
+use super::body::Door;
 use super::incoming::{self, Arrived, Taken};
 use crate::Ctx;
 use crate::api::{DEFAULT_SPACE, Problem, guard};
@@ -10,26 +11,18 @@ use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use bytes::BytesMut;
 use chrono::Utc;
-use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::Semaphore;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
-/// How long a body may take.
-const BODY_TIME: Duration = Duration::from_secs(120);
 /// Of one mail.
 const RECIPIENTS: usize = 100;
 
-/// A body that grows beyond this needs a place.
-const SMALL: usize = 1 << 20;
-
-/// Large bodies that are held at a time: who signs one proves nothing before its last byte is here.
-static LARGE: Semaphore = Semaphore::const_new(4);
+/// Who bears the token shares nothing with those who have only said that they sign.
+static GUARDED: Door = Door::new();
+static SIGNED: Door = Door::new();
 
 const SIGNATURE: &str = "webhook-signature";
 
@@ -72,42 +65,15 @@ pub(super) async fn post(
         let detail = "the body is a mail: send it as `Content-Type: message/rfc822`";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
     }
-    let too_large = || {
-        let detail = format!("a mail has at most {} MiB", MAIL_BYTES >> 20);
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
-    };
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    let announced: usize = announced.unwrap_or(0);
-    if announced > MAIL_BYTES {
-        return Err(too_large());
-    }
-    let read = async {
-        let (mut raw, mut place, mut body) = (BytesMut::new(), None, body.into_data_stream());
-        while let Some(chunk) = body.next().await {
-            let chunk = chunk.map_err(|_| Problem::bad_request("the body ended before its end"))?;
-            if raw.len() + chunk.len() > MAIL_BYTES {
-                return Err(too_large());
-            }
-            if raw.len() + chunk.len() > SMALL && place.is_none() {
-                let full =
-                    |_| Problem::too_many("too many large mails come in at once; send it again later", 1);
-                place = Some(LARGE.try_acquire().map_err(full)?);
-                // All of it at once: growing by doubling would hold it twice.
-                raw.reserve(announced.saturating_sub(raw.len()));
-            }
-            raw.extend_from_slice(&chunk);
-        }
-        Ok((raw.freeze(), place))
-    };
-    let read = tokio::time::timeout(BODY_TIME, read).await;
-    let (raw, _place) =
-        read.map_err(|_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body took too long"))??;
+    let door = if is_signed { &SIGNED } else { &GUARDED };
+    let held = door.hold(&headers, body, MAIL_BYTES).await?;
+    let raw = held.bytes.clone();
     if is_signed {
         let secrets = &ctx.config.email.incoming.raw_secrets;
         standard_webhooks(secrets, &headers, &raw, Utc::now().timestamp())
             .map_err(|error| Problem::new(StatusCode::UNAUTHORIZED, error.to_string()))?;
     }
-    let arrived = Arrived { raw, mail_from, recipients, dmarc_passed: None };
+    let arrived = Arrived { raw, mail_from, recipients, dmarc_passed: None, unwanted: None };
     Ok(answer(incoming::take(&ctx, arrived).await?))
 }
 

@@ -46,6 +46,7 @@ pub struct Smtp {
     tls: Option<TlsParameters>,
     credentials: Option<Credentials>,
     hello: ClientId,
+    provider: Option<Provider>,
     /// For everything before the message itself.
     patience: Duration,
     slots: Semaphore,
@@ -80,6 +81,7 @@ impl Smtp {
             tls,
             credentials,
             hello: ClientId::Domain(hello.to_owned()),
+            provider: Provider::of(&config.host),
             patience: Duration::from_secs(config.timeout_s),
             slots: Semaphore::new(config.max_connections),
             from,
@@ -216,6 +218,44 @@ impl Smtp {
     }
 }
 
+/// A mail provider whose SMTP server reads headers of its own. It tells of a bounce by a webhook, and by what these headers
+/// say that finds its delivery: not every provider keeps the Message-ID, or says it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Provider {
+    Postmark,
+    Mailgun,
+    Ses,
+}
+
+impl Provider {
+    fn of(host: &str) -> Option<Provider> {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        if host.ends_with(".postmarkapp.com") {
+            Some(Provider::Postmark)
+        } else if host.ends_with(".mailgun.org") {
+            Some(Provider::Mailgun)
+        } else if host.starts_with("email-smtp") && host.ends_with(".amazonaws.com") {
+            Some(Provider::Ses)
+        } else {
+            None
+        }
+    }
+
+    /// The lines to be put before the mail. The provider takes them out.
+    fn headers(self, delivery_id: &str) -> String {
+        match self {
+            // Without X-PM-KeepID, answers would name an id that nobody here knows.
+            Provider::Postmark => {
+                format!("X-PM-Metadata-delivery_id: {delivery_id}\r\nX-PM-KeepID: true\r\n")
+            }
+            Provider::Mailgun => {
+                format!("X-Mailgun-Variables: {}\r\n", json!({"delivery_id": delivery_id}))
+            }
+            Provider::Ses => format!("X-SES-MESSAGE-TAGS: delivery_id={delivery_id}\r\n"),
+        }
+    }
+}
+
 /// A recipient that the server did not take.
 struct Refused {
     address: String,
@@ -235,6 +275,11 @@ impl Channel for Smtp {
     /// The receipt is `{"smtp": "250 …", "message_id", "refused"?: [{"address", "reply"}]}`.
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError> {
         let mut mail = compose(Some(&self.from), message)?;
+        if let Some(provider) = self.provider {
+            let mut bytes = provider.headers(message.delivery_id).into_bytes();
+            bytes.append(&mut mail.bytes);
+            mail.bytes = bytes;
+        }
         if let Some(signer) = self.signer.as_ref().filter(|signer| signer.is_for(&mail.from_domain)) {
             mail.bytes = signer.sign(mail.bytes).map_err(SendError::Refused)?;
         }
@@ -305,8 +350,9 @@ mod tests {
     use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
     use tokio::net::{TcpListener, TcpSocket};
 
-    /// A server that takes everything up to DATA, reads so many bytes of the message, or all of it, and hangs up.
-    async fn hangs_up(listener: TcpListener, after: Option<usize>) {
+    /// A server that takes everything up to DATA, reads so many bytes of the message, or all of it, which it gives, and hangs
+    /// up.
+    async fn hangs_up(listener: TcpListener, after: Option<usize>) -> String {
         let (stream, _) = listener.accept().await.unwrap();
         let (read, mut write) = stream.into_split();
         let mut read = BufReader::with_capacity(64, read);
@@ -320,19 +366,24 @@ mod tests {
             write.write_all(b"250 OK\r\n").await.unwrap();
         }
         write.write_all(b"354 go on\r\n").await.unwrap();
+        let mut taken = String::new();
         match after {
             Some(bytes) => drop(read.read_exact(&mut vec![0; bytes]).await.unwrap()),
             None => {
-                let mut line = String::new();
-                while line != ".\r\n" {
-                    line.clear();
-                    read.read_line(&mut line).await.unwrap();
+                while !taken.ends_with("\r\n.\r\n") {
+                    read.read_line(&mut taken).await.unwrap();
                 }
             }
         }
+        taken
     }
 
-    async fn sent(after: Option<usize>) -> Result<Value, SendError> {
+    /// Sends a mail of so many lines by a server of that provider; gives what came of it, and what the server read.
+    async fn sent(
+        lines: usize,
+        after: Option<usize>,
+        provider: Option<Provider>,
+    ) -> (Result<Value, SendError>, String) {
         // A small window: what the server does not read stays with the client, whose writing then waits.
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
@@ -349,19 +400,47 @@ mod tests {
             max_connections: 1,
         };
         let smtp = Smtp::new(&config, "desk@example.org".parse().unwrap(), "test", None).unwrap();
-        let body = "A line of a mail that is far larger than what fits between the two.\n".repeat(120_000);
+        let smtp = Smtp { provider, ..smtp };
+        let body = "A line of a mail that is far larger than what fits between the two.\n".repeat(lines);
         let content = json!({"to": ["ann@example.com"], "subject": "s", "body": body});
         let server = tokio::spawn(hangs_up(listener, after));
         let sent = smtp.send(&Outbound { delivery_id: "dlv_1", content: &content }).await;
-        server.await.unwrap();
-        sent
+        (sent, server.await.unwrap())
     }
 
     #[tokio::test]
     async fn a_message_that_was_cut_off_was_not_sent_and_one_without_an_answer_may_have_been() {
-        let cut = sent(Some(1000)).await;
+        // The dot must not be written, so this one does not fit into what the two keep between them. The other one is read
+        // to its end.
+        let (cut, _) = sent(120_000, Some(1000), None).await;
         assert!(matches!(cut, Err(SendError::Later(_))), "{cut:?}");
-        let silent = sent(None).await;
+        let (silent, _) = sent(100, None, None).await;
         assert!(matches!(silent, Err(SendError::Unknown(_))), "{silent:?}");
+    }
+
+    #[tokio::test]
+    async fn a_provider_is_told_the_delivery_in_its_own_words() {
+        for (provider, lines) in [
+            (Provider::Postmark, "X-PM-Metadata-delivery_id: dlv_1\r\nX-PM-KeepID: true\r\n"),
+            (Provider::Mailgun, "X-Mailgun-Variables: {\"delivery_id\":\"dlv_1\"}\r\n"),
+            (Provider::Ses, "X-SES-MESSAGE-TAGS: delivery_id=dlv_1\r\n"),
+        ] {
+            let (_, mail) = sent(1, None, Some(provider)).await;
+            let (head, body) = mail.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with(lines), "{provider:?}: {mail}");
+            assert!(head.contains("\r\nMessage-ID: <dlv_1@example.org>\r\n"), "{mail}");
+            assert!(body.starts_with("A line"), "{mail}");
+        }
+        for (host, provider) in [
+            ("smtp.postmarkapp.com", Some(Provider::Postmark)),
+            ("SMTP-Broadcasts.PostmarkApp.com.", Some(Provider::Postmark)),
+            ("smtp.eu.mailgun.org", Some(Provider::Mailgun)),
+            ("email-smtp.eu-central-1.amazonaws.com", Some(Provider::Ses)),
+            ("postmarkapp.com.example.org", None),
+            ("notpostmarkapp.com", None),
+            ("mail.example.org", None),
+        ] {
+            assert_eq!(Provider::of(host), provider, "{host}");
+        }
     }
 }

@@ -218,8 +218,8 @@ impl Connection<'_> {
                 return Ok(Next::Close);
             }
         };
-        let arrived =
-            Arrived { raw, mail_from: Some(from), recipients: envelope.to.clone(), dmarc_passed: None };
+        let recipients = envelope.to.clone();
+        let arrived = Arrived { raw, mail_from: Some(from), recipients, dmarc_passed: None, unwanted: None };
         let incoming = match incoming::read(arrived).await {
             Ok(incoming) => incoming,
             Err(problem) => {
@@ -273,6 +273,8 @@ fn refusal(problem: &Problem) -> String {
     let (code, text) = match problem.status() {
         StatusCode::PAYLOAD_TOO_LARGE => ("552 5.3.4", problem.to_string()),
         StatusCode::UNPROCESSABLE_ENTITY => ("554 5.6.0", problem.to_string()),
+        // Its server's to know: it is sent too much at once, and nothing here is broken.
+        StatusCode::TOO_MANY_REQUESTS => ("451 4.3.2", problem.to_string()),
         status => {
             warn!(%status, %problem, "A mail was not taken, and is left with its server");
             ("451 4.3.0", "Not now: try again later".to_owned())

@@ -2,13 +2,19 @@
 //!
 //! It signs a timestamp and a token, and not the body: who sees one signed request could put another body under its
 //! signature. So a token is remembered with a digest of what it came with, and serves for that alone.
+//!
+//! Mailgun tries again for eight hours, and does not say whether a later attempt is signed anew; others have seen it come
+//! with the time of the first. So a signature is good for longer than that: a mail that comes late because we were away is
+//! not lost. An old signature buys nobody anything: in all the time that it is good its token is known here, by which the
+//! same body is the same mail again, and another one is refused.
 
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::form::{self, Encoding, Field};
 use super::rebuild::{File, Parts};
-use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, forbidden, hold, not_set_up, unproved};
+use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, forbidden, not_set_up, unproved};
 use crate::Ctx;
 use crate::api::Problem;
+use crate::channel::email::body::Door;
 use crate::config::email_providers::Mailgun;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -23,6 +29,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use wakeful_store::webhook::TokenUse;
+
+static DOOR: Door = Door::new();
+
+/// How far ahead of ours Mailgun's clock may be, in seconds.
+const AHEAD_S: i64 = 300;
 
 /// What the three signed fields may have.
 const SIGNED_BYTES: usize = 256;
@@ -42,16 +53,21 @@ pub(super) async fn receive(
             "multipart/form-data, application/x-www-form-urlencoded or application/json is expected";
         Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, expected)
     })?;
-    let held = hold(&doors, &head.headers, body, MAIL_LIMIT).await?;
+    let held = DOOR.hold(&head.headers, body, MAIL_LIMIT).await?;
     let signed = Signed::read(&encoding, &held.bytes).await?;
     signed.prove(mailgun, chrono::Utc::now().timestamp())?;
     // 406 is what ends Mailgun's retries.
     let (notice, digest) = translate(&encoding, &held.bytes)
         .await
         .map_err(|problem| problem.under(StatusCode::NOT_ACCEPTABLE))?;
-    // Twice the time that a signature is good for: whatever the clocks say, it is old before it is forgotten.
-    let keep = Duration::from_secs(mailgun.max_age_s * 2 + 60);
-    match ctx.store.use_token("mailgun", &signed.token, &digest, keep).await? {
+    // From now on, and not from when it was signed: it is old before it is forgotten.
+    let keep = Duration::from_secs(mailgun.max_age_s + 2 * AHEAD_S.unsigned_abs());
+    let used = {
+        // Given back before the mail takes its own.
+        let _turn = ctx.intake.enter().await?;
+        ctx.store.use_token("mailgun", &signed.token, &digest, keep).await?
+    };
+    match used {
         TokenUse::First | TokenUse::Again => {}
         TokenUse::Stolen => {
             return Err(forbidden(
@@ -121,9 +137,16 @@ impl Signed {
             return Err(unproved("the signature is not of email.mailgun.signing_keys"));
         }
         let signed_at: i64 = self.timestamp.parse().map_err(|_| unproved("`timestamp` is no number"))?;
+        if signed_at > now_unix_s.saturating_add(AHEAD_S) {
+            return Err(unproved(format!(
+                "it was signed more than {AHEAD_S} seconds ahead of the time here"
+            )));
+        }
         let max_age_s = mailgun.max_age_s;
-        if now_unix_s.abs_diff(signed_at) > max_age_s {
-            return Err(unproved(format!("it was signed more than {max_age_s} seconds from now")));
+        if signed_at.saturating_add_unsigned(max_age_s) < now_unix_s {
+            return Err(unproved(format!(
+                "it was signed more than {max_age_s} seconds ago (email.mailgun.max_age_s)"
+            )));
         }
         Ok(())
     }
@@ -170,7 +193,7 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
         None => rebuild(&text, &fields)?,
     };
     // Mailgun says nothing of DMARC. A header that does was the sender's own.
-    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false) })
+    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 
 /// The mail of a route whose address does not end in "mime": Mailgun gives its parts.

@@ -4,9 +4,10 @@
 
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::rebuild::{File, Parts, mailbox};
-use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, hold, not_set_up, unproved};
+use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, not_set_up, unproved};
 use crate::Ctx;
 use crate::api::Problem;
+use crate::channel::email::body::Door;
 use crate::config::email_providers::Postmark;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -21,6 +22,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
+
+static DOOR: Door = Door::new();
 
 /// Where Postmark's own addresses are, which a mailbox of ours forwards to.
 const FORWARDED_TO: &str = "@inbound.postmarkapp.com";
@@ -51,7 +54,7 @@ async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>
     };
     let (head, body) = request.into_parts();
     prove(postmark, &head.headers)?;
-    let held = hold(doors, &head.headers, body, MAIL_LIMIT).await?;
+    let held = DOOR.hold(&head.headers, body, MAIL_LIMIT).await?;
     // 403 is what ends Postmark's retries.
     answer(ctx, translate(&held.bytes)?, StatusCode::FORBIDDEN).await
 }
@@ -162,7 +165,7 @@ fn mail(posted: Posted) -> Result<Arrived, Problem> {
         None => rebuild(posted)?,
     };
     // Postmark says nothing of DMARC. A header that does was the sender's own: nobody else wrote headers on its way.
-    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false) })
+    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 
 fn rebuild(posted: Posted) -> Result<Bytes, Problem> {
@@ -226,9 +229,16 @@ fn bounce(posted: &Posted) -> Notice {
         _ if is_complaint => true,
         other => return Notice::Nothing { reason: format!("a bounce of the type {other:?}") },
     };
-    let told = posted.metadata.get("delivery_id").and_then(Value::as_str).filter(|id| is_delivery(id));
-    // With "include bounce content" the mail itself comes back.
-    let quoted = || posted.content.split("<dlv_").nth(1).and_then(|rest| delivery_of(&format!("dlv_{rest}")));
+    // Of mail that came by SMTP it was the name of a header.
+    let told = posted.metadata.iter().find(|(name, _)| name.eq_ignore_ascii_case("delivery_id"));
+    let told = told.and_then(|(_, value)| value.as_str()).filter(|id| is_delivery(id));
+    // With "include bounce content" the mail itself comes back. Its References may name other deliveries.
+    let quoted = || {
+        let unfolded = posted.content.replace("\r\n", "\n").replace("\n ", " ");
+        let ids = unfolded.lines().filter_map(|line| line.split_once(':'));
+        let mut ids = ids.filter(|(name, _)| name.trim().eq_ignore_ascii_case("Message-ID"));
+        ids.find_map(|(_, id)| delivery_of(id))
+    };
     let Some(delivery_id) = told.map(str::to_owned).or_else(quoted) else {
         return Notice::Nothing { reason: "a bounce that names no delivery of ours".to_owned() };
     };

@@ -123,7 +123,9 @@ fn bounces_are_told_of_the_delivery_that_they_name() {
         read(&posted).unwrap()
     };
     let named = json!({"Metadata": {"delivery_id": "dlv_01"}});
-    let quoted = json!({"Content": "Return-Path: <>\r\nMessage-ID: <dlv_01@example.org>\r\n"});
+    let content = "Return-Path: <>\r\nMessage-ID: <bounce@example.com>\r\n\r\nReturned:\r\nReferences: <dlv_00@example.org>\r\n\
+                   Message-Id:\r\n <dlv_01@example.org>\r\n";
+    let quoted = json!({"Content": content});
     for (kind, more, permanent) in [
         ("HardBounce", &named, true),
         ("Transient", &named, false),

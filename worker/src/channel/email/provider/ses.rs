@@ -2,9 +2,10 @@
 
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::sns::{Envelope, Kind};
-use super::{Arrived, Doors, Notice, SNS_LIMIT, answer, hold, not_set_up};
+use super::{Arrived, Doors, Notice, SNS_LIMIT, answer, not_set_up};
 use crate::Ctx;
 use crate::api::Problem;
+use crate::channel::email::body::Door;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
@@ -17,6 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::{error, info, warn};
 
+static DOOR: Door = Door::new();
+
 /// What a notification without the mail in it is answered.
 const NO_CONTENT: &str = "the notification has no mail in it: the receipt rule's action must be SNS with the whole mail \
                           (encoding Base64), not S3, and a mail of more than 150 KB does not fit into it";
@@ -27,6 +30,17 @@ pub(super) async fn receive(
     Extension(doors): Extension<Arc<Doors>>,
     request: Request,
 ) -> Result<Json<Value>, Problem> {
+    taken(&ctx, &doors, request).await.map_err(|problem| match problem.status() {
+        // What SNS is answered with 4xx it drops, also where that means that there is too much right now:
+        // <https://docs.aws.amazon.com/sns/latest/dg/SendMessageToHttp.prepare.html>.
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+            problem.under(StatusCode::SERVICE_UNAVAILABLE)
+        }
+        _ => problem,
+    })
+}
+
+async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>, Problem> {
     let topic_arns = doors.providers.ses.as_ref().map(|ses| &ses.topic_arns[..]).unwrap_or_default();
     if topic_arns.is_empty() {
         return Err(not_set_up("SES", "email.ses.topic_arns"));
@@ -35,7 +49,7 @@ pub(super) async fn receive(
     if head.headers.contains_key("x-amz-sns-rawdelivery") {
         return Err(super::unproved("raw message delivery is not signed: turn it off at the subscription"));
     }
-    let held = hold(&doors, &head.headers, body, SNS_LIMIT).await?;
+    let held = DOOR.hold(&head.headers, body, SNS_LIMIT).await?;
     let envelope = Envelope::prove(&held.bytes, topic_arns, &doors.certificates, chrono::Utc::now()).await?;
     match envelope.kind {
         Kind::SubscriptionConfirmation => {
@@ -61,7 +75,7 @@ pub(super) async fn receive(
                 error!(sns.message_id = envelope.message_id, %problem, "A notification of SES was refused for good");
             })?;
             // SNS gives up at any 4xx.
-            answer(&ctx, notice, StatusCode::UNPROCESSABLE_ENTITY).await
+            answer(ctx, notice, StatusCode::UNPROCESSABLE_ENTITY).await
         }
     }
 }
@@ -171,11 +185,9 @@ fn translate(message: &str) -> Result<Notice, Problem> {
 
 fn mail(published: Published) -> Result<Notice, String> {
     let receipt = published.receipt;
-    for (what, verdict) in [("a virus", &receipt.virus_verdict), ("spam", &receipt.spam_verdict)] {
-        if verdict.status == "FAIL" {
-            return Ok(Notice::Nothing { reason: format!("SES takes the mail for {what}") });
-        }
-    }
+    let verdicts = [("a virus", &receipt.virus_verdict), ("spam", &receipt.spam_verdict)];
+    let failed = verdicts.iter().find(|(_, verdict)| verdict.status == "FAIL");
+    let unwanted = failed.map(|(what, _)| format!("SES takes it for {what}"));
     let content = published.content.filter(|content| !content.is_empty()).ok_or(NO_CONTENT)?;
     let is_base64 = receipt.action.encoding.is_some_and(|encoding| encoding.eq_ignore_ascii_case("BASE64"));
     let raw = if is_base64 {
@@ -186,7 +198,7 @@ fn mail(published: Published) -> Result<Notice, String> {
     // SES receives the mail itself and speaks of every DMARC result: what it did not see pass has not passed.
     let dmarc_passed = Some(receipt.dmarc_verdict.status == "PASS");
     let (mail_from, recipients) = (published.mail.source, receipt.recipients);
-    Ok(Notice::Mail(Arrived { raw: Bytes::from(raw), mail_from, recipients, dmarc_passed }))
+    Ok(Notice::Mail(Arrived { raw: Bytes::from(raw), mail_from, recipients, dmarc_passed, unwanted }))
 }
 
 /// SES replaces the Message-ID of what it sends: the one that we wrote stands among the original headers, and the

@@ -1,7 +1,7 @@
 //! Amazon SNS: who says it.
 //!
 //! A message is of a topic that the configuration names, signed with a certificate of the one host that speaks for that
-//! topic's region, and of the last hour. The rules are those of
+//! topic's region, and of the last hour and a half. The rules are those of
 //! <https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html>.
 
 use super::certificate::Certificates;
@@ -17,8 +17,9 @@ use serde::Deserialize;
 use webpki::EndEntityCert;
 use webpki::aws_lc_rs::RSA_PKCS1_2048_8192_SHA256;
 
-/// SNS tries a message for an hour at most.
-const MAX_AGE_S: i64 = 3_600;
+/// SNS tries a message for an hour at most, counted from when it first could not be delivered; its time is that of the
+/// publication.
+const MAX_AGE_S: i64 = 5_400;
 
 /// What SNS posts.
 #[derive(Clone, Debug, Deserialize)]

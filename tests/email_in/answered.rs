@@ -1,0 +1,85 @@
+//! A question that goes out by mail and is answered by mail: what is said next belongs behind the answer.
+
+use super::{PROVED, SUPPORT, mail, options, post, sent, taken};
+use crate::support::model::turns_since_user;
+use crate::support::smtp::Mail;
+use crate::support::{Answer, Database, ModelServer, SmtpServer, eventually};
+use reqwest::StatusCode;
+use serde_json::json;
+
+async fn mails(server: &SmtpServer, count: usize) -> Vec<Mail> {
+    eventually("the mails to go out", || async {
+        let mails = server.mails();
+        (mails.len() >= count).then_some(mails)
+    })
+    .await
+}
+
+/// Ann writes, is asked, and somebody answers; gives the question's mail, and the last.
+async fn exchange(answer: impl FnOnce(&Mail) -> (Option<String>, String)) -> (Mail, Mail) {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+        0 => Answer::call("ask_user", json!({"question": "For how many?"})),
+        _ => Answer::text("Reserved."),
+    })
+    .await;
+    let server = SmtpServer::start().await;
+    let process = options(&model).config(&server.config()).serve(&database).await;
+    let client = process.client();
+    let asked = taken(&client, mail("m1@example.com", "Table", "", "A table, please.")).await;
+    client.wait_for(&asked, "waiting_input").await;
+    let question = mails(&server, 1).await.remove(0);
+    let (rcpt, text) = answer(&question);
+    let (status, woken) = match rcpt {
+        // An envelope is nothing that a signature covers.
+        Some(rcpt) => {
+            let request = client.post_request("/v1/triggers/email/raw");
+            let request = request.header("content-type", "message/rfc822").header("rcpt", rcpt);
+            sent(request.body(text)).await
+        }
+        None => post(&client, text).await,
+    };
+    assert_eq!((status, &woken["session_id"]), (StatusCode::ACCEPTED, &json!(asked)), "{woken}");
+    client.wait_for(&asked, "completed").await;
+    let reply = mails(&server, 2).await.remove(1);
+    assert_eq!(reply.body().trim(), "Reserved.");
+    (question, reply)
+}
+
+#[tokio::test]
+async fn what_follows_an_answer_by_mail_answers_it_in_the_same_thread() {
+    let (question, reply) = exchange(|question| {
+        let id = question.header("Message-ID").unwrap();
+        let headers = format!("{PROVED}In-Reply-To: {id}\r\nReferences: <m1@example.com> {id}\r\n");
+        (None, mail("m2@example.com", "Re: Table", &headers, "Four."))
+    })
+    .await;
+    let id = question.header("Message-ID").unwrap();
+    assert_eq!(question.header("References").unwrap(), "<m1@example.com>");
+    assert_eq!(reply.header("In-Reply-To").unwrap(), "<m2@example.com>");
+    assert_eq!(reply.header("References").unwrap(), format!("<m1@example.com> {id} <m2@example.com>"));
+    assert_eq!(reply.header("Subject").unwrap(), "Re: Table");
+    assert_eq!(reply.header("Reply-To"), question.header("Reply-To"));
+    assert_eq!(reply.to, question.to, "it was the same person");
+}
+
+#[tokio::test]
+async fn who_answers_is_answered_where_he_is_proved_and_nobody_else_is_added_by_a_header() {
+    let plus = |question: &Mail| question.header("Reply-To").unwrap();
+    let answer = |headers: &str| {
+        mail("m2@example.com", "Re: Table", headers, "Four.")
+            .replace("Ann <ann@example.com>", "bob@example.com")
+    };
+    // The headers of the thread may be missing: what was asked is known here.
+    let (question, reply) = exchange(|question| (Some(plus(question)), answer(PROVED))).await;
+    let id = question.header("Message-ID").unwrap();
+    assert_eq!(reply.header("References").unwrap(), format!("<m1@example.com> {id} <m2@example.com>"));
+    assert_eq!(reply.header("To").unwrap(), "bob@example.com");
+    assert_eq!(reply.header("Cc").unwrap(), "ann@example.com", "who asked is told what came of it");
+
+    let forged = format!("Cc: eve@example.net, {SUPPORT}\r\nReply-To: mallory@example.com\r\n");
+    let (question, reply) = exchange(|question| (Some(plus(question)), answer(&forged))).await;
+    assert_eq!(reply.to, question.to);
+    assert_eq!((reply.header("To").unwrap().as_str(), reply.header("Cc")), ("ann@example.com", None));
+    assert_eq!(reply.header("In-Reply-To").unwrap(), "<m2@example.com>", "it is answered all the same");
+}

@@ -1,0 +1,53 @@
+//! Mail that comes while no more can be taken.
+
+use super::lmtp::Lmtp;
+use super::{SUPPORT, mail, options, post, says, taken};
+use crate::support::{Database, eventually};
+use reqwest::StatusCode;
+use serde_json::json;
+use sqlx::{Connection, PgConnection};
+
+#[tokio::test]
+async fn a_mail_that_is_one_too_many_is_told_so_by_each_door_and_not_that_the_database_is_away() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    // Two connections take what comes in, and whoever gets none goes away soon.
+    let options = options(&model)
+        .config("[database]\nmax_connections = 4")
+        .env("WAKEFUL_SERVER__INGEST_WAIT_MS", "100")
+        .arg("--roles=api");
+    let process = options.serve(&database).await;
+    let client = process.client();
+    let mut lock = PgConnection::connect(&database.url).await.unwrap();
+    sqlx::raw_sql("begin; lock table conversation_sessions in access exclusive mode")
+        .execute(&mut lock)
+        .await
+        .unwrap();
+    let chats: Vec<_> = (0..2)
+        .map(|number| {
+            let client = client.clone();
+            let body = json!({"user_id": "ann", "text": "Hello?"});
+            tokio::spawn(async move { client.post(&format!("/v1/chat/held{number}/messages"), &body).await })
+        })
+        .collect();
+    // Of a mail that answers nothing, nothing is looked up in what is locked: only a connection may be missing.
+    let text = mail("m1@example.com", "Lunch", "", "Shall we?");
+    let answer = eventually("the turns to be taken", || async {
+        let (status, answer) = post(&client, text.clone()).await;
+        (status != StatusCode::ACCEPTED && status != StatusCode::OK).then_some((status, answer))
+    })
+    .await;
+    assert_eq!(answer.0, StatusCode::TOO_MANY_REQUESTS, "{}", answer.1);
+    assert!(
+        answer.1["detail"].as_str().unwrap().contains("too many messages come in at once"),
+        "{}",
+        answer.1
+    );
+    let reply = Lmtp::greeted(&process).await.send(SUPPORT, &text).await;
+    assert!(reply.starts_with("451 4.3.2 too many messages come in at once"), "{reply}");
+    sqlx::raw_sql("commit").execute(&mut lock).await.unwrap();
+    for chat in chats {
+        assert_eq!(chat.await.unwrap().0, StatusCode::ACCEPTED);
+    }
+    // And then it is taken, once.
+    taken(&client, text).await;
+}

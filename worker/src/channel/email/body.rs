@@ -1,0 +1,164 @@
+//! The bodies of requests that bring mail.
+//!
+//! A signature covers the body, so whoever sends one proves nothing before its last byte is here, and until then holds what
+//! has come of it. So large bodies take places, of which each door has its own: strangers at one of them close no other. And
+//! a body has to come at a pace: who stops sending is gone within seconds, and who goes on pays for the place.
+
+use crate::api::Problem;
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// A body that grows beyond this needs a place.
+const SMALL: usize = 1 << 20;
+
+/// Large bodies that a door holds at a time.
+const PLACES: usize = 2;
+
+/// How long a large body waits for a place.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// What every body is given, and what each further second has to bring of it.
+const GRACE: Duration = Duration::from_secs(10);
+const BYTES_PER_S: u32 = 512 << 10;
+
+/// Whose requests share their places: those that come with one kind of proof.
+#[derive(Debug)]
+pub(super) struct Door {
+    places: Semaphore,
+}
+
+/// A body, and its place while it is held.
+#[derive(Debug)]
+pub(super) struct Held<'d> {
+    pub bytes: Bytes,
+    _place: Option<SemaphorePermit<'d>>,
+}
+
+impl Door {
+    pub const fn new() -> Door {
+        Door { places: Semaphore::const_new(PLACES) }
+    }
+
+    /// Takes the whole body, of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// 413 for a larger one, as soon as that is known; 408 for one that comes too slowly; 429 where too many large ones are
+    /// here; 400 for one that breaks off.
+    pub async fn hold(&self, headers: &HeaderMap, body: Body, limit: usize) -> Result<Held<'_>, Problem> {
+        let too_large =
+            || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {limit} bytes"));
+        let slow = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly; send it again");
+        let announced =
+            headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let announced: usize = announced.unwrap_or(0);
+        if announced > limit {
+            return Err(too_large());
+        }
+        let (mut bytes, mut place, mut body) = (BytesMut::new(), None, body.into_data_stream());
+        let mut until = Instant::now() + GRACE;
+        while let Some(chunk) = timeout_at(until, body.next()).await.map_err(slow)? {
+            let chunk =
+                chunk.map_err(|error| Problem::bad_request(format!("the body broke off: {error}")))?;
+            if bytes.len() + chunk.len() > limit {
+                return Err(too_large());
+            }
+            if bytes.len() + chunk.len() > SMALL && place.is_none() {
+                let begun = Instant::now();
+                place = Some(self.place().await?);
+                // Nobody could send meanwhile.
+                until += begun.elapsed();
+                // All of it at once: growing by doubling would hold it twice.
+                bytes.reserve(announced.saturating_sub(bytes.len()));
+            }
+            bytes.extend_from_slice(&chunk);
+            until += Duration::from_secs(chunk.len() as u64) / BYTES_PER_S;
+        }
+        Ok(Held { bytes: bytes.freeze(), _place: place })
+    }
+
+    async fn place(&self) -> Result<SemaphorePermit<'_>, Problem> {
+        // Nobody closes it.
+        let place = timeout(WAIT, self.places.acquire()).await.ok().and_then(Result::ok);
+        place.ok_or_else(|| {
+            Problem::too_many(
+                "too many large mails come in at once; nothing was taken, send it again later",
+                5,
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream;
+    use std::convert::Infallible;
+
+    const LIMIT: usize = 8 << 20;
+
+    /// So many pieces of 512 KiB, one each `every`, and then nothing more, or the end.
+    fn body(pieces: usize, every: Duration, ends: bool) -> Body {
+        let sent = stream::iter(0..pieces).then(move |_| async move {
+            tokio::time::sleep(every).await;
+            Ok::<_, Infallible>(vec![b'x'; 512 << 10])
+        });
+        let rest = stream::once(async move {
+            if !ends {
+                std::future::pending::<()>().await;
+            }
+            Ok(Vec::new())
+        });
+        Body::from_stream(sent.chain(rest))
+    }
+
+    async fn hold(door: &Door, body: Body) -> Result<Held<'_>, StatusCode> {
+        door.hold(&HeaderMap::new(), body, LIMIT).await.map_err(|problem| problem.status())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stops_gives_its_place_back_and_one_that_keeps_its_pace_is_taken() {
+        let door = Door::new();
+        let begun = Instant::now();
+        let stalled = hold(&door, body(4, Duration::ZERO, false)).await;
+        assert_eq!(stalled.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(begun.elapsed().as_secs(), 14, "ten seconds, and one for each half a mebibyte");
+        assert_eq!(door.places.available_permits(), PLACES);
+        let steady = hold(&door, body(16, Duration::from_secs(1), true)).await.unwrap();
+        assert_eq!(steady.bytes.len(), LIMIT);
+        let slow = hold(&door, body(16, Duration::from_secs(4), true)).await;
+        assert_eq!(slow.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_bodies_are_as_many_as_there_are_places_and_small_ones_any_number() {
+        let door = Door::new();
+        let large = || body(4, Duration::ZERO, true);
+        let mut held = Vec::new();
+        for _ in 0..PLACES {
+            held.push(hold(&door, large()).await.unwrap());
+        }
+        assert_eq!(hold(&door, large()).await.unwrap_err(), StatusCode::TOO_MANY_REQUESTS);
+        held.push(hold(&door, body(2, Duration::ZERO, true)).await.unwrap());
+        let waits = hold(&door, large());
+        let (one, ()) = tokio::join!(waits, async {
+            tokio::time::sleep(WAIT / 2).await;
+            held.remove(0);
+        });
+        assert_eq!(one.unwrap().bytes.len(), 2 << 20, "its turn came while it waited");
+    }
+
+    #[tokio::test]
+    async fn one_byte_too_many_is_known_before_the_end() {
+        let door = Door::new();
+        let more = hold(&door, body(17, Duration::ZERO, false)).await;
+        assert_eq!(more.unwrap_err(), StatusCode::PAYLOAD_TOO_LARGE);
+        let headers = HeaderMap::from_iter([(header::CONTENT_LENGTH, (LIMIT + 1).into())]);
+        let announced = door.hold(&headers, body(0, Duration::ZERO, false), LIMIT).await;
+        assert_eq!(announced.unwrap_err().status(), StatusCode::PAYLOAD_TOO_LARGE);
+    }
+}
