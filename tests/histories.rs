@@ -135,6 +135,7 @@ async fn talk(store: Store, ids: Vec<String>) {
         if open == 0 {
             return;
         }
+        // How often all of them are looked at; nothing waits for this time to pass.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -175,6 +175,7 @@ async fn k33_postgres_stopped_for_30_s_under_load_loses_nothing_and_work_resumes
     is_unready(&client, "the database cannot be reached").await;
     let (live, _) = client.get("/healthz").await;
     assert_eq!(live, StatusCode::OK, "a process is not killed for its database's sake");
+    // So long an outage is what is promised to be survived.
     tokio::time::sleep(AWAY.saturating_sub(stopped.elapsed())).await;
     let refused = told.lock().unwrap().refused.len();
     assert!(refused > 0, "what is posted meanwhile is refused");

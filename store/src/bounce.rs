@@ -14,7 +14,7 @@ use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 
 /// Who speaks where the agent is told of it. No trigger names people so.
-pub const TELLER: &str = "wakeful";
+pub(crate) const TELLER: &str = "wakeful";
 
 /// How much of what a strange server said is kept: it is shown to the model.
 const REASON_CHARS: usize = 200;

@@ -18,31 +18,15 @@ use wakeful_workflow::session::{
     Call, CallStatus, InboxMessage, Interrupted, Purpose, Run, Seed, Session, SessionStatus, Totals,
 };
 
-impl Store {
-    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model calls.
-    /// Equal to the copy that the worker had which committed last.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
-    pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
-        let row = sqlx::query!(
-            r#"
-            select s.session_id, s.conversation_id, s.parent_session_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.policy,
-                s.prefix_sha256, p.bytes as "prefix?", s.status,
-                s.cancel_requested, case when s.cancel_requested then s.cancel_reason end as cancel_reason, s.wake_seq,
-                s.base_message_number, s.last_message_number, s.to_message_number, s.last_event_seq,
-                s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
-                s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros, s.state,
-                s.rebase, s.compaction_failures,
-                r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
-                (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
-                        order by m.ordinal)
-                    from session_seed_messages m where m.session_id = s.session_id) as seeds,
-                (select json_agg(json_build_object('message_number', m.message_number, 'run_id', m.run_id,
-                        'step_number', m.step_number, 'role', m.role, 'content', m.content, 'internal', m.internal,
-                        'details', m.details) order by m.message_number)::text
-                    from conversation_records m
-                    where m.session_id = s.session_id and m.message_number <= s.last_message_number) as records,
+/// Reads a session: `columns` out of its row and `joins`, and with them whatever can change under a worker that has it.
+macro_rules! select {
+    ($columns:tt, $joins:tt, $session_id:expr) => {
+        sqlx::query!(
+            "select "
+                + $columns
+                + r#"
+                s.wake_seq, s.last_event_seq, s.cancel_requested, s.state, s.rebase, s.compaction_failures,
+                case when s.cancel_requested then s.cancel_reason end as cancel_reason,
                 (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content, 'attachments', coalesce(i.attachments, '[]')) order by i.inbox_id)
                     from session_inbox i
                     where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
@@ -59,10 +43,38 @@ impl Store {
                         order by g.attempt, g.started_at)
                     from generations g where g.session_id = s.session_id) as generations
             from conversation_sessions s
-            left join session_runs r on r.session_id = s.session_id and r.status = 'running'
-            left join blobs p on p.sha256 = s.prefix_sha256
-            where s.session_id = $1
-            "#,
+            "#
+                + $joins
+                + " where s.session_id = $1",
+            $session_id
+        )
+    };
+}
+
+impl Store {
+    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model calls.
+    /// Equal to the copy that the worker had which committed last.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
+    pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
+        let row = select!(
+            r#"s.session_id, s.conversation_id, s.parent_session_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.policy,
+                s.prefix_sha256, p.bytes as "prefix?", s.status,
+                s.base_message_number, s.last_message_number, s.to_message_number,
+                s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
+                s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros,
+                r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
+                (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
+                        order by m.ordinal)
+                    from session_seed_messages m where m.session_id = s.session_id) as seeds,
+                (select json_agg(json_build_object('message_number', m.message_number, 'run_id', m.run_id,
+                        'step_number', m.step_number, 'role', m.role, 'content', m.content, 'internal', m.internal,
+                        'details', m.details) order by m.message_number)::text
+                    from conversation_records m
+                    where m.session_id = s.session_id and m.message_number <= s.last_message_number) as records,"#,
+            r#"left join session_runs r on r.session_id = s.session_id and r.status = 'running'
+            left join blobs p on p.sha256 = s.prefix_sha256"#,
             session_id
         )
         .fetch_optional(&self.pool)
@@ -141,33 +153,10 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn refresh(&self, session: &mut Session) -> Result<()> {
-        let row = sqlx::query!(
-            r#"
-            select s.wake_seq, s.last_event_seq, s.cancel_requested, s.state, s.rebase, s.compaction_failures,
-                case when s.cancel_requested then s.cancel_reason end as cancel_reason,
-                (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content, 'attachments', coalesce(i.attachments, '[]')) order by i.inbox_id)
-                    from session_inbox i
-                    where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
-                (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
-                        'outcome', c.outcome) order by c.message_number, c.call_id collate "C")
-                    from tool_calls c
-                    where c.session_id = s.session_id and c.result_message_number is null) as calls,
-                (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
-                        'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
-                        'purpose', g.purpose, 'context_strategy', g.context_strategy,
-                        'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
-                            where k.session_id = g.session_id and k.generation_id = g.generation_id))
-                        order by g.attempt, g.started_at)
-                    from generations g where g.session_id = s.session_id) as generations
-            from conversation_sessions s
-            where s.session_id = $1
-            "#,
-            session.session_id.as_str()
-        )
-        .fetch_optional(&self.pool)
-        .await?
-        .ok_or_else(|| Error::NotFound { what: "session", id: session.session_id.to_string() })?;
+        let row = select!("", "", session.session_id.as_str())
+            .fetch_optional(&self.pool)
+            .await?
+            .ok_or_else(|| Error::NotFound { what: "session", id: session.session_id.to_string() })?;
         session.wake_seq = row.wake_seq;
         session.last_event_seq = row.last_event_seq;
         session.cancel_requested = row.cancel_requested;

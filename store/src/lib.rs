@@ -12,6 +12,7 @@
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild one from the database, or read some of its messages | [`hydrate`], [`record`] |
 //! | commit what a step did | [`step`] |
+//! | read what a context points at | [`context`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
 //! | hold the caches against the logs | [`verify`] |
 //! | take in a chat from before there were sessions | [`legacy`] |
@@ -21,7 +22,7 @@
 //! | note what was sent and did not arrive, and tell the agent | [`bounce`] |
 //! | see what a conversation did so far | [`history`] |
 //! | hand out work | [`queue`] |
-//! | know whether it takes writes | [`readiness`] |
+//! | make a database, bring it up to date, and know whether it takes writes | [`schema`], [`readiness`] |
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
 //! | lay two of them side by side | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |

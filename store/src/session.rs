@@ -212,19 +212,6 @@ impl Store {
             })
             .collect()
     }
-
-    /// How many sessions there are in each status.
-    ///
-    /// # Errors
-    /// [`Error::Database`].
-    pub async fn session_counts(&self) -> Result<Vec<(String, i64)>> {
-        let rows = sqlx::query!(
-            r#"select status, count(*) as "count!" from conversation_sessions group by status order by status"#
-        )
-        .fetch_all(&self.pool)
-        .await?;
-        Ok(rows.into_iter().map(|row| (row.status, row.count)).collect())
-    }
 }
 
 fn question(content: &str, call_id: &str) -> Result<Option<String>> {

@@ -1,11 +1,10 @@
 //! The old chats in a real Redis.
 
 use crate::legacy_chat::{echo, old_chat, options, say};
-use crate::support::Database;
 use crate::support::client::texts;
+use crate::support::{Database, eventually};
 use reqwest::StatusCode;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
@@ -35,11 +34,10 @@ impl Server {
             .spawn()
             .expect("redis-server: scripts/setup peers installs it");
         let server = Server { _process: process, _dir: dir, port };
-        let began = Instant::now();
-        while server.run(&["ping"]).await.trim() != "PONG" {
-            assert!(began.elapsed() < Duration::from_secs(20), "redis-server does not answer");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        eventually("redis-server to answer", || async {
+            (server.run(&["ping"]).await.trim() == "PONG").then_some(())
+        })
+        .await;
         server
     }
 

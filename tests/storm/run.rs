@@ -266,6 +266,7 @@ async fn post_all(
 ) -> String {
     let mut session_id = String::new();
     for message in messages {
+        // The storm has a timetable, and this is one of its entries.
         tokio::time::sleep(message.at.saturating_sub(began.elapsed())).await;
         session_id = loop {
             if let Some(id) = post(api, conversation, &message.key, &message.text).await {

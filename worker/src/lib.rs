@@ -41,6 +41,9 @@
 //! | how a session is run again beside its log | [`replay`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
 //! | what ends code that never yields | [`watchdog`] |
+//! | which tools, models and channels there are, and how one is added | [`tool`], [`model`], [`channel`], [`app`] |
+//! | what is configured, and what of it is wrong | [`config`] |
+//! | how the process runs, is operated and is seen from outside | [`serve`], [`cli`], [`dev`], [`telemetry`] |
 
 pub mod api;
 pub mod app;

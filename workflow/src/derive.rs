@@ -14,9 +14,9 @@ use crate::session::State;
 use serde_json::{Value, json};
 
 /// Keys of files that the session wrote: `file/<path>`.
-pub const FILE_PREFIX: &str = "file/";
+pub(crate) const FILE_PREFIX: &str = "file/";
 /// Keys of emails that the session enqueued: `email/<call id>`.
-pub const EMAIL_PREFIX: &str = "email/";
+const EMAIL_PREFIX: &str = "email/";
 /// The channel that emails go out by.
 const EMAIL: &str = "email";
 
@@ -72,12 +72,12 @@ pub fn outgoing(result: &ToolResult) -> Option<Outgoing> {
 }
 
 /// Whether mail goes out by this channel.
-pub fn is_mail(channel: &str) -> bool {
+pub(crate) fn is_mail(channel: &str) -> bool {
     channel == EMAIL
 }
 
 /// Whether a tool result enqueued an email.
-pub fn composes_email(result: &ToolResult) -> bool {
+pub(crate) fn composes_email(result: &ToolResult) -> bool {
     outgoing(result).is_some_and(|outgoing| outgoing.channel == EMAIL)
 }
 

@@ -12,7 +12,7 @@
 //! | what was said | [`record`] |
 //! | what of it its reader is not shown | [`internal`] |
 //! | what happened | [`event`], [`mod@recover`] |
-//! | what made a session, and how it replies | [`trigger`] |
+//! | what made a session, and how it replies | [`trigger`], [`reply`] |
 //! | which ticks of a schedule are due | [`schedule`] |
 //! | what an agent may do, and what holds for one session alone | [`agent`], [`policy`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
@@ -25,6 +25,8 @@
 //! | what a session that runs another one again takes from it | [`replay`] |
 //! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
+//! | how a session is carried to another database | [`bundle`] |
+//! | which ids there are | [`id`] |
 
 pub mod advance;
 pub mod agent;

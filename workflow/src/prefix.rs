@@ -49,7 +49,7 @@ impl Prefix {
 }
 
 /// The system prompt that `seeds` make.
-pub fn system_of(seeds: &[Seed]) -> String {
+pub(crate) fn system_of(seeds: &[Seed]) -> String {
     let system: Vec<&str> =
         seeds.iter().filter(|seed| seed.role == Role::System).map(|seed| seed.content.as_str()).collect();
     system.join("\n\n")

@@ -73,7 +73,7 @@ impl Resolution {
 }
 
 /// The result of a call of which nobody can know whether it took effect.
-pub fn outcome_unknown() -> CallOutcome {
+pub(crate) fn outcome_unknown() -> CallOutcome {
     error(
         "OUTCOME UNKNOWN. The call was started and the worker stopped before it reported back. It may have taken \
          effect and it may not have; nobody can tell from here. Do not treat it as done, do not treat it as failed, \

@@ -1,100 +1,19 @@
 //! A session as the step job sees it: its row, what was said, and everything it still owes.
 
+mod call;
+mod status;
+
+pub use call::{Call, CallOutcome, CallStatus};
+pub use status::SessionStatus;
+
 use crate::agent::ToolDefinition;
 use crate::context::{self, Context, Rebase};
-use crate::effect::Effect;
 use crate::id::{CallId, ConversationId, GenerationId, RunId, SessionId};
 use crate::policy::SessionPolicy;
 use crate::prefix::Prefix;
 use crate::record::{Attachment, Record, Role, ToolCall, Usage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-
-/// Where a session stands. A cache of its newest run's status, with the states in which it has none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SessionStatus {
-    /// It has never run.
-    Created,
-    /// A run is open and no step of it has begun, or it waits for the conversation's open run to close.
-    Queued,
-    Running,
-    /// The run pauses for the user's answer.
-    WaitingInput,
-    /// The run pauses for an operator.
-    NeedsAttention,
-    Completed,
-    Failed,
-    /// Put away by a person: takes no messages.
-    Archived,
-    /// Ended for good: takes no messages.
-    Terminated,
-}
-
-impl SessionStatus {
-    /// Every status, in the order of a life.
-    pub const ALL: [SessionStatus; 9] = [
-        SessionStatus::Created,
-        SessionStatus::Queued,
-        SessionStatus::Running,
-        SessionStatus::WaitingInput,
-        SessionStatus::NeedsAttention,
-        SessionStatus::Completed,
-        SessionStatus::Failed,
-        SessionStatus::Archived,
-        SessionStatus::Terminated,
-    ];
-
-    /// The word that is stored and shown.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            SessionStatus::Created => "created",
-            SessionStatus::Queued => "queued",
-            SessionStatus::Running => "running",
-            SessionStatus::WaitingInput => "waiting_input",
-            SessionStatus::NeedsAttention => "needs_attention",
-            SessionStatus::Completed => "completed",
-            SessionStatus::Failed => "failed",
-            SessionStatus::Archived => "archived",
-            SessionStatus::Terminated => "terminated",
-        }
-    }
-
-    /// Reads the stored word.
-    pub fn parse(word: &str) -> Option<SessionStatus> {
-        SessionStatus::ALL.into_iter().find(|status| status.as_str() == word)
-    }
-
-    /// Whether `next` may follow. The store asks before it does what a person wants; every transition of `advance` is
-    /// held against it by its properties. A heal alone is free of it: it undoes what should never have been written.
-    pub fn may_become(self, next: SessionStatus) -> bool {
-        use SessionStatus::{
-            Archived, Completed, Created, Failed, NeedsAttention, Queued, Running, Terminated, WaitingInput,
-        };
-        match self {
-            Created => matches!(next, Queued | Archived | Terminated),
-            Queued => {
-                matches!(next, Running | Completed | Failed | WaitingInput | NeedsAttention)
-            }
-            Running => matches!(next, WaitingInput | NeedsAttention | Completed | Failed),
-            // Put away only at rest: a run that pauses is cancelled first.
-            WaitingInput | NeedsAttention => matches!(next, Queued | Failed),
-            Completed | Failed => matches!(next, Queued | Archived | Terminated),
-            Archived => matches!(next, Terminated),
-            Terminated => false,
-        }
-    }
-
-    /// Whether a step job exists, or will as soon as the conversation is free.
-    pub fn is_open(self) -> bool {
-        matches!(self, SessionStatus::Queued | SessionStatus::Running)
-    }
-
-    /// Whether messages are taken.
-    pub fn takes_messages(self) -> bool {
-        !matches!(self, SessionStatus::Archived | SessionStatus::Terminated)
-    }
-}
 
 /// What the model saw before the session's first record: written once, never changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,81 +41,6 @@ pub struct InboxMessage {
     pub inbox_id: i64,
     pub text: String,
     pub attachments: Vec<Attachment>,
-}
-
-/// Where a ledger row stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CallStatus {
-    /// The model asked for it. Proof that it never ran.
-    Invoked,
-    /// It may have run.
-    Started,
-    Done,
-    Failed,
-    /// Nobody can know.
-    Uncertain,
-    /// A question that the user has not answered.
-    Waiting,
-    /// Closed without running: its run was cancelled or replaced.
-    Abandoned,
-}
-
-impl CallStatus {
-    /// The word that is stored and shown.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            CallStatus::Invoked => "invoked",
-            CallStatus::Started => "started",
-            CallStatus::Done => "done",
-            CallStatus::Failed => "failed",
-            CallStatus::Uncertain => "uncertain",
-            CallStatus::Waiting => "waiting",
-            CallStatus::Abandoned => "abandoned",
-        }
-    }
-
-    /// Whether, without an outcome, nobody can know if the call took effect.
-    pub fn may_have_run(self) -> bool {
-        match self {
-            CallStatus::Started | CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => true,
-            CallStatus::Invoked | CallStatus::Waiting | CallStatus::Abandoned => false,
-        }
-    }
-
-    /// Reads the stored word.
-    pub fn parse(word: &str) -> Option<CallStatus> {
-        Some(match word {
-            "invoked" => CallStatus::Invoked,
-            "started" => CallStatus::Started,
-            "done" => CallStatus::Done,
-            "failed" => CallStatus::Failed,
-            "uncertain" => CallStatus::Uncertain,
-            "waiting" => CallStatus::Waiting,
-            "abandoned" => CallStatus::Abandoned,
-            _ => return None,
-        })
-    }
-}
-
-/// A ledger row whose result is not in the transcript yet.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Call {
-    pub call_id: CallId,
-    pub effect: Effect,
-    pub status: CallStatus,
-    /// What came of it, once it has settled.
-    pub outcome: Option<CallOutcome>,
-}
-
-/// What came of a tool call, as the ledger keeps it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CallOutcome {
-    pub content: String,
-    #[serde(default)]
-    pub is_error: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub details: Option<Value>,
 }
 
 /// Sums over the committed steps.
@@ -422,46 +266,5 @@ impl Session {
     /// whose prefix was never pinned.
     pub fn context(&self, tools: Vec<ToolDefinition>) -> Context {
         context::full(self, tools)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_status_reads_back_as_it_is_written() {
-        for status in SessionStatus::ALL {
-            assert_eq!(SessionStatus::parse(status.as_str()), Some(status));
-        }
-        assert_eq!(SessionStatus::parse("forked"), None);
-    }
-
-    #[test]
-    fn terminated_is_final_and_archived_only_ends() {
-        for next in SessionStatus::ALL {
-            assert!(!SessionStatus::Terminated.may_become(next));
-            assert_eq!(SessionStatus::Archived.may_become(next), next == SessionStatus::Terminated);
-        }
-    }
-
-    #[test]
-    fn only_what_rests_is_put_away() {
-        for status in SessionStatus::ALL {
-            let rests =
-                matches!(status, SessionStatus::Created | SessionStatus::Completed | SessionStatus::Failed);
-            assert_eq!(status.may_become(SessionStatus::Archived), rests, "{status:?}");
-            let ends = rests || status == SessionStatus::Archived;
-            assert_eq!(status.may_become(SessionStatus::Terminated), ends, "{status:?}");
-        }
-    }
-
-    #[test]
-    fn every_resting_status_can_be_woken_by_a_message() {
-        for status in SessionStatus::ALL {
-            if status.takes_messages() && !status.is_open() {
-                assert!(status.may_become(SessionStatus::Queued), "{status:?}");
-            }
-        }
     }
 }

@@ -6,6 +6,7 @@
 //! queue. Whatever the session weighs, a page of it is in memory, and one blob.
 
 mod pages;
+mod row;
 mod snapshot;
 
 use crate::{Error, Result, Store};
@@ -55,6 +56,42 @@ enum Stage {
     Blobs,
     Trailer,
     Done,
+}
+
+impl Stage {
+    /// Where reading goes on after `line`.
+    fn after(line: &Line) -> Stage {
+        match line {
+            Line::Session(_) => Stage::Head.section_after(),
+            Line::Seed(row) => Stage::Seeds(row.ordinal),
+            Line::Run(_) => Stage::Runs,
+            Line::Record(row) => Stage::Records(row.message_number),
+            Line::Step(row) => Stage::Steps(row.step_number),
+            Line::Event(row) => Stage::Events(row.seq),
+            Line::Call(row) => Stage::Calls(row.message_number, row.call_id.clone()),
+            Line::Delivery(row) => Stage::Deliveries(row.place),
+            Line::Inbox(row) => Stage::Inbox(row.inbox_id),
+            Line::Blob(_) => Stage::Blobs,
+        }
+    }
+
+    /// The beginning of the section after this one.
+    fn section_after(&self) -> Stage {
+        match self {
+            // A seed's number may be 0.
+            Stage::Head => Stage::Seeds(-1),
+            Stage::Seeds(_) => Stage::Runs,
+            Stage::Runs => Stage::Records(0),
+            Stage::Records(_) => Stage::Steps(0),
+            Stage::Steps(_) => Stage::Events(0),
+            Stage::Events(_) => Stage::Calls(0, String::new()),
+            Stage::Calls(..) => Stage::Deliveries(0),
+            Stage::Deliveries(_) => Stage::Inbox(0),
+            Stage::Inbox(_) => Stage::Blobs,
+            Stage::Blobs => Stage::Trailer,
+            Stage::Trailer | Stage::Done => Stage::Done,
+        }
+    }
 }
 
 /// How many rows the next page asks for: about [`PAGE_BYTES`] by the weight of the last one.
@@ -109,12 +146,19 @@ impl Export {
                 Stage::Head => self.head().await?,
                 Stage::Blobs => self.blob().await?,
                 Stage::Trailer => {
-                    self.stage = Stage::Done;
+                    self.stage = stage.section_after();
                     let sha256 = hex::encode(self.hash.clone().finalize());
                     line(&Trailer { sha256 })
                 }
                 Stage::Done => return Ok(None),
-                rows => self.rows(rows).await?,
+                Stage::Seeds(_)
+                | Stage::Runs
+                | Stage::Records(_)
+                | Stage::Steps(_)
+                | Stage::Events(_)
+                | Stage::Calls(..)
+                | Stage::Deliveries(_)
+                | Stage::Inbox(_) => self.rows(&stage).await?,
             };
             if !chunk.is_empty() {
                 self.hash.update(&chunk);
@@ -124,7 +168,7 @@ impl Export {
     }
 
     async fn head(&mut self) -> Result<Vec<u8>> {
-        self.stage = Stage::Seeds(-1);
+        self.stage = self.stage.section_after();
         let mut chunk = line(&self.snapshot.header);
         let session = Line::Session(self.snapshot.session.clone());
         chunk.extend(self.written(session).await?);
@@ -132,7 +176,7 @@ impl Export {
     }
 
     /// About a page of rows: those that no longer change, and in their places those of the snapshot.
-    async fn rows(&mut self, stage: Stage) -> Result<Vec<u8>> {
+    async fn rows(&mut self, stage: &Stage) -> Result<Vec<u8>> {
         if self.queue.is_empty() && self.ended.is_none() {
             let Page { lines, next, bytes } = self.page(stage).await?;
             if lines.is_empty() {
@@ -216,7 +260,7 @@ impl Export {
     /// The next blob, or its next part.
     async fn blob(&mut self) -> Result<Vec<u8>> {
         let Some((sha256, stored)) = self.blobs.pop_first() else {
-            self.stage = Stage::Trailer;
+            self.stage = self.stage.section_after();
             return Ok(Vec::new());
         };
         let (bytes, media_type) = self.blob_size(&stored).await?;
@@ -273,10 +317,4 @@ fn key(line: &Line) -> (i64, String) {
         | Line::Event(_)
         | Line::Blob(_) => (0, String::new()),
     }
-}
-
-/// The files of an inbox row, as they are stored.
-fn attachments(column: Option<serde_json::Value>) -> Result<Vec<wakeful_workflow::record::Attachment>> {
-    let attachments = column.map(serde_json::from_value).transpose();
-    Ok(attachments.map_err(|error| Error::corrupt("attachments", error))?.unwrap_or_default())
 }

@@ -1,12 +1,11 @@
 //! The pages: rows that no longer change, by key, up to the cut, about a megabyte at a time.
 
-use super::snapshot::{json, listed, object, time, word};
+use super::row::{self, object, time, word};
 use super::{Export, PAGE_BYTES, PAGE_ROWS, Stage};
 use crate::hydrate::from_text;
 use crate::{Error, Result};
 use wakeful_workflow::bundle::{
-    CallRow, DeliveryRow, EventRow, InboxRow, InboxStatus, Line, PART_BYTES, RecordRow, SeedRow, StepRow,
-    payload_of,
+    EventRow, InboxStatus, Line, PART_BYTES, RecordRow, SeedRow, StepRow, payload_of,
 };
 
 /// Rows, what follows them, and what they weighed.
@@ -16,35 +15,30 @@ pub(super) struct Page {
     pub bytes: i64,
 }
 
-impl Page {
-    /// The rows, and more after the last one's key; or, where there is none, `then`.
-    fn of(rows: Vec<(Line, i64)>, further: impl FnOnce(&Line) -> Stage, then: Stage) -> Page {
-        let bytes = rows.iter().map(|(_, weight)| weight).sum();
-        let lines: Vec<Line> = rows.into_iter().map(|(line, _)| line).collect();
-        let next = lines.last().map_or(then, further);
-        Page { lines, next, bytes }
-    }
-}
+/// Each row of a page with its weight: about its bytes in memory.
+type Rows = Vec<(Line, i64)>;
 
 impl Export {
-    pub(super) async fn page(&self, stage: Stage) -> Result<Page> {
-        match stage {
-            Stage::Seeds(after) => self.seeds(after).await,
-            // All of them are the snapshot's.
-            Stage::Runs => Ok(Page::of(Vec::new(), |_| Stage::Runs, Stage::Records(0))),
-            Stage::Records(after) => self.records(after).await,
-            Stage::Steps(after) => self.steps(after).await,
-            Stage::Events(after) => self.events(after).await,
-            Stage::Calls(message, call) => self.calls(message, &call).await,
-            Stage::Deliveries(after) => self.deliveries(after).await,
-            Stage::Inbox(after) => self.inbox(after).await,
-            Stage::Head | Stage::Blobs | Stage::Trailer | Stage::Done => {
-                Ok(Page { lines: Vec::new(), next: Stage::Done, bytes: 0 })
-            }
-        }
+    /// The rows that `stage` begins with; behind them it goes on after the last one, or with the next section.
+    pub(super) async fn page(&self, stage: &Stage) -> Result<Page> {
+        let rows = match stage {
+            Stage::Seeds(after) => self.seeds(*after).await?,
+            Stage::Records(after) => self.records(*after).await?,
+            Stage::Steps(after) => self.steps(*after).await?,
+            Stage::Events(after) => self.events(*after).await?,
+            Stage::Calls(message, call) => self.calls(*message, call).await?,
+            Stage::Deliveries(after) => self.deliveries(*after).await?,
+            Stage::Inbox(after) => self.inbox(*after).await?,
+            // All runs are the snapshot's; the others are no rows.
+            Stage::Runs | Stage::Head | Stage::Blobs | Stage::Trailer | Stage::Done => Vec::new(),
+        };
+        let bytes = rows.iter().map(|(_, weight)| weight).sum();
+        let lines: Vec<Line> = rows.into_iter().map(|(line, _)| line).collect();
+        let next = lines.last().map_or_else(|| stage.section_after(), Stage::after);
+        Ok(Page { lines, next, bytes })
     }
 
-    async fn seeds(&self, after: i32) -> Result<Page> {
+    async fn seeds(&self, after: i32) -> Result<Rows> {
         let rows = sqlx::query!(
             r#"
             select ordinal as "ordinal!", role as "role!", content as "content!", is_new as "is_new!", "timestamp",
@@ -80,14 +74,10 @@ impl Export {
             });
             Ok((line, i64::from(row.weight)))
         });
-        let further = |line: &Line| match line {
-            Line::Seed(row) => Stage::Seeds(row.ordinal),
-            _ => Stage::Runs,
-        };
-        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Runs))
+        rows.collect()
     }
 
-    async fn records(&self, after: i64) -> Result<Page> {
+    async fn records(&self, after: i64) -> Result<Rows> {
         let rows = sqlx::query!(
             r#"
             select message_number as "message_number!", message_id as "message_id!", run_id as "run_id!",
@@ -131,14 +121,10 @@ impl Export {
             });
             Ok((line, i64::from(row.weight)))
         });
-        let further = |line: &Line| match line {
-            Line::Record(row) => Stage::Records(row.message_number),
-            _ => Stage::Steps(0),
-        };
-        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Steps(0)))
+        rows.collect()
     }
 
-    async fn steps(&self, after: i64) -> Result<Page> {
+    async fn steps(&self, after: i64) -> Result<Rows> {
         let rows = sqlx::query!(
             "select step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
                 output_tokens, cached_tokens, cache_write_tokens, cost_micros, executed_local_tool_count, attempt,
@@ -174,14 +160,10 @@ impl Export {
             });
             (line, 0)
         });
-        let further = |line: &Line| match line {
-            Line::Step(row) => Stage::Steps(row.step_number),
-            _ => Stage::Events(0),
-        };
-        Ok(Page::of(rows.collect(), further, Stage::Events(0)))
+        Ok(rows.collect())
     }
 
-    async fn events(&self, after: i64) -> Result<Page> {
+    async fn events(&self, after: i64) -> Result<Rows> {
         let rows = sqlx::query!(
             r#"
             select seq as "seq!", ts as "ts!", type as "kind!", run_id, step_number, payload as "payload!", dedupe_key,
@@ -219,14 +201,10 @@ impl Export {
             });
             (line, i64::from(row.weight))
         });
-        let further = |line: &Line| match line {
-            Line::Event(row) => Stage::Events(row.seq),
-            _ => Stage::Blobs,
-        };
-        Ok(Page::of(rows.collect(), further, Stage::Calls(0, String::new())))
+        Ok(rows.collect())
     }
 
-    async fn calls(&self, message: i64, call: &str) -> Result<Page> {
+    async fn calls(&self, message: i64, call: &str) -> Result<Rows> {
         let rows = sqlx::query!(
             r#"
             select call_id as "call_id!", run_id as "run_id!", step_number as "step_number!",
@@ -262,34 +240,11 @@ impl Export {
         )
         .fetch_all(&self.store.pool)
         .await?;
-        let rows = rows.into_iter().map(|row| {
-            let line = Line::Call(CallRow {
-                call_id: row.call_id,
-                run_id: row.run_id,
-                step_number: row.step_number,
-                message_number: row.message_number,
-                result_message_number: row.result_message_number,
-                name: row.name,
-                args_sha256: row.args_sha256,
-                effect: word("effect", row.effect)?,
-                status: word("call status", row.status)?,
-                attempts: row.attempts,
-                outcome: json("outcome", row.outcome)?,
-                receipt: json("receipt", row.receipt)?,
-                resolution: row.resolution,
-                started_at: row.started_at.map(time),
-                settled_at: row.settled_at.map(time),
-            });
-            Ok((line, i64::from(row.weight)))
-        });
-        let further = |line: &Line| match line {
-            Line::Call(row) => Stage::Calls(row.message_number, row.call_id.clone()),
-            _ => Stage::Deliveries(0),
-        };
-        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Deliveries(0)))
+        let rows = rows.into_iter().map(|row| Ok((row::call!(row), i64::from(row.weight))));
+        rows.collect()
     }
 
-    async fn deliveries(&self, after: i64) -> Result<Page> {
+    async fn deliveries(&self, after: i64) -> Result<Rows> {
         let rows = sqlx::query!(
             r#"
             select ordinal as "ordinal!", delivery_id as "delivery_id!", channel as "channel!",
@@ -323,33 +278,11 @@ impl Export {
         )
         .fetch_all(&self.store.pool)
         .await?;
-        let rows = rows.into_iter().map(|row| {
-            let line = Line::Delivery(DeliveryRow {
-                place: row.ordinal,
-                delivery_id: row.delivery_id,
-                channel: row.channel,
-                source_key: row.source_key,
-                content: from_text("delivery", &row.content)?,
-                status: word("delivery status", row.status)?,
-                attempt: row.attempt,
-                not_after: row.not_after.map(time),
-                receipt: json("receipt", row.receipt)?,
-                last_error: row.last_error,
-                undelivered: listed(row.undelivered)?,
-                resolution: row.resolution,
-                created_at: time(row.created_at),
-                settled_at: row.settled_at.map(time),
-            });
-            Ok((line, i64::from(row.weight)))
-        });
-        let further = |line: &Line| match line {
-            Line::Delivery(row) => Stage::Deliveries(row.place),
-            _ => Stage::Inbox(0),
-        };
-        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Inbox(0)))
+        let rows = rows.into_iter().map(|row| Ok((row::delivery!(row), i64::from(row.weight))));
+        rows.collect()
     }
 
-    async fn inbox(&self, after: i64) -> Result<Page> {
+    async fn inbox(&self, after: i64) -> Result<Rows> {
         let rows = sqlx::query!(
             r#"
             select inbox_id as "inbox_id!", client_key as "client_key!", content as "content!",
@@ -376,26 +309,9 @@ impl Export {
         )
         .fetch_all(&self.store.pool)
         .await?;
-        let rows = rows.into_iter().map(|row| {
-            let line = Line::Inbox(InboxRow {
-                inbox_id: row.inbox_id,
-                client_key: row.client_key,
-                content: row.content,
-                content_sha256: row.content_sha256,
-                sender: row.sender,
-                attachments: super::attachments(row.attachments)?,
-                status: InboxStatus::Drained,
-                run_id: row.run_id,
-                outcome: word("inbox outcome", row.outcome)?,
-                created_at: time(row.created_at),
-            });
-            Ok((line, i64::from(row.weight)))
-        });
-        let further = |line: &Line| match line {
-            Line::Inbox(row) => Stage::Inbox(row.inbox_id),
-            _ => Stage::Blobs,
-        };
-        Ok(Page::of(rows.collect::<Result<_>>()?, further, Stage::Blobs))
+        let rows =
+            rows.into_iter().map(|row| Ok((row::inbox!(row, InboxStatus::Drained), i64::from(row.weight))));
+        rows.collect()
     }
 
     pub(super) async fn blob_size(&self, sha256: &str) -> Result<(i64, String)> {

@@ -1,16 +1,12 @@
 //! The cut: what may still change, read in one short REPEATABLE READ transaction, and how far the logs went then.
 
+use super::row::{self, object, time, word};
 use crate::{Error, Result, Store};
-use chrono::{DateTime, Utc};
 use futures::TryStreamExt as _;
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write as _};
 use tempfile::SpooledTempFile;
-use wakeful_workflow::bundle::{
-    CallRow, Counts, Cut, DeliveryRow, Header, InboxRow, InboxStatus, Line, RunRow, SessionRow, VERSION,
-};
+use wakeful_workflow::bundle::{Counts, Cut, Header, InboxStatus, Line, RunRow, SessionRow, VERSION};
 use wakeful_workflow::session::SessionStatus;
 
 /// So much of the changing rows is kept in memory; the rest goes to a file that has no name.
@@ -300,23 +296,7 @@ async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     )
     .fetch(tx);
     while let Some(row) = rows.try_next().await? {
-        filling.push(&Line::Call(CallRow {
-            call_id: row.call_id,
-            run_id: row.run_id,
-            step_number: row.step_number,
-            message_number: row.message_number,
-            result_message_number: row.result_message_number,
-            name: row.name,
-            args_sha256: row.args_sha256,
-            effect: word("effect", row.effect)?,
-            status: word("call status", row.status)?,
-            attempts: row.attempts,
-            outcome: json("outcome", row.outcome)?,
-            receipt: json("receipt", row.receipt)?,
-            resolution: row.resolution,
-            started_at: row.started_at.map(time),
-            settled_at: row.settled_at.map(time),
-        }))?;
+        filling.push(&row::call!(row))?;
     }
     filling.filled()
 }
@@ -336,22 +316,7 @@ async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spoo
     )
     .fetch(tx);
     while let Some(row) = rows.try_next().await? {
-        filling.push(&Line::Delivery(DeliveryRow {
-            place: row.ordinal,
-            delivery_id: row.delivery_id,
-            channel: row.channel,
-            source_key: row.source_key,
-            content: crate::hydrate::from_text("delivery", &row.content)?,
-            status: word("delivery status", row.status)?,
-            attempt: row.attempt,
-            not_after: row.not_after.map(time),
-            receipt: json("receipt", row.receipt)?,
-            last_error: row.last_error,
-            undelivered: listed(row.undelivered)?,
-            resolution: row.resolution,
-            created_at: time(row.created_at),
-            settled_at: row.settled_at.map(time),
-        }))?;
+        filling.push(&row::delivery!(row))?;
     }
     filling.filled()
 }
@@ -368,47 +333,7 @@ async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     )
     .fetch(tx);
     while let Some(row) = rows.try_next().await? {
-        filling.push(&Line::Inbox(InboxRow {
-            inbox_id: row.inbox_id,
-            client_key: row.client_key,
-            content: row.content,
-            content_sha256: row.content_sha256,
-            sender: row.sender,
-            attachments: super::attachments(row.attachments)?,
-            status: InboxStatus::Pending,
-            run_id: row.run_id,
-            outcome: word("inbox outcome", row.outcome)?,
-            created_at: time(row.created_at),
-        }))?;
+        filling.push(&row::inbox!(row, InboxStatus::Pending))?;
     }
     filling.filled()
-}
-
-/// As a bundle writes it: microseconds, which is what Postgres keeps.
-pub(super) fn time(time: DateTime<Utc>) -> String {
-    time.format("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
-}
-
-/// A stored word as what it stands for.
-pub(super) fn word<T: DeserializeOwned>(what: &'static str, word: String) -> Result<T> {
-    serde_json::from_value(Value::String(word)).map_err(|error| Error::corrupt(what, error))
-}
-
-/// A `json` column, which is read as the text that was stored.
-pub(super) fn json<T: DeserializeOwned>(what: &'static str, text: Option<String>) -> Result<Option<T>> {
-    text.map(|text| crate::hydrate::from_text(what, &text)).transpose()
-}
-
-pub(super) fn listed(value: Value) -> Result<Vec<Value>> {
-    match value {
-        Value::Array(items) => Ok(items),
-        other => Err(Error::corrupt("undelivered", format!("not a list: {other}"))),
-    }
-}
-
-pub(super) fn object(what: &'static str, value: Value) -> Result<Map<String, Value>> {
-    match value {
-        Value::Object(object) => Ok(object),
-        other => Err(Error::corrupt(what, format!("not an object: {other}"))),
-    }
 }

@@ -13,7 +13,7 @@ use crate::{Error, Result, Store, new_id};
 use blobs::Blobs;
 use serde::Serialize;
 use source::{Source, failed};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use tokio::sync::mpsc;
 use wakeful_workflow::bundle::check::{Checked, Summary};
@@ -36,13 +36,11 @@ pub struct Imported {
     /// Its status there; one that was open is `failed` here.
     pub exported_status: &'static str,
     pub redacted: bool,
-    pub counts: BTreeCounts,
+    /// Rows by kind, blobs included.
+    pub counts: BTreeMap<&'static str, i64>,
     pub bytes: u64,
     pub sha256: String,
 }
-
-/// Rows by kind, blobs included.
-pub type BTreeCounts = std::collections::BTreeMap<&'static str, i64>;
 
 impl Imported {
     fn of(summary: &Summary) -> Imported {

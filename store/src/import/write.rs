@@ -5,7 +5,9 @@ use super::InboxIds;
 use crate::Result;
 use crate::step::to_json;
 use serde_json::Value;
-use sqlx::PgConnection;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres};
 use wakeful_workflow::bundle::check::Summary;
 use wakeful_workflow::bundle::import::{Adoption, origin};
 use wakeful_workflow::bundle::{EventRow, Line, Section, SessionRow};
@@ -20,6 +22,9 @@ pub(super) async fn inbox_ids(tx: &mut PgConnection, old: &[i64]) -> Result<Inbo
     .await?;
     Ok(old.iter().copied().zip(new).collect())
 }
+
+/// The statement that writes rows of one kind.
+type Batch = Query<'static, Postgres, PgArguments>;
 
 pub(super) struct Writer {
     adoption: Adoption,
@@ -46,32 +51,37 @@ impl Writer {
     pub async fn write(&mut self, tx: &mut PgConnection, rows: Vec<Line>) -> Result<()> {
         let rows: Vec<Line> = rows.into_iter().map(|row| self.adoption.adopt(row)).collect();
         let Some(section) = rows.first().map(Line::section) else { return Ok(()) };
-        match section {
+        let batch = match section {
             Section::Session => {
                 for row in &rows {
                     if let Line::Session(row) = row {
                         self.session(tx, row).await?;
                     }
                 }
-                Ok(())
+                return Ok(());
             }
             // They were written before.
-            Section::Blob => Ok(()),
-            Section::Seed => self.seeds(tx, &json_of(&rows)?).await,
-            Section::Run => self.runs(tx, &json_of(&rows)?).await,
-            Section::Record => self.records(tx, &json_of(&rows)?).await,
-            Section::Step => self.steps(tx, &json_of(&rows)?).await,
-            Section::Event => self.events(tx, &json_of(&rows)?).await,
-            Section::Call => self.calls(tx, &json_of(&rows)?).await,
-            Section::Delivery => self.deliveries(tx, &json_of(&rows)?).await,
-            Section::Inbox => self.inbox(tx, &json_of(&rows)?).await,
-        }
+            Section::Blob => return Ok(()),
+            Section::Seed => self.seeds(&json_of(&rows)?),
+            Section::Run => self.runs(&json_of(&rows)?),
+            Section::Record => self.records(&json_of(&rows)?),
+            Section::Step => self.steps(&json_of(&rows)?),
+            Section::Event => self.events(&json_of(&rows)?),
+            Section::Call => self.calls(&json_of(&rows)?),
+            Section::Delivery => self.deliveries(&json_of(&rows)?),
+            Section::Inbox => self.inbox(&json_of(&rows)?),
+        };
+        batch.execute(tx).await?;
+        Ok(())
     }
 
     /// What the journal says after the bundle's last entry.
     pub async fn end(&mut self, tx: &mut PgConnection) -> Result<()> {
         let ending: Vec<EventRow> = self.adoption.ending(self.last_event_seq);
-        if ending.is_empty() { Ok(()) } else { self.events(tx, &to_json(&ending)?).await }
+        if !ending.is_empty() {
+            self.events(&to_json(&ending)?).execute(tx).await?;
+        }
+        Ok(())
     }
 
     async fn session(&mut self, tx: &mut PgConnection, row: &SessionRow) -> Result<()> {
@@ -120,7 +130,7 @@ impl Writer {
         Ok(())
     }
 
-    async fn seeds(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+    fn seeds(&self, rows: &str) -> Batch {
         sqlx::query!(
             r#"insert into session_seed_messages (session_id, ordinal, role, content, is_new, "timestamp", details)
             select $1, ordinal, role, content, is_new, "timestamp", details
@@ -129,12 +139,9 @@ impl Writer {
             self.session_id,
             rows
         )
-        .execute(tx)
-        .await?;
-        Ok(())
     }
 
-    async fn runs(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+    fn runs(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into session_runs
                 (run_id, session_id, conversation_id, status, prompt_message_number, steps, input_tokens,
@@ -149,12 +156,9 @@ impl Writer {
             self.conversation_id,
             rows
         )
-        .execute(tx)
-        .await?;
-        Ok(())
     }
 
-    async fn records(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+    fn records(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into conversation_records
                 (conversation_id, message_number, message_id, session_id, run_id, step_number, role, content, internal,
@@ -167,13 +171,10 @@ impl Writer {
             self.conversation_id,
             rows
         )
-        .execute(tx)
-        .await?;
-        Ok(())
     }
 
     /// Lease and worker were another database's.
-    async fn steps(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+    fn steps(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into session_steps
                 (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason, input_tokens,
@@ -190,12 +191,9 @@ impl Writer {
             self.session_id,
             rows
         )
-        .execute(tx)
-        .await?;
-        Ok(())
     }
 
-    async fn events(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+    fn events(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into session_events (session_id, seq, ts, type, run_id, step_number, payload, dedupe_key)
             select $1, seq, ts, type, run_id, step_number, payload, dedupe_key
@@ -205,12 +203,9 @@ impl Writer {
             self.session_id,
             rows
         )
-        .execute(tx)
-        .await?;
-        Ok(())
     }
 
-    async fn calls(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+    fn calls(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into tool_calls
                 (session_id, call_id, run_id, step_number, message_number, result_message_number, name, args_sha256,
@@ -224,12 +219,9 @@ impl Writer {
             self.session_id,
             rows
         )
-        .execute(tx)
-        .await?;
-        Ok(())
     }
 
-    async fn deliveries(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+    fn deliveries(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into deliveries
                 (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content, status,
@@ -249,12 +241,9 @@ impl Writer {
             self.conversation_id,
             rows
         )
-        .execute(tx)
-        .await?;
-        Ok(())
     }
 
-    async fn inbox(&self, tx: &mut PgConnection, rows: &str) -> Result<()> {
+    fn inbox(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into session_inbox
                 (session_id, inbox_id, client_key, content, content_sha256, sender, attachments, status, run_id, outcome,
@@ -268,9 +257,6 @@ impl Writer {
             self.session_id,
             rows
         )
-        .execute(tx)
-        .await?;
-        Ok(())
     }
 }
 

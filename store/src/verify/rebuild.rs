@@ -39,7 +39,7 @@ impl Store {
     /// [`Error::NotFound`], [`Error::Corrupt`] for a log that cannot be read, [`Error::Database`].
     pub async fn rebuild(&self, session_id: &str) -> Result<Rebuilt> {
         let mut tx = self.pool.begin().await?;
-        lock(&mut tx, session_id).await?;
+        run::lock(&mut tx, session_id).await?;
         let facts = Facts::read(&mut tx, session_id).await?;
         let changes = changes(&facts);
         let mut rebuilt = Rebuilt { session_id: session_id.to_owned(), changes, ..Rebuilt::default() };
@@ -59,20 +59,6 @@ impl Store {
         tx.commit().await?;
         Ok(rebuilt)
     }
-}
-
-/// Conversation, then session. The row's own status may be what is wrong, so nothing of it is read here.
-async fn lock(tx: &mut PgConnection, session_id: &str) -> Result<()> {
-    let conversation_id = sqlx::query_scalar!(
-        "select conversation_id from conversation_sessions where session_id = $1",
-        session_id
-    )
-    .fetch_optional(&mut *tx)
-    .await?
-    .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
-    run::lock_conversation(tx, &conversation_id).await?;
-    run::lock_session(tx, session_id).await?;
-    Ok(())
 }
 
 fn changes(facts: &Facts) -> Vec<Change> {

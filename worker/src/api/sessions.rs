@@ -107,15 +107,14 @@ pub async fn detail(store: &wakeful_store::Store, space_id: Option<&str>, id: &s
         .map_err(|error| Error::Corrupt { what: "session", reason: error.to_string() })?;
     let messages = store.messages(id, None, PAGE).await?;
     let steps = store.steps(id, None, PAGE).await?;
-    let older_messages =
-        messages.first().filter(|_| messages.len() as i64 == PAGE).map(|one| one.message_number);
-    let older_steps = steps.first().filter(|_| steps.len() as i64 == PAGE).map(|one| one.step_number);
+    let older_messages = older_page(&messages, PAGE, |first| first.message_number);
+    let older_steps = older_page(&steps, PAGE, |first| first.step_number);
     if let Value::Object(fields) = &mut body {
         fields.insert("runs".to_owned(), json!(store.runs(id, PAGE).await?));
         fields.insert("messages".to_owned(), json!(messages));
-        fields.insert("messages_before".to_owned(), json!(older_messages));
+        fields.insert("messages_before".to_owned(), older_messages);
         fields.insert("steps".to_owned(), json!(steps));
-        fields.insert("steps_before".to_owned(), json!(older_steps));
+        fields.insert("steps_before".to_owned(), older_steps);
         fields.insert("tool_calls".to_owned(), json!(store.calls(id).await?));
         fields.insert("deliveries".to_owned(), json!(store.deliveries(id).await?));
     }
@@ -132,9 +131,7 @@ pub(super) async fn messages(
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
     let limit = limit(query.limit);
     let items = ctx.store.messages_that_are(query.internal, &id, query.cursor, limit).await?;
-    let full = items.len() as i64 == limit;
-    let next = items.first().filter(|_| full).map(|first| first.message_number);
-    page(&items, json!(next))
+    page(&items, older_page(&items, limit, |first| first.message_number))
 }
 
 /// Steps below the cursor, oldest first; `next` leads to older ones.
@@ -146,9 +143,7 @@ pub(super) async fn steps(
     let Query(query) = query?;
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
     let items = ctx.store.steps(&id, query.cursor, query.limit()).await?;
-    let full = items.len() as i64 == query.limit();
-    let next = items.first().filter(|_| full).map(|first| first.step_number);
-    page(&items, json!(next))
+    page(&items, older_page(&items, query.limit(), |first| first.step_number))
 }
 
 /// The journal after the cursor.
@@ -211,8 +206,14 @@ pub(super) async fn send(
     Ok(answer(ingest::send(&ctx, &id, &session.conversation_id, message).await?))
 }
 
+/// The cursor of what follows a full page: that of its last item, or null where it is not full.
 pub(super) fn next_page<T>(items: &[T], limit: i64, cursor: impl Fn(&T) -> Value) -> Value {
     items.last().filter(|_| items.len() as i64 == limit).map_or(Value::Null, cursor)
+}
+
+/// The cursor of what stands before a full page of the newest, given oldest first: its first item's number.
+fn older_page<T>(items: &[T], limit: i64, number: impl Fn(&T) -> i64) -> Value {
+    items.first().filter(|_| items.len() as i64 == limit).map_or(Value::Null, |first| json!(number(first)))
 }
 
 pub(super) fn page<T: Serialize>(items: &[T], next: Value) -> Answer {

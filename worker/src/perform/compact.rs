@@ -1,18 +1,17 @@
 //! A summary of the context: a model call of its own, which no reader is shown.
 
 use super::Interrupted;
+use super::intent::{self, Begun, Intent};
 use crate::Ctx;
 use crate::model::{Model, NoDeltas};
-use crate::telemetry::{self, names};
+use crate::telemetry;
 use crate::watchdog::UNYIELDING;
-use tracing::{Instrument, info, info_span, warn};
-use wakeful_store::generation::NewGeneration;
+use tracing::{Instrument, info, warn};
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{Strategy, compaction};
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::record::{Block, Reply};
 use wakeful_workflow::session::{Purpose, Session};
 use wakeful_workflow::wire::Request;
@@ -28,7 +27,7 @@ pub(super) async fn compact(
     let model = ctx.models.get(&agent.model)?;
     let tools = ctx.configured_tools(session, agent)?;
     let window = ctx.config.context_window(&agent.model);
-    let mut attempt = session.interrupted.last().map_or(0, |last| last.attempt);
+    let mut attempt = intent::next_attempt(session);
     let mut without = 0;
     let mut context = compaction::request(session, tools.clone(), 0);
     loop {
@@ -37,25 +36,19 @@ pub(super) async fn compact(
             return Err(Fault::Internal { message: "there is nothing to summarise".to_owned() }.into());
         };
         let request = model.request(&asked);
-        let (generation_id, request_sha256) =
-            (GenerationId::from(wakeful_store::new_id("gen")), request.sha256());
-        attempt += 1;
-        let new = NewGeneration {
-            session_id: &session.session_id,
-            generation_id: &generation_id,
-            step_number: session.last_step_number + 1,
+        let request_sha256 = request.sha256();
+        let intent = Intent {
             attempt,
             model: &agent.model,
+            request: &request,
             request_sha256: &request_sha256,
             base_sha256: &request_sha256,
-            repairs: request.repairs.total() as i64,
             resumes: None,
             purpose: Purpose::Compaction,
             context_strategy: Strategy::Compaction,
         };
-        let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
-            return Err(Interrupted::Moved);
-        };
+        let Begun { generation_id, started_at, repairs } =
+            intent::begin(ctx, lease, session, &intent).await?;
         crate::failpoint("K28");
         let answered = call(ctx, lease, session, agent, model.as_ref(), &request).await;
         let end = match answered.and_then(written) {
@@ -63,6 +56,7 @@ pub(super) async fn compact(
                 without = (without * 2).max(1);
                 context = compaction::request(session, tools.clone(), without);
                 if context.is_some() {
+                    attempt += 1;
                     info!(session.id = %session.session_id, "The summary's own call is too long: without the oldest {without} turns");
                     continue;
                 }
@@ -89,7 +83,7 @@ pub(super) async fn compact(
             model: agent.model.clone(),
             request_sha256,
             started_at,
-            repairs: request.repairs.total() as i64,
+            repairs,
             end,
         }));
     }
@@ -103,18 +97,7 @@ async fn call(
     model: &dyn Model,
     request: &Request,
 ) -> Result<Reply, Fault> {
-    let (provider, name) = agent.model.split_once('/').unwrap_or(("", &agent.model));
-    let span = info_span!(
-        "chat",
-        "otel.name" = names::chat(name),
-        "otel.kind" = names::KIND_CLIENT,
-        { names::OPERATION_NAME } = names::OPERATION_CHAT,
-        { names::PROVIDER_NAME } = provider,
-        { names::REQUEST_MODEL } = name,
-        { names::REQUEST_STREAM } = true,
-        { names::CONVERSATION_ID } = %session.conversation_id,
-        { names::SESSION_ID } = %session.session_id,
-    );
+    let span = intent::span(session, &agent.model);
     let what = format!("the call of model {} for a summary of session {}", agent.model, session.session_id);
     let mut unseen = NoDeltas;
     let calling = model.call(request, &mut unseen);

@@ -2,6 +2,7 @@
 
 use super::Interrupted;
 use super::chunks::{Piece, Writer};
+use super::intent::{self, Begun, Intent};
 use crate::Ctx;
 use crate::model::Deltas;
 use crate::telemetry::{self, names};
@@ -10,16 +11,14 @@ use opentelemetry::{Array, StringValue, Value};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tracing::{Instrument, Span, info, info_span, warn};
+use tracing::{Instrument, Span, info, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
-use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Generated, Outcome};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, Context};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::resume::{self, NextCall};
 use wakeful_workflow::session::{self, Purpose, Session};
@@ -48,44 +47,27 @@ pub(super) async fn call_model(
         // Of megabytes of context it is made once.
         None => (base, base_sha256.clone(), None),
     };
-    let repairs = request.repairs.total() as i64;
+    let kinds = &request.repairs;
+    let repairs = kinds.total();
     if repairs > 0 {
-        let kinds = &request.repairs;
         info!(session.id = %session.session_id, repairs, ?kinds, "Repaired {repairs} violations on the request's copy of the transcript");
     }
-    let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
-    let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
-    let new = NewGeneration {
-        session_id: &session.session_id,
-        generation_id: &generation_id,
-        step_number: session.last_step_number + 1,
+    let attempt = intent::next_attempt(session);
+    let intent = Intent {
         attempt,
         model: &agent.model,
+        request: &request,
         request_sha256: &request_sha256,
         base_sha256: &base_sha256,
-        repairs,
         resumes,
         purpose: Purpose::Reply,
         context_strategy: agent.context.strategy,
     };
-    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
-        return Err(Interrupted::Moved);
-    };
+    let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
     ctx.notifier.session(session.session_id.as_str());
     crate::failpoint("K6");
 
-    let (provider, name) = agent.model.split_once('/').unwrap_or(("", &agent.model));
-    let span = info_span!(
-        "chat",
-        "otel.name" = names::chat(name),
-        "otel.kind" = names::KIND_CLIENT,
-        { names::OPERATION_NAME } = names::OPERATION_CHAT,
-        { names::PROVIDER_NAME } = provider,
-        { names::REQUEST_MODEL } = name,
-        { names::REQUEST_STREAM } = true,
-        { names::CONVERSATION_ID } = %session.conversation_id,
-        { names::SESSION_ID } = %session.session_id,
-    );
+    let span = intent::span(session, &agent.model);
     let (pieces, inbox) = mpsc::unbounded_channel();
     if let Some(prefill) = &request.prefill {
         // Readers keep what they have seen: the first chunk is what was said before.

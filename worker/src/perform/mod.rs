@@ -4,6 +4,7 @@
 mod chunks;
 mod compact;
 mod generate;
+mod intent;
 mod recorded;
 mod tools;
 

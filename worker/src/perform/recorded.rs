@@ -1,15 +1,15 @@
 //! What a replay is answered out of its source's log, in place of a model call or of a tool.
 
 use super::Interrupted;
+use super::intent::{self, Begun, Intent};
 use crate::Ctx;
 use tracing::{info, warn};
-use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, Context, Strategy, compaction};
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::id::{CallId, GenerationId};
+use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{FinishReason, Reply};
 use wakeful_workflow::replay::{self, RecordedAnswer, RecordedCall, RecordedResult};
 use wakeful_workflow::session::{CallOutcome, Purpose, Session};
@@ -51,25 +51,18 @@ pub(super) async fn answer(
         None => (base, base_sha256.clone()),
     };
     compare(session, &answer, &request_sha256);
-    let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
-    let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
-    let repairs = request.repairs.total() as i64;
-    let new = NewGeneration {
-        session_id: &session.session_id,
-        generation_id: &generation_id,
-        step_number: session.last_step_number + 1,
+    let attempt = intent::next_attempt(session);
+    let intent = Intent {
         attempt,
         model: model_name,
+        request: &request,
         request_sha256: &request_sha256,
         base_sha256: &base_sha256,
-        repairs,
         resumes: None,
         purpose: Purpose::Reply,
         context_strategy: agent.context.strategy,
     };
-    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
-        return Err(Interrupted::Moved);
-    };
+    let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
     crate::failpoint("K6");
     let details = &answer.record.details;
     Ok(Outcome::Replied(Generated {
@@ -112,25 +105,18 @@ pub(super) async fn summary(
     let request = model.request(&asked);
     let request_sha256 = request.sha256();
     compare(session, &answer, &request_sha256);
-    let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
-    let attempt = session.interrupted.last().map_or(0, |last| last.attempt) + 1;
-    let repairs = request.repairs.total() as i64;
-    let new = NewGeneration {
-        session_id: &session.session_id,
-        generation_id: &generation_id,
-        step_number: session.last_step_number + 1,
+    let attempt = intent::next_attempt(session);
+    let intent = Intent {
         attempt,
         model: model_name,
+        request: &request,
         request_sha256: &request_sha256,
         base_sha256: &request_sha256,
-        repairs,
         resumes: None,
         purpose: Purpose::Compaction,
         context_strategy: Strategy::Compaction,
     };
-    let Some(started_at) = ctx.store.begin_generation(lease, &new).await? else {
-        return Err(Interrupted::Moved);
-    };
+    let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
     crate::failpoint("K28");
     let details = &answer.record.details;
     // It points at messages by number: where those are the same, so is what it points at.

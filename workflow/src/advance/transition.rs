@@ -110,7 +110,7 @@ impl Blob {
     }
 
     /// Text under the name that its SHA-256 gives it.
-    pub fn of_text(text: String) -> Self {
+    pub(crate) fn of_text(text: String) -> Self {
         Blob::named("text/plain; charset=utf-8", text.into_bytes())
     }
 

@@ -16,10 +16,10 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 
 /// The trigger type of imported sessions.
-pub const TRIGGER: &str = "import";
+const TRIGGER: &str = "import";
 
 /// Why the run of a session that was exported in the middle of one has failed.
-pub const CUT_OFF: &str =
+const CUT_OFF: &str =
     "imported: it was exported in the middle of this run, which goes on elsewhere or not at all";
 
 /// Why a delivery has expired.
@@ -113,7 +113,7 @@ impl Adoption {
     }
 
     /// How many entries [`Adoption::ending`] gives for a session of this status.
-    pub fn endings(status: SessionStatus) -> i64 {
+    pub(super) fn endings(status: SessionStatus) -> i64 {
         if status.is_open() { 2 } else { 0 }
     }
 

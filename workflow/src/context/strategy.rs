@@ -18,6 +18,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// Every strategy, from the one that leaves out nothing.
     pub const ALL: [Strategy; 4] =
         [Strategy::Full, Strategy::SlidingWindow, Strategy::TrimToolResults, Strategy::Compaction];
 

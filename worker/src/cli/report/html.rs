@@ -3,8 +3,7 @@
 
 use super::super::output::dollars;
 use super::super::printable::printable_lines;
-use super::text::{change, ends};
-use super::{TOTALS, TotalsLine, measured_on_both, note_on_change, range, time, value};
+use super::{TOTALS, TotalsLine, change, ends, measured_on_both, note_on_change, range, time, value};
 use askama::Template;
 use wakeful_workflow::diff::{
     Level, Of, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference,

@@ -1,5 +1,6 @@
 //! What a comparison of two sessions found, for people and for programs: `session diff` and `replay` show it.
 
+mod columns;
 mod html;
 mod text;
 
@@ -153,4 +154,43 @@ fn range(first: i64, last: i64) -> String {
 /// A value as it is shown: a text without quotes would not tell `1` from `"1"`.
 fn value(value: Option<&serde_json::Value>) -> String {
     value.map_or_else(|| "nothing".to_owned(), serde_json::Value::to_string)
+}
+
+/// The first `head` and the last `tail` characters of `text`.
+fn ends(text: &str, head: usize, tail: usize) -> String {
+    let characters = text.chars().count();
+    if characters <= head + tail + 3 {
+        return text.to_owned();
+    }
+    let first: String = text.chars().take(head).collect();
+    let rest: String = text.chars().skip(characters - tail).collect();
+    format!("{first} … {rest}")
+}
+
+/// `+20 %` and the like.
+fn change(left: i64, right: i64) -> String {
+    match (left, right) {
+        (left, right) if left == right => "=".to_owned(),
+        (0, _) => "new".to_owned(),
+        (left, right) => format!("{:+.0} %", (right as f64 - left as f64) * 100.0 / left as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_a_part_of_what_was() {
+        assert_eq!(change(10, 12), "+20 %");
+        assert_eq!(change(10, 5), "-50 %");
+        assert_eq!(change(0, 5), "new");
+        assert_eq!(change(5, 5), "=");
+    }
+
+    #[test]
+    fn the_ends_of_a_long_text_are_kept() {
+        assert_eq!(ends("abcdefghijklmnop", 3, 2), "abc … op");
+        assert_eq!(ends("abcdefgh", 3, 2), "abcdefgh");
+    }
 }

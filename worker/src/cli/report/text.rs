@@ -1,10 +1,10 @@
 //! The report on a terminal: side by side where there is room for two columns, else one after the other.
 
 use super::super::output::{Column, Output, Table, Tone, count, dollars};
-use super::super::printable::printable_lines;
-use super::{TOTALS, measured_on_both, note_on_change, range, time, value};
+use super::columns::{Span, lay, marked, span};
+use super::{TOTALS, change, ends, measured_on_both, note_on_change, range, time, value};
 use std::fmt::Write as _;
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use unicode_width::UnicodeWidthStr;
 use wakeful_workflow::diff::{
     Both, Difference, Divergence, Level, Of, Part, Piece, Report, RequestMatch, TurnDiff, TurnView,
     ValueDifference,
@@ -32,17 +32,6 @@ struct Text<'a> {
     output: &'a Output,
     full: bool,
     text: String,
-}
-
-/// A piece of a line in one tone. Its text does nothing any more.
-#[derive(Clone)]
-struct Span {
-    tone: Tone,
-    text: String,
-}
-
-fn span(tone: Tone, text: &str) -> Span {
-    Span { tone, text: printable_lines(text) }
 }
 
 impl Text<'_> {
@@ -320,26 +309,6 @@ impl Text<'_> {
     }
 }
 
-/// The first `head` and the last `tail` characters of `text`.
-pub(super) fn ends(text: &str, head: usize, tail: usize) -> String {
-    let characters = text.chars().count();
-    if characters <= head + tail + 3 {
-        return text.to_owned();
-    }
-    let first: String = text.chars().take(head).collect();
-    let rest: String = text.chars().skip(characters - tail).collect();
-    format!("{first} … {rest}")
-}
-
-/// A piece with its marks: `[-left-]`, `{+right+}`. The colours say the same.
-fn marked(piece: &Piece) -> Span {
-    match piece.of {
-        Of::Both => span(Tone::Plain, &piece.text),
-        Of::Left => span(Tone::Bad, &format!("[-{}-]", piece.text)),
-        Of::Right => span(Tone::Good, &format!("{{+{}+}}", piece.text)),
-    }
-}
-
 fn messages(divergence: &Divergence) -> String {
     match (divergence.left_message, divergence.right_message) {
         (Some(left), Some(right)) if left == right => format!(" (from message {left})"),
@@ -347,102 +316,5 @@ fn messages(divergence: &Divergence) -> String {
         (Some(left), None) => format!(" (from message {left} of the left)"),
         (None, Some(right)) => format!(" (from message {right} of the right)"),
         (None, None) => String::new(),
-    }
-}
-
-/// `+20 %` and the like.
-pub(super) fn change(left: i64, right: i64) -> String {
-    match (left, right) {
-        (left, right) if left == right => "=".to_owned(),
-        (0, _) => "new".to_owned(),
-        (left, right) => format!("{:+.0} %", (right as f64 - left as f64) * 100.0 / left as f64),
-    }
-}
-
-/// Lines of at most `width` columns, broken at blanks where there are any.
-fn lay(spans: &[Span], width: usize) -> Vec<Vec<Span>> {
-    let mut lines = vec![Vec::new()];
-    let mut taken = 0;
-    let put = |lines: &mut Vec<Vec<Span>>, tone: Tone, text: &str, fresh: bool| {
-        if fresh {
-            lines.push(Vec::new());
-        }
-        let line = lines.last_mut().expect("there is always a line");
-        match line.last_mut() {
-            Some(Span { tone: before, text: so_far }) if *before == tone => so_far.push_str(text),
-            Some(_) | None => line.push(Span { tone, text: text.to_owned() }),
-        }
-    };
-    for span in spans {
-        for (at, line) in span.text.split('\n').enumerate() {
-            if at > 0 {
-                put(&mut lines, span.tone, "", true);
-                taken = 0;
-            }
-            for word in line.split_inclusive(' ') {
-                let fits = taken + word.trim_end().width() <= width;
-                let mut rest = word;
-                let mut fresh = !fits && taken > 0;
-                if fresh {
-                    taken = 0;
-                }
-                // A word that is longer than a line is cut.
-                while rest.trim_end().width() > width {
-                    let mut columns = 0;
-                    let end = rest
-                        .char_indices()
-                        .find(|(_, c)| {
-                            columns += c.width().unwrap_or(0);
-                            columns > width
-                        })
-                        .map_or(rest.len(), |(at, c)| if at == 0 { c.len_utf8() } else { at });
-                    put(&mut lines, span.tone, &rest[..end], fresh);
-                    rest = &rest[end..];
-                    fresh = true;
-                    taken = 0;
-                }
-                if !rest.is_empty() {
-                    put(&mut lines, span.tone, rest, fresh);
-                    taken += rest.width();
-                }
-            }
-        }
-    }
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn laid(text: &str, width: usize) -> Vec<String> {
-        lay(&[span(Tone::Plain, text)], width)
-            .into_iter()
-            .map(|line| line.into_iter().map(|span| span.text).collect::<String>().trim_end().to_owned())
-            .collect()
-    }
-
-    #[test]
-    fn lines_are_broken_at_blanks_and_a_long_word_is_cut() {
-        assert_eq!(laid("to be or not", 5), ["to be", "or", "not"]);
-        assert_eq!(laid("a unbreakable b", 6), ["a", "unbrea", "kable", "b"]);
-        assert_eq!(laid("one\n\ntwo", 9), ["one", "", "two"]);
-        // Two columns each.
-        assert_eq!(laid("漢字漢字", 4), ["漢字", "漢字"]);
-        assert_eq!(laid("漢字", 1), ["漢", "字"]);
-    }
-
-    #[test]
-    fn a_change_is_a_part_of_what_was() {
-        assert_eq!(change(10, 12), "+20 %");
-        assert_eq!(change(10, 5), "-50 %");
-        assert_eq!(change(0, 5), "new");
-        assert_eq!(change(5, 5), "=");
-    }
-
-    #[test]
-    fn the_ends_of_a_long_text_are_kept() {
-        assert_eq!(ends("abcdefghijklmnop", 3, 2), "abc … op");
-        assert_eq!(ends("abcdefgh", 3, 2), "abcdefgh");
     }
 }

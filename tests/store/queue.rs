@@ -1,0 +1,99 @@
+//! The queue, and the deliveries that go through it: one claim, one lease, one sending.
+
+use super::*;
+
+#[tokio::test]
+async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Write to Bob, twice.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    driver.sends_mail("call_1").await;
+
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
+    let job = claims.next().await;
+    let seen = world.store.pending_deliveries(&job.lease).await.unwrap().unwrap();
+    world.deliver(&job).await;
+    let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
+    assert!(none.is_none(), "the look finds nothing more");
+
+    // Enqueued after the look and before the end: the job does not end, and its lease is still its holder's.
+    driver.sends_mail("call_2").await;
+    assert!(!world.store.end_deliver_job(&job.lease, seen).await.unwrap());
+    let seen = world.store.pending_deliveries(&job.lease).await.unwrap().expect("the lease is untouched");
+    world.deliver(&job).await;
+
+    // Enqueued after the end: another job.
+    assert!(world.store.end_deliver_job(&job.lease, seen).await.unwrap());
+    driver.sends_mail("call_3").await;
+    drop(job);
+    let job = claims.next().await;
+    world.deliver(&job).await;
+    assert_eq!(world.one("select count(*) from deliveries where status = 'sent'").await, 3);
+    claims.stop();
+}
+
+#[tokio::test]
+async fn a_deliverer_without_its_lease_claims_and_settles_nothing() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Write to Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    driver.sends_mail("call_1").await;
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
+    let job = claims.next().await;
+    let token = world.steal(job.lease.job_id).await;
+    let before = world.dump().await;
+    assert!(world.store.pending_deliveries(&job.lease).await.unwrap().is_none());
+    let claimed = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
+    assert!(claimed.is_none());
+    assert!(!world.store.end_deliver_job(&job.lease, 1).await.unwrap());
+    assert_eq!(world.dump().await, before);
+
+    world.give_back(job.lease.job_id, token).await;
+    let claimed =
+        world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap().unwrap();
+    world.steal(job.lease.job_id).await;
+    let before = world.dump().await;
+    let sent = Settled::Sent { receipt: json!({}) };
+    assert!(!world.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());
+    assert_eq!(world.dump().await, before);
+    claims.stop();
+}
+
+#[tokio::test]
+async fn eight_claimers_at_once_never_get_one_job_twice() {
+    const JOBS: i64 = 400;
+    let world = World::new().await;
+    world
+        .execute(
+            "insert into jobs (kind, space_id, conversation_id, session_id, step_number)
+            select 'step', 'default', 'default/c' || n, 'sess_' || n, 1 from generate_series(1, 400) as n",
+        )
+        .await;
+    let taken = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let claimers = (0..8).map(|_| {
+        let (store, taken) = (world.store.clone(), Arc::clone(&taken));
+        tokio::spawn(async move {
+            let mut claims = Claims::start(&store, Kind::Step, 4, LEASE);
+            while taken.lock().unwrap().len() < JOBS as usize {
+                let Ok(job) = tokio::time::timeout(Duration::from_millis(100), claims.next()).await else {
+                    continue;
+                };
+                taken.lock().unwrap().push((job.lease.job_id, job.lease.token));
+                // Half of the jobs stay, leased: nobody else may have them.
+                if job.lease.job_id % 2 == 0 {
+                    store.end_job(&job.lease).await.unwrap();
+                }
+            }
+            claims.stop();
+        })
+    });
+    for claimer in join_all(claimers).await {
+        claimer.unwrap();
+    }
+    let taken = taken.lock().unwrap();
+    let jobs: HashSet<i64> = taken.iter().map(|(job, _)| *job).collect();
+    let tokens: HashSet<i64> = taken.iter().map(|(_, token)| *token).collect();
+    assert_eq!((taken.len(), jobs.len(), tokens.len()), (JOBS as usize, JOBS as usize, JOBS as usize));
+}

@@ -1,0 +1,88 @@
+//! Drafts of a run that ends before it is done: it was cancelled, or it failed.
+
+use super::journal::After;
+use super::{Draft, abandoned};
+use crate::advance::transition::Transition;
+use crate::effect::Effect;
+use crate::fault::{Fault, Verdict};
+use crate::record::{ToolCall, without_nul};
+use crate::resolve::outcome_unknown;
+use crate::session::{Call, CallStatus, SessionStatus};
+
+impl Draft<'_> {
+    pub(in crate::advance) fn cancel(mut self) -> Transition {
+        let turn = self.session.open_turn();
+        // A turn that pauses for an answer has been counted; any other one would never be.
+        let uncounted =
+            turn.as_ref().is_some_and(|turn| turn.record.step_number == self.transition.step_number);
+        let mut executed =
+            turn.as_ref().map_or(0, |turn| turn.record.tool_calls().count() - turn.unanswered.len());
+        let open: Vec<ToolCall> =
+            turn.map(|turn| turn.unanswered.into_iter().cloned().collect()).unwrap_or_default();
+        for call in open {
+            let row = self.session.call(&call.call_id).cloned();
+            match row {
+                Some(Call { status, outcome: None, .. }) if status.may_have_run() => {
+                    if status != CallStatus::Uncertain {
+                        self.journal_uncertain(&call);
+                    }
+                    executed += 1;
+                    self.answer(&call, CallStatus::Uncertain, outcome_unknown());
+                }
+                Some(Call { status, outcome: Some(outcome), .. }) => {
+                    executed += 1;
+                    self.answer(&call, status, outcome);
+                }
+                Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
+            }
+        }
+        self.journal_interrupted(&After::Nothing("cancelled"));
+        self.drain_inbox();
+        self.transition.generation_over = true;
+        if uncounted {
+            let (usage, finish_reason) = self.turn_cost();
+            self.complete_step(usage, finish_reason, executed as i64);
+        }
+        let reason = match &self.session.cancel_reason {
+            Some(reason) => format!("cancelled: {reason}"),
+            None => "cancelled".to_owned(),
+        };
+        let moved = self.moved_to(SessionStatus::Failed, Some(without_nul(reason)));
+        self.close_with(SessionStatus::Failed, Some("cancelled".to_owned()), moved)
+    }
+
+    pub(in crate::advance) fn fail(mut self, fault: &Fault) -> Transition {
+        // Nobody goes on with the calls that were cut off: readers are shown none that is not in flight.
+        self.journal_interrupted(&After::Nothing(&without_nul(fault.to_string())));
+        self.transition.generation_over = true;
+        self.drain_inbox();
+        self.surface_half_done();
+        let error = match fault.verdict() {
+            Verdict::Fail { remedy } => format!("{fault}. Remedy: {remedy}"),
+            Verdict::Retry { .. } => fault.to_string(),
+        };
+        self.close(SessionStatus::Failed, Some(without_nul(error)))
+    }
+
+    /// A guarded call that was found half-way has no worker left to settle it: it is uncertain from here on, listed and
+    /// resolvable, and a retry tells the model.
+    fn surface_half_done(&mut self) {
+        let open: Vec<ToolCall> = self
+            .session
+            .open_turn()
+            .map(|turn| turn.unanswered.into_iter().cloned().collect())
+            .unwrap_or_default();
+        for call in open {
+            let half_done = self.session.call(&call.call_id).is_some_and(|row| {
+                row.effect == Effect::Guarded
+                    && row.outcome.is_none()
+                    && row.status.may_have_run()
+                    && row.status != CallStatus::Uncertain
+            });
+            if half_done {
+                self.journal_uncertain(&call);
+                self.leave_open(&call, CallStatus::Uncertain);
+            }
+        }
+    }
+}

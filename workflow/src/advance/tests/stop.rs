@@ -1,0 +1,128 @@
+//! How a run ends: cancelled, failed, done, or after all not.
+
+use super::*;
+
+#[test]
+fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
+    let mut session = turn(vec![
+        row("invoked", Effect::Guarded, CallStatus::Invoked),
+        row("started", Effect::Idempotent, CallStatus::Started),
+        row("uncertain", Effect::Guarded, CallStatus::Uncertain),
+        row("waiting", Effect::Pure, CallStatus::Waiting),
+        settled("done", CallStatus::Done),
+    ]);
+    session.inbox = vec![message(6, "stop")];
+    session.cancel_reason = Some("the guest left".to_owned());
+    let cancelled = advance(&session, Outcome::Stopped(Stop::Cancelled), TELL);
+    assert_eq!(
+        closed(&cancelled),
+        [
+            ("invoked", CallStatus::Abandoned, Some(4)),
+            ("started", CallStatus::Uncertain, Some(5)),
+            ("uncertain", CallStatus::Uncertain, Some(6)),
+            ("waiting", CallStatus::Abandoned, Some(7)),
+            ("done", CallStatus::Done, Some(8)),
+        ]
+    );
+    assert_eq!((roles(&cancelled)[5], &cancelled.inbox_drained), (Role::User, &vec![6]));
+    let unknown = Event::ToolFailedUncertain { call_id: "started".into(), name: "tool".into() };
+    assert_eq!(cancelled.events.iter().filter(|event| **event == unknown).count(), 1);
+    assert!(cancelled.generation_over);
+    let closing = closing(&cancelled);
+    assert_eq!((closing.status, closing.error.as_deref()), (SessionStatus::Failed, Some("cancelled")));
+    let Event::StateTransition { reason, .. } = &closing.events[0] else { panic!("{:?}", closing.events) };
+    assert_eq!(reason.as_deref(), Some("cancelled: the guest left"));
+    session.apply(&cancelled);
+    assert!(session.open_turn().is_none() && session.calls.is_empty());
+}
+
+#[test]
+fn what_a_cancelled_turn_cost_is_counted_once() {
+    let mut session = turn(vec![row("q", Effect::Pure, CallStatus::Waiting)]);
+    let cancelled = advance(&session, Outcome::Stopped(Stop::Cancelled), TELL);
+    let step = cancelled.step.clone().unwrap();
+    assert_eq!((step.usage, step.executed_local_tool_count), (USAGE, 0));
+    assert_eq!(cancelled.continuing().next, Next::NextStep);
+    // The step of a paused turn is committed with the pause.
+    session.last_step_number = 1;
+    session.to_message_number = 3;
+    assert_eq!(advance(&session, Outcome::Stopped(Stop::Cancelled), TELL).step, None);
+}
+
+#[test]
+fn a_failed_run_keeps_its_open_calls_and_takes_the_messages_that_wait() {
+    let calls = vec![row("a", Effect::Guarded, CallStatus::Started)];
+    let mut session = with_inbox(turn(calls), &[message(1, "hi")]);
+    let fault = Fault::StepLimit { limit: 3 };
+    let failed = advance(&session, Outcome::Stopped(Stop::Failed(fault)), TELL);
+    assert_eq!(closed(&failed), [("a", CallStatus::Uncertain, None)], "nobody is left to settle it");
+    assert!(names(&failed.events).contains(&"TOOL_FAILED_UNCERTAIN".to_owned()) && failed.step.is_none());
+    let woken = failed.clone().continuing();
+    assert_eq!(closed(&woken), [], "it goes on, and its next plan finds the call");
+    assert!(!names(&woken.events).contains(&"TOOL_FAILED_UNCERTAIN".to_owned()));
+    assert!(failed.generation_over, "no call is in flight in a run that is over");
+    assert_eq!((roles(&failed), &failed.inbox_drained), (vec![Role::User], &vec![1]));
+    let error = closing(&failed).error.clone().unwrap();
+    assert!(error.contains("limit of 3 steps") && error.contains("Remedy: "), "{error}");
+    session.apply(&failed);
+    let listed = vec![row("a", Effect::Guarded, CallStatus::Uncertain)];
+    assert_eq!((session.calls, session.status), (listed, SessionStatus::Failed));
+}
+
+#[test]
+fn every_fault_that_ends_a_run_names_its_remedy() {
+    let message = || "m".to_owned();
+    let faults = [
+        Fault::ContextOverflow { message: message() },
+        Fault::Unauthorized { message: message() },
+        Fault::UnknownModel { message: message() },
+        Fault::Refused { status: 400, message: message() },
+        Fault::NotConfigured { message: message() },
+        Fault::StepLimit { limit: 1 },
+        Fault::TokenLimit { limit: 1 },
+        Fault::Stuck { attempts: 5, last_error: message() },
+    ];
+    for fault in faults {
+        let failed = advance(&session(), Outcome::Stopped(Stop::Failed(fault.clone())), TELL);
+        assert!(closing(&failed).error.as_deref().unwrap().contains("Remedy: "), "{}", fault.kind());
+    }
+}
+
+#[test]
+fn a_run_that_owes_nothing_is_completed_without_a_step() {
+    let finished = advance(&turn(vec![]), Outcome::Stopped(Stop::Finished), TELL);
+    assert_eq!((closing(&finished).status, &finished.step), (SessionStatus::Completed, &None));
+    let checkpoint = closing(&finished).events.last().unwrap().to_row().1;
+    assert_eq!((&checkpoint["step_number"], &checkpoint["to_message_number"]), (&json!(0), &json!(1)));
+}
+
+#[test]
+fn a_closing_outcome_that_goes_on_keeps_everything_but_the_close() {
+    let session = session();
+    let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
+    let going_on = replied.clone().continuing();
+    assert_eq!(going_on.next, Next::NextStep);
+    assert_eq!(Transition { next: replied.next.clone(), ..going_on.clone() }, replied);
+    assert_eq!(going_on.status(), None);
+    assert_eq!(going_on.clone().continuing(), going_on);
+}
+
+#[test]
+fn a_step_of_a_later_run_begins_where_the_earlier_one_ended() {
+    let mut session = session();
+    session.records = vec![user(2, "hello"), assistant(3, EARLIER_RUN, vec![text("Hi.")]), user(9, "again")];
+    (session.last_message_number, session.to_message_number, session.last_step_number) = (9, 3, 1);
+    session.run = Some(Run { run_id: RUN.into(), steps: 0, tokens: 0 });
+    let replied = advance(&session, reply_of(vec![text("Yes.")]), TELL);
+    let step = replied.step.unwrap();
+    assert_eq!((step.from_message_number, step.to_message_number), (3, 10));
+    assert_eq!((replied.step_number, replied.run_id.as_str()), (2, RUN));
+}
+
+#[test]
+fn the_state_has_one_hash_whatever_order_it_was_made_in() {
+    let state = |keys: [&str; 3]| keys.iter().map(|key| ((*key).to_owned(), json!(1))).collect::<State>();
+    let (one, other) = (state(["a", "b", "c"]), state(["c", "a", "b"]));
+    assert_eq!(Blob::of_state(&one), Blob::of_state(&other));
+    assert_eq!(Blob::of_state(&one).bytes, br#"{"a":1,"b":1,"c":1}"#);
+}

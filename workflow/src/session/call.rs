@@ -1,0 +1,81 @@
+//! The ledger, as a step sees it: what became of a tool call.
+
+use crate::effect::Effect;
+use crate::id::CallId;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Where a ledger row stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallStatus {
+    /// The model asked for it. Proof that it never ran.
+    Invoked,
+    /// It may have run.
+    Started,
+    Done,
+    Failed,
+    /// Nobody can know.
+    Uncertain,
+    /// A question that the user has not answered.
+    Waiting,
+    /// Closed without running: its run was cancelled or replaced.
+    Abandoned,
+}
+
+impl CallStatus {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CallStatus::Invoked => "invoked",
+            CallStatus::Started => "started",
+            CallStatus::Done => "done",
+            CallStatus::Failed => "failed",
+            CallStatus::Uncertain => "uncertain",
+            CallStatus::Waiting => "waiting",
+            CallStatus::Abandoned => "abandoned",
+        }
+    }
+
+    /// Whether, without an outcome, nobody can know if the call took effect.
+    pub fn may_have_run(self) -> bool {
+        match self {
+            CallStatus::Started | CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => true,
+            CallStatus::Invoked | CallStatus::Waiting | CallStatus::Abandoned => false,
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<CallStatus> {
+        Some(match word {
+            "invoked" => CallStatus::Invoked,
+            "started" => CallStatus::Started,
+            "done" => CallStatus::Done,
+            "failed" => CallStatus::Failed,
+            "uncertain" => CallStatus::Uncertain,
+            "waiting" => CallStatus::Waiting,
+            "abandoned" => CallStatus::Abandoned,
+            _ => return None,
+        })
+    }
+}
+
+/// A ledger row whose result is not in the transcript yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    pub call_id: CallId,
+    pub effect: Effect,
+    pub status: CallStatus,
+    /// What came of it, once it has settled.
+    pub outcome: Option<CallOutcome>,
+}
+
+/// What came of a tool call, as the ledger keeps it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallOutcome {
+    pub content: String,
+    #[serde(default)]
+    pub is_error: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<Value>,
+}
