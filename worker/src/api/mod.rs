@@ -14,6 +14,7 @@ mod stream;
 pub use bundle::INTERNAL_TOKEN;
 pub use problem::{Problem, valid_verbs};
 pub use sessions::detail;
+pub(crate) use sessions::no_trigger;
 
 use crate::ingest::shed;
 use crate::{Ctx, channel};
