@@ -14,7 +14,7 @@ mod tail;
 mod tree;
 mod verify;
 mod wake;
-mod why;
+pub(in crate::cli) mod why;
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print, printable};
 use super::{Exit, Usage};
