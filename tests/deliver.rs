@@ -92,6 +92,10 @@ impl Office {
             .unwrap()
     }
 
+    async fn spoil(&self, statement: &'static str) {
+        sqlx::query(statement).execute(&self.database.pool).await.unwrap();
+    }
+
     /// Lets time pass for the first delivery: it is an hour older, and so is its attempt.
     async fn an_hour_later(&self) {
         sqlx::query(
@@ -283,6 +287,60 @@ async fn k15_what_was_being_sent_when_it_grew_too_old_is_asked_for_and_not_sent_
         assert_eq!(office.outbox().await[0].0, status, "{manners} {failpoint}");
         assert_eq!(office.sent().len(), attempts, "{manners} {failpoint}");
         assert_eq!(office.journal().await.len(), 1);
+        assert!(process.terminate().success());
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_sent_is_tried_by_the_clock_and_then_fails() {
+    let mut office = Office::new("guarded").await;
+    office.says("later the post office is closed");
+    let process = office.serve().await;
+    office.ask(&process.client(), "First").await;
+    let tried = async |since: i64| {
+        eventually("an attempt", || async {
+            let sql = "select count(*) from deliveries where status = 'queued' and last_error is not null
+                and attempt > $1::bigint";
+            (office.database.value::<i64>(sql, &since.to_string()).await == 1).then_some(())
+        })
+        .await;
+    };
+    tried(0).await;
+    // However often: it is not the attempts that are counted.
+    office.spoil("update deliveries set attempt = 1000").await;
+    office.spoil("update jobs set run_at = clock_timestamp() where lease is null").await;
+    tried(1000).await;
+    // While no worker was there, nobody refused it.
+    let away = "update deliveries set tried_since = tried_since - interval '9 hours', tried_at = tried_at - interval '6 hours'";
+    office.spoil(away).await;
+    office.spoil("update jobs set run_at = clock_timestamp() where lease is null").await;
+    tried(1001).await;
+    office.spoil("update deliveries set tried_since = tried_since - interval '6 hours'").await;
+    office.spoil("update jobs set run_at = clock_timestamp() where lease is null").await;
+    office.is_done().await;
+    let (status, error) = office.outbox().await.remove(0);
+    assert_eq!(
+        (status.as_str(), error.as_deref()),
+        ("failed", Some("the post office is closed (it was tried for 5 hours)"))
+    );
+    assert_eq!(office.journal().await, ["DELIVERY_FAILED failed"]);
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn k36_what_kills_whoever_sends_it_is_tried_a_few_times_and_no_more() {
+    // (manners, how it ends)
+    for (manners, status) in [("idempotent", "uncertain"), ("askable", "failed")] {
+        let mut office = Office::new(manners).await;
+        office.dies("K12=1*return").await;
+        // The fifth of those who took it and never gave it back.
+        office.spoil("update jobs set died = 4, stuck = 5 where kind = 'deliver'").await;
+        office.spoil("update deliveries set sending_at = sending_at - interval '1 hour'").await;
+        let process = office.comes_back().await;
+        let (ended, error) = office.outbox().await.remove(0);
+        assert_eq!(ended, status, "{manners}: {error:?}");
+        assert!(error.as_deref().unwrap().contains("5 workers died while they were sending it"), "{error:?}");
+        assert!(office.sent().is_empty(), "{manners}");
         assert!(process.terminate().success());
     }
 }

@@ -111,6 +111,22 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
     client.chat("sample-colour", "Green, please.").await;
     client.wait_for(colour["session_id"].as_str().unwrap(), "completed").await;
 
+    // Dev's defaults are in no configuration: whoever looks beside it takes them as dev does.
+    let mut url = place.verb("url");
+    assert_eq!(url.end().await, 0);
+    let mut command = Program::command(place.temp.path());
+    command
+        .arg("doctor")
+        .env("DATABASE_URL", url.output().trim())
+        .env("WAKEFUL_SERVER__LISTEN", "127.0.0.1:0");
+    let mut doctor = Program::start(command);
+    assert_eq!(doctor.end().await, 0, "{}", doctor.output());
+    let report = doctor.output();
+    assert!(
+        report.contains("default (scripted/demo,") && report.contains("`wakeful dev` assumes"),
+        "{report}"
+    );
+
     let mut third = place.dev(&[]);
     assert_eq!(third.end().await, 4, "one at a time");
     assert!(third.errors().contains(&format!("(process {})", second.pid())), "{}", third.errors());

@@ -1,6 +1,8 @@
 //! Mail goes out by SMTP: what arrives, what is refused, what nobody can know, and what comes back. K12 to K15 of the crash
 //! matrix for a channel that knows no keys.
 
+mod resend;
+
 use crate::support::checker::Traces;
 use crate::support::smtp::Mail;
 use crate::support::world::tools;

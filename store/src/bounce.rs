@@ -191,19 +191,23 @@ async fn note(
     Ok(())
 }
 
-/// What the agent is to be told of the conversation's mail, marked as told by this transaction. `None`: nothing is new.
+/// What the agent is to be told of the conversation's mail, marked as told by this transaction. `None`: nothing is new. What
+/// is being sent once more is told of when that has ended.
 pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
     let rows = sqlx::query!(
         r#"
-        update deliveries set untold = false
-        where delivery_id in (
-            select delivery_id from deliveries
-            where conversation_id = $1 and untold
+        with due as (
+            select delivery_id, told_unsent and status = 'sent' as after_all from deliveries
+            where conversation_id = $1 and untold and status not in ('queued', 'sending')
             order by ordinal
             limit $2
             for update
         )
-        returning ordinal, delivery_id, content::text as "content!", status, last_error, undelivered
+        update deliveries d set untold = false, told_unsent = d.told_unsent and not due.after_all
+        from due
+        where d.delivery_id = due.delivery_id
+        returning d.ordinal, d.delivery_id, d.content::text as "content!", d.status, d.last_error, d.undelivered,
+            due.after_all as "after_all!"
         "#,
         conversation_id,
         TOLD_AT_ONCE
@@ -215,7 +219,8 @@ pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result
         let content: Value = crate::hydrate::from_text("delivery", &row.content)?;
         let missed: Vec<Undelivered> = read(row.undelivered)?;
         let failed = (row.status == "failed").then(|| row.last_error.unwrap_or_default());
-        told.push((row.ordinal, notice(&row.delivery_id, &content, failed.as_deref(), &missed)));
+        let text = notice(&row.delivery_id, &content, failed.as_deref(), row.after_all, &missed);
+        told.push((row.ordinal, text));
     }
     told.sort_unstable();
     let lines: Vec<String> = told.into_iter().map(|(_, text)| text).collect();
@@ -225,14 +230,25 @@ pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result
 const NOTE: &str = "[A note of the system, not of a person]";
 
 /// One delivery's notice. What a strange server said stands in quotes: it is its word, and no instruction.
-fn notice(delivery_id: &str, content: &Value, failed: Option<&str>, missed: &[Undelivered]) -> String {
+/// `after_all`: the agent was told before that it was not sent.
+fn notice(
+    delivery_id: &str,
+    content: &Value,
+    failed: Option<&str>,
+    after_all: bool,
+    missed: &[Undelivered],
+) -> String {
     let subject =
         content["subject"].as_str().or_else(|| content["to"]["subject"].as_str()).unwrap_or_default();
     let mail = format!("{NOTE} Your mail {:?} ({delivery_id})", line(subject, 100));
     if let Some(error) = failed {
         return format!("{mail} was not sent to anybody: {:?}", line(error, REASON_CHARS));
     }
-    let mut text = format!("{mail} did not reach everybody:");
+    if after_all && missed.is_empty() {
+        return format!("{mail} has been sent after all.");
+    }
+    let after_all = if after_all { "has been sent after all, and " } else { "" };
+    let mut text = format!("{mail} {after_all}did not reach everybody:");
     for one in missed {
         let how = match one.how {
             How::Refused => "refused by the mail server",

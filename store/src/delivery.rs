@@ -2,7 +2,8 @@
 //!
 //! `queued` → `sending` → `sent`. Found `sending` after a crash, a delivery may have gone out: the channel is asked for
 //! its key or sent to again under the same key, and where neither is possible it is `uncertain` and shown. Past its
-//! `not_after` it is `expired` and never sent late. Whatever the end, the journal has one entry for it.
+//! `not_after` it is `expired` and never sent late. Whatever the end, the journal has one entry for it. An operator may send
+//! one again that was not sent: see [`crate::resend`].
 
 use crate::bounce;
 use crate::error::bounded;
@@ -10,6 +11,7 @@ use crate::queue::Lease;
 use crate::run::{Wakes, journal};
 use crate::{Result, Store};
 use serde_json::{Value, json};
+use sqlx::PgConnection;
 use std::time::Duration;
 use wakeful_workflow::event::Event;
 
@@ -30,6 +32,10 @@ pub struct Claimed {
     pub late: bool,
     /// The time that the caller allows for an attempt is over: none may be under way any more.
     pub quiet: bool,
+    /// How long it has been tried, since its first attempt or since an operator sent it again.
+    pub tried_for: Duration,
+    /// How often an operator sent it again.
+    resent: i32,
 }
 
 /// What a claim goes by.
@@ -39,6 +45,9 @@ pub struct Terms {
     pub max_age: Option<Duration>,
     /// How long after its beginning an attempt that nobody saw end may still be under way.
     pub attempt_limit: Duration,
+    /// After a pause that is longer than this one, in which nobody tried it, the time that it has been tried begins anew: the
+    /// workers were away, and not its receiver.
+    pub longest_pause: Duration,
 }
 
 /// How a delivery ended.
@@ -103,13 +112,16 @@ impl Store {
             r#"
             with oldest as (
                 select delivery_id, status, sending_at,
-                    coalesce(not_after, created_at + make_interval(secs => $5)) as not_after
+                    coalesce(not_after, coalesce(resent_at, created_at) + make_interval(secs => $5)) as not_after,
+                    case when tried_at >= clock_timestamp() - make_interval(secs => $7) then tried_since end
+                        as tried_since
                 from deliveries
                 where conversation_id = $3 and channel = $4 and status in ('queued', 'sending')
                 order by ordinal
                 limit 1
             ), next as (
-                select delivery_id, status, not_after, coalesce(not_after < clock_timestamp(), false) as late,
+                select delivery_id, status, not_after, tried_since,
+                    coalesce(not_after < clock_timestamp(), false) as late,
                     coalesce(sending_at + make_interval(secs => $6) < clock_timestamp(), true) as quiet
                 from oldest
             ), j as (
@@ -124,11 +136,15 @@ impl Store {
                 settled_by = case when next.status = 'queued' then clock_timestamp() + make_interval(secs => $6)
                     else settled_by end,
                 not_after = next.not_after,
+                tried_since = coalesce(next.tried_since, clock_timestamp()),
+                tried_at = clock_timestamp(),
                 lease = $2
             from next, j
             where deliveries.delivery_id = next.delivery_id
             returning deliveries.delivery_id, deliveries.session_id, deliveries.content::text as "content!",
-                deliveries.attempt, next.status = 'sending' as "maybe_sent!", next.late as "late!",
+                deliveries.attempt, deliveries.resent,
+                extract(epoch from deliveries.tried_at - deliveries.tried_since)::float8 as "tried_for_s!",
+                next.status = 'sending' as "maybe_sent!", next.late as "late!",
                 next.quiet as "quiet!"
             "#,
             lease.job_id,
@@ -136,7 +152,8 @@ impl Store {
             conversation_id,
             channel,
             terms.max_age.map(|age| age.as_secs_f64()),
-            terms.attempt_limit.as_secs_f64()
+            terms.attempt_limit.as_secs_f64(),
+            terms.longest_pause.as_secs_f64()
         )
         .fetch_optional(&self.pool)
         .await?;
@@ -150,6 +167,8 @@ impl Store {
                     maybe_sent: row.maybe_sent,
                     late: row.late,
                     quiet: row.quiet,
+                    tried_for: Duration::try_from_secs_f64(row.tried_for_s).unwrap_or_default(),
+                    resent: row.resent,
                 })
             })
             .transpose()
@@ -272,8 +291,8 @@ impl Store {
         // A bounce that came before the end was known is still to be told, however this ended.
         let changed = sqlx::query!(
             "update deliveries
-            set status = $3, receipt = $4::text::json, last_error = coalesce($5, last_error),
-                settled_at = clock_timestamp(), untold = untold or ($3 = 'failed' and channel = 'email')
+            set status = $3, receipt = $4::text::json, last_error = $5, settled_at = clock_timestamp(),
+                untold = untold or ($3 = 'failed' and channel = 'email') or ($3 = 'sent' and told_unsent)
             where delivery_id = $1 and lease = $2 and status in ('queued', 'sending')",
             claimed.delivery_id,
             lease.token,
@@ -293,7 +312,8 @@ impl Store {
             Some(reason) => {
                 let status = status.to_owned();
                 // An operator may have it tried again after such an end, and then it may have another one.
-                let dedupe = format!("unsent/{delivery_id}/{}/{status}", claimed.attempt);
+                let Claimed { attempt, resent, .. } = claimed;
+                let dedupe = format!("unsent/{delivery_id}/{resent}.{attempt}/{status}");
                 (dedupe, Event::DeliveryFailed { delivery_id, channel: channel_name, status, reason })
             }
         };
@@ -320,6 +340,29 @@ impl Store {
         .await?;
         Ok(ended.rows_affected() == 1)
     }
+}
+
+/// Sees to it that a job sends what is open of the channel: an existing one looks once more before it ends.
+pub(crate) async fn enqueue(
+    tx: &mut PgConnection,
+    space_id: &str,
+    conversation_id: &str,
+    channel: &str,
+    trace_context: Option<&str>,
+) -> Result<()> {
+    sqlx::query!(
+        "insert into jobs (kind, space_id, conversation_id, channel, trace_context)
+        values ('deliver', $1, $2, $3, $4)
+        on conflict (conversation_id, channel) where kind = 'deliver'
+            do update set pending = jobs.pending + 1",
+        space_id,
+        conversation_id,
+        channel,
+        trace_context
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// What the provider gave for the message, as far as it is small.

@@ -60,9 +60,16 @@ pub struct Troubles {
     pub uncertain_call_session: Option<String>,
     /// That session's call.
     pub uncertain_call_id: Option<String>,
-    /// Outgoing messages that failed, or of which nobody knows whether they were sent, and a session that has one.
-    pub bad_deliveries: i64,
-    pub bad_delivery_session: Option<String>,
+    /// Outgoing messages of which nobody knows whether they were sent, and a session that has one.
+    pub uncertain_deliveries: i64,
+    pub uncertain_delivery_session: Option<String>,
+    /// Outgoing messages that failed, the newest of them, and how long ago the oldest was made.
+    pub failed_deliveries: i64,
+    pub failed_delivery: Option<String>,
+    pub failed_oldest_s: f64,
+    /// Outgoing messages of whichever session that should have been sent by now, and how long the oldest waits.
+    pub waiting_deliveries: i64,
+    pub waiting_oldest_s: f64,
 }
 
 impl Store {
@@ -110,11 +117,12 @@ impl Store {
         }
     }
 
-    /// What needs a person. Counts are of the newest sessions only, so that asking costs the same in every size.
+    /// What needs a person. Counts are of the newest sessions only, so that asking costs the same in every size. A delivery
+    /// that waits for less than `patience` is none.
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn troubles(&self) -> Result<Troubles> {
+    pub async fn troubles(&self, patience: Duration) -> Result<Troubles> {
         let sessions = sqlx::query!(
             r#"
             select status, count(*) as "count!"
@@ -139,16 +147,32 @@ impl Store {
                 join newest on newest.session_id = tool_calls.session_id
                 where tool_calls.status = 'uncertain' and tool_calls.resolution is null
             ), outgoing as (
-                select count(*) as found, max(deliveries.session_id) as session_id
+                select deliveries.session_id, deliveries.delivery_id, deliveries.status, deliveries.created_at
                 from deliveries
                 join newest on newest.session_id = deliveries.session_id
-                where deliveries.status in ('uncertain', 'failed')
+                where deliveries.status in ('uncertain', 'failed') and not deliveries.imported
+            ), waiting as (
+                select coalesce(resent_at, created_at) as since
+                from deliveries
+                where status in ('queued', 'sending')
+                    and coalesce(resent_at, created_at) < clock_timestamp() - make_interval(secs => $2)
+                limit $1
             )
             select calls.found as "calls!", calls.session_id as call_session, calls.call_id,
-                outgoing.found as "deliveries!", outgoing.session_id as delivery_session
-            from calls, outgoing
+                (select count(*) from outgoing where status = 'uncertain') as "uncertain!",
+                (select max(session_id) from outgoing where status = 'uncertain') as uncertain_session,
+                (select count(*) from outgoing where status = 'failed') as "failed!",
+                (select max(delivery_id) from outgoing where status = 'failed') as failed_delivery,
+                (
+                    select extract(epoch from clock_timestamp() - min(created_at))::float8 from outgoing
+                    where status = 'failed'
+                ) as failed_oldest_s,
+                (select count(*) from waiting) as "waiting!",
+                (select extract(epoch from clock_timestamp() - min(since))::float8 from waiting) as waiting_oldest_s
+            from calls
             "#,
-            NEWEST_SESSIONS
+            NEWEST_SESSIONS,
+            patience.as_secs_f64()
         )
         .fetch_one(&self.pool)
         .await?;
@@ -157,8 +181,13 @@ impl Store {
             uncertain_calls: effects.calls,
             uncertain_call_session: effects.call_session,
             uncertain_call_id: effects.call_id,
-            bad_deliveries: effects.deliveries,
-            bad_delivery_session: effects.delivery_session,
+            uncertain_deliveries: effects.uncertain,
+            uncertain_delivery_session: effects.uncertain_session,
+            failed_deliveries: effects.failed,
+            failed_delivery: effects.failed_delivery,
+            failed_oldest_s: effects.failed_oldest_s.unwrap_or_default(),
+            waiting_deliveries: effects.waiting,
+            waiting_oldest_s: effects.waiting_oldest_s.unwrap_or_default(),
         })
     }
 }

@@ -18,7 +18,7 @@
 //! | take in a chat from before there were sessions | [`legacy`] |
 //! | run a tool at most once | [`ledger`] |
 //! | show a model call as it streams | [`generation`] |
-//! | send what a step enqueued | [`delivery`] |
+//! | send what a step enqueued; send it again; show it | [`delivery`], [`resend`], [`outbox`] |
 //! | note what was sent and did not arrive, and tell the agent | [`bounce`] |
 //! | see what a conversation did so far | [`history`] |
 //! | hand out work | [`queue`] |
@@ -55,10 +55,12 @@ pub mod journal;
 pub mod ledger;
 pub mod legacy;
 pub mod mail;
+pub mod outbox;
 pub mod queue;
 pub mod readiness;
 pub mod record;
 pub mod replay;
+pub mod resend;
 pub mod resolve;
 pub mod retire;
 pub mod run;

@@ -3,6 +3,7 @@
 //! The logs are not rewritten. A call that the model has not been told of gets its outcome in the ledger, where the next
 //! plan finds it; one that it has been told of is settled in the ledger alone, and a message can bring the news.
 
+use crate::delivery::enqueue;
 use crate::run::{self, Locked, Wakes, journal};
 use crate::step::to_json;
 use crate::wake::{NewMessage, deliver};
@@ -197,7 +198,7 @@ async fn resolve_delivery(
     decision: &Decision,
 ) -> Result<Resolved> {
     let delivery = sqlx::query!(
-        r#"select d.channel, d.status, d.attempt, d.resolution,
+        r#"select d.channel, d.status, d.attempt, d.resent, d.resolution,
             case when d.settled_by > clock_timestamp() then d.settled_by end as sender_until,
             coalesce(d.not_after < clock_timestamp(), false) as "late!"
         from deliveries d
@@ -230,7 +231,7 @@ async fn resolve_delivery(
         Resolution::DidNotHappen if delivery.late => "expired",
         Resolution::DidNotHappen => "queued",
     };
-    let dedupe = format!("resolved/{delivery_id}/{}", delivery.attempt);
+    let dedupe = format!("resolved/{delivery_id}/{}.{}", delivery.resent, delivery.attempt);
     let events = [event(delivery_id, decision)];
     journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &events).await?;
     if status == "sent" {
@@ -239,23 +240,16 @@ async fn resolve_delivery(
         journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[sent]).await?;
     }
     if status == "queued" {
-        sqlx::query!(
-            "insert into jobs (kind, space_id, conversation_id, channel, trace_context)
-            values ('deliver', $1, $2, $3, $4)
-            on conflict (conversation_id, channel) where kind = 'deliver'
-                do update set pending = jobs.pending + 1",
-            session.space_id,
-            session.conversation_id,
-            delivery.channel,
-            decision.trace_context
-        )
-        .execute(&mut *tx)
-        .await?;
+        let trace_context = decision.trace_context.as_deref();
+        enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
     }
     sqlx::query!(
         "update deliveries
         set status = $2,
             resolution = $3,
+            last_error = case when $2 = 'sent' then null else last_error end,
+            untold = untold or ($2 = 'sent' and told_unsent),
+            tried_since = null,
             settled_at = case when $2 = 'queued' then null else clock_timestamp() end
         where delivery_id = $1",
         delivery_id,

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use wakeful_workflow::record::{Block, Usage};
 use wakeful_workflow::session::{DebugMeta, Totals};
-use wakeful_workflow::trigger::TriggerSource;
+use wakeful_workflow::trigger::{self, TriggerSource};
 
 /// A session's row as it is shown.
 #[derive(Clone, Debug, Serialize)]
@@ -87,6 +87,23 @@ impl Store {
     /// [`Error::Database`].
     pub async fn sessions(&self, filter: &SessionFilter) -> Result<Vec<SessionSummary>> {
         self.summaries(filter, None).await
+    }
+
+    /// Whether sessions of this type of trigger can be asked for: it is one of Wakeful's own, or of a route of somebody's
+    /// own that made one.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn knows_trigger_type(&self, trigger_type: &str) -> Result<bool> {
+        if trigger::OWN.contains(&trigger_type) {
+            return Ok(true);
+        }
+        Ok(sqlx::query_scalar!(
+            r#"select exists (select from conversation_sessions where trigger_type = $1) as "made!""#,
+            trigger_type
+        )
+        .fetch_one(&self.pool)
+        .await?)
     }
 
     /// These sessions, those that exist.

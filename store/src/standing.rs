@@ -1,6 +1,7 @@
 //! Where a session stands and what it waits for: everything that an operator needs to see at once.
 
-use crate::session::{DeliveryView, SessionSummary};
+use crate::outbox::{Delivery, DeliveryFilter};
+use crate::session::SessionSummary;
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -19,8 +20,8 @@ pub struct Standing {
     pub pending_messages: i64,
     /// Ledger rows that have not settled, and those of which nobody knows whether they took effect.
     pub open_calls: Vec<OpenCall>,
-    /// Outgoing messages that were not sent for certain, or did not reach everybody.
-    pub unsent: Vec<DeliveryView>,
+    /// The newest outgoing messages that were not sent for certain, or did not reach everybody, in their order.
+    pub unsent: Vec<Delivery>,
     /// Seconds since the newest journal entry.
     pub quiet_s: Option<f64>,
 }
@@ -143,16 +144,14 @@ impl Store {
         )
         .fetch_all(&self.pool)
         .await?;
-        let unsent = sqlx::query_as!(
-            DeliveryView,
-            "select delivery_id, channel, status, attempt, last_error, receipt, undelivered from deliveries
-            where session_id = $1 and (status <> 'sent' or undelivered <> '[]')
-            order by ordinal
-            limit 50",
-            session_id
-        )
-        .fetch_all(&self.pool)
-        .await?;
+        let filter = DeliveryFilter {
+            session_id: Some(session_id.to_owned()),
+            unsettled: true,
+            limit: 50,
+            ..DeliveryFilter::default()
+        };
+        let mut unsent = self.outbox(&filter).await?;
+        unsent.sort_by_key(|delivery| delivery.ordinal);
         let (pending_messages, quiet_s) = {
             let row = sqlx::query!(
                 r#"

@@ -35,6 +35,20 @@ async fn a_list_is_of_what_came_in_and_copies_are_shown_when_asked_for() {
             assert_eq!(found, expected, "{args:?}");
         }
     }
+    let refused = run(&options, &database.url, &["session", "list", "--trigger", "bogus"]).await;
+    assert!(refused.code == 2 && refused.err.contains("there are: chat, email, message"), "{}", refused.err);
+    let (status, problem) = client.get("/v1/sessions?trigger_type=bogus").await;
+    assert_eq!(status.as_u16(), 400, "{problem}");
+    // A route of somebody's own has a word of its own.
+    sqlx::query("update conversation_sessions set trigger_type = 'ticket' where trigger_type = 'fork'")
+        .execute(&database.pool)
+        .await
+        .unwrap();
+    assert_eq!(
+        run(&options, &database.url, &["session", "list", "--trigger", "ticket"]).await.out.lines().count(),
+        1
+    );
+    assert_eq!(run(&options, &database.url, &["session", "list", "--trigger", "fork"]).await.code, 0);
     assert!(process.terminate().success());
 }
 

@@ -159,6 +159,29 @@ async fn a_messenger_that_takes_no_more_is_left_alone_for_as_long_as_it_asks() {
 }
 
 #[tokio::test]
+async fn a_messenger_that_never_takes_more_holds_its_conversation_for_five_hours_and_not_for_ever() {
+    let desk = Desk::new().await;
+    for _ in 0..2 {
+        let mut says = Says::new(429, "");
+        says.headers.push(("retry-after", "1".to_owned()));
+        desk.messengers.says(says);
+    }
+    let process = desk.serve().await;
+    Post::new(Medium::Webhook, 1, 1, "Hello").send(&process.client()).await;
+    eventually("the first answer", || async { desk.outbox().await.first()?.1.clone() }).await;
+    sqlx::query("update deliveries set tried_since = clock_timestamp() - interval '6 hours'")
+        .execute(&desk.database.pool)
+        .await
+        .unwrap();
+    desk.is_done().await;
+    let (status, error, _) = desk.outbox().await.remove(0);
+    assert_eq!(status, "failed", "{error:?}");
+    assert!(error.as_deref().unwrap().contains("it was tried for 5 hours"), "{error:?}");
+    assert_eq!((desk.messengers.asked(), desk.messengers.texts().len()), (2, 0));
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn what_a_messenger_refuses_fails_with_a_remedy_and_what_it_cannot_do_now_is_tried_again() {
     // (medium, what it says, how the delivery ends, a word of its reason)
     let moved = || {

@@ -9,6 +9,7 @@ use wakeful::store::fork::{ForkRequest, Purpose};
 use wakeful::store::heal::Cursor;
 use wakeful::store::import::Imported;
 use wakeful::store::queue::Kind;
+use wakeful::store::resend::Resend;
 use wakeful::store::step::Commit;
 use wakeful::store::wake::NewSession;
 use wakeful::store::{Error, Store};
@@ -235,6 +236,34 @@ async fn k41_an_export_of_a_live_run_is_of_one_moment_and_a_slow_reader_holds_no
     assert_eq!(bundle, at_once);
     let copy = import(&world.store, &bundle).await;
     assert_equal(&bundle, &export(&world.store, &copy).await);
+}
+
+#[tokio::test]
+async fn k41_what_is_sent_again_while_it_is_exported_is_what_it_was() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Go on.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Outcome::Begun).await;
+    for round in 0..5 {
+        driver.sends_mail(&format!("call_{round}")).await;
+    }
+    world
+        .execute("update deliveries set status = 'failed', last_error = 'no', settled_at = clock_timestamp()")
+        .await;
+    let at_once = export(&world.store, &session_id).await;
+    let mut slow = world.store.export(&session_id, false).await.unwrap();
+    let mut bundle = slow.next().await.unwrap().unwrap();
+    for delivery in world.store.deliveries(&session_id).await.unwrap() {
+        world.store.resend(None, &delivery.delivery_id, &Resend::default()).await.unwrap();
+    }
+    while let Some(chunk) = slow.next().await.unwrap() {
+        bundle.extend(chunk);
+    }
+    assert_eq!(bundle, at_once);
+    // What was sent again is in a bundle with its entry.
+    let copy = import(&world.store, &export(&world.store, &session_id).await).await;
+    let kept = world.store.deliveries(&copy).await.unwrap();
+    assert!(kept.iter().all(|delivery| delivery.status == "expired" && delivery.imported));
 }
 
 #[tokio::test]

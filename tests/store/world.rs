@@ -26,7 +26,8 @@ use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usag
 use wakeful::workflow::session::{CallOutcome, CallStatus, Purpose, Seed, Session};
 
 /// No delivery grows too old, and an attempt is over within a second.
-pub(super) const TERMS: Terms = Terms { max_age: None, attempt_limit: Duration::from_secs(1) };
+pub(super) const TERMS: Terms =
+    Terms { max_age: None, attempt_limit: Duration::from_secs(1), longest_pause: Duration::from_secs(7200) };
 
 pub(super) struct World {
     pub(super) database: Database,

@@ -87,6 +87,16 @@ pub enum Event {
     /// A delivery ended in another way: it failed, expired, or nobody knows whether it was sent (`uncertain`).
     #[serde(rename = "DELIVERY_FAILED")]
     DeliveryFailed { delivery_id: String, channel: String, status: String, reason: String },
+    /// A person had a delivery that was not sent sent again: it is queued once more.
+    #[serde(rename = "DELIVERY_RESENT")]
+    DeliveryResent {
+        delivery_id: String,
+        channel: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
     /// A delivery that was sent did not reach one of its recipients, who was refused beside others while it was sent, or
     /// from whom it came back (`how`: `refused`, `bounced`).
     #[serde(rename = "DELIVERY_BOUNCED")]

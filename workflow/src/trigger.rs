@@ -17,6 +17,10 @@ pub const HERALD: &str = "herald";
 /// The type of a chat about a notice.
 pub const HERALD_CHAT: &str = "herald-chat";
 
+/// The types that are Wakeful's own. There may be others, of routes of somebody's own.
+pub const OWN: [&str; 11] =
+    [CHAT, "email", "message", CRON, HERALD, HERALD_CHAT, NEW, "api", "fork", "replay", "import"];
+
 /// The type of the session that a message opens beside its conversation's latest one. `None`: it goes on with that one. A
 /// notice is answered for whoever it went to; somebody who then writes about it in a chat is somebody else's turn, and reads the
 /// replies there.
@@ -77,6 +81,13 @@ pub fn replies_by_mail(trigger_type: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_type_of_wakefuls_own_is_known() {
+        for own in OWN {
+            assert_ne!(TriggerSource::of(own), TriggerSource::Webhook, "{own}");
+        }
+    }
 
     #[test]
     fn only_a_chat_on_a_notice_opens_a_session_beside_it() {

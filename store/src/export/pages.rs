@@ -261,7 +261,7 @@ impl Export {
                     where session_id = $1
                         and ordinal > $2
                         and ordinal <= $3
-                        and status in ('sent', 'failed', 'expired')
+                        and status = 'sent'
                     order by ordinal
                     limit $4
                 ) sent

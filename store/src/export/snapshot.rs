@@ -301,7 +301,7 @@ async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     filling.filled()
 }
 
-/// Deliveries that may still change. Their places are given when they are written.
+/// Deliveries that may still change: an operator may send a failed one again. Their places are given when they are written.
 async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     let mut filling = Filling::new();
     let mut rows = sqlx::query!(
@@ -309,7 +309,7 @@ async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spoo
         select ordinal, delivery_id, channel, source_key, content::text as "content!", status, attempt, not_after,
             receipt::text as receipt, last_error, resolution, undelivered, created_at, settled_at
         from deliveries
-        where session_id = $1 and status not in ('sent', 'failed', 'expired')
+        where session_id = $1 and status <> 'sent'
         order by ordinal
         "#,
         session_id

@@ -225,9 +225,9 @@ impl Writer {
         sqlx::query!(
             "insert into deliveries
                 (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content, status,
-                 attempt, not_after, receipt, last_error, resolution, undelivered, created_at, settled_at)
+                 attempt, not_after, receipt, last_error, resolution, undelivered, created_at, settled_at, imported)
             select delivery_id, $2, $3, channel, nextval('delivery_ordinals'), $1, source_key, content, status, attempt,
-                not_after, receipt, last_error, resolution, coalesce(undelivered, '[]'), created_at, settled_at
+                not_after, receipt, last_error, resolution, coalesce(undelivered, '[]'), created_at, settled_at, true
             from (
                 select *
                 from json_to_recordset($4::text::json) as row (

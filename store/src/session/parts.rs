@@ -76,6 +76,9 @@ pub struct DeliveryView {
     pub receipt: Option<Value>,
     /// Whom it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
     pub undelivered: Value,
+    /// It came in a bundle, and is never sent from here.
+    #[serde(skip)]
+    pub imported: bool,
 }
 
 impl Store {
@@ -260,7 +263,8 @@ impl Store {
     pub async fn deliveries(&self, session_id: &str) -> Result<Vec<DeliveryView>> {
         Ok(sqlx::query_as!(
             DeliveryView,
-            r#"select delivery_id, channel, status, attempt, last_error, receipt, undelivered from deliveries
+            r#"select delivery_id, channel, status, attempt, last_error, receipt, undelivered, imported
+            from deliveries
             where session_id = $1
             order by ordinal
             limit 1000"#,

@@ -4,6 +4,7 @@ mod bundle;
 pub(crate) mod chat;
 pub(crate) mod context;
 mod conversations;
+mod deliveries;
 mod fork;
 mod health;
 mod problem;
@@ -14,6 +15,7 @@ mod stream;
 pub use bundle::INTERNAL_TOKEN;
 pub use problem::{Problem, valid_verbs};
 pub use sessions::detail;
+pub(crate) use sessions::no_trigger;
 
 use crate::ingest::shed;
 use crate::{Ctx, channel};
@@ -60,6 +62,9 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/sessions/{id}/tree", get(fork::tree))
         .route("/sessions/{id}/stream", get(stream::stream))
         .route("/sessions/import", post(bundle::import))
+        .route("/deliveries", get(deliveries::list))
+        .route("/deliveries/{id}", get(deliveries::show))
+        .route("/deliveries/{id}/resend", post(deliveries::resend))
         .route("/conversations/{id}/sessions", get(conversations::sessions))
         .route("/conversations/{id}/history", get(conversations::history))
         .route("/conversations/{id}/new", post(conversations::begin_anew))

@@ -16,6 +16,7 @@ use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::diff::Report;
 use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::trigger;
 
 /// How much of a long list is given at once, unless asked.
 const PAGE: i64 = 50;
@@ -77,6 +78,11 @@ pub(super) async fn list(
     }
     check_text("cursor", query.cursor.as_deref(), 256)?;
     check_text("trigger_type", query.trigger_type.as_deref(), 256)?;
+    if let Some(trigger_type) = &query.trigger_type
+        && !ctx.store.knows_trigger_type(trigger_type).await?
+    {
+        return Err(Problem::bad_request(no_trigger(trigger_type)));
+    }
     let limit = limit(query.limit);
     let filter = SessionFilter {
         space_id: Some(DEFAULT_SPACE.to_owned()),
@@ -90,6 +96,11 @@ pub(super) async fn list(
     let items = ctx.store.sessions(&filter).await?;
     let next = next_page(&items, limit, |last| json!(last.session_id));
     page(&items, next)
+}
+
+/// Why no session of this type can be asked for.
+pub(crate) fn no_trigger(trigger_type: &str) -> String {
+    format!("no trigger {trigger_type:?} has made a session; there are: {}", trigger::OWN.join(", "))
 }
 
 /// The session with its runs, its last messages, its steps, its calls and its deliveries.

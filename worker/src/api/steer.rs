@@ -15,7 +15,7 @@ use wakeful_store::resolve::{Decision, Effect, Resolved};
 use wakeful_workflow::resolve::Resolution;
 
 /// A reason is one line for the journal.
-const REASON_BYTES: usize = 1000;
+pub(super) const REASON_BYTES: usize = 1000;
 
 type Steered = Result<(StatusCode, Json<Value>), Problem>;
 type Body = Result<Bytes, BytesRejection>;

@@ -7,6 +7,7 @@ use crate::serve::{self, Role};
 use crate::telemetry::{self, Format};
 use crate::{App, Ctx};
 use anyhow::Context as _;
+use secrecy::ExposeSecret as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -174,10 +175,22 @@ async fn database(home: &Home, given: Option<&str>) -> anyhow::Result<(Option<Cl
     Ok((cluster, url))
 }
 
-/// What dev has that production must choose: a model, every tool, places for mail and files, and a short lease, so
-/// that after `kill -9` the next start soon has what the killed process held.
+/// What dev has that production must choose, its secrets included.
 fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::Result<()> {
     config.database.url = Some(url.into());
+    assume(config, app, home)?;
+    if config.email.incoming.thread_secret.is_none() {
+        config.email.incoming.thread_secret = Some(home.thread_secret()?);
+    }
+    if config.messenger.webhook.secrets.is_empty() {
+        config.messenger.webhook.secrets.push(home.webhook_secret()?);
+    }
+    Ok(())
+}
+
+/// A model, every tool, places for mail and files, and a short lease, so that after `kill -9` the next start soon has what the
+/// killed process held. Writes nothing.
+fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
     config.fallback_model = Some("scripted/demo".to_owned());
     if config.agents.is_empty() {
         config.agents.insert(DEFAULT_AGENT.to_owned(), AgentSettings::default());
@@ -195,12 +208,6 @@ fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::
         config.email.maildir = Some(home.mail());
     }
     config.workspace.dir.get_or_insert_with(|| home.workspaces());
-    if config.email.incoming.thread_secret.is_none() {
-        config.email.incoming.thread_secret = Some(home.thread_secret()?);
-    }
-    if config.messenger.webhook.secrets.is_empty() {
-        config.messenger.webhook.secrets.push(home.webhook_secret()?);
-    }
     if config.schedules.is_empty() && config.agents.contains_key(DEFAULT_AGENT) {
         config.schedules.insert(samples::CRON.conversation.to_owned(), samples::schedule());
     }
@@ -209,6 +216,29 @@ fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::
         config.queue = Queue { lease_s: 5, heartbeat_s: 1, ..config.queue };
     }
     Ok(())
+}
+
+/// Gives a configuration whose database is dev's own what dev would, for a command beside it; gives dev's directory then.
+///
+/// # Errors
+/// When the program's tools do not register.
+pub(super) fn adopt(config: &mut Config, app: &App) -> anyhow::Result<Option<Home>> {
+    let home = config.database.url.as_ref().and_then(|url| home_of(url.expose_secret()));
+    if let Some(home) = &home {
+        assume(config, app, home)?;
+    }
+    Ok(home)
+}
+
+/// Where the database of this URL lives, if it is one that `wakeful dev` started: its socket is below its data, or, where that
+/// path was too long for a socket, it is the one of the usual place.
+fn home_of(url: &str) -> Option<Home> {
+    let place = wakeful_store::diagnosis::address(url).ok()?;
+    let below = place.strip_suffix(&format!("/run/{DATABASE}")).map(PathBuf::from);
+    [below.as_deref(), None].into_iter().find_map(|dir| {
+        let home = Home::at(dir).ok()?;
+        (Cluster::future_url(home.dir(), DATABASE).ok()? == url).then_some(home)
+    })
 }
 
 /// Sends the samples if this is the first start, waits for them, and prints the banner.

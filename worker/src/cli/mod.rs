@@ -1,6 +1,7 @@
 //! The command line: one file a noun. stdout is data, stderr is progress and logs.
 
 mod conversation;
+mod delivery;
 mod demo;
 mod dev;
 mod doctor;
@@ -81,6 +82,8 @@ enum Command {
     Session(session::Args),
     /// Show what a conversation did: its sessions, its mails, its tools, its replies.
     Conversation(conversation::Args),
+    /// List and show outgoing messages, and send again what failed.
+    Delivery(delivery::Args),
     /// Run a session again, or a folder of exported ones, and lay it beside what was. Nothing is sent and nothing written,
     /// unless --tools live says so. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
@@ -144,6 +147,7 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Doctor(args) => doctor::run(app, config, args).await,
             Command::Session(args) => session::run(&app, config, args).await,
             Command::Conversation(args) => conversation::run(config, args).await,
+            Command::Delivery(args) => delivery::run(config, args).await,
             Command::Replay(args) => replay::run(app, config, *args).await,
             Command::Schedule(args) => schedule::run(&app, config, args).await,
             Command::Queue(args) => queue::run(config, args).await,

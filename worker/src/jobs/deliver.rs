@@ -12,18 +12,14 @@ use std::time::Duration;
 use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::delivery::{Claimed, Settled, Terms};
 use wakeful_store::queue::{self, Job, Term};
+use wakeful_workflow::agent::Limits;
 
-/// Attempts after which a message that is refused temporarily counts as failed.
-const ATTEMPTS: i32 = 10;
+/// For how long a message is tried before it counts as failed: receivers are away, refuse everybody at first, or take no more
+/// just now, and its conversation's later messages wait behind it.
+const TRY_FOR: Duration = Duration::from_secs(5 * 3600);
 
-/// The same for mail: about five hours, for mail servers are away for longer than messengers, and some refuse everybody
-/// at first.
-const MAIL_ATTEMPTS: i32 = 300;
-
-/// How often a message of this channel is tried.
-fn attempts(channel_name: &str) -> i32 {
-    if channel_name == "email" { MAIL_ATTEMPTS } else { ATTEMPTS }
-}
+/// Nobody waits that long between two attempts: see [`Terms::longest_pause`].
+const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 
 /// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
 pub(crate) const SEND: Duration = Duration::from_secs(60);
@@ -91,7 +87,13 @@ impl Again {
 
 async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
     let channel_name = job.channel.as_deref().unwrap_or_default();
-    let terms = Terms { max_age: ctx.config.max_age(channel_name), attempt_limit: attempt_limit(ctx) };
+    let terms = Terms {
+        max_age: ctx.config.max_age(channel_name),
+        attempt_limit: attempt_limit(ctx),
+        longest_pause: LONGEST_PAUSE,
+    };
+    // Of the delivery that is first: what is behind it has killed nobody yet.
+    let mut deaths = i64::from(job.died);
     loop {
         // Read before looking: what is enqueued after the look moves this number.
         let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(Again::later)? else {
@@ -109,12 +111,15 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
             let Some(claimed) = claimed.map_err(Again::later)? else { break };
             let span = delivery_span(job, channel_name, &claimed);
-            let sent = one(ctx, job, channel_name, &claimed, term).instrument(span.clone()).await;
+            let given_up = given_up(&claimed, deaths);
+            let sent = one(ctx, job, channel_name, &claimed, given_up.as_deref(), term);
+            let sent = sent.instrument(span.clone()).await;
             sent.inspect_err(|again| {
                 if again.after.is_none() {
                     telemetry::failed(&span, "retry");
                 }
             })?;
+            deaths = 0;
         }
         if ctx.store.end_deliver_job(&job.lease, seen).await.map_err(Again::later)? {
             return Ok(());
@@ -126,8 +131,15 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
 ///
 /// # Errors
 /// What to try again, and when.
-async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, term: Term) -> Result<(), Again> {
-    let settled = match next(ctx, job, channel_name, claimed, term).await {
+async fn one(
+    ctx: &Ctx,
+    job: &Job,
+    channel_name: &str,
+    claimed: &Claimed,
+    given_up: Option<&str>,
+    term: Term,
+) -> Result<(), Again> {
+    let settled = match next(ctx, job, channel_name, claimed, given_up, term).await {
         Next::Settle(settled) => settled,
         Next::Again { error, unsent } => {
             if unsent {
@@ -151,9 +163,15 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, term: 
         Settled::Sent { .. } => {
             warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile")
         }
-        Settled::Failed { error } | Settled::Expired { error } | Settled::Uncertain { error } => {
+        Settled::Failed { error } | Settled::Expired { error } => {
             telemetry::failed(&Span::current(), "not_sent");
-            warn!(delivery.id = claimed.delivery_id, error, "Not sent for certain");
+            let remedy = format!("wakeful delivery resend {}", claimed.delivery_id);
+            warn!(delivery.id = claimed.delivery_id, error, remedy, "Not sent by {channel_name}");
+        }
+        Settled::Uncertain { error } => {
+            telemetry::failed(&Span::current(), "not_sent");
+            let remedy = format!("wakeful session why {}", claimed.session_id);
+            warn!(delivery.id = claimed.delivery_id, error, remedy, "Not sent by {channel_name} for certain");
         }
     }
     Ok(())
@@ -162,6 +180,15 @@ async fn one(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, term: 
 /// An attempt begins while its lease lasts, and ends within its time.
 fn attempt_limit(ctx: &Ctx) -> Duration {
     Duration::from_secs(ctx.config.queue.lease_s) + SEND
+}
+
+/// Why this attempt is the last one, if it is.
+fn given_up(claimed: &Claimed, deaths: i64) -> Option<String> {
+    if claimed.maybe_sent && deaths >= Limits::DEATHS {
+        return Some(format!("{deaths} workers died while they were sending it"));
+    }
+    let hours = TRY_FOR.as_secs() / 3600;
+    (claimed.tried_for >= TRY_FOR).then(|| format!("it was tried for {hours} hours"))
 }
 
 /// What is to be done about a claimed delivery.
@@ -187,7 +214,14 @@ enum Before {
     MaybeSent,
 }
 
-async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut term: Term) -> Next {
+async fn next(
+    ctx: &Ctx,
+    job: &Job,
+    channel_name: &str,
+    claimed: &Claimed,
+    given_up: Option<&str>,
+    mut term: Term,
+) -> Next {
     let again = |error: String, before| Next::Again { error, unsent: before == Before::Unsent };
     let throttled =
         |error: String, after, before| Next::Throttled { error, after, unsent: before == Before::Unsent };
@@ -196,6 +230,7 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
         Next::Settle(Settled::Expired { error })
     };
     let uncertain = |error: &str| Next::Settle(Settled::Uncertain { error: error.to_owned() });
+    let failed = |error: &str, why: &str| Next::Settle(Settled::Failed { error: format!("{error} ({why})") });
     if claimed.late && !claimed.maybe_sent {
         return expired();
     }
@@ -203,27 +238,27 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
     let Some(channel) = ctx.channels.get(channel_name) else {
         let error = format!("no channel named {channel_name:?} is configured on this worker");
         // Another worker may have it.
-        return match before {
-            _ if claimed.attempt < attempts(channel_name) => again(error, before),
-            Before::Unsent => Next::Settle(Settled::Failed { error }),
-            Before::MaybeSent => uncertain(&format!("{DIED}, and {error}")),
+        return match (given_up, before) {
+            (None, _) => again(error, before),
+            (Some(why), Before::Unsent) => failed(&error, why),
+            (Some(_), Before::MaybeSent) => uncertain(&format!("{DIED}, and {error}")),
         };
     };
-    let used_up = claimed.attempt > attempts(channel_name);
     let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
     if before == Before::MaybeSent {
         match ask(channel.as_ref(), &outbound).await {
             Ok(Found::Sent { receipt }) => return Next::Settle(Settled::Sent { receipt }),
             // A worker that was stopped and not killed may be in the middle of it.
-            Ok(Found::NotSent) if !claimed.quiet && (claimed.late || used_up || !channel.is_idempotent()) => {
+            Ok(Found::NotSent)
+                if !claimed.quiet && (claimed.late || given_up.is_some() || !channel.is_idempotent()) =>
+            {
                 return again("an earlier attempt may still be under way".to_owned(), before);
             }
             Ok(Found::NotSent) if claimed.late => return expired(),
-            Ok(Found::NotSent) if used_up => {
-                let error = format!("{} attempts ended without an answer", attempts(channel_name));
-                return Next::Settle(Settled::Failed { error });
-            }
             Ok(Found::NotSent) => {
+                if let Some(why) = given_up {
+                    return failed("its attempts ended without an answer", why);
+                }
                 if claimed.quiet {
                     before = Before::Unsent;
                 }
@@ -232,15 +267,18 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
                 return uncertain(&format!("{DIED}, and it is too old to be sent again"));
             }
             Ok(Found::Unknown) if !channel.is_idempotent() => return uncertain(DIED),
-            Ok(Found::Unknown) if used_up => {
-                return uncertain(&format!("{} attempts ended without an answer", attempts(channel_name)));
+            Ok(Found::Unknown) => {
+                if let Some(why) = given_up {
+                    return uncertain(&format!("its attempts ended without an answer ({why})"));
+                }
             }
-            Ok(Found::Unknown) => {}
-            Err(SendError::Throttled { error, after }) => return throttled(error, after, before),
-            Err(error) if used_up => {
-                return uncertain(&format!("{DIED}, and the channel does not say: {error}"));
-            }
-            Err(error) => return again(error.to_string(), before),
+            Err(error) => match (given_up, error) {
+                (Some(_), error) => {
+                    return uncertain(&format!("{DIED}, and the channel does not say: {error}"));
+                }
+                (None, SendError::Throttled { error, after }) => return throttled(error, after, before),
+                (None, error) => return again(error.to_string(), before),
+            },
         }
     }
     if claimed.maybe_sent {
@@ -263,9 +301,13 @@ async fn next(ctx: &Ctx, job: &Job, channel_name: &str, claimed: &Claimed, mut t
         // What is refused now may have been taken the first time.
         Err(SendError::Refused(error)) if before == Before::MaybeSent => uncertain(&error),
         Err(SendError::Refused(error)) => Next::Settle(Settled::Failed { error }),
-        Err(SendError::Later(error)) if claimed.attempt < attempts(channel_name) => again(error, before),
-        Err(SendError::Later(error)) if before == Before::MaybeSent => uncertain(&error),
-        Err(SendError::Later(error)) => Next::Settle(Settled::Failed { error }),
+        Err(SendError::Later(error) | SendError::Throttled { error, .. }) if let Some(why) = given_up => {
+            match before {
+                Before::Unsent => failed(&error, why),
+                Before::MaybeSent => uncertain(&error),
+            }
+        }
+        Err(SendError::Later(error)) => again(error, before),
         Err(SendError::Throttled { error, after }) => throttled(error, after, before),
         Err(SendError::Unknown(error)) => match ask(channel.as_ref(), &outbound).await {
             Ok(Found::Sent { receipt }) => Next::Settle(Settled::Sent { receipt }),

@@ -245,13 +245,15 @@ impl Adoption {
         }
     }
 
-    /// `sent/dlv_…`, `unsent/dlv_…/…`, `resolved/dlv_…/…`; all others name nothing that is named anew.
+    /// `sent/dlv_…`, `unsent/dlv_…/…`, `resent/dlv_…/…`, `resolved/dlv_…/…` and the like; all others name nothing that is named anew.
     fn dedupe_key(&mut self, key: &str) -> String {
         let mut parts = key.splitn(3, '/');
         match (parts.next(), parts.next(), parts.next()) {
-            (Some(kind @ ("sent" | "unsent" | "resolved" | "refused" | "bounced")), Some(id), rest)
-                if is_delivery(id) =>
-            {
+            (
+                Some(kind @ ("sent" | "unsent" | "resent" | "resolved" | "refused" | "bounced")),
+                Some(id),
+                rest,
+            ) if is_delivery(id) => {
                 let id = self.id("dlv", id);
                 rest.map_or_else(|| format!("{kind}/{id}"), |rest| format!("{kind}/{id}/{rest}"))
             }

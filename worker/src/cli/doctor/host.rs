@@ -14,6 +14,7 @@ pub(super) fn check(app: &App, config: &Config, report: &mut Report) {
     keys(config, &models, report);
     prices(config, &models, report);
     token(config, report);
+    lmtp(config, report);
     workspace(config, report);
     maildir(config, report);
 }
@@ -124,6 +125,19 @@ fn token(config: &Config, report: &mut Report) {
                 config.server.listen
             ),
             "set WAKEFUL_TOKEN, or listen on 127.0.0.1",
+        );
+    }
+}
+
+fn lmtp(config: &Config, report: &mut Report) {
+    if let Some(listen) = config.email.incoming.lmtp_listen
+        && !listen.ip().is_loopback()
+    {
+        report.warning(
+            "lmtp",
+            format!("[email] lmtp_listen = {listen} is open to other machines, and LMTP asks for no password: whoever \
+                     reaches it hands in any mail as anybody's"),
+            "listen on 127.0.0.1, or let nobody but your mail server through the firewall",
         );
     }
 }

@@ -65,11 +65,15 @@ impl Report {
 }
 
 /// Checks everything that a configuration which loads leads to.
-pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
     let mut report = Report::default();
+    let dev = super::dev::adopt(&mut config, &app)?;
     match &config.file {
         Some(file) => report.ok("configuration", file.display().to_string()),
         None => report.ok("configuration", "no file; environment and defaults"),
+    }
+    if let Some(home) = dev {
+        report.ok("configuration", format!("with what `wakeful dev` assumes in {}", home.dir().display()));
     }
     for warning in &config.warnings {
         report.warning("configuration", warning.clone(), "correct or remove it");

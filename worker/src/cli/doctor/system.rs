@@ -182,7 +182,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
     }
     work(config, &store, report).await?;
     schedules(&store, report).await?;
-    troubles(&store.troubles().await?, report);
+    troubles(&store.troubles(Duration::from_secs_f64(WAITING_S)).await?, report);
     if config.chat.legacy.redis_url.is_some() {
         report.ok("old chats", legacy::advice(&config.chat.legacy, &store.legacy_counts().await?));
     }
@@ -290,11 +290,33 @@ fn troubles(troubles: &Troubles, report: &mut Report) {
             ),
         );
     }
-    if let Some(session) = &troubles.bad_delivery_session {
+    deliveries(troubles, report);
+}
+
+fn deliveries(troubles: &Troubles, report: &mut Report) {
+    if let Some(session) = &troubles.uncertain_delivery_session {
         report.warning(
             "deliveries",
-            format!("{} were not sent for certain", troubles.bad_deliveries),
+            format!("of {} nobody knows whether they were sent", troubles.uncertain_deliveries),
             format!("look at the newest: wakeful session why {session}"),
+        );
+    }
+    if let Some(delivery) = &troubles.failed_delivery {
+        let oldest = span(troubles.failed_oldest_s);
+        report.warning(
+            "deliveries",
+            format!("{} failed, the oldest is of {oldest} ago", troubles.failed_deliveries),
+            format!(
+                "look at them: wakeful delivery list --status failed; mend the cause, then wakeful delivery resend {delivery}"
+            ),
+        );
+    }
+    if troubles.waiting_deliveries > 0 {
+        let oldest = span(troubles.waiting_oldest_s);
+        report.warning(
+            "deliveries",
+            format!("{} wait to be sent, the oldest for {oldest}", troubles.waiting_deliveries),
+            "see what for: wakeful delivery list --status waiting",
         );
     }
 }

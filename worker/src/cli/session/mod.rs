@@ -14,12 +14,12 @@ mod tail;
 mod tree;
 mod verify;
 mod wake;
-mod why;
+pub(in crate::cli) mod why;
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print, printable};
 use super::{Exit, Usage};
 use crate::App;
-use crate::api::{DEFAULT_SPACE, valid_verbs};
+use crate::api::{DEFAULT_SPACE, no_trigger, valid_verbs};
 use crate::config::Config;
 use serde_json::json;
 use wakeful_store::session::{SessionFilter, SessionSummary};
@@ -46,7 +46,8 @@ enum Verb {
         /// Only those of one conversation.
         #[arg(long, value_name = "ID")]
         conversation: Option<String>,
-        /// Only those that such a trigger made: chat, email, message, cron, herald, fork, replay, import, …
+        /// Only those that such a trigger made: chat, email, message, cron, herald, herald-chat, new, api, fork, replay, import, or a
+        /// route's own.
         #[arg(long, value_name = "TYPE")]
         trigger: Option<String>,
         /// Replays and imports as well, which are left out where neither their type nor their conversation is asked for.
@@ -198,6 +199,11 @@ async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::
     {
         let known: Vec<&str> = SessionStatus::ALL.iter().map(|status| status.as_str()).collect();
         return Err(Usage(format!("no status {status:?}; there are: {}", known.join(", "))).into());
+    }
+    if let Some(trigger_type) = &filter.trigger_type
+        && !store.knows_trigger_type(trigger_type).await?
+    {
+        return Err(Usage(no_trigger(trigger_type)).into());
     }
     let sessions = store.sessions(&filter).await?;
     output.items(&sessions, || list_table(&sessions))?;

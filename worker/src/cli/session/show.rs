@@ -62,8 +62,21 @@ impl Shown {
             heading(&mut text, output, "Uncertain: look at the service behind it, then say what you found");
             text.push_str(&output.block(&commands, 2));
         }
+        let unsent = self.unsent();
+        if !unsent.is_empty() {
+            heading(&mut text, output, "Not sent: mend the cause, then send it again");
+            text.push_str(&output.block(&format!("wakeful delivery resend {}", unsent.join(" ")), 2));
+        }
         section(&mut text, output, "State", &state(&self.session.state));
         text
+    }
+
+    /// The deliveries that an operator may send again.
+    fn unsent(&self) -> Vec<&str> {
+        let unsent = self.deliveries.iter().filter(|delivery| {
+            matches!(delivery.status.as_str(), "failed" | "expired") && !delivery.imported
+        });
+        unsent.map(|delivery| delivery.delivery_id.as_str()).collect()
     }
 
     /// What resolves the effects of which nobody knows whether they happened.

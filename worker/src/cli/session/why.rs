@@ -1,6 +1,7 @@
 //! `wakeful session why`: the one command for a session that does not move.
 
-use super::super::output::{Cell, Column, Output, Table, Tone, count, printable, span};
+use super::super::delivery::{remedy, waits_for};
+use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
 use super::Exit;
 use super::show::header;
 use crate::config::Config;
@@ -9,7 +10,7 @@ use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_store::Store;
 use wakeful_store::bounce::{How, Undelivered};
-use wakeful_store::session::DeliveryView;
+use wakeful_store::outbox::Delivery;
 use wakeful_store::standing::{JobView, Standing};
 use wakeful_workflow::session::SessionStatus;
 
@@ -85,9 +86,14 @@ fn cut_off(reason: String) -> Finding {
 pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding> {
     let session = &standing.session;
     let id = &session.session_id;
-    let mut findings = Vec::new();
+    let status = SessionStatus::parse(&session.status);
+    // What it said, or asked, reached nobody so far: of a run that is over, or that waits for its user, that is the reason.
+    let said = matches!(status, Some(SessionStatus::Completed | SessionStatus::WaitingInput));
+    let unheard = said && standing.unsent.iter().any(|delivery| !delivery.imported);
+    let deliveries = of_deliveries(standing, around);
+    let (mut findings, after) = if unheard { (deliveries, Vec::new()) } else { (Vec::new(), deliveries) };
     let mut find = |why: String, remedy: Option<String>| findings.push(Finding { why, remedy });
-    match SessionStatus::parse(&session.status) {
+    match status {
         Some(SessionStatus::Queued | SessionStatus::Running) => {
             if let Some(behind) = &standing.behind {
                 let holder = &behind.session_id;
@@ -133,6 +139,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                 remedy.map_or_else(|| "Mend the cause, then".to_owned(), |remedy| format!("{remedy}:"));
             find(format!("Its run failed: {error}."), Some(format!("{remedy}\n{retry}")));
         }
+        Some(SessionStatus::Completed) if unheard => find("Its run is complete.".to_owned(), None),
         Some(SessionStatus::Completed) => find("Nothing holds it up: its run is complete.".to_owned(), None),
         Some(SessionStatus::Created) => find(
             "It has never run: nobody has sent it a message.".to_owned(),
@@ -153,7 +160,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
             None,
         );
     }
-    let open = SessionStatus::parse(&session.status).is_some_and(SessionStatus::is_open);
+    let open = status.is_some_and(SessionStatus::is_open);
     let pending = standing.pending_messages;
     if pending > 0 {
         let wait = if pending == 1 { "waits" } else { "wait" };
@@ -161,7 +168,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
         find(format!("{} {wait} {until}.", count(pending, "message")), None);
     }
     findings.extend(of_calls(standing));
-    findings.extend(of_deliveries(standing, around));
+    findings.extend(after);
     findings
 }
 
@@ -323,7 +330,7 @@ pub(super) fn resolve_call(session_id: &str, call_id: &str) -> String {
 }
 
 /// The two things that can be said of a delivery; the second sends it again.
-pub(super) fn resolve_delivery(session_id: &str, delivery_id: &str) -> String {
+pub(in crate::cli) fn resolve_delivery(session_id: &str, delivery_id: &str) -> String {
     let command = format!("wakeful session resolve {session_id} {delivery_id}");
     format!("{command} --happened ''\n{command} --did-not-happen\n")
 }
@@ -338,45 +345,35 @@ fn quoted(word: &str) -> String {
 }
 
 fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
-    let session = &standing.session.session_id;
     let mut findings = Vec::new();
     for delivery in &standing.unsent {
-        let id = &delivery.delivery_id;
         findings.extend(missed(delivery));
         if delivery.status == "sent" {
             continue;
         }
+        let (id, channel) = (&delivery.delivery_id, &delivery.channel);
         let error = delivery.last_error.as_deref().map(|error| format!(": {}", error.trim_end_matches('.')));
         let error = error.unwrap_or_default();
-        let job = standing.jobs.iter().find(|job| job.channel.as_deref() == Some(delivery.channel.as_str()));
-        let (why, remedy) = match delivery.status.as_str() {
-            "failed" => (
-                format!("A message by {} was not sent and will not be ({id}){error}.", delivery.channel),
-                Some("Send it by hand, or ask the agent for a corrected one.".to_owned()),
-            ),
-            "expired" => (
-                format!("A message by {} was too late and will not be sent ({id}){error}.", delivery.channel),
-                Some("If it still matters, send it by hand or ask the agent for a new one.".to_owned()),
-            ),
-            "uncertain" => (
-                format!("Nobody knows whether a message by {} was sent ({id}){error}.", delivery.channel),
-                Some(format!(
-                    "Look at the channel, then say what you found; only the second sends it again:\n{}",
-                    resolve_delivery(session, id).trim_end()
-                )),
-            ),
+        let mut remedy = remedy(delivery);
+        let why = match delivery.status.as_str() {
+            "failed" => format!("A message by {channel} was not sent ({id}){error}."),
+            "expired" => {
+                format!("A message by {channel} was too late and will not be sent by itself ({id}){error}.")
+            }
+            "uncertain" => format!("Nobody knows whether a message by {channel} was sent ({id}){error}."),
             _ => {
-                let when = match job {
-                    None => "and there is no job to send it".to_owned(),
-                    Some(job) if job.leased && job.due_in_s > 0.0 => {
-                        format!("a worker has it ({})", job.worker_id.as_deref().unwrap_or("unknown"))
-                    }
-                    Some(job) if job.due_in_s > 0.0 => format!("it is tried again in {}", span(job.due_in_s)),
-                    Some(job) => format!("it is ready for {}", span(job.due_in_s)),
-                };
-                let remedy = (around.workers_alive == 0)
-                    .then(|| "No worker is alive. Start one:\nwakeful serve --roles worker".to_owned());
-                (format!("A message by {} is not sent yet ({id}): {when}{error}.", delivery.channel), remedy)
+                if around.workers_alive == 0 {
+                    let start = "No worker is alive. Start one:\nwakeful serve --roles worker";
+                    remedy.get_or_insert_with(|| start.to_owned());
+                }
+                let tried = delivery.tried_since.map(|since| {
+                    format!(", tried for {} ({})", age(since), count(delivery.attempt.into(), "attempt"))
+                });
+                let tried = tried.unwrap_or_default();
+                format!(
+                    "A message by {channel} is not sent yet ({id}){tried}: {}{error}.",
+                    waits_for(delivery)
+                )
             }
         };
         findings.push(Finding { why, remedy });
@@ -385,7 +382,7 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
 }
 
 /// Whom a message that was sent did not reach.
-fn missed(delivery: &DeliveryView) -> impl Iterator<Item = Finding> {
+fn missed(delivery: &Delivery) -> impl Iterator<Item = Finding> {
     let missed: Vec<Undelivered> = serde_json::from_value(delivery.undelivered.clone()).unwrap_or_default();
     missed.into_iter().map(|one| {
         let how = match one.how {

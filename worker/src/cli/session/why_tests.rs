@@ -1,6 +1,6 @@
 use super::*;
 use chrono::Utc;
-use wakeful_store::session::{DeliveryView, SessionSummary};
+use wakeful_store::session::SessionSummary;
 use wakeful_store::standing::{Holder, OpenCall};
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::TriggerSource;
@@ -174,14 +174,14 @@ fn an_uncertain_effect_has_the_commands_that_resolve_it() {
     let remedies: Vec<String> =
         explain(&standing, AROUND).into_iter().filter_map(|finding| finding.remedy).collect();
     assert!(
-        remedies[0].contains(r"wakeful session resolve sess_1 'it'\''s' --did-not-happen"),
+        remedies[1].contains(r"wakeful session resolve sess_1 'it'\''s' --did-not-happen"),
         "{remedies:?}"
     );
-    assert!(remedies[1].contains("wakeful session resolve sess_1 dlv_1 --happened ''"), "{remedies:?}");
+    assert!(remedies[0].contains("wakeful session resolve sess_1 dlv_1 --happened ''"), "{remedies:?}");
 }
 
 #[test]
-fn what_else_is_open_follows_the_reason() {
+fn what_it_said_and_nobody_got_comes_first_and_what_else_is_open_follows() {
     let mut standing = standing("completed");
     standing.session.cancel_requested = true;
     standing.pending_messages = 2;
@@ -189,18 +189,36 @@ fn what_else_is_open_follows_the_reason() {
     standing.unsent = ["failed", "uncertain", "queued"].map(delivery).into();
     let whys: Vec<String> = explain(&standing, AROUND).into_iter().map(|finding| finding.why).collect();
     let expected = [
-        "Nothing holds it up",
+        "A message by email was not sent (dlv_1): mailbox full.",
+        "Nobody knows whether a message by email was sent",
+        "(3 attempts): next attempt in 30s: mailbox full.",
+        "Its run is complete.",
         "A cancel is asked for",
         "2 messages wait in its inbox",
         "Nobody knows whether charge took effect",
-        "was not sent and will not be",
-        "Nobody knows whether a message by email was sent",
-        "and there is no job to send it",
     ];
     assert_eq!(whys.len(), expected.len(), "{whys:#?}");
     for (why, expected) in whys.iter().zip(expected) {
         assert!(why.contains(expected), "{why}");
     }
+}
+
+#[test]
+fn a_message_that_is_held_up_names_the_one_before_it_and_an_imported_one_is_no_reason() {
+    let mut standing = standing("waiting_input");
+    standing.unsent = vec![delivery("queued")];
+    standing.unsent[0].held_up_by = Some("dlv_0".into());
+    standing.unsent[0].held_up_since = Some(Utc::now());
+    standing.unsent[0].held_up_error = Some("421 Too busy.".into());
+    let text = first(&standing, AROUND);
+    assert!(text.contains("held up by dlv_0 since ") && text.contains("ago (421 Too busy); next attempt in"));
+    assert!(text.ends_with("wakeful delivery show dlv_0"), "{text}");
+    standing.unsent = vec![delivery("failed")];
+    assert!(first(&standing, AROUND).ends_with("send it again:\nwakeful delivery resend dlv_1"));
+    standing.unsent[0].imported = true;
+    assert!(first(&standing, AROUND).contains("has asked its user"));
+    standing.session.status = "completed".into();
+    assert!(first(&standing, AROUND).contains("Nothing holds it up"));
 }
 
 fn call(status: &str, told: bool) -> OpenCall {
@@ -216,14 +234,30 @@ fn call(status: &str, told: bool) -> OpenCall {
     }
 }
 
-fn delivery(status: &str) -> DeliveryView {
-    DeliveryView {
+fn delivery(status: &str) -> Delivery {
+    let waits = matches!(status, "queued" | "sending");
+    Delivery {
         delivery_id: "dlv_1".into(),
+        session_id: "sess_1".into(),
+        conversation_id: "c1".into(),
         channel: "email".into(),
         status: status.into(),
-        attempt: 1,
+        attempt: 3,
         last_error: Some("mailbox full".into()),
-        undelivered: serde_json::json!([]),
         receipt: None,
+        undelivered: serde_json::json!([]),
+        imported: false,
+        created_at: Utc::now(),
+        tried_since: waits.then(Utc::now),
+        settled_at: None,
+        resent: 0,
+        resent_at: None,
+        held_up_by: None,
+        held_up_since: None,
+        held_up_error: None,
+        next_attempt_in_s: waits.then_some(30.0),
+        worker_id: None,
+        content: None,
+        ordinal: 1,
     }
 }

@@ -167,6 +167,7 @@ impl Logs {
             Event::ToolFailedUncertain { call_id, .. } => call(call_id.as_str(), &self.asked)?,
             Event::GenSent { delivery_id, .. }
             | Event::DeliveryFailed { delivery_id, .. }
+            | Event::DeliveryResent { delivery_id, .. }
             | Event::DeliveryBounced { delivery_id, .. } => {
                 self.wanted_deliveries.insert(key(delivery_id));
             }

@@ -1,0 +1,167 @@
+//! Outgoing messages as an operator sees them: what became of each, and what one that waits is waiting for.
+
+use crate::{Error, Result, Store};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+
+/// Every status of a delivery.
+pub const STATUSES: [&str; 6] = ["queued", "sending", "sent", "failed", "expired", "uncertain"];
+
+/// Of a delivery that is still to be sent: the word for both of its statuses.
+pub const WAITING: &str = "waiting";
+
+/// One outgoing message as it is shown. Times that count down are relative to the database's clock.
+#[derive(Clone, Debug, Serialize)]
+pub struct Delivery {
+    pub delivery_id: String,
+    pub session_id: String,
+    /// As the API gives it: without the space.
+    pub conversation_id: String,
+    pub channel: String,
+    pub status: String,
+    /// How often sending it was begun, since it was made or sent again.
+    pub attempt: i32,
+    pub last_error: Option<String>,
+    pub receipt: Option<Value>,
+    /// Whom it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
+    pub undelivered: Value,
+    /// It came in a bundle, and is never sent from here.
+    pub imported: bool,
+    pub created_at: DateTime<Utc>,
+    /// Since when it has been tried. None: its turn has not come.
+    pub tried_since: Option<DateTime<Utc>>,
+    pub settled_at: Option<DateTime<Utc>>,
+    /// How often an operator sent it again, and when last.
+    pub resent: i32,
+    pub resent_at: Option<DateTime<Utc>>,
+    /// The delivery that is before it in its conversation and channel, and has to end first.
+    pub held_up_by: Option<String>,
+    pub held_up_since: Option<DateTime<Utc>>,
+    /// Why that one was not sent so far.
+    pub held_up_error: Option<String>,
+    /// Of one that waits: seconds until its job may be taken, negative for how long it could have been. None: there is no job.
+    pub next_attempt_in_s: Option<f64>,
+    /// Who has its job now.
+    pub worker_id: Option<String>,
+    /// What is sent; only where a single delivery is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<Value>,
+    /// Its place among the conversation's.
+    #[serde(skip)]
+    pub ordinal: i64,
+}
+
+impl Delivery {
+    /// Whether it is still to be sent.
+    pub fn waits(&self) -> bool {
+        matches!(self.status.as_str(), "queued" | "sending")
+    }
+}
+
+/// Which deliveries to list.
+#[derive(Clone, Debug, Default)]
+pub struct DeliveryFilter {
+    pub space_id: Option<String>,
+    pub delivery_id: Option<String>,
+    pub session_id: Option<String>,
+    /// As it is stored: `space/id`.
+    pub conversation_id: Option<String>,
+    pub channel: Option<String>,
+    /// Of any of these statuses: see [`statuses`]. None: of whichever.
+    pub statuses: Option<Vec<String>>,
+    /// Only those that were not sent, or not to everybody.
+    pub unsettled: bool,
+    /// The last delivery id of the page before.
+    pub before: Option<String>,
+    pub limit: i64,
+}
+
+/// The statuses that a word names: one of [`STATUSES`], or [`WAITING`].
+///
+/// # Errors
+/// For another word: a sentence with those that there are.
+pub fn statuses(word: &str) -> std::result::Result<Vec<String>, String> {
+    if word == WAITING {
+        return Ok(vec!["queued".to_owned(), "sending".to_owned()]);
+    }
+    match STATUSES.contains(&word) {
+        true => Ok(vec![word.to_owned()]),
+        false => Err(format!("no status {word:?}; there are: {WAITING}, {}", STATUSES.join(", "))),
+    }
+}
+
+impl Store {
+    /// Outgoing messages, newest first.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn outbox(&self, filter: &DeliveryFilter) -> Result<Vec<Delivery>> {
+        Ok(sqlx::query_as!(
+            Delivery,
+            r#"
+            select d.delivery_id, d.session_id, right(d.conversation_id, -length(d.space_id) - 1) as "conversation_id!",
+                d.channel, d.status, d.attempt, d.last_error, d.receipt, d.undelivered, d.imported, d.created_at, d.tried_since, d.settled_at, d.resent, d.resent_at,
+                head.delivery_id as "held_up_by?", head.since as "held_up_since?", head.last_error as "held_up_error?",
+                extract(epoch from j.run_at - clock_timestamp())::float8 as next_attempt_in_s,
+                case when j.lease is not null and j.run_at > clock_timestamp() then j.worker_id end as worker_id,
+                null::json as content, d.ordinal
+            from deliveries d
+            left join lateral (
+                select h.delivery_id, coalesce(h.tried_since, h.created_at) as since, h.last_error
+                from deliveries h
+                where h.conversation_id = d.conversation_id and h.channel = d.channel
+                    and h.status in ('queued', 'sending') and h.ordinal < d.ordinal
+                order by h.ordinal
+                limit 1
+            ) head on d.status in ('queued', 'sending')
+            left join jobs j on j.kind = 'deliver' and j.conversation_id = d.conversation_id and j.channel = d.channel
+                and d.status in ('queued', 'sending')
+            where ($1::text is null or d.space_id = $1)
+                and ($2::text is null or d.delivery_id = $2)
+                and ($3::text is null or d.session_id = $3)
+                and ($4::text is null or d.conversation_id = $4)
+                and ($5::text is null or d.channel = $5)
+                and ($6::text[] is null or d.status = any ($6))
+                and (not $7 or d.status <> 'sent' or d.undelivered <> '[]')
+                and ($8::text is null or d.delivery_id < $8)
+            order by d.delivery_id desc
+            limit $9
+            "#,
+            filter.space_id,
+            filter.delivery_id,
+            filter.session_id,
+            filter.conversation_id,
+            filter.channel,
+            filter.statuses.as_deref(),
+            filter.unsettled,
+            filter.before,
+            filter.limit
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// One outgoing message with what it says.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Database`], [`Error::Corrupt`].
+    pub async fn delivery(&self, space_id: Option<&str>, delivery_id: &str) -> Result<Delivery> {
+        let filter = DeliveryFilter {
+            space_id: space_id.map(str::to_owned),
+            delivery_id: Some(delivery_id.to_owned()),
+            limit: 1,
+            ..DeliveryFilter::default()
+        };
+        let not_found = || Error::NotFound { what: "delivery", id: delivery_id.to_owned() };
+        let delivery = self.outbox(&filter).await?.pop().ok_or_else(not_found)?;
+        let content = sqlx::query_scalar!(
+            r#"select content::text as "content!" from deliveries where delivery_id = $1"#,
+            delivery_id
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or_else(not_found)?;
+        Ok(Delivery { content: Some(crate::hydrate::from_text("delivery", &content)?), ..delivery })
+    }
+}

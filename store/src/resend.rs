@@ -1,0 +1,145 @@
+//! An operator sends a delivery again that was not sent: under the same id, so that whoever knows the key has it once.
+
+use crate::delivery::enqueue;
+use crate::run::{self, Locked, Wakes, journal};
+use crate::{Error, Result, Store};
+use serde::Serialize;
+use sqlx::PgConnection;
+use wakeful_workflow::event::Event;
+
+/// Who asks for it, and why.
+#[derive(Clone, Debug, Default)]
+pub struct Resend {
+    pub by: Option<String>,
+    pub reason: Option<String>,
+    /// W3C traceparent of the request.
+    pub trace_context: Option<String>,
+}
+
+/// A delivery that waits to be sent once more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Resent {
+    pub delivery_id: String,
+    pub session_id: String,
+    pub channel: String,
+    pub status: String,
+    /// It was asked for before and has not ended since: nothing was written.
+    #[serde(skip)]
+    pub duplicate: bool,
+}
+
+impl Store {
+    /// Queues a failed or expired delivery again. It keeps its id and its place: what waits behind it goes after it, what was
+    /// sent meanwhile stays sent. Its attempts, the time for which it is tried and its age count anew. The job, the journal's entry
+    /// and the row are one commit.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Refused`] for a delivery that was sent, that may have been, that waits already, or that was
+    /// imported; [`Error::Database`].
+    pub async fn resend(&self, space_id: Option<&str>, delivery_id: &str, asked: &Resend) -> Result<Resent> {
+        let session_id = sqlx::query_scalar!(
+            "select session_id from deliveries where delivery_id = $1 and ($2::text is null or space_id = $2)",
+            delivery_id,
+            space_id
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "delivery", id: delivery_id.to_owned() })?;
+        let mut tx = self.pool.begin().await?;
+        // The session's row is the first lock of everybody who changes what became of a delivery: of two at once, the second
+        // sees what the first did.
+        let session = run::lock(&mut tx, &session_id).await?;
+        let resent = queue_again(&mut tx, &session, delivery_id, asked).await?;
+        tx.commit().await?;
+        Ok(resent)
+    }
+}
+
+async fn queue_again(
+    tx: &mut PgConnection,
+    session: &Locked,
+    delivery_id: &str,
+    asked: &Resend,
+) -> Result<Resent> {
+    let delivery = sqlx::query!(
+        r#"select channel, status, resent, imported, undelivered <> '[]' as "missed!"
+        from deliveries
+        where delivery_id = $1"#,
+        delivery_id
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    let refused = |reason: String| {
+        Err(Error::Refused {
+            session_id: session.session_id.clone(),
+            reason: format!("delivery {delivery_id} {reason}"),
+        })
+    };
+    let answer = |status: &str, duplicate| Resent {
+        delivery_id: delivery_id.to_owned(),
+        session_id: session.session_id.clone(),
+        channel: delivery.channel.clone(),
+        status: status.to_owned(),
+        duplicate,
+    };
+    match delivery.status.as_str() {
+        _ if delivery.imported => {
+            return refused(
+                "was imported, and nothing of a bundle is sent: send it where it came from".to_owned(),
+            );
+        }
+        "failed" | "expired" => {}
+        status @ ("queued" | "sending") if delivery.resent > 0 => return Ok(answer(status, true)),
+        "queued" | "sending" => {
+            return refused(format!(
+                "waits to be sent already: `wakeful delivery show {delivery_id}` says when it is tried next"
+            ));
+        }
+        "sent" if delivery.missed => {
+            return refused(
+                "was sent and did not reach everybody: sent again it would go to all of its recipients. Correct the \
+                 address, and ask the agent for a new one"
+                    .to_owned(),
+            );
+        }
+        "sent" => return refused("was sent: ask the agent for a new one".to_owned()),
+        "uncertain" => {
+            return refused(format!(
+                "may have been sent: look at the channel, then say what you found: `wakeful session resolve {} \
+                 {delivery_id} --happened ''`, or --did-not-happen, which sends it again",
+                session.session_id
+            ));
+        }
+        other => return Err(Error::corrupt("delivery status", other)),
+    }
+    let event = Event::DeliveryResent {
+        delivery_id: delivery_id.to_owned(),
+        channel: delivery.channel.clone(),
+        by: asked.by.clone(),
+        reason: asked.reason.clone(),
+    };
+    let dedupe = format!("resent/{delivery_id}/{}", delivery.resent + 1);
+    journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+    let trace_context = asked.trace_context.as_deref();
+    enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
+    // What the agent was told of its failure, and what it has not been told yet, is no longer so.
+    sqlx::query!(
+        "update deliveries
+        set status = 'queued',
+            attempt = 0,
+            lease = null,
+            not_after = null,
+            settled_at = null,
+            tried_since = null,
+            tried_at = null,
+            resent = resent + 1,
+            resent_at = clock_timestamp(),
+            told_unsent = told_unsent or (status = 'failed' and channel = 'email' and not untold),
+            untold = untold and undelivered <> '[]'
+        where delivery_id = $1",
+        delivery_id
+    )
+    .execute(tx)
+    .await?;
+    Ok(answer("queued", false))
+}

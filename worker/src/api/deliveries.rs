@@ -1,0 +1,84 @@
+//! Outgoing messages: shown, and sent again.
+
+use super::chat::{check_text, parse};
+use super::sessions::{Answer, limit, next_page, page};
+use super::steer::REASON_BYTES;
+use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
+use crate::{Ctx, telemetry};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::json;
+use std::sync::Arc;
+use wakeful_store::outbox::{Delivery, DeliveryFilter, statuses};
+use wakeful_store::resend::{Resend, Resent};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    /// A status, or `waiting` for those that are still to be sent.
+    status: Option<String>,
+    session_id: Option<String>,
+    conversation_id: Option<String>,
+    channel: Option<String>,
+    cursor: Option<String>,
+    limit: Option<i64>,
+}
+
+/// Newest first, without what they say.
+pub(super) async fn list(
+    State(ctx): State<Arc<Ctx>>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    check_text("session_id", query.session_id.as_deref(), 256)?;
+    check_text("channel", query.channel.as_deref(), 256)?;
+    check_text("cursor", query.cursor.as_deref(), 256)?;
+    let limit = limit(query.limit);
+    let filter = DeliveryFilter {
+        space_id: Some(DEFAULT_SPACE.to_owned()),
+        session_id: query.session_id,
+        conversation_id: query.conversation_id.map(|id| stored_conversation_id(&id)).transpose()?,
+        channel: query.channel,
+        statuses: query.status.as_deref().map(statuses).transpose().map_err(Problem::bad_request)?,
+        before: query.cursor,
+        limit,
+        ..DeliveryFilter::default()
+    };
+    let items = ctx.store.outbox(&filter).await?;
+    let next = next_page(&items, limit, |last| json!(last.delivery_id));
+    page(&items, next)
+}
+
+/// One with its content.
+pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<Delivery>, Problem> {
+    Ok(Json(ctx.store.delivery(Some(DEFAULT_SPACE), &id).await?))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    reason: Option<String>,
+    by: Option<String>,
+}
+
+/// Sends one again that was not sent: 202, or 200 when that was asked for before and has not ended since.
+pub(super) async fn resend(
+    State(ctx): State<Arc<Ctx>>,
+    Id(id): Id,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Resent>), Problem> {
+    let body = body?;
+    let asked: Asked = if body.is_empty() { Asked::default() } else { parse(&body)? };
+    check_text("reason", asked.reason.as_deref(), REASON_BYTES)?;
+    check_text("by", asked.by.as_deref(), 256)?;
+    let asked = Resend { by: asked.by, reason: asked.reason, trace_context: telemetry::trace_context() };
+    let resent = ctx.store.resend(Some(DEFAULT_SPACE), &id, &asked).await?;
+    ctx.notifier.job();
+    ctx.notifier.session(&resent.session_id);
+    let status = if resent.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(resent)))
+}
