@@ -4,11 +4,12 @@
 //! session's. Only here does a session receive the conversation's message numbers or give them back.
 
 use crate::step::to_json;
-use crate::{Error, Result, new_id};
+use crate::{Error, Result, create, new_id};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::record::{Block, Details, ToolResult};
 use wakeful_workflow::session::{CallOutcome, SessionStatus};
+use wakeful_workflow::trigger::HERALD_CHAT;
 
 /// A locked row of `conversation_counters`.
 #[derive(Clone, Debug)]
@@ -230,6 +231,9 @@ pub(crate) async fn start(
     run_id: &str,
     trace_context: Option<&str>,
 ) -> Result<()> {
+    if !session.started && session.trigger_type == HERALD_CHAT {
+        create::take_over(&mut *tx, session).await?;
+    }
     let waiting = sqlx::query!(
         "select call_id, name, outcome from tool_calls
         where session_id = $1 and status = 'waiting' and result_message_number is null
