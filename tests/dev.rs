@@ -84,11 +84,16 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
         "sample-clock   completed       By the worker's clock it is",
         "sample-note    completed       Done. The note is in notes/note.md",
         "sample-colour  waiting_input   asks: Which colour shall it be?",
-        "/v1/chat/sample-colour/messages -d '{\"text\": \"Green, please.\"}'",
-        "curl -N http://127.0.0.1:",
+        "/v1/chat/sample-colour/messages \\\n    -d '{\"text\": \"Green, please.\"}'",
+        "curl -N \\\n  http://127.0.0.1:",
     ] {
         assert!(banner.contains(line), "{line:?} is not in\n{banner}");
     }
+    assert_eq!(
+        banner.matches(" session show sess_").count(),
+        7,
+        "each with the command that shows it:\n{banner}"
+    );
     assert!(!banner.contains('\x1b'), "colours are for terminals");
     assert_eq!(place.verb("url").end().await, 6, "it has ended, and its Postgres too");
 
@@ -184,6 +189,8 @@ async fn fresh_and_reset_empty_the_data_and_nothing_else() {
     assert!(kept.exists() && !old.exists());
     client.chat("hello", "What time is it?").await;
     assert_eq!(sessions(&place.store().await).await.len(), 1);
+    let (_, schedules) = client.get("/v1/schedules").await;
+    assert_eq!(schedules["items"], serde_json::json!([]), "without samples there is no schedule of one");
     drop(fresh);
 
     assert_eq!(place.verb("reset").end().await, 0);

@@ -151,3 +151,64 @@ async fn k01_k02_a_notice_that_was_not_acknowledged_is_one_when_it_comes_again()
         assert!(process.terminate().success());
     }
 }
+
+#[tokio::test]
+async fn a_chat_that_comes_while_a_notice_is_worked_on_waits_and_begins_with_its_answer() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| {
+        let heralded = body["messages"].to_string().contains("What grows?");
+        Answer::text(if heralded { "The logs." } else { "I made room on db1." })
+    })
+    .await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    model.hold();
+    let (_, notice) = herald(&client, &json!({"conversation_id": "ops", "notice": "92 % of db1."})).await;
+    model.asked(1).await;
+    let chat = client.chat("ops", "What grows?").await;
+    let chat_id = chat["session_id"].as_str().unwrap();
+    assert_ne!(chat["session_id"], notice["session_id"]);
+    assert_eq!(client.session(chat_id).await["status"], "queued", "the notice has the conversation");
+    // A second message, and a kill, before it begins: it is still the same beginning, once.
+    client.chat("ops", "And why?").await;
+    process.kill();
+    model.release();
+
+    let process = options.serve(&database).await;
+    let client = process.client();
+    client.wait_for(notice["session_id"].as_str().unwrap(), "completed").await;
+    client.wait_for(chat_id, "completed").await;
+    let bodies = model.bodies();
+    let request: Value = serde_json::from_str(bodies.last().unwrap()).unwrap();
+    let said: Vec<&str> =
+        request["messages"].as_array().unwrap().iter().filter_map(|one| one["content"].as_str()).collect();
+    assert!(said[1].ends_with("92 % of db1."), "{said:?}");
+    assert_eq!(said[2..], ["I made room on db1.", "What grows?", "And why?"]);
+}
+
+#[tokio::test]
+async fn what_is_no_notice_is_refused_with_the_field_what_it_is_and_what_it_must_be() {
+    let database = Database::new().await;
+    let model = ModelServer::turns(vec![Answer::text("Noted.")]).await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    for (wrong, says) in [
+        (json!({"notice": 5}), "`notice` is 5: it must be a text, or an object of `title`, `body`"),
+        (json!({"notice": {"title": "x"}}), "`notice.body` is missing: it must be a text"),
+        (json!({"notice": {"title": 5, "body": "y"}}), "`notice.title` is 5: it must be a text"),
+        (
+            json!({"notice": {"title": "x", "body": "y", "colour": "red"}}),
+            "`notice` has \"colour\": it takes `title`, `body`, `source` and `url`",
+        ),
+        (
+            json!({"notice": "x", "mail_to": "ann@example.org"}),
+            "`mail_to` is \"ann@example.org\": it must be a list of mail addresses, such as [\"ann@example.org\"]",
+        ),
+    ] {
+        let (status, problem) = herald(&client, &wrong).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(says), "{wrong}: {problem}");
+    }
+}

@@ -379,6 +379,50 @@ async fn k60_k61_k62_a_scheduler_that_dies_around_a_firing_loses_no_tick_and_fir
 }
 
 #[tokio::test]
+async fn a_deployment_pauses_what_it_had_itself_and_never_what_another_one_has() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let sync = async |deployment: &str, names: &[&str]| {
+        let definitions: Vec<_> = names.iter().map(|name| definition(name, "@daily")).collect();
+        store.sync_schedules(SPACE, deployment, &definitions, None).await.unwrap()
+    };
+    let paused = async || {
+        let schedules = store.schedules(SPACE).await.unwrap();
+        let paused = schedules.into_iter().filter(|one| one.paused_at.is_some());
+        paused.map(|one| one.definition.name).collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        assert_eq!(sync("eu", &["a", "both"]).await.withdrawn, Vec::<String>::new());
+        assert_eq!(sync("us", &["b", "both"]).await.withdrawn, Vec::<String>::new());
+    }
+    assert_eq!(paused().await, Vec::<String>::new());
+    assert_eq!(sync("eu", &[]).await.withdrawn, ["a"], "`both` is the other one's by now");
+    assert_eq!(paused().await, ["a"]);
+    assert_eq!(sync("eu", &["a"]).await.written, ["a"], "and it comes back with its configuration");
+    assert_eq!(paused().await, Vec::<String>::new());
+}
+
+/// Each of them writes its own schedules and pauses those of the ones before: without an order of their own they would wait
+/// for one another.
+#[tokio::test]
+async fn schedulers_with_different_configurations_that_start_at_once_do_not_deadlock() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    for _ in 0..10 {
+        let all = (0..8).map(|process| {
+            let names = (0..12).filter(move |name| (name + process) % 3 != 0);
+            let definitions: Vec<_> =
+                names.map(|name| definition(&format!("s{name:02}"), "@daily")).collect();
+            let store = &store;
+            async move { store.sync_schedules(SPACE, "default", &definitions, None).await }
+        });
+        for synced in futures::future::join_all(all).await {
+            synced.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_scheduler_outlives_its_database_and_makes_good_what_it_missed() {
     let mut server = Server::start().await;
     let database = Database::on(&server.url(), "pg_default").await;

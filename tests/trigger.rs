@@ -45,10 +45,16 @@ impl Recorder {
                             body: Bytes| {
             let path = uri.path().to_owned();
             let refused = path.contains("refused");
+            let asked = path.split('/').find_map(|part| part.strip_prefix("answered-")?.parse::<u16>().ok());
             requests.lock().unwrap().push(Recorded { path, headers, body });
-            match refused {
-                true => (StatusCode::NOT_FOUND, json!({"detail": "no such \u{1b}[31mschedule"}).to_string()),
-                false => {
+            match (refused, asked) {
+                (true, _) => {
+                    (StatusCode::NOT_FOUND, json!({"detail": "no such \u{1b}[31mschedule"}).to_string())
+                }
+                (false, Some(status)) => {
+                    (StatusCode::from_u16(status).unwrap(), json!({"detail": "as told"}).to_string())
+                }
+                (false, None) => {
                     (StatusCode::ACCEPTED, json!({"session_id": "sess_1", "outcome": "new_run"}).to_string())
                 }
             }
@@ -121,8 +127,27 @@ async fn each_kind_goes_to_its_door_with_the_token_and_as_it_is() {
         "{}",
         ran.err
     );
+    assert!(ran.err.contains("`wakeful schedule list`"), "{}", ran.err);
     // Nobody listens there.
-    assert_eq!(run(&options, "http://127.0.0.1:1", &["cron", "daily"]).await.code, 6);
+    let ran = run(&options, "http://127.0.0.1:1", &["cron", "daily"]).await;
+    assert!(ran.code == 6 && ran.err.contains("--url or WAKEFUL_URL"), "{} {}", ran.code, ran.err);
+    let ran = run(&options, &recorder.url, &["email", "nowhere.eml"]).await;
+    assert!(ran.code == 2 && ran.err.contains("nowhere.eml cannot be read"), "{} {}", ran.code, ran.err);
+    for (answer, code, remedy) in [
+        (400, 2, ""),
+        (401, 5, "WAKEFUL_TOKEN or --token-file"),
+        (409, 4, ""),
+        (422, 4, ""),
+        (429, 6, "send it again"),
+        (500, 1, "the server's log"),
+        (503, 6, "send it again"),
+    ] {
+        let ran = run(&options, &recorder.url, &["cron", &format!("answered-{answer}")]).await;
+        assert_eq!(ran.code, code, "{answer}: {}", ran.err);
+        assert!(ran.err.contains(&answer.to_string()) && ran.err.contains(remedy), "{}", ran.err);
+    }
+    let help = run(&options, &recorder.url, &["--help"]).await;
+    assert!(help.code == 0 && help.out.contains("Exit status:"), "{}", help.out);
     for args in
         [&["cron", "daily", "--url", "here"][..], &["message", "notice.json"], &["herald", "mail.eml"]]
     {

@@ -219,8 +219,8 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<L
     .await?)
 }
 
-/// Makes a session of its own beside `latest`, which begins with what was said there. It may write to whom that one may, and
-/// what it says is read where it was asked.
+/// Makes a session of its own beside `latest`. It may write to whom that one may, and what it says is read where it was asked.
+/// What was said there it is given when its run begins ([`take_over`]): that one's run may still be at work.
 async fn open_beside(
     tx: &mut PgConnection,
     new: &NewSession,
@@ -234,18 +234,32 @@ async fn open_beside(
         (policy.participants, policy.recipients) = (before.participants, before.recipients);
         (policy.web, policy.loop_suspicion) = (before.web, before.loop_suspicion);
     }
-    let mut seeds = new.seeds.clone();
-    seeds.extend(said(tx, &latest.session_id).await?);
     let session_id = new_id("sess");
     let new = NewSession {
         trigger_type: trigger_type.to_owned(),
         trigger_id: latest.session_id,
         policy,
-        seeds,
         ..new.clone()
     };
     insert(tx, &session_id, &new, None).await?;
     run::lock_session(tx, &session_id).await
+}
+
+/// Gives a session that was opened beside another one what was said there, as its first run begins: the conversation is
+/// its own then, so the other one's run has ended, or waits for a person.
+pub(crate) async fn take_over(tx: &mut PgConnection, session: &Locked) -> Result<()> {
+    let seeds = said(tx, &session.trigger_id).await?;
+    let before = sqlx::query_scalar!(
+        "update conversation_sessions
+        set seed_message_count = seed_message_count + $2
+        where session_id = $1
+        returning seed_message_count - $2 as \"before!\"",
+        session.session_id,
+        seeds.len() as i32
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    insert_seeds(tx, &session.session_id, &session.conversation_id, before, &seeds).await
 }
 
 /// The newest texts of a session, as the beginning of another one.
@@ -347,8 +361,19 @@ async fn insert(
     .execute(&mut *tx)
     .await?;
     failpoint("K4");
+    insert_seeds(tx, session_id, &new.conversation_id, 0, &new.seeds).await
+}
+
+/// Writes seeds, the first of them as number `first`.
+async fn insert_seeds(
+    tx: &mut PgConnection,
+    session_id: &str,
+    conversation_id: &str,
+    first: i32,
+    seeds: &[Seed],
+) -> Result<()> {
     let (mut roles, mut contents, mut news) = (vec![], vec![], vec![]);
-    for seed in &new.seeds {
+    for seed in seeds {
         roles.push(seed.role.as_str());
         contents.push(seed.content.as_str());
         news.push(seed.is_new);
@@ -359,13 +384,14 @@ async fn insert(
             select m.role, m.content from session_seed_messages m
             where m.session_id = (
                 select s.session_id from conversation_sessions s
-                where s.conversation_id = $5 and s.session_id <> $1
+                where s.conversation_id = $5
+                    and s.ordinal < (select ordinal from conversation_sessions where session_id = $1)
                 order by s.ordinal desc
                 limit 1
             )
         )
         insert into session_seed_messages (session_id, ordinal, role, content, is_new)
-        select $1, seed.ordinal - 1, seed.role, seed.content,
+        select $1, $6::int + seed.ordinal - 1, seed.role, seed.content,
             seed.is_new and not exists (
                 select from before where before.role = seed.role and before.content = seed.content
             )
@@ -374,7 +400,8 @@ async fn insert(
         &roles as &[&str],
         &contents as &[&str],
         &news,
-        new.conversation_id
+        conversation_id,
+        first
     )
     .execute(&mut *tx)
     .await?;

@@ -9,7 +9,7 @@ use crate::bounce;
 use crate::error::bounded;
 use crate::queue::Lease;
 use crate::run::{Wakes, journal};
-use crate::{Result, Store};
+use crate::{Result, Store, new_id};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use std::time::Duration;
@@ -95,6 +95,42 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?)
+    }
+
+    /// Tells whoever writes to the conversation's latest session something that this session did not say: `content`, by
+    /// `channel`, at most once a minute. `false`: they were told within this minute.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn turn_away(&self, conversation_id: &str, channel: &str, content: &Value) -> Result<bool> {
+        let told = sqlx::query_scalar!(
+            r#"with told as (
+                insert into deliveries
+                    (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
+                select $2, s.space_id, s.conversation_id, $3, nextval('delivery_ordinals'), s.session_id,
+                    'full/' || floor(extract(epoch from clock_timestamp()) / 60)::bigint, $4::text::json
+                from conversation_sessions s
+                where s.conversation_id = $1
+                order by s.ordinal desc
+                limit 1
+                on conflict (session_id, source_key, channel) do nothing
+                returning conversation_id, space_id, channel
+            ), deliver_jobs as (
+                insert into jobs (kind, space_id, conversation_id, channel)
+                select 'deliver', told.space_id, told.conversation_id, told.channel
+                from told
+                on conflict (conversation_id, channel) where kind = 'deliver'
+                    do update set pending = jobs.pending + 1
+            )
+            select exists (select from told) as "told!""#,
+            conversation_id,
+            new_id("dlv"),
+            channel,
+            content.to_string()
+        )
+        .fetch_one(&self.intake)
+        .await?;
+        Ok(told)
     }
 
     /// Takes the oldest open delivery of the channel, fenced. Later ones wait for it, whatever becomes of it.

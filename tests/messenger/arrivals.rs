@@ -44,6 +44,93 @@ async fn what_is_forged_stale_cut_or_signed_by_another_secret_is_refused_before_
 }
 
 #[tokio::test]
+async fn a_door_that_is_not_set_up_says_which_section_opens_it() {
+    let desk = Desk::new().await;
+    let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &desk.model.url);
+    let process = options.serve(&desk.database).await;
+    for (door, section) in [
+        ("slack", "[messenger.slack]"),
+        ("telegram", "[messenger.telegram]"),
+        ("webhook", "[messenger.webhook]"),
+    ] {
+        let path = format!("/v1/triggers/messenger/{door}");
+        let (status, problem) = process.client().post(&path, &json!({})).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{problem}");
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains("is not set up here: set `") && detail.ends_with(section), "{detail}");
+    }
+    assert!(process.terminate().success());
+}
+
+/// Slack holds it against an app that does not answer within three seconds, and sends again what is answered with 503.
+#[tokio::test]
+async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_gets_it_taken_once() {
+    let desk = Desk::new().await;
+    let process = desk.serve().await;
+    let client = process.client();
+    Post::new(Medium::Slack, 1, 1, "<@UBOT> one").send(&client).await;
+    let mut held = desk.database.pool.begin().await.unwrap();
+    sqlx::query("select 1 from conversation_counters for update").execute(&mut *held).await.unwrap();
+
+    let late = Post::new(Medium::Slack, 1, 2, "<@UBOT> two");
+    let response = late.request(&client).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(response.headers().contains_key("retry-after"));
+    let waiting = "select count(*) from pg_stat_activity where datname = $1 and wait_event_type = 'Lock'";
+    let waiting: i64 = desk.database.value(waiting, &desk.database.name).await;
+    assert!(waiting > 0, "what was begun goes on, and was not given up by the database either");
+    held.commit().await.unwrap();
+
+    late.send_until_taken(&client).await;
+    assert_eq!(desk.taken().await.1, 2, "each message once");
+    assert!(process.terminate().success());
+}
+
+/// Telegram hands a bot its updates one after the other, and holds all of them behind one that is refused.
+#[tokio::test]
+async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_other_chats_go_on() {
+    let desk = Desk::new().await;
+    let api = desk.options.clone().arg("--roles=api").serve(&desk.database).await;
+    let client = api.client();
+    Post::new(Medium::Telegram, 1, 1, "one").send(&client).await;
+    let session_id = desk.session("default/telegram/4242/1").await;
+    sqlx::query(
+        "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome)
+        select $1, 'filled-' || n, 'x', '', i.run_id, 'queued'
+        from generate_series(1, 1000) n, session_inbox i
+        where i.session_id = $1",
+    )
+    .bind(&session_id)
+    .execute(&desk.database.pool)
+    .await
+    .unwrap();
+    let before = desk.taken().await;
+    for number in [2, 3, 2] {
+        Post::new(Medium::Telegram, 1, number, "is not taken").send(&client).await;
+    }
+    assert_eq!(desk.taken().await, before, "nothing of it is in the inbox");
+    let told = desk.count("select count(*) from deliveries where $1 = ''").await;
+    // One, unless the clock has passed a whole minute in between.
+    assert!((1..=2).contains(&told), "{told}");
+    Post::new(Medium::Telegram, 2, 1, "elsewhere").send(&client).await;
+    // Others are refused, for now: they hold back nobody else's, and come again.
+    let body = json!({"text": "x"});
+    let path = format!("/v1/sessions/{session_id}/messages");
+    let (status, problem) = client.post(&path, &body).await;
+    assert_eq!((status, &problem["pending"]), (StatusCode::TOO_MANY_REQUESTS, &json!(1000)), "{problem}");
+
+    let worker = desk.options.clone().arg("--roles=worker").spawn(&desk.database.url);
+    desk.messengers.has(told as usize).await;
+    eventually("the sender to be told, in the chat", || async {
+        let sent = desk.messengers.sent();
+        sent.iter().any(|sent| sent.place == "1" && sent.text.contains("did not take yours")).then_some(())
+    })
+    .await;
+    assert!(worker.terminate().success());
+    assert!(api.terminate().success());
+}
+
+#[tokio::test]
 async fn slack_is_answered_its_challenge_and_an_older_secret_is_as_good() {
     let desk = Desk::new().await;
     let process = desk.serve().await;

@@ -43,18 +43,29 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     assert_eq!(client.post("/v1/schedules", &asked).await.0, StatusCode::OK, "the same again");
     let other = json!({"name": "weekly", "cron": "0 8 * * MON", "prompt": "Report."});
     assert_eq!(client.post("/v1/schedules", &other).await.0, StatusCode::CONFLICT);
-    for wrong in [
-        json!({"name": "w", "cron": "61 * * * *", "prompt": "x"}),
-        json!({"name": "w", "cron": "@daily", "time_zone": "Mars/Base", "prompt": "x"}),
-        json!({"name": "a b", "cron": "@daily", "prompt": "x"}),
-        json!({"name": "w", "cron": "@daily", "prompt": " "}),
-        json!({"name": "w", "cron": "@daily", "prompt": "x", "agent": "nobody"}),
-        json!({"name": "w", "cron": "@daily", "prompt": "x", "missed_limit": 1000}),
-        json!({"name": "w", "cron": "@daily", "prompt": "x", "mail_to": ["ann"]}),
-        json!({"name": "w", "cron": "@daily", "prompt": "x", "colour": "red"}),
+    for (wrong, says) in [
+        (json!({"cron": "61 * * * *"}), "`cron`: \"61 * * * *\" is no cron pattern: its minute is \"61\""),
+        (json!({"cron": null}), "`cron` is missing"),
+        (json!({"time_zone": "Mars/Base"}), "`time_zone`: \"Mars/Base\" is no time zone"),
+        (json!({"name": "a b"}), "`name` is \"a b\""),
+        // It would be found in place of the schedule of that id.
+        (json!({"name": made["schedule_id"]}), "does not begin with sched_"),
+        (json!({"prompt": " "}), "`prompt`"),
+        (json!({"agent": "nobody"}), "nobody"),
+        (json!({"missed_limit": 1000}), "`missed_limit`"),
+        (json!({"missed": "some"}), "`missed` is \"some\": it must be skip, one or all"),
+        (json!({"overlap": 1}), "`overlap` is 1: it must be skip or queue"),
+        (json!({"mail_to": ["ann"]}), "`mail_to` has \"ann\""),
+        (json!({"mail_to": "ann@example.org"}), "`mail_to` is \"ann@example.org\": it must be a list"),
+        (json!({"colour": "red"}), "colour"),
     ] {
-        let (status, problem) = client.post("/v1/schedules", &wrong).await;
-        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong} {problem}");
+        let mut asked = json!({"name": "w", "cron": "@daily", "prompt": "x"});
+        for (key, value) in wrong.as_object().unwrap() {
+            asked[key] = value.clone();
+        }
+        let (status, problem) = client.post("/v1/schedules", &asked).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{asked} {problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(says), "{asked} {problem}");
     }
 
     let (_, list) = client.get("/v1/schedules").await;
@@ -71,6 +82,8 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     // By hand: once a key, paused or not.
     let (_, paused) = client.post("/v1/schedules/weekly/pause", &Value::Null).await;
     assert_eq!((&paused["state"], &paused["next_at"]), (&json!("paused"), &Value::Null));
+    let (_, next) = client.get("/v1/schedules/weekly/next?count=1").await;
+    assert_eq!(next["state"], "paused", "ticks of which none fires");
     let (status, first) = client.post("/v1/schedules/weekly/trigger", &json!({"client_key": "k1"})).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{first}");
     let (status, again) = client.post("/v1/schedules/weekly/trigger", &json!({"client_key": "k1"})).await;
@@ -93,10 +106,14 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     assert_eq!(changed.status(), StatusCode::OK);
     let (_, shown) = client.get("/v1/schedules/weekly").await;
     assert_eq!((&shown["cron"], &shown["revision"]), (&json!("0 8 * * MON"), &json!(2)));
+    assert_eq!(shown["time_zone"], "UTC", "a PUT replaces the whole: what it left out is as in a new one");
 
     // The configuration's are steered and not edited.
     let nightly = json!({"cron": "@daily", "prompt": "x"});
-    assert_eq!(put("nightly", nightly).await.status(), StatusCode::CONFLICT);
+    let refused = put("nightly", nightly).await;
+    assert_eq!(refused.status(), StatusCode::CONFLICT);
+    let refused = refused.text().await.unwrap();
+    assert!(refused.contains("the file decides"), "{refused}");
     let delete = |name: &str| {
         let url = format!("{}/v1/schedules/{name}", client.url);
         async move { reqwest::Client::new().delete(url).send().await.unwrap().status() }
@@ -158,6 +175,26 @@ async fn schedules_are_made_paused_resumed_triggered_and_told_by_the_command_lin
     assert!(json(&out)[0]["local"].as_str().unwrap().ends_with(":00:00 +05:45 Asia/Kathmandu"), "{out}");
 
     assert_eq!(run(&["schedule", "pause", "hourly"]).await.1, "hourly is paused\n");
+    let (code, out, err) = run(&["schedule", "next", "hourly", "--count", "1"]).await;
+    assert!(code == 0 && out.contains("Asia/Kathmandu"), "{out} {err}");
+    assert!(err.contains("hourly is paused") && err.contains("`wakeful schedule resume hourly`"), "{err}");
+
+    // Only what is named is another.
+    let edit = ["schedule", "edit", "hourly", "--cron", "30 * * * *", "--mail-to", "ann@example.org"];
+    assert_eq!(run(&edit).await.1, "hourly is changed\n");
+    let (_, out, _) = run(&["schedule", "show", "hourly", "-o", "json"]).await;
+    let shown = &json(&out)["schedule"];
+    assert_eq!((&shown["cron"], &shown["time_zone"]), (&json!("30 * * * *"), &json!("Asia/Kathmandu")));
+    assert_eq!((&shown["prompt"], &shown["mail_to"]), (&json!("Look."), &json!(["ann@example.org"])));
+    assert_eq!((&shown["state"], &shown["conversation_id"]), (&json!("paused"), &json!("schedule-hourly")));
+    assert_eq!(run(&["schedule", "edit", "hourly", "--mail-to", ""]).await.0, 0);
+    let (_, out, _) = run(&["schedule", "show", "hourly", "-o", "json"]).await;
+    assert_eq!(json(&out)["schedule"]["mail_to"], json!([]));
+    let (code, _, err) = run(&["schedule", "edit", "hourly"]).await;
+    assert!(code == 2 && err.contains("say what is to be another"), "{code} {err}");
+    let (code, _, err) = run(&["schedule", "edit", "hourly", "--cron", "often"]).await;
+    assert!(code == 2 && err.contains("is no cron pattern"), "{code} {err}");
+    assert_eq!(run(&["schedule", "edit", "nobody", "--cron", "@daily"]).await.0, 3);
     let (_, out, _) = run(&["schedule", "trigger", "hourly", "--client-key", "k", "-o", "json"]).await;
     let (_, again, _) = run(&["schedule", "trigger", "hourly", "--client-key", "k", "-o", "json"]).await;
     assert_eq!(json(&out)["session_id"], json(&again)["session_id"]);
@@ -167,6 +204,17 @@ async fn schedules_are_made_paused_resumed_triggered_and_told_by_the_command_lin
     assert_eq!(json(&out)["firings"].as_array().unwrap().len(), 1);
     assert_eq!(run(&["schedule", "resume", "hourly"]).await.1, "hourly is active\n");
     assert_eq!(run(&["schedule", "pause", "nobody"]).await.0, 3);
+    assert_eq!(run(&["schedule", "delete", "hourly"]).await.1, "hourly is deleted\n");
+    assert_eq!(run(&["schedule", "delete", "hourly"]).await.0, 3);
+
+    // Of one that is the configuration's the file decides.
+    let scheduler = options.clone().arg("--roles").arg("scheduler").spawn(&database.url);
+    scheduler.wait_for_log("\"Scheduling\"").await;
+    for verb in [&["schedule", "delete", "nightly"][..], &["schedule", "edit", "nightly", "--cron", "@daily"]]
+    {
+        let (code, _, err) = run(verb).await;
+        assert!(code == 4 && err.contains("the file decides"), "{code} {err}");
+    }
 }
 
 #[tokio::test]

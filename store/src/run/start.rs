@@ -2,11 +2,12 @@
 
 use super::{Conversation, Locked, Wakes, journal};
 use crate::step::to_json;
-use crate::{Error, Result};
+use crate::{Error, Result, create};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::record::{Block, Details, ToolResult};
 use wakeful_workflow::session::CallOutcome;
+use wakeful_workflow::trigger::HERALD_CHAT;
 
 /// Gives the conversation to a queued run: its message numbers, the messages that wait for it, and a job.
 pub(crate) async fn start(
@@ -16,6 +17,9 @@ pub(crate) async fn start(
     run_id: &str,
     trace_context: Option<&str>,
 ) -> Result<()> {
+    if !session.started && session.trigger_type == HERALD_CHAT {
+        create::take_over(&mut *tx, session).await?;
+    }
     let waiting = sqlx::query!(
         "select call_id, name, outcome from tool_calls
         where session_id = $1 and status = 'waiting' and result_message_number is null

@@ -5,6 +5,36 @@ use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+/// The advisory lock of those who write a configuration's schedules.
+const SYNC: i64 = i64::from_be_bytes(*b"schedule");
+
+/// Why one that a configuration has is not made, changed or removed by hand.
+const OF_CONFIGURATION: &str = "stands in the configuration, and the file decides: change or remove it there and restart \
+                                the schedulers, or pause it here";
+
+/// Who writes a definition.
+#[derive(Clone, Copy)]
+enum By<'a> {
+    Config { deployment: &'a str },
+    Api,
+}
+
+impl<'a> By<'a> {
+    fn source(self) -> Source {
+        match self {
+            By::Config { .. } => Source::Config,
+            By::Api => Source::Api,
+        }
+    }
+
+    fn deployment(self) -> Option<&'a str> {
+        match self {
+            By::Config { deployment } => Some(deployment),
+            By::Api => None,
+        }
+    }
+}
+
 /// What writing a configuration's schedules did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
@@ -17,22 +47,26 @@ pub struct Synced {
 }
 
 impl Store {
-    /// Brings the schedules that a configuration defines up to `definitions`: what is not among them is paused, those of the
-    /// API are left alone. Of two processes with different configurations the one that did this last is right.
+    /// Brings the schedules that a configuration defines up to `definitions`: what this deployment had before and is not among
+    /// them is paused; those of other deployments and of the API are left alone. Of two processes of one deployment with
+    /// different configurations the one that did this last is right, and so it is of a name that two deployments have.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn sync_schedules(
         &self,
         space_id: &str,
+        deployment: &str,
         definitions: &[Definition],
         now: Option<DateTime<Utc>>,
     ) -> Result<Synced> {
         let mut tx = self.pool.begin().await?;
+        // One at a time: each writes many rows, and two that have different ones would wait for one another.
+        sqlx::query!("select pg_advisory_xact_lock($1)", SYNC).execute(&mut *tx).await?;
         let now = clock(&mut tx, now).await?;
         let mut synced = Synced::default();
         for definition in definitions {
-            match write(&mut tx, space_id, Source::Config, definition, now).await? {
+            match write(&mut tx, space_id, By::Config { deployment }, definition, now).await? {
                 Written::Created | Written::Changed => synced.written.push(definition.name.clone()),
                 Written::Same => {}
                 Written::OfAnother => synced.taken.push(definition.name.clone()),
@@ -44,13 +78,15 @@ impl Store {
             set paused_at = $3, paused_by = 'config', next_at = null, updated_at = clock_timestamp()
             where space_id = $1
                 and source = 'config'
+                and deployment = $4
                 and name <> all($2)
                 -- What a person paused stays paused by that person.
                 and paused_at is null
             returning name",
             space_id,
             &names as &[&str],
-            now
+            now,
+            deployment
         )
         .fetch_all(&mut *tx)
         .await?;
@@ -71,9 +107,12 @@ impl Store {
     ) -> Result<(Schedule, bool)> {
         let mut tx = self.pool.begin().await?;
         let now = clock(&mut tx, now).await?;
-        let created = insert(&mut tx, space_id, Source::Api, definition, now).await?;
+        let created = insert(&mut tx, space_id, By::Api, definition, now).await?;
         let schedule = find(&mut tx, space_id, &definition.name).await?;
-        if !created && (schedule.source, &schedule.definition) != (Source::Api, definition) {
+        if !created && schedule.source == Source::Config {
+            return Err(refused(&schedule, OF_CONFIGURATION));
+        }
+        if !created && schedule.definition != *definition {
             return Err(refused(&schedule, "exists and is another one: change it, or take another name"));
         }
         tell(&mut tx).await?;
@@ -95,9 +134,9 @@ impl Store {
         let now = clock(&mut tx, now).await?;
         let before = find(&mut tx, space_id, &definition.name).await?;
         if before.source != Source::Api {
-            return Err(refused(&before, "is the configuration's: change it there"));
+            return Err(refused(&before, OF_CONFIGURATION));
         }
-        write(&mut tx, space_id, Source::Api, definition, now).await?;
+        write(&mut tx, space_id, By::Api, definition, now).await?;
         let schedule = find(&mut tx, space_id, &definition.name).await?;
         tell(&mut tx).await?;
         tx.commit().await?;
@@ -112,7 +151,7 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let schedule = find(&mut tx, space_id, name).await?;
         if schedule.source == Source::Config && schedule.paused_by.as_deref() != Some("config") {
-            return Err(refused(&schedule, "is the configuration's: remove it there, or pause it"));
+            return Err(refused(&schedule, OF_CONFIGURATION));
         }
         sqlx::query!("delete from schedules where schedule_id = $1", schedule.schedule_id)
             .execute(&mut *tx)
@@ -135,19 +174,19 @@ enum Written {
 async fn write(
     tx: &mut PgConnection,
     space_id: &str,
-    source: Source,
+    by: By<'_>,
     definition: &Definition,
     now: DateTime<Utc>,
 ) -> Result<Written> {
-    if insert(tx, space_id, source, definition, now).await? {
+    if insert(tx, space_id, by, definition, now).await? {
         return Ok(Written::Created);
     }
     let before = find(tx, space_id, &definition.name).await?;
-    if before.source != source {
+    if before.source != by.source() {
         return Ok(Written::OfAnother);
     }
     let returns = before.paused_by.as_deref() == Some("config");
-    if before.definition == *definition && !returns {
+    if before.definition == *definition && before.deployment.as_deref() == by.deployment() && !returns {
         return Ok(Written::Same);
     }
     // Ticks of a pattern that it did not have then were not missed.
@@ -162,7 +201,7 @@ async fn write(
         set cron = $2, time_zone = $3, agent = $4, conversation_id = $5, prompt = $6, mail_to = $7, missed = $8,
             missed_limit = $9, overlap = $10, last_tick = $11, next_at = $12,
             paused_at = case when $13 then paused_at end, paused_by = case when $13 then paused_by end,
-            revision = revision + 1, updated_at = clock_timestamp()
+            deployment = $14, revision = revision + 1, updated_at = clock_timestamp()
         where schedule_id = $1",
         before.schedule_id,
         definition.cron,
@@ -176,7 +215,8 @@ async fn write(
         definition.overlap.as_str(),
         last_tick,
         next_at,
-        paused
+        paused,
+        by.deployment()
     )
     .execute(tx)
     .await?;
@@ -187,20 +227,20 @@ async fn write(
 async fn insert(
     tx: &mut PgConnection,
     space_id: &str,
-    source: Source,
+    by: By<'_>,
     definition: &Definition,
     now: DateTime<Utc>,
 ) -> Result<bool> {
     let inserted = sqlx::query!(
         "insert into schedules
             (schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt, mail_to, missed,
-             missed_limit, overlap, last_tick, next_at)
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+             missed_limit, overlap, last_tick, next_at, deployment)
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
         on conflict do nothing",
         schedule_id(space_id, &definition.name),
         space_id,
         definition.name,
-        source.as_str(),
+        by.source().as_str(),
         definition.cron,
         definition.time_zone,
         definition.agent,
@@ -211,7 +251,8 @@ async fn insert(
         definition.missed_limit,
         definition.overlap.as_str(),
         now,
-        timing(definition)?.after(now)
+        timing(definition)?.after(now),
+        by.deployment()
     )
     .execute(tx)
     .await?;

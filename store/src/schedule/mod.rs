@@ -82,6 +82,8 @@ pub struct Schedule {
     /// `None`: it is paused, or no tick follows.
     pub next_at: Option<DateTime<Utc>>,
     pub revision: i64,
+    /// Whose configuration has it. `None`: it was made by hand.
+    pub deployment: Option<String>,
 }
 
 /// What became of a tick.
@@ -183,7 +185,7 @@ impl Store {
         let rows = sqlx::query_as!(
             Row,
             "select schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt, mail_to,
-                missed, missed_limit, overlap, paused_at, paused_by, last_tick, next_at, revision
+                missed, missed_limit, overlap, paused_at, paused_by, last_tick, next_at, revision, deployment
             from schedules
             where space_id = $1
             order by name",
@@ -252,7 +254,7 @@ async fn find(tx: &mut PgConnection, space_id: &str, name: &str) -> Result<Sched
     let row = sqlx::query_as!(
         Row,
         "select schedule_id, space_id, name, source, cron, time_zone, agent, conversation_id, prompt, mail_to,
-            missed, missed_limit, overlap, paused_at, paused_by, last_tick, next_at, revision
+            missed, missed_limit, overlap, paused_at, paused_by, last_tick, next_at, revision, deployment
         from schedules
         where space_id = $1 and (name = $2 or schedule_id = $2)
         for update",
@@ -309,6 +311,7 @@ struct Row {
     last_tick: DateTime<Utc>,
     next_at: Option<DateTime<Utc>>,
     revision: i64,
+    deployment: Option<String>,
 }
 
 impl Row {
@@ -336,6 +339,7 @@ impl Row {
             last_tick: self.last_tick,
             next_at: self.next_at,
             revision: self.revision,
+            deployment: self.deployment,
         })
     }
 }

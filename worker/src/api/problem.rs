@@ -7,6 +7,9 @@ use serde_json::{Map, Value, json};
 use tracing::error;
 use wakeful_workflow::session::SessionStatus;
 
+/// The field that says how many messages wait.
+const PENDING: &str = "pending";
+
 /// An answer that says what was wrong.
 #[derive(Debug)]
 pub struct Problem {
@@ -42,6 +45,11 @@ impl Problem {
     pub fn unavailable(detail: impl Into<String>, retry_after_s: u32) -> Problem {
         let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail);
         Problem { retry_after_s: Some(retry_after_s), ..problem }
+    }
+
+    /// How many messages wait in the session that takes no more. `None`: that is not what is wrong.
+    pub(crate) fn pending(&self) -> Option<i64> {
+        self.more.get(PENDING)?.as_i64()
     }
 
     /// The same under another status: webhooks' senders have words of their own for what is refused for good.
@@ -117,9 +125,10 @@ impl From<wakeful_store::Error> for Problem {
                 .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>()),
             Error::Refused { .. } | Error::Schedule { .. } => Problem::new(StatusCode::CONFLICT, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
-            Error::InboxFull { .. } => {
-                Problem { retry_after_s: Some(5), ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail) }
-            }
+            Error::InboxFull { pending } => Problem {
+                retry_after_s: Some(5),
+                ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).with(PENDING, pending)
+            },
             Error::Bundle(_) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             // What the database says may quote what it holds: it goes to the log and not to the client.
             Error::Database(_) | Error::Schema(_) | Error::File { .. } | Error::Corrupt { .. } => {

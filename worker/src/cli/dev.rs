@@ -1,7 +1,7 @@
 //! `wakeful dev`.
 
 use super::{Exit, Usage};
-use crate::config::{AgentSettings, Config, DEFAULT_AGENT, Queue};
+use crate::config::{AgentSettings, Config, DEFAULT_AGENT, DEFAULT_DEPLOYMENT, Queue};
 use crate::dev::{Banner, Cluster, Home, Options, Style, samples};
 use crate::serve::{self, Role};
 use crate::telemetry::{self, Format};
@@ -117,7 +117,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
     let telemetry = telemetry::init_dev(&log_settings(), home.open_log()?, screen.clone());
 
     let (cluster, url) = database(&home, given.as_deref()).await?;
-    configure(&mut config, &app, &home, &url)?;
+    configure(&mut config, &app, &home, &url, !args.no_samples)?;
     config.check_serve(true, true)?;
     let ctx = app.context(config, &url).await?;
     let serving = async {
@@ -176,7 +176,13 @@ async fn database(home: &Home, given: Option<&str>) -> anyhow::Result<(Option<Cl
 }
 
 /// What dev has that production must choose, its secrets included.
-fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::Result<()> {
+fn configure(
+    config: &mut Config,
+    app: &App,
+    home: &Home,
+    url: &str,
+    with_samples: bool,
+) -> anyhow::Result<()> {
     config.database.url = Some(url.into());
     assume(config, app, home)?;
     if config.email.incoming.thread_secret.is_none() {
@@ -185,12 +191,19 @@ fn configure(config: &mut Config, app: &App, home: &Home, url: &str) -> anyhow::
     if config.messenger.webhook.secrets.is_empty() {
         config.messenger.webhook.secrets.push(home.webhook_secret()?);
     }
+    if with_samples && config.schedules.is_empty() && config.agents.contains_key(DEFAULT_AGENT) {
+        config.schedules.insert(samples::CRON.conversation.to_owned(), samples::schedule());
+    }
     Ok(())
 }
 
 /// A model, every tool, places for mail and files, and a short lease, so that after `kill -9` the next start soon has what the
 /// killed process held. Writes nothing.
 fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
+    if config.server.deployment == DEFAULT_DEPLOYMENT {
+        // On a database that is given it pauses nobody's schedules.
+        config.server.deployment = "dev".to_owned();
+    }
     config.fallback_model = Some("scripted/demo".to_owned());
     if config.agents.is_empty() {
         config.agents.insert(DEFAULT_AGENT.to_owned(), AgentSettings::default());
@@ -208,9 +221,6 @@ fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
         config.email.maildir = Some(home.mail());
     }
     config.workspace.dir.get_or_insert_with(|| home.workspaces());
-    if config.schedules.is_empty() && config.agents.contains_key(DEFAULT_AGENT) {
-        config.schedules.insert(samples::CRON.conversation.to_owned(), samples::schedule());
-    }
     let Queue { lease_s, heartbeat_s, .. } = config.queue;
     if (lease_s, heartbeat_s) == (30, 10) {
         config.queue = Queue { lease_s: 5, heartbeat_s: 1, ..config.queue };
@@ -271,7 +281,8 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
         maildir: &shown_path(&ctx.config.email.maildir),
         workspaces: &shown_path(&ctx.config.workspace.dir),
         guarded: ctx.config.server.token.is_some(),
-        command: &command(args),
+        program: &std::env::args().next().unwrap_or_else(|| "wakeful".to_owned()),
+        place: &place(args),
         samples: &states,
         once: args.once,
         style: Style::of(&std::io::stdout()),
@@ -282,13 +293,9 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
     Ok(if args.once && failed { Exit::Failed } else { Exit::Ok })
 }
 
-/// How to call this again for the same data.
-fn command(args: &Args) -> String {
-    let program = std::env::args().next().unwrap_or_else(|| "wakeful".to_owned());
-    match &args.data_dir {
-        Some(dir) => format!("{program} dev --data-dir {}", dir.display()),
-        None => format!("{program} dev"),
-    }
+/// The options that say where the same data is.
+fn place(args: &Args) -> String {
+    args.data_dir.as_ref().map(|dir| format!(" --data-dir {}", dir.display())).unwrap_or_default()
 }
 
 /// The log is read by people, unless it is asked to be JSON.

@@ -33,6 +33,18 @@ enum Verb {
         #[command(flatten)]
         asked: Box<Asked>,
     },
+    /// Change what is named of a schedule, and leave the rest. A new pattern or time zone counts from now on.
+    ///
+    /// One of the configuration is changed there: the file decides.
+    Edit {
+        name: String,
+        #[command(flatten)]
+        asked: Box<Asked>,
+    },
+    /// Remove a schedule, and what became of its ticks. The sessions that it made stay.
+    ///
+    /// One of the configuration is removed there: the file decides.
+    Delete { name: String },
     /// Fire nothing of it until it is resumed.
     Pause { name: String },
     /// Fire it again from now on. What fell into the pause is not made good.
@@ -89,6 +101,24 @@ async fn steer(
             let (schedule, created) = store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
             say(output, schedule, if created { "is made" } else { "is there already" })?;
         }
+        Verb::Edit { name, asked } => {
+            let mut asked = *asked;
+            if asked == Asked::default() {
+                let text = "say what is to be another, such as --cron \"0 9 * * MON\"";
+                return Err(Usage(text.to_owned()).into());
+            }
+            // An empty address takes all of them away: a list has no other way to say so on a command line.
+            asked.mail_to = asked.mail_to.map(|to| if to == [""] { Vec::new() } else { to });
+            let before = store.schedule(DEFAULT_SPACE, &name).await?;
+            let definition = read(asked.over(&before.definition), config).map_err(Usage)?;
+            say(output, store.change_schedule(DEFAULT_SPACE, &definition, None).await?, "is changed")?;
+        }
+        Verb::Delete { name } => {
+            store.delete_schedule(DEFAULT_SPACE, &name).await?;
+            output.one(&serde_json::json!({"deleted": name}), || {
+                format!("{} is deleted\n", printable(&name))
+            })?;
+        }
         Verb::Pause { name } => {
             say(output, store.pause_schedule(DEFAULT_SPACE, &name).await?, "is paused")?;
         }
@@ -120,6 +150,14 @@ async fn steer(
         Verb::Next { name, count } => {
             let schedule = store.schedule(DEFAULT_SPACE, &name).await?;
             let ticks = next(&schedule, store.now().await?, usize::from(count));
+            if schedule.paused_at.is_some() {
+                let name = printable(&schedule.definition.name);
+                let until = match schedule.paused_by.as_deref() {
+                    Some("config") => "the configuration has it again".to_owned(),
+                    Some(_) | None => format!("`wakeful schedule resume {name}`"),
+                };
+                eprintln!("wakeful: {name} is paused: none of these ticks fires until {until}");
+            }
             output.items(&ticks, || ticks_table(&ticks))?;
         }
     }
@@ -182,6 +220,7 @@ fn details(output: &Output, view: &View, firings: &[Firing]) -> String {
         ("id", schedule.schedule_id.as_str()),
         ("state", state),
         ("source", schedule.source.as_str()),
+        ("deployment", schedule.deployment.as_deref().unwrap_or("-")),
         ("cron", definition.cron.as_str()),
         ("time zone", definition.time_zone.as_str()),
         ("next", next_at.as_str()),

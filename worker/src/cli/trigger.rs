@@ -14,7 +14,19 @@ use std::path::PathBuf;
 /// More is no trigger.
 const INPUT_BYTES: u64 = 64 << 20;
 
+/// What `--help` says of how it ends.
+const EXITS: &str = "\
+Exit status:
+  0  taken, or taken before; with --wait, and the session rests or asks something
+  1  the server failed; with --wait, or the session did
+  2  what is given here is wrong, or the server says so (400, 413, 415)
+  3  there is no such schedule, or that door is not set up (404)
+  4  it does not go with what is there: a key that another message has, a session that takes none (409, 422)
+  5  the token or the signature is not the server's (401, 403)
+  6  the server is not reached, or takes no more just now (429, 502 to 504): nothing was taken, send it again";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXITS)]
 pub(super) struct Args {
     #[command(flatten)]
     output: OutputArgs,
@@ -79,10 +91,11 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let now = chrono::Utc::now().timestamp();
     let trigger = trigger(&config, args.verb, now)?;
     let request = trigger.request(now).map_err(|bad| Usage(bad.to_string()))?;
+    let proof = if request.signed { Proof::Signature } else { Proof::Token };
     let output = Output::new(&args.output);
     let taken = match client.send(request).await {
         Ok(taken) => taken,
-        Err(failed) => return Ok(told(&failed)),
+        Err(failed) => return Ok(told(&failed, proof)),
     };
     let sessions = taken.sessions();
     if !args.wait {
@@ -100,7 +113,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     for session_id in &sessions {
         match client.rest(session_id).await {
             Ok(one) => rested.push(one),
-            Err(failed) => return Ok(told(&failed)),
+            Err(failed) => return Ok(told(&failed, Proof::Token)),
         }
     }
     let body = json!({"answer": taken.body, "sessions": rested});
@@ -128,7 +141,10 @@ fn trigger(config: &Config, verb: Verb, now: i64) -> anyhow::Result<Trigger> {
         Verb::Herald { file } => {
             let body = input(&file)?;
             serde_json::from_slice::<serde_json::Value>(&body)
-                .map_err(|error| Usage(format!("{}: no JSON: {error}", file.display())))?;
+                .map_err(|error| {
+                    let wants = r#"a notice is {"notice": {"title": "…", "body": "…"}}, and may have a `conversation_id`"#;
+                    Usage(format!("{} is no JSON ({error}); {wants}", file.display()))
+                })?;
             Trigger::Herald { body }
         }
         Verb::Message { file, via, secret_file, conversation, user, id } => {
@@ -168,12 +184,16 @@ fn secret(config: &Config, via: Via, file: Option<PathBuf>) -> anyhow::Result<Se
 }
 
 fn secret_in(file: &PathBuf) -> anyhow::Result<SecretString> {
-    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, &error))?;
     let secret = SecretString::from(text.trim());
     if secret.expose_secret().is_empty() {
         return Err(Usage(format!("{} is empty", file.display())).into());
     }
     Ok(secret)
+}
+
+fn unreadable(file: &std::path::Path, error: &std::io::Error) -> Usage {
+    Usage(format!("{} cannot be read: {error}", file.display()))
 }
 
 /// A file, or stdin for `-`.
@@ -185,8 +205,8 @@ fn input(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
         }
         std::io::stdin().take(INPUT_BYTES + 1).read_to_end(&mut bytes).context("stdin")?;
     } else {
-        let opened = std::fs::File::open(file).with_context(|| file.display().to_string())?;
-        opened.take(INPUT_BYTES + 1).read_to_end(&mut bytes).with_context(|| file.display().to_string())?;
+        let opened = std::fs::File::open(file).map_err(|error| unreadable(file, &error))?;
+        opened.take(INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(|error| unreadable(file, &error))?;
     }
     if bytes.len() as u64 > INPUT_BYTES {
         return Err(Usage(format!("{} has more than {} MiB", file.display(), INPUT_BYTES >> 20)).into());
@@ -213,19 +233,44 @@ fn said(taken: &Taken, sessions: &[String]) -> String {
     }
 }
 
-/// Says why there is no answer.
-fn told(failed: &Failed) -> Exit {
-    eprintln!("wakeful: {}", printable(&failed.to_string()));
-    match failed {
-        Failed::Unreachable { .. } => Exit::Unavailable,
-        Failed::Refused { status, .. } => match status.as_u16() {
-            401 | 403 => Exit::Auth,
-            404 => Exit::NotFound,
-            409 | 422 => Exit::Conflict,
-            429 | 502..=504 => Exit::Unavailable,
-            _ => Exit::Failed,
+/// By what a request proves that it may come in.
+#[derive(Clone, Copy)]
+enum Proof {
+    Token,
+    Signature,
+}
+
+/// Says why there is no answer, and what to do.
+fn told(failed: &Failed, proof: Proof) -> Exit {
+    let (exit, remedy) = match failed {
+        Failed::Unreachable { .. } => (
+            Exit::Unavailable,
+            "is it running? --url or WAKEFUL_URL names another server; without them it is the one on [server] listen",
+        ),
+        Failed::Refused { status, .. } => match (status.as_u16(), proof) {
+            (400 | 413 | 415, _) => (Exit::Usage, ""),
+            (401 | 403, Proof::Token) => {
+                (Exit::Auth, "give the server's token with WAKEFUL_TOKEN or --token-file")
+            }
+            (401 | 403, Proof::Signature) => (
+                Exit::Auth,
+                "sign with the secret that the server has, by --secret-file or WAKEFUL_TRIGGER_SECRET, on a machine whose clock \
+                 is right",
+            ),
+            (404, Proof::Token) => {
+                (Exit::NotFound, "`wakeful schedule list` shows the schedules that there are")
+            }
+            (404, Proof::Signature) => (Exit::NotFound, ""),
+            (409 | 422, _) => (Exit::Conflict, ""),
+            (429 | 502..=504, _) => (Exit::Unavailable, "send it again in a few seconds"),
+            _ => (Exit::Failed, "the server's log says why"),
         },
+    };
+    eprintln!("wakeful: {}", printable(&failed.to_string()));
+    if !remedy.is_empty() {
+        eprintln!("wakeful: {remedy}");
     }
+    exit
 }
 
 fn exit_of(rested: &Rested) -> Exit {

@@ -12,7 +12,8 @@ pub const DEFAULT_ZONE: &str = "UTC";
 pub const MISSED_LIMIT: u32 = 10;
 
 /// What a schedule's name must be, for messages.
-pub const NAME_RULE: &str = "has letters, digits, - and _ only, and 1 to 64 of them";
+pub const NAME_RULE: &str =
+    "has letters, digits, - and _ only, and 1 to 64 of them; it does not begin with sched_, as ids do";
 
 /// A schedule of the configuration, read and known to be right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,6 +110,7 @@ fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) ->
 /// Whether a schedule may be called so.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
+        && !name.starts_with("sched_")
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
@@ -164,6 +166,9 @@ mod tests {
             assert!(found[0].contains(reason), "{found:?}");
         }
         assert_eq!(lines("[schedules.x]\n").len(), 2);
-        assert!(lines("[schedules.\"a b\"]\ncron = \"@daily\"\nprompt = \"Hi.\"")[0].contains(NAME_RULE));
+        for name in ["\"a b\"", "sched_0123456789abcdef0123"] {
+            let text = format!("[schedules.{name}]\ncron = \"@daily\"\nprompt = \"Hi.\"");
+            assert!(lines(&text)[0].contains(NAME_RULE), "{name}");
+        }
     }
 }

@@ -40,6 +40,9 @@ use problem::{Origin, Problem};
 /// The agent that serves where none is named.
 pub const DEFAULT_AGENT: &str = "default";
 
+/// The deployment of whoever names none.
+pub const DEFAULT_DEPLOYMENT: &str = "default";
+
 /// What an agent may use when its configuration names no tools. Mail is not among them: it leaves the house.
 pub const DEFAULT_TOOLS: [&str; 6] =
     ["current_time", "read_file", "write_file", "read_output", "read_attachment", "ask_user"];
@@ -99,6 +102,8 @@ pub struct Server {
     pub ingest_concurrency: usize,
     /// How long a message waits for its turn to be written.
     pub ingest_wait_ms: u64,
+    /// Of several deployments on one database, which this is.
+    pub deployment: String,
 }
 
 impl Server {

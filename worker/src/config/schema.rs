@@ -58,6 +58,12 @@ fn server(mut section: Section<'_>) -> Server {
         import_limit_mb: section.number("import_limit_mb", 1..=65_536).unwrap_or(256).unsigned_abs(),
         ingest_concurrency: narrow(section.number("ingest_concurrency", 1..=10_000), 64),
         ingest_wait_ms: narrow(section.number("ingest_wait_ms", 10..=60_000), 2_000),
+        deployment: section
+            .text("deployment", "must be a name of 1 to 64 letters, digits, - and _", |name| {
+                let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+                ((1..=64).contains(&name.len()) && name.bytes().all(plain)).then(|| name.to_owned())
+            })
+            .unwrap_or_else(|| super::DEFAULT_DEPLOYMENT.to_owned()),
     };
     section.finish();
     server

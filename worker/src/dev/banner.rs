@@ -21,8 +21,10 @@ pub struct Banner<'a> {
     pub workspaces: &'a str,
     /// Requests need a bearer token.
     pub guarded: bool,
-    /// How this program was called, with the options that say where its data is.
-    pub command: &'a str,
+    /// How this program was called.
+    pub program: &'a str,
+    /// The options that say where its data is, after a blank.
+    pub place: &'a str,
     pub samples: &'a [State],
     /// It ends by itself.
     pub once: bool,
@@ -36,18 +38,21 @@ impl fmt::Display for Banner<'_> {
         let row = |f: &mut fmt::Formatter<'_>, name: &str, text: &str| writeln!(f, "  {name:<12} {text}");
         writeln!(f, "\n{}\n", style.bold(&format!("Wakeful is up at {url}")))?;
         match self.model {
-            Some(model) if model.starts_with("scripted/") => row(
-                f,
-                "Model",
-                &format!("{model}, offline (a real one with ANTHROPIC_API_KEY or OPENAI_API_KEY)"),
-            )?,
+            Some(model) if model.starts_with("scripted/") => {
+                row(f, "Model", &format!("{model}, offline"))?;
+                row(f, "", "a real one with ANTHROPIC_API_KEY or OPENAI_API_KEY")?;
+            }
             Some(model) => row(f, "Model", model)?,
             None => row(f, "Model", "as the agents of the configuration say")?,
         }
         if self.given_database {
             row(f, "Database", "the one of DATABASE_URL, migrated; never emptied from here")?;
         } else {
-            row(f, "Database", &format!("export DATABASE_URL=\"$({} url)\"", self.command))?;
+            row(
+                f,
+                "Database",
+                &format!("export DATABASE_URL=\"$({} dev{} url)\"", self.program, self.place),
+            )?;
             row(f, "Data", &self.home.dir().display().to_string())?;
         }
         row(f, "Mail", self.maildir)?;
@@ -58,7 +63,7 @@ impl fmt::Display for Banner<'_> {
         if self.once {
             return writeln!(f, "\nThis was --once: stopping. The data stays.");
         }
-        writeln!(f, "\nCtrl-C ends it, or from elsewhere: {} stop", self.command)?;
+        writeln!(f, "\nCtrl-C ends it, or from elsewhere: {} dev{} stop", self.program, self.place)?;
         writeln!(f, "The data stays; the next start goes on from there.")
     }
 }
@@ -68,8 +73,9 @@ impl Banner<'_> {
         if self.samples.is_empty() {
             return Ok(());
         }
-        writeln!(f, "\n{}", self.style.bold("Samples"))?;
-        let width = Style::columns().clamp(80, 120) - 33;
+        let seen = if self.given_database { "" } else { " (with the DATABASE_URL above)" };
+        writeln!(f, "\n{}, and how to see each{seen}", self.style.bold("Samples"))?;
+        let width = Style::columns().min(120).saturating_sub(33).max(20);
         for state in self.samples {
             let status = format!("{:<15}", state.status.as_str());
             let status = match state.status {
@@ -84,12 +90,13 @@ impl Banner<'_> {
                 | SessionStatus::Terminated => self.style.red(&status),
             };
             writeln!(f, "  {:<14} {status} {}", state.conversation, one_line(&state.last, width))?;
+            writeln!(f, "    {} session show {}", self.program, state.session_id)?;
         }
         Ok(())
     }
 
     fn to_try(&self, f: &mut fmt::Formatter<'_>, url: &str) -> fmt::Result {
-        let token = if self.guarded { " -H \"Authorization: Bearer $WAKEFUL_TOKEN\"" } else { "" };
+        let token = if self.guarded { " -H \"Authorization: Bearer $WAKEFUL_TOKEN\" \\\n   " } else { "" };
         let colour = self.samples.iter().find(|state| state.conversation == samples::COLOUR.conversation);
         let (conversation, session, text, title) = match colour {
             Some(state) if state.status == SessionStatus::WaitingInput => (
@@ -114,7 +121,10 @@ impl Banner<'_> {
         // A text within single quotes of a shell.
         let text = text.replace('\'', "’");
         writeln!(f, "\n{}", self.style.bold(title))?;
-        writeln!(f, "  curl{token} {url}/v1/chat/{conversation}/messages -d '{{\"text\": \"{text}\"}}'")?;
-        writeln!(f, "  curl{token} -N {url}/v1/sessions/{session}/stream")
+        // A line that a terminal breaks cannot be read, and one that is broken here can be copied.
+        writeln!(f, "  curl{token} {url}/v1/chat/{conversation}/messages \\")?;
+        writeln!(f, "    -d '{{\"text\": \"{text}\"}}'")?;
+        writeln!(f, "  curl{token} -N \\")?;
+        writeln!(f, "  {url}/v1/sessions/{session}/stream")
     }
 }

@@ -155,9 +155,10 @@ impl Timing {
     /// [`Invalid`].
     pub fn parse(pattern: &str, zone: &str) -> Result<Timing, Invalid> {
         let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
-        let cron = parser
-            .parse(pattern)
-            .map_err(|error| Invalid::Pattern { pattern: pattern.to_owned(), reason: error.to_string() })?;
+        let cron = parser.parse(pattern).map_err(|_| Invalid::Pattern {
+            pattern: pattern.to_owned(),
+            reason: why_not(&parser, pattern),
+        })?;
         let zone = zone.parse::<Tz>().map_err(|_| Invalid::Zone(zone.to_owned()))?;
         let timing = Timing { cron, zone };
         // Without years a pattern repeats: whatever comes at all comes after any instant.
@@ -202,6 +203,44 @@ impl Timing {
             window = window * 2;
         }
     }
+}
+
+/// The fields of a pattern, and what each takes.
+const FIELDS: [(&str, &str); 6] = [
+    ("second", "0 to 59"),
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day of the month", "1 to 31, or L for the last"),
+    ("month", "1 to 12, or JAN to DEC"),
+    ("day of the week", "0 to 7, or SUN to SAT"),
+];
+
+/// What is wrong with a pattern that the parser does not take: which of its fields, for each is read beside stars alone.
+fn why_not(parser: &CronParser, pattern: &str) -> String {
+    if pattern.trim_start().starts_with('@') {
+        return "of this kind there are @yearly, @monthly, @weekly, @daily and @hourly".to_owned();
+    }
+    let written: Vec<&str> = pattern.split_whitespace().collect();
+    let known = match written.len() {
+        5 => &FIELDS[1..],
+        6 => &FIELDS[..],
+        fields => {
+            return format!(
+                "it has {fields} of the five fields minute, hour, day of the month, month and day of the week, which a \
+                 sixth one for seconds may stand before"
+            );
+        }
+    };
+    for (at, (field, (name, takes))) in written.iter().zip(known).enumerate() {
+        let mut alone = vec!["*"; written.len()];
+        alone[at] = field;
+        if parser.parse(&alone.join(" ")).is_err() {
+            return format!(
+                "its {name} is {field:?}, and must be {takes}; or *, a list (1,3), a range (1-5) or a step (*/2)"
+            );
+        }
+    }
+    "its fields do not go together".to_owned()
 }
 
 /// What is due at `now` for a schedule of which all was decided up to `last_tick`.

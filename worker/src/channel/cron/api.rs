@@ -51,7 +51,8 @@ async fn create(
     Ok((if created { StatusCode::CREATED } else { StatusCode::OK }, Json(View::of(schedule))))
 }
 
-/// Puts another definition in a schedule's place: the whole of it, without its name.
+/// Puts another definition in a schedule's place: the whole of it, without its name. What is left out is what it would be in
+/// a new one.
 async fn change(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -119,7 +120,7 @@ struct NextQuery {
     count: Option<usize>,
 }
 
-/// The next ticks, counted from now, paused or not.
+/// The next ticks, counted from now. Of one whose `state` is `paused` none fires until it is resumed.
 async fn next(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -132,7 +133,8 @@ async fn next(
     }
     let schedule = ctx.store.schedule(DEFAULT_SPACE, &id).await?;
     let now = ctx.store.now().await?;
-    Ok(Json(json!({"items": view::next(&schedule, now, count), "next": null})))
+    let items = view::next(&schedule, now, count);
+    Ok(Json(json!({"items": items, "next": null, "state": View::of(schedule).state})))
 }
 
 #[derive(Debug, Deserialize)]

@@ -3,18 +3,19 @@
 use crate::config::{AgentError, Config, DEFAULT_AGENT, cron};
 use crate::origin::{self, CannotBegin};
 use crate::tool::registry::Registry;
-use serde::Deserialize;
-use serde_json::json;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 use wakeful_store::schedule::{Definition, Schedule};
 use wakeful_store::wake::NewSession;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
-use wakeful_workflow::schedule::{MISSED_LIMIT, Missed, Overlap, Timing};
+use wakeful_workflow::schedule::{Invalid, MISSED_LIMIT, Missed, Overlap, Timing};
 
 /// The most bytes of a prompt.
 const PROMPT_BYTES: usize = 64 << 10;
 
-/// A definition as somebody writes it.
-#[derive(Clone, Debug, Default, Deserialize, clap::Args)]
+/// A definition as somebody writes it, or what is to be another in one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Asked {
     /// Letters, digits, - and _, at most 64.
@@ -23,7 +24,8 @@ pub(crate) struct Asked {
     pub name: String,
     /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
     #[arg(long)]
-    pub cron: String,
+    #[serde(default)]
+    pub cron: Option<String>,
     /// The IANA name of the time zone that the pattern is read in.
     #[arg(long, value_name = "ZONE")]
     #[serde(default)]
@@ -38,31 +40,96 @@ pub(crate) struct Asked {
     pub conversation_id: Option<String>,
     /// What the agent is told at each tick.
     #[arg(long, value_name = "TEXT")]
-    pub prompt: String,
-    /// An address that its replies are mailed to; may be given several times.
+    #[serde(default)]
+    pub prompt: Option<String>,
+    /// An address that its replies are mailed to; may be given several times. '' in an edit: none.
     #[arg(long, value_name = "ADDRESS")]
-    #[serde(default)]
-    pub mail_to: Vec<String>,
-    /// What becomes of ticks that nobody was there for: skip, one, all.
-    #[arg(long, value_name = "POLICY", value_parser = missed, default_value = "one")]
-    #[serde(default)]
-    pub missed: Missed,
-    /// How many ticks are made good at most, with `all`.
+    #[serde(default, deserialize_with = "addresses")]
+    pub mail_to: Option<Vec<String>>,
+    /// What becomes of ticks that nobody was there for: skip, one (without it), all.
+    #[arg(long, value_name = "POLICY", value_parser = missed)]
+    #[serde(default, deserialize_with = "missed_in_json")]
+    pub missed: Option<Missed>,
+    /// How many ticks are made good at most, with `all`; 10 without it.
     #[arg(long, value_name = "N")]
     #[serde(default)]
     pub missed_limit: Option<u32>,
-    /// What becomes of a tick while an earlier firing is not through: skip, queue.
-    #[arg(long, value_name = "POLICY", value_parser = overlap, default_value = "queue")]
-    #[serde(default)]
-    pub overlap: Overlap,
+    /// What becomes of a tick while an earlier firing is not through: skip, queue (without it).
+    #[arg(long, value_name = "POLICY", value_parser = overlap)]
+    #[serde(default, deserialize_with = "overlap_in_json")]
+    pub overlap: Option<Overlap>,
 }
 
+impl Asked {
+    /// `before`, with what is asked for in its place.
+    pub(crate) fn over(self, before: &Definition) -> Asked {
+        let conversation = before.conversation_id.split_once('/').map(|(_, id)| id.to_owned());
+        Asked {
+            name: before.name.clone(),
+            cron: self.cron.or_else(|| Some(before.cron.clone())),
+            time_zone: self.time_zone.or_else(|| Some(before.time_zone.clone())),
+            agent: self.agent.or_else(|| Some(before.agent.clone())),
+            conversation_id: self.conversation_id.or(conversation),
+            prompt: self.prompt.or_else(|| Some(before.prompt.clone())),
+            mail_to: self.mail_to.or_else(|| Some(before.mail_to.clone())),
+            missed: self.missed.or(Some(before.missed)),
+            missed_limit: self.missed_limit.or(Some(before.missed_limit.unsigned_abs())),
+            overlap: self.overlap.or(Some(before.overlap)),
+        }
+    }
+}
+
+const MISSED_RULE: &str = "must be skip, one or all";
+const OVERLAP_RULE: &str = "must be skip or queue";
+
 fn missed(word: &str) -> Result<Missed, &'static str> {
-    Missed::parse(word).ok_or("must be skip, one or all")
+    Missed::parse(word).ok_or(MISSED_RULE)
 }
 
 fn overlap(word: &str) -> Result<Overlap, &'static str> {
-    Overlap::parse(word).ok_or("must be skip or queue")
+    Overlap::parse(word).ok_or(OVERLAP_RULE)
+}
+
+fn missed_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Missed>, D::Error> {
+    given(from, "missed", MISSED_RULE, |value| Missed::parse(value.as_str()?))
+}
+
+fn overlap_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Overlap>, D::Error> {
+    given(from, "overlap", OVERLAP_RULE, |value| Overlap::parse(value.as_str()?))
+}
+
+/// `mail_to`: a list of texts. That they are addresses is for whoever reads them.
+pub(in crate::channel) fn addresses<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Vec<String>>, D::Error> {
+    given(from, "mail_to", "must be a list of mail addresses, such as [\"ann@example.org\"]", |value| {
+        value.as_array()?.iter().map(|one| one.as_str().map(str::to_owned)).collect()
+    })
+}
+
+/// What a field has, where it has something, or an error that names the field, what it has and what it must be.
+fn given<'de, D: Deserializer<'de>, T>(
+    from: D,
+    name: &str,
+    rule: &str,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<Option<T>, D::Error> {
+    let value = Value::deserialize(from)?;
+    if value.is_null() {
+        return Ok(None);
+    }
+    let wrong = || D::Error::custom(format!("`{name}` is {}: it {rule}", shown(&value)));
+    read(&value).map(Some).ok_or_else(wrong)
+}
+
+/// A value for a message: not too long a one.
+pub(in crate::channel) fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 {
+        text
+    } else {
+        format!("{}…", text.chars().take(60).collect::<String>())
+    }
 }
 
 /// Reads what somebody asked for.
@@ -71,20 +138,29 @@ fn overlap(word: &str) -> Result<Overlap, &'static str> {
 /// What is wrong with it, in words.
 pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
     if !cron::is_name(&asked.name) {
-        return Err(format!("`name` {}", cron::NAME_RULE));
+        return Err(format!("`name` is {:?}: it {}", asked.name, cron::NAME_RULE));
     }
+    let cron = asked.cron.ok_or("`cron` is missing: give a pattern, such as \"0 9 * * MON-FRI\"")?;
+    let prompt = asked.prompt.ok_or("`prompt` is missing: say what the agent is to do at each tick")?;
     let time_zone = asked.time_zone.unwrap_or_else(|| cron::DEFAULT_ZONE.to_owned());
-    Timing::parse(&asked.cron, &time_zone).map_err(|error| error.to_string())?;
+    Timing::parse(&cron, &time_zone).map_err(|invalid| {
+        let key = match invalid {
+            Invalid::Pattern { .. } | Invalid::Never { .. } => "cron",
+            Invalid::Zone(_) => "time_zone",
+        };
+        format!("`{key}`: {invalid}")
+    })?;
     let agent = asked.agent.unwrap_or_else(|| DEFAULT_AGENT.to_owned());
     match config.agent(&agent) {
         // Which model it has is for whoever runs it: the command line may know less than they do.
         Ok(_) | Err(AgentError::NoModel { .. }) => {}
         Err(error @ AgentError::Unknown { .. }) => return Err(error.to_string()),
     }
-    if asked.prompt.trim().is_empty() || asked.prompt.len() > PROMPT_BYTES || asked.prompt.contains('\0') {
+    if prompt.trim().is_empty() || prompt.len() > PROMPT_BYTES || prompt.contains('\0') {
         return Err(format!("`prompt` has 1 to {PROMPT_BYTES} bytes and no NUL character"));
     }
-    if let Some(wrong) = asked.mail_to.iter().find(|address| !cron::is_address(address)) {
+    let mail_to = asked.mail_to.unwrap_or_default();
+    if let Some(wrong) = mail_to.iter().find(|address| !cron::is_address(address)) {
         return Err(format!("`mail_to` has {wrong:?}: it must be a mail address"));
     }
     let missed_limit = asked.missed_limit.unwrap_or(cron::MISSED_LIMIT);
@@ -96,14 +172,14 @@ pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> 
         conversation_id: crate::api::stored_conversation_id(&conversation)
             .map_err(|problem| problem.to_string())?,
         name: asked.name,
-        cron: asked.cron,
+        cron,
         time_zone,
         agent,
-        prompt: asked.prompt,
-        mail_to: lower(asked.mail_to),
-        missed: asked.missed,
+        prompt,
+        mail_to: lower(mail_to),
+        missed: asked.missed.unwrap_or_default(),
         missed_limit: i32::try_from(missed_limit).unwrap_or(i32::MAX),
-        overlap: asked.overlap,
+        overlap: asked.overlap.unwrap_or_default(),
     })
 }
 

@@ -68,12 +68,16 @@ async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store:
 
 /// Brings the database's schedules up to this process's configuration.
 async fn sync(ctx: &Ctx) -> wakeful_store::Result<()> {
-    let synced = ctx.store.sync_schedules(DEFAULT_SPACE, &of_config(&ctx.config), None).await?;
+    let (deployment, definitions) = (&ctx.config.server.deployment, of_config(&ctx.config));
+    let synced = ctx.store.sync_schedules(DEFAULT_SPACE, deployment, &definitions, None).await?;
     for name in &synced.written {
         info!(schedule = name, "Took up schedule {name} of the configuration");
     }
     for name in &synced.withdrawn {
-        warn!(schedule = name, "Paused schedule {name}: the configuration has it no more");
+        warn!(
+            schedule = name,
+            deployment, "Paused schedule {name}: the configuration of deployment {deployment} has it no more"
+        );
     }
     for name in &synced.taken {
         warn!(

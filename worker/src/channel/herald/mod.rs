@@ -5,7 +5,7 @@
 
 use crate::api::chat::{answer, check_text, idempotency_key, parse};
 use crate::api::{Problem, stored_conversation_id};
-use crate::channel::cron::definition::mailing;
+use crate::channel::cron::definition::{addresses, mailing, shown};
 use crate::config::DEFAULT_AGENT;
 use crate::config::cron::is_address;
 use crate::{Ctx, ingest, origin};
@@ -16,6 +16,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
 use serde::Deserialize;
+use serde_json::Value;
 use sha2::Digest;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -32,31 +33,69 @@ pub(super) fn routes() -> Router<Arc<Ctx>> {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Heralded {
-    notice: Notice,
+    notice: Value,
     /// Without one the notice has a conversation of its own.
     conversation_id: Option<String>,
     /// Whom it is for, in the words of whoever sends it.
     user_id: Option<String>,
     agent: Option<String>,
     client_key: Option<String>,
-    #[serde(default)]
-    mail_to: Vec<String>,
+    #[serde(default, deserialize_with = "addresses")]
+    mail_to: Option<Vec<String>>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug)]
 enum Notice {
     Text(String),
     Parts(Parts),
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 struct Parts {
     title: String,
     body: String,
     source: Option<String>,
     url: Option<String>,
+}
+
+impl Notice {
+    /// Reads `notice`.
+    ///
+    /// # Errors
+    /// 400 that names the field, what it is and what it must be.
+    fn read(value: Value) -> Result<Notice, Problem> {
+        let mut fields = match value {
+            Value::String(text) => return Ok(Notice::Text(text)),
+            Value::Object(fields) => fields,
+            other @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_)) => {
+                return Err(Problem::bad_request(format!(
+                    "`notice` is {}: it must be a text, or an object of `title`, `body` and, if you like, `source` and `url`",
+                    shown(&other)
+                )));
+            }
+        };
+        let mut text = |name: &str| match fields.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => {
+                Err(Problem::bad_request(format!("`notice.{name}` is {}: it must be a text", shown(&other))))
+            }
+        };
+        let missing =
+            |name: &str| Problem::bad_request(format!("`notice.{name}` is missing: it must be a text"));
+        let parts = Parts {
+            title: text("title")?.ok_or_else(|| missing("title"))?,
+            body: text("body")?.ok_or_else(|| missing("body"))?,
+            source: text("source")?,
+            url: text("url")?,
+        };
+        match fields.keys().next() {
+            None => Ok(Notice::Parts(parts)),
+            Some(unknown) => Err(Problem::bad_request(format!(
+                "`notice` has {unknown:?}: it takes `title`, `body`, `source` and `url`"
+            ))),
+        }
+    }
 }
 
 /// Takes a notice: 202, or 200 with the first answer when its `client_key` was used before.
@@ -69,10 +108,12 @@ async fn take(
     let given = heralded.client_key.clone().or(idempotency_key(&headers)?);
     check_text("client_key", given.as_deref(), 256)?;
     check_text("user_id", heralded.user_id.as_deref(), 256)?;
-    if let Some(wrong) = heralded.mail_to.iter().find(|address| !is_address(address)) {
+    let mail_to = heralded.mail_to.unwrap_or_default();
+    if let Some(wrong) = mail_to.iter().find(|address| !is_address(address)) {
         return Err(Problem::bad_request(format!("`mail_to` has {wrong:?}: it must be a mail address")));
     }
-    let (text, subject) = rendered(&heralded.notice, heralded.user_id.as_deref())?;
+    let notice = Notice::read(heralded.notice)?;
+    let (text, subject) = rendered(&notice, heralded.user_id.as_deref())?;
     let client_key = given.unwrap_or_else(|| new_id("key"));
     // The same key again must find the conversation that it made.
     let conversation = heralded.conversation_id.unwrap_or_else(|| {
@@ -82,7 +123,7 @@ async fn take(
     let conversation_id = stored_conversation_id(&conversation)?;
     let agent = heralded.agent.or_else(|| ctx.config.herald.agent.clone());
     let agent = agent.as_deref().unwrap_or(DEFAULT_AGENT);
-    let mail_to: Vec<String> = heralded.mail_to.iter().map(|address| address.to_lowercase()).collect();
+    let mail_to: Vec<String> = mail_to.iter().map(|address| address.to_lowercase()).collect();
     let new = NewSession {
         trigger_type: HERALD.to_owned(),
         // With its length, so that no other conversation and key give the same.

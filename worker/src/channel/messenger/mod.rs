@@ -41,20 +41,31 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
     Ok(senders)
 }
 
-/// `/v1/triggers/messenger/…`: messages come in, where there is what they are verified by.
+/// `/v1/triggers/messenger/…`: messages come in, where there is what they are verified by. The others say what they want.
 pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     let messenger = &ctx.config.messenger;
-    let mut router = Router::new();
-    if !messenger.slack.signing_secrets.is_empty() {
-        router = router.route("/messenger/slack", post(slack::receive));
-    }
-    if !messenger.telegram.webhook_secrets.is_empty() {
-        router = router.route("/messenger/telegram", post(telegram::receive));
-    }
-    if !messenger.webhook.secrets.is_empty() {
-        router = router.route("/messenger/webhook", post(webhook::receive));
-    }
-    router
+    let closed = |name: &'static str, keys: &'static str| post(move || async move { not_set_up(name, keys) });
+    let slack = match messenger.slack.signing_secrets.is_empty() {
+        true => closed("Slack", "`token` and `signing_secrets` in [messenger.slack]"),
+        false => post(slack::receive),
+    };
+    let telegram = match messenger.telegram.webhook_secrets.is_empty() {
+        true => closed("Telegram", "`token`, `webhook_secrets` and `allow_users` in [messenger.telegram]"),
+        false => post(telegram::receive),
+    };
+    let webhook = match messenger.webhook.secrets.is_empty() {
+        true => closed("the signed webhook", "`secrets` in [messenger.webhook]"),
+        false => post(webhook::receive),
+    };
+    Router::new()
+        .route("/messenger/slack", slack)
+        .route("/messenger/telegram", telegram)
+        .route("/messenger/webhook", webhook)
+}
+
+/// 404 that says how to change it.
+fn not_set_up(messenger: &str, keys: &str) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, format!("{messenger} is not set up here: set {keys}"))
 }
 
 /// # Errors
