@@ -1,6 +1,6 @@
 //! Mail that Postmark, Mailgun and Amazon SES hand over: what proves it, what is refused, and what becomes of it.
 
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Server, eventually};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::IntoResponse;
@@ -290,6 +290,29 @@ async fn a_mail_of_each_provider_wakes_a_session_and_again_is_a_duplicate() {
     }
 }
 
+#[tokio::test]
+async fn a_mail_that_cannot_be_taken_now_is_answered_so_that_its_provider_sends_it_again() {
+    let (model, sns) = (model().await, Sns::start().await);
+    let mut server = Server::start().await;
+    let world = World::on(Database::on(&server.url(), "pg_default").await, model, sns).await;
+    let mails = world.mails(30);
+    server.stop().await;
+    for (what, request) in &mails {
+        let status = request.try_clone().unwrap().send().await.unwrap().status();
+        assert!(status.is_server_error(), "{what}: {status}");
+    }
+    server.start_again().await;
+    for (what, request) in &mails {
+        eventually("the mail to be taken", || async {
+            let answer = request.try_clone().unwrap().send().await.unwrap();
+            let status = answer.status();
+            assert!(status == StatusCode::OK || status.is_server_error(), "{what}: {status}");
+            (status == StatusCode::OK).then_some(())
+        })
+        .await;
+    }
+}
+
 struct World {
     database: Database,
     sns: Sns,
@@ -300,7 +323,10 @@ struct World {
 
 impl World {
     async fn new() -> World {
-        let (database, model, sns) = (Database::new().await, model().await, Sns::start().await);
+        World::on(Database::new().await, model().await, Sns::start().await).await
+    }
+
+    async fn on(database: Database, model: ModelServer, sns: Sns) -> World {
         let config = format!(
             "[email.postmark]\nuser = \"wakeful\"\npasswords = [\"postmark-old\", \"postmark-secret\"]\n\
              [email.mailgun]\nsigning_keys = [\"signing-key\"]\n\

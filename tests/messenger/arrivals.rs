@@ -201,6 +201,8 @@ async fn a_webhook_says_its_first_answer_again_and_names_no_address_for_replies(
     assert_eq!(first, StatusCode::ACCEPTED, "{text}");
     let (second, again) = refused(post.request(&client)).await;
     assert_eq!((second, again), (StatusCode::OK, text));
+    // In a folder of its own: no webhook writes into somebody's chat.
+    desk.session("default/webhook/w1").await;
     let mut other = Post::new(Medium::Webhook, 1, 1, "Something else");
     assert_eq!(refused(other.request(&client)).await.0, StatusCode::UNPROCESSABLE_ENTITY);
     other.body = json!({"conversation_id": "w1", "text": "x", "reply_url": "http://10.0.0.1/"}).to_string();
