@@ -45,9 +45,12 @@ async fn what_is_not_proved_is_refused_and_nothing_is_written() {
     half.pop();
     let mut short = signed("signing-key", 0, 6);
     short[2].1.truncate(32);
+    let signature = |n: u32, key: &str| -> serde_json::Map<String, Value> {
+        signed(key, 0, n).into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect()
+    };
+    let unread = signature(8, "other-key");
     let event = |n: u32, key: &str| {
-        let signature: serde_json::Map<String, Value> =
-            signed(key, 0, n).into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        let signature = signature(n, key);
         client.post_request(MAILGUN).json(&json!({"signature": signature, "event-data": {"event": "failed"}}))
     };
 
@@ -71,6 +74,13 @@ async fn what_is_not_proved_is_refused_and_nothing_is_written() {
         ("Mailgun: no signature", form(half), 401, "signing_keys"),
         ("Mailgun: half a signature", form(short), 401, "signing_keys"),
         ("Mailgun: an event of another key", event(7, "other-key"), 401, "signing_keys"),
+        // Not even whether it can be read is said to a stranger.
+        (
+            "Mailgun: no event, of another key",
+            client.post_request(MAILGUN).json(&json!({"signature": unread, "event-data": 5})),
+            401,
+            "signing_keys",
+        ),
         ("Mailgun: JSON without one", client.post_request(MAILGUN).json(&json!({})), 401, "not signed"),
         (
             "Mailgun: broken JSON",

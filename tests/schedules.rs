@@ -350,8 +350,8 @@ async fn what_falls_into_a_pause_is_not_made_good_and_a_firing_by_hand_moves_no_
     let stage = Stage::new(all, "2026-06-01T12:00:00Z").await;
     let by_hand =
         |key, now: &str| stage.store.trigger_schedule(SPACE, "x", Some(key), Some(at(now)), None, &compose);
-    by_hand("k1", "2026-06-01T12:01:00Z").await.unwrap();
-    stage.look(at("2026-06-01T12:04:00Z")).await.expect("the tick that is due is due still");
+    by_hand("k1", "2026-06-01T12:05:00Z").await.unwrap();
+    stage.look(at("2026-06-01T12:05:30Z")).await.expect("the tick that is due is due still");
     stage.store.pause_schedule(SPACE, "x").await.unwrap();
     assert!(stage.look(at("2026-06-01T12:08:00Z")).await.is_none(), "it is paused");
     by_hand("k2", "2026-06-01T12:09:00Z").await.unwrap();
@@ -360,7 +360,7 @@ async fn what_falls_into_a_pause_is_not_made_good_and_a_firing_by_hand_moves_no_
     assert!(stage.look(at("2026-06-01T12:14:00Z")).await.is_none(), "what fell into the pause is gone");
     stage.look(at("2026-06-01T12:16:00Z")).await.expect("it goes on");
     let fired: Vec<_> = stage.firings().await.into_iter().map(|one| (one.tick, one.manual)).collect();
-    let wanted = [(1, true), (4, false), (9, true), (16, false)]
+    let wanted = [(5, true), (4, false), (9, true), (16, false)]
         .map(|(minute, manual)| (at(&format!("2026-06-01T12:{minute:02}:00Z")), manual));
     assert_eq!(fired, wanted);
 }

@@ -160,16 +160,27 @@ async fn a_messenger_that_takes_no_more_is_left_alone_for_as_long_as_it_asks() {
 
 #[tokio::test]
 async fn while_a_messenger_wants_to_be_left_alone_no_other_conversation_asks_it() {
-    for medium in [Medium::Slack, Medium::Webhook] {
+    for medium in ALL {
         let desk = Desk::new().await;
         let mut says = Says::new(429, "{}");
         says.headers.push(("retry-after", "5".to_owned()));
-        desk.messengers.says(says);
+        let told = r#"{"ok":false,"error_code":429,"description":"slow","parameters":{"retry_after":5}}"#;
+        desk.messengers.says(if medium == Medium::Telegram { Says::new(429, told) } else { says });
         let process = desk.serve().await;
         let client = process.client();
         Post::new(medium, 1, 1, "Hello").send(&client).await;
         eventually("it to be told", || async { (desk.messengers.asked() == 1).then_some(()) }).await;
-        Post::new(medium, 2, 1, "And I").send(&client).await;
+        let mut other = Post::new(medium, 2, 1, "And I");
+        if medium == Medium::Telegram {
+            // What Telegram asks for is asked for a chat: this is another topic of it.
+            let mut body: Value = serde_json::from_str(&other.body).unwrap();
+            body["message"]["message_id"] = json!(2);
+            body["message"]["message_thread_id"] = json!(7);
+            body["message"]["is_topic_message"] = json!(true);
+            body["message"]["chat"]["id"] = json!(1);
+            other.body = body.to_string();
+        }
+        other.send(&client).await;
         desk.messengers.has(2).await;
         desk.is_done().await;
         assert_eq!((desk.messengers.asked(), desk.messengers.too_early()), (3, 0), "{medium:?}");
