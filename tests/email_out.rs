@@ -464,6 +464,38 @@ async fn a_bounce_twice_is_one_and_the_thread_s_next_run_knows_of_it() {
 }
 
 #[tokio::test]
+async fn a_bounce_counts_only_for_a_mail_that_may_have_gone_out() {
+    let post = Post::new().await;
+    let store = post.database.store().await;
+    let process = post.serve().await;
+    let client = process.client();
+    let table = [
+        ("queued", false),
+        // Quicker than our own commit, or instead of it: it shows that the mail went out.
+        ("sending", true),
+        ("sent", true),
+        ("uncertain", true),
+        ("failed", false),
+        ("expired", false),
+    ];
+    for _ in table {
+        post.ask(&client, "Mail ann@example.com").await;
+    }
+    post.is_done().await;
+    assert!(process.terminate().success());
+    for ((id, ..), (status, counts)) in post.outbox().await.into_iter().zip(table) {
+        sqlx::query("update deliveries set status = $2 where delivery_id = $1")
+            .bind(&id)
+            .bind(status)
+            .execute(&post.database.pool)
+            .await
+            .unwrap();
+        let noted = store.note_bounce(&id, "ann@example.com", "5.1.1", "550 5.1.1 No such user").await;
+        assert_eq!(matches!(noted.unwrap(), Noted::New { .. }), counts, "{status}");
+    }
+}
+
+#[tokio::test]
 async fn k15_what_is_too_old_is_never_sent_late() {
     let mut post = Post::new().await;
     post.options.env.insert("WAKEFUL_EMAIL__MAX_AGE_S".into(), "600".into());

@@ -55,6 +55,12 @@ async fn a_notice_wakes_an_agent_once_and_is_nobodys_words() {
     let sessions: i64 =
         database.value("select count(*) from conversation_sessions where trigger_type = $1", "herald").await;
     assert_eq!(sessions, 1);
+    // A key is its conversation's: elsewhere the same one is another notice.
+    let mut elsewhere = notice.clone();
+    elsewhere["conversation_id"] = "elsewhere".into();
+    let (status, other) = herald(&client, &elsewhere).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{other}");
+    assert_ne!(other["session_id"], first["session_id"]);
 
     // A plain text, in a conversation of the sender's choice, twice: two notices.
     for _ in 0..2 {
@@ -116,6 +122,9 @@ async fn a_chat_on_a_notices_conversation_has_seen_it_and_is_answered_in_the_cha
     );
     let mailed: i64 = database.value("select count(*) from deliveries where session_id = $1", chat_id).await;
     assert_eq!(mailed, 0, "its replies are read in the chat");
+    let rules: Value =
+        database.value("select policy from conversation_sessions where session_id = $1", chat_id).await;
+    assert_eq!(rules["participants"], json!(["ann@example.org"]), "whom the notice's session may write to");
 
     // The next notice is one of its own again, and so is the chat about it.
     let (_, another) = herald(&client, &json!({"conversation_id": "ops", "notice": "95 % of db1."})).await;

@@ -1,9 +1,10 @@
 //! Mail that Postmark, Mailgun and Amazon SES hand over: what proves it, what is refused, and what becomes of it.
 
 mod bounces;
+mod killed;
 mod refused;
 
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Server, eventually};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::IntoResponse;
@@ -15,8 +16,6 @@ use reqwest::{RequestBuilder, StatusCode, header};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use std::sync::{Arc, Mutex};
-
-mod killed;
 
 const TOPIC: &str = "arn:aws:sns:eu-central-1:123456789012:mail";
 const HOST: &str = "https://sns.eu-central-1.amazonaws.com";
@@ -50,9 +49,12 @@ async fn what_is_not_proved_is_refused_and_nothing_is_written() {
     half.pop();
     let mut short = signed("signing-key", 0, 6);
     short[2].1.truncate(32);
+    let signature = |n: u32, key: &str| -> serde_json::Map<String, Value> {
+        signed(key, 0, n).into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect()
+    };
+    let unread = signature(8, "other-key");
     let event = |n: u32, key: &str| {
-        let signature: serde_json::Map<String, Value> =
-            signed(key, 0, n).into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        let signature = signature(n, key);
         client.post_request(MAILGUN).json(&json!({"signature": signature, "event-data": {"event": "failed"}}))
     };
 
@@ -76,6 +78,13 @@ async fn what_is_not_proved_is_refused_and_nothing_is_written() {
         ("Mailgun: no signature", form(half), 401, "signing_keys"),
         ("Mailgun: half a signature", form(short), 401, "signing_keys"),
         ("Mailgun: an event of another key", event(7, "other-key"), 401, "signing_keys"),
+        // Not even whether it can be read is said to a stranger.
+        (
+            "Mailgun: no event, of another key",
+            client.post_request(MAILGUN).json(&json!({"signature": unread, "event-data": 5})),
+            401,
+            "signing_keys",
+        ),
         ("Mailgun: JSON without one", client.post_request(MAILGUN).json(&json!({})), 401, "not signed"),
         (
             "Mailgun: broken JSON",
@@ -281,6 +290,29 @@ async fn a_mail_of_each_provider_wakes_a_session_and_again_is_a_duplicate() {
         let again: Value = again.send().await.unwrap().json().await.unwrap();
         assert_eq!(again["duplicate"], true, "{what}: {again}");
         assert_eq!(again["sessions"][0]["session_id"], session_id, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_mail_that_cannot_be_taken_now_is_answered_so_that_its_provider_sends_it_again() {
+    let mut server = Server::start().await;
+    let database = Database::on(&server.url(), "pg_default").await;
+    let world = World::on(database, Sns::start().await, "", |options| options).await;
+    let mails = world.mails(30);
+    server.stop().await;
+    for (what, request) in &mails {
+        let status = request.try_clone().unwrap().send().await.unwrap().status();
+        assert!(status.is_server_error(), "{what}: {status}");
+    }
+    server.start_again().await;
+    for (what, request) in &mails {
+        eventually("the mail to be taken", || async {
+            let answer = request.try_clone().unwrap().send().await.unwrap();
+            let status = answer.status();
+            assert!(status == StatusCode::OK || status.is_server_error(), "{what}: {status}");
+            (status == StatusCode::OK).then_some(())
+        })
+        .await;
     }
 }
 

@@ -345,6 +345,42 @@ async fn a_tick_whose_session_cannot_be_made_is_skipped_and_holds_up_no_other() 
 }
 
 #[tokio::test]
+async fn what_falls_into_a_pause_is_not_made_good_and_a_firing_by_hand_moves_no_tick() {
+    let all = Definition { missed: Missed::All, ..definition("x", "*/4 * * * *") };
+    let stage = Stage::new(all, "2026-06-01T12:00:00Z").await;
+    let by_hand =
+        |key, now: &str| stage.store.trigger_schedule(SPACE, "x", Some(key), Some(at(now)), None, &compose);
+    by_hand("k1", "2026-06-01T12:05:00Z").await.unwrap();
+    stage.look(at("2026-06-01T12:05:30Z")).await.expect("the tick that is due is due still");
+    stage.store.pause_schedule(SPACE, "x").await.unwrap();
+    assert!(stage.look(at("2026-06-01T12:08:00Z")).await.is_none(), "it is paused");
+    by_hand("k2", "2026-06-01T12:09:00Z").await.unwrap();
+    assert!(stage.look(at("2026-06-01T12:12:00Z")).await.is_none(), "it is paused all the same");
+    stage.store.resume_schedule(SPACE, "x", Some(at("2026-06-01T12:14:00Z"))).await.unwrap();
+    assert!(stage.look(at("2026-06-01T12:14:00Z")).await.is_none(), "what fell into the pause is gone");
+    stage.look(at("2026-06-01T12:16:00Z")).await.expect("it goes on");
+    let fired: Vec<_> = stage.firings().await.into_iter().map(|one| (one.tick, one.manual)).collect();
+    let wanted = [(5, true), (4, false), (9, true), (16, false)]
+        .map(|(minute, manual)| (at(&format!("2026-06-01T12:{minute:02}:00Z")), manual));
+    assert_eq!(fired, wanted);
+}
+
+#[tokio::test]
+async fn a_schedule_that_was_set_back_fires_what_it_fired_before_no_second_time() {
+    let stage = Stage::new(definition("x", "*/4 * * * *"), "2026-06-01T12:00:00Z").await;
+    stage.look(at("2026-06-01T12:04:00Z")).await.expect("it is due");
+    sqlx::query("update schedules set last_tick = $1, next_at = $2")
+        .bind(at("2026-06-01T12:00:00Z"))
+        .bind(at("2026-06-01T12:04:00Z"))
+        .execute(&stage.database.pool)
+        .await
+        .unwrap();
+    let again = stage.look(at("2026-06-01T12:04:30Z")).await.expect("it is due again");
+    assert!(again.woken.is_empty() && again.skipped.is_empty(), "{again:?}");
+    assert_eq!((stage.firings().await.len(), stage.sessions().await.len()), (1, 1));
+}
+
+#[tokio::test]
 async fn the_newest_hundred_firings_are_kept() {
     let stage = Stage::new(definition("x", "* * * * *"), "2026-06-01T00:00:00Z").await;
     for minute in 1..=105 {

@@ -4,7 +4,7 @@
 //! answer, so of the two that come at once the first one counts: an answer leaves no question to close, and a question that
 //! was closed leaves a message of its own. Looking again finds nothing more to do.
 
-use crate::failpoint::failpoint;
+use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Opened};
 use crate::step::to_json;
 use crate::{Result, Store};
@@ -75,7 +75,7 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let waits = session.status == SessionStatus::WaitingInput && !session.cancel_requested;
-        if !waits || !has_waited(&mut tx, session_id, patience).await? {
+        if !waits || !(mutant("expire_early") || has_waited(&mut tx, session_id, patience).await?) {
             return Ok(false);
         }
         let Some(run_id) = run::newest(&mut tx, session_id).await? else { return Ok(false) };

@@ -150,6 +150,59 @@ async fn a_mail_that_answers_a_question_goes_on_with_the_session_that_asked() {
 }
 
 #[tokio::test]
+async fn a_mail_that_looks_like_a_loop_answers_no_question() {
+    let database = Database::new().await;
+    let model = ModelServer::start(|body, _| match body.to_string().contains("A table, please.") {
+        true if turns_since_user(body) == 0 => Answer::call("ask_user", json!({"question": "For how many?"})),
+        _ => Answer::text("Reserved."),
+    })
+    .await;
+    let process = options(&model).env("WAKEFUL_EMAIL__LOOP_LIMIT", "1").serve(&database).await;
+    let client = process.client();
+    let asked = taken(&client, mail("m1@example.com", "Table", "", "A table, please.")).await;
+    client.wait_for(&asked, "waiting_input").await;
+    let (_, route) = reply(&database, &asked).await;
+    let plus = route["reply_to"].as_str().unwrap();
+    let answer = mail("m2@example.com", "Re: Table", "", "Four.");
+    let (status, woken) = sent(request(&client, answer).header("rcpt", plus)).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "{woken}");
+    let woken = woken["session_id"].as_str().unwrap();
+    assert_ne!(woken, asked);
+    assert!(!policy(&database, woken).await["loop_suspicion"].as_array().unwrap().is_empty());
+    assert_eq!(client.session(&asked).await["status"], "waiting_input");
+}
+
+#[tokio::test]
+async fn of_a_long_thread_a_further_session_is_given_the_newest_and_no_more_than_is_allowed() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    let session_id = first(&client).await;
+    let (_, route) = reply(&database, &session_id).await;
+    let plus = route["reply_to"].as_str().unwrap();
+    let mut last = String::new();
+    for at in 0..7 {
+        let long = format!("Part {at}. {}", "all work and no play ".repeat(1000));
+        let body = mail(&format!("long{at}@x"), "Re: Lunch", "", &long);
+        let (status, woken) = sent(request(&client, body).header("rcpt", plus)).await;
+        assert_eq!(status, StatusCode::ACCEPTED, "{woken}");
+        last = woken["session_id"].as_str().unwrap().to_owned();
+        client.wait_for(&last, "completed").await;
+    }
+    let seeds: Vec<String> = sqlx::query_scalar(
+        "select content from session_seed_messages where session_id = $1 and role = 'user' order by ordinal",
+    )
+    .bind(&last)
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    assert!(seeds.iter().all(|text| text.len() <= (16 << 10) + 8), "each is cut");
+    assert!(seeds.iter().map(String::len).sum::<usize>() <= 64 << 10, "and so are all of them");
+    assert!(seeds.last().unwrap().contains("Part 5."), "the newest is among them");
+    assert!(!seeds.iter().any(|text| text.contains("Part 0.")), "and the oldest is not");
+}
+
+#[tokio::test]
 async fn a_question_that_was_asked_in_a_chat_is_not_answered_by_mail() {
     let database = Database::new().await;
     let model = ModelServer::start(|body, _| {

@@ -143,6 +143,34 @@ async fn slack_is_answered_its_challenge_and_an_older_secret_is_as_good() {
     assert!(process.terminate().success());
 }
 
+#[tokio::test]
+async fn no_webhook_is_answered_before_its_message_is_committed() {
+    let desk = Desk::new().await;
+    let options = desk.options.clone().arg("--roles=api");
+    let process = options.serve(&desk.database).await;
+    let client = process.client();
+    for medium in ALL {
+        let before = desk.taken().await.1;
+        // Nobody writes a message as long as this is held.
+        let mut holder = desk.database.pool.begin().await.unwrap();
+        sqlx::query("lock table session_inbox in exclusive mode").execute(&mut *holder).await.unwrap();
+        let request = Post::new(medium, 1, 1, "Hello").request(&client);
+        let answer = tokio::spawn(async move { request.send().await.unwrap().status() });
+        eventually("it to wait for its turn to write", || async {
+            let sql = "select count(*) from pg_locks
+                where not granted and relation = 'session_inbox'::regclass and $1 = ''";
+            (desk.count(sql).await > 0).then_some(())
+        })
+        .await;
+        assert_eq!(client.get("/healthz").await.0, StatusCode::OK);
+        assert!(!answer.is_finished(), "{medium:?} was answered");
+        holder.rollback().await.unwrap();
+        assert!(answer.await.unwrap().is_success());
+        assert_eq!(desk.taken().await.1, before + 1, "{medium:?}");
+    }
+    assert!(process.terminate().success());
+}
+
 /// 200 messages, each of them 50 times, in no order, 100 at a time. Of Slack's every second one is the same message as another
 /// event.
 #[tokio::test]
@@ -288,6 +316,8 @@ async fn a_webhook_says_its_first_answer_again_and_names_no_address_for_replies(
     assert_eq!(first, StatusCode::ACCEPTED, "{text}");
     let (second, again) = refused(post.request(&client)).await;
     assert_eq!((second, again), (StatusCode::OK, text));
+    // In a folder of its own: no webhook writes into somebody's chat.
+    desk.session("default/webhook/w1").await;
     let mut other = Post::new(Medium::Webhook, 1, 1, "Something else");
     assert_eq!(refused(other.request(&client)).await.0, StatusCode::UNPROCESSABLE_ENTITY);
     other.body = json!({"conversation_id": "w1", "text": "x", "reply_url": "http://10.0.0.1/"}).to_string();

@@ -150,7 +150,7 @@ async fn a_messenger_that_takes_no_more_is_left_alone_for_as_long_as_it_asks() {
         Post::new(medium, 1, 1, "Hello").send(&process.client()).await;
         desk.messengers.has(1).await;
         desk.is_done().await;
-        assert_eq!(desk.messengers.asked(), 12, "{says:?}");
+        assert_eq!((desk.messengers.asked(), desk.messengers.too_early()), (12, 0), "{says:?}");
         let outbox = desk.outbox().await;
         assert_eq!((outbox[0].0.as_str(), outbox[0].2), ("sent", 1), "{outbox:?}");
         assert!(process.terminate().success());
@@ -178,6 +178,57 @@ async fn a_messenger_that_never_takes_more_holds_its_conversation_for_five_hours
     assert_eq!(status, "failed", "{error:?}");
     assert!(error.as_deref().unwrap().contains("it was tried for 5 hours"), "{error:?}");
     assert_eq!((desk.messengers.asked(), desk.messengers.texts().len()), (2, 0));
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
+async fn while_a_messenger_wants_to_be_left_alone_no_other_conversation_asks_it() {
+    for medium in ALL {
+        let desk = Desk::new().await;
+        let mut says = Says::new(429, "{}");
+        says.headers.push(("retry-after", "5".to_owned()));
+        let told = r#"{"ok":false,"error_code":429,"description":"slow","parameters":{"retry_after":5}}"#;
+        desk.messengers.says(if medium == Medium::Telegram { Says::new(429, told) } else { says });
+        let process = desk.serve().await;
+        let client = process.client();
+        Post::new(medium, 1, 1, "Hello").send(&client).await;
+        eventually("it to be told", || async { (desk.messengers.asked() == 1).then_some(()) }).await;
+        let mut other = Post::new(medium, 2, 1, "And I");
+        if medium == Medium::Telegram {
+            // What Telegram asks for is asked for a chat: this is another topic of it.
+            let mut body: Value = serde_json::from_str(&other.body).unwrap();
+            body["message"]["message_id"] = json!(2);
+            body["message"]["message_thread_id"] = json!(7);
+            body["message"]["is_topic_message"] = json!(true);
+            body["message"]["chat"]["id"] = json!(1);
+            other.body = body.to_string();
+        }
+        other.send(&client).await;
+        desk.messengers.has(2).await;
+        desk.is_done().await;
+        assert_eq!((desk.messengers.asked(), desk.messengers.too_early()), (3, 0), "{medium:?}");
+        assert!(process.terminate().success());
+    }
+}
+
+#[tokio::test]
+async fn a_telegram_chat_and_a_group_are_written_to_no_faster_than_telegram_takes() {
+    let text = long_text();
+    let desk = Desk::whose_model(move |_| Answer::text(&text)).await;
+    let process = desk.serve().await;
+    for chat in [1, -2] {
+        let mut body: Value =
+            serde_json::from_str(&Post::new(Medium::Telegram, 1, 1, "Tell me all.").body).unwrap();
+        body["message"]["chat"]["id"] = json!(chat);
+        Post { medium: Medium::Telegram, id: String::new(), body: body.to_string() }
+            .send(&process.client())
+            .await;
+    }
+    desk.messengers.has(6).await;
+    desk.is_done().await;
+    assert_eq!(desk.messengers.too_many(), 0);
+    let outbox = desk.outbox().await;
+    assert!(outbox.iter().all(|(status, _, attempt)| status == "sent" && *attempt == 1), "{outbox:?}");
     assert!(process.terminate().success());
 }
 

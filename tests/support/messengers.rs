@@ -50,6 +50,17 @@ impl Says {
     pub fn new(status: u16, body: &str) -> Says {
         Says { status, headers: Vec::new(), body: body.to_owned(), takes: false }
     }
+
+    /// For how long it asks to be left alone: in the header, or in Telegram's own words.
+    fn wait(&self) -> Option<Duration> {
+        let header = self.headers.iter().find(|(name, _)| *name == "retry-after");
+        let told = serde_json::from_str::<Value>(&self.body).ok();
+        let seconds = match header {
+            Some((_, value)) => value.parse().ok(),
+            None => told.and_then(|told| told["parameters"]["retry_after"].as_u64()),
+        };
+        seconds.map(Duration::from_secs)
+    }
 }
 
 pub struct Messengers {
@@ -68,6 +79,9 @@ struct Shared {
     too_many: Mutex<usize>,
     /// Every request that came.
     asked: Mutex<usize>,
+    /// Until when it wants to be left alone, and how many did not.
+    closed_until: Mutex<Option<Instant>>,
+    too_early: Mutex<usize>,
     scopes: Mutex<String>,
 }
 
@@ -117,6 +131,11 @@ impl Messengers {
         *self.shared.asked.lock().unwrap()
     }
 
+    /// Requests that came before the time was over for which it had asked to be left alone.
+    pub fn too_early(&self) -> usize {
+        *self.shared.too_early.lock().unwrap()
+    }
+
     /// What the bot of Slack may do.
     pub fn scopes(&self, scopes: &str) {
         *self.shared.scopes.lock().unwrap() = scopes.to_owned();
@@ -133,7 +152,14 @@ impl Shared {
     /// What it was told to say, and then it takes the message only if that says so.
     fn begins(&self) -> Option<Says> {
         *self.asked.lock().unwrap() += 1;
-        self.says.lock().unwrap().pop_front()
+        if self.closed_until.lock().unwrap().is_some_and(|until| Instant::now() < until) {
+            *self.too_early.lock().unwrap() += 1;
+        }
+        let says = self.says.lock().unwrap().pop_front();
+        if let Some(wait) = says.as_ref().and_then(Says::wait) {
+            *self.closed_until.lock().unwrap() = Some(Instant::now() + wait);
+        }
+        says
     }
 
     /// Whether this place may be sent to now: `most` in `window`, and a second apart.
@@ -254,7 +280,8 @@ async fn telegram_send(State(shared): State<Arc<Shared>>, Path(bot): Path<String
         return answer(says);
     }
     let second = Duration::from_secs(1);
-    let in_group = chat >= 0 || shared.passes(&format!("group {chat}"), 20, Duration::from_secs(60));
+    // 20 a minute, looked at through a tenth of it.
+    let in_group = chat >= 0 || shared.passes(&format!("group {chat}"), 2, Duration::from_secs(6));
     if !in_group || !shared.passes("bot", 30, second) || !shared.passes(&format!("chat {chat}"), 1, second) {
         let told = json!({"ok": false, "error_code": 429, "description": "Too Many Requests: retry after 1",
             "parameters": {"retry_after": 1}});

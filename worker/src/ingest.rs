@@ -43,6 +43,8 @@ pub(crate) struct Turn<'a> {
 impl Intake {
     /// `concurrency` messages at once, each of which waits at most `wait` for one of `store`'s connections.
     pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
+        let concurrency =
+            if crate::mutant("intake_unbounded") { Semaphore::MAX_PERMITS } else { concurrency };
         let places = Arc::new(Semaphore::new(concurrency));
         Intake { places, turns: Semaphore::new(store.intake_connections() as usize), wait }
     }

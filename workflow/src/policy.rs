@@ -192,6 +192,9 @@ mod tests {
             (&["*@example.com"], "bob@evilexample.com", false),
             (&["bob@example.com"], "bob@example.com", true),
             (&["bob@example.com"], "ann@example.com", false),
+            (&["bob@example.com"], "bob@example.com.evil.org", false),
+            (&["bob@example.com"], "notbob@example.com", false),
+            (&["participants"], "ann@example.com.evil.org", false),
             (&[], "ann@example.com", false),
         ] {
             assert_eq!(allowed(list, address), may, "{list:?} {address}");

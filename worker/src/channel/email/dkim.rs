@@ -226,15 +226,55 @@ mod tests {
         assert_eq!(relaxed, ["a:X", "b:Y Z"]);
     }
 
-    #[test]
-    fn only_its_own_domain_is_signed_for_and_the_same_mail_gets_the_same_signature() {
+    fn signer() -> Signer {
         let pair = Ed25519KeyPair::generate().unwrap();
         let der = AsDer::<aws_lc_rs::encoding::Pkcs8V1Der<'_>>::as_der(&pair).unwrap();
         let pem = format!(
             "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n",
             BASE64.encode(der.as_ref())
         );
-        let signer = Signer::new("Example.org", "s1", pem.as_bytes()).unwrap();
+        Signer::new("Example.org", "s1", pem.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn whatever_its_reader_is_shown_is_signed() {
+        let signer = signer();
+        let headers = [
+            "From: a@example.org",
+            "To: b@example.com",
+            "Cc: c@example.com",
+            "Subject: Hi",
+            "Date: Sun, 22 Nov 2026 12:00:00 +0000",
+            "Message-ID: <dlv_1@example.org>",
+            "In-Reply-To: <m1@example.com>",
+            "References: <m1@example.com>",
+            "Reply-To: desk@example.org",
+            "Auto-Submitted: auto-replied",
+            "MIME-Version: 1.0",
+            "Content-Type: text/plain",
+            "Content-Transfer-Encoding: 7bit",
+        ];
+        let mail = |headers: &[String]| format!("{}\r\n\r\nHello\r\n", headers.join("\r\n"));
+        // Of an Ed25519 key the same bytes always get the same signature.
+        let signature = |mail: &str| {
+            let signed = String::from_utf8(signer.sign(mail.as_bytes().to_vec()).unwrap()).unwrap();
+            signed.strip_suffix(mail).unwrap().to_owned()
+        };
+        let headers = headers.map(str::to_owned);
+        let whole = signature(&mail(&headers));
+        for at in 0..headers.len() {
+            let mut changed = headers.clone();
+            changed[at].push('x');
+            assert_ne!(signature(&mail(&changed)), whole, "{}", headers[at]);
+        }
+        assert_ne!(signature(&mail(&headers).replace("Hello", "Pay me")), whole, "the body");
+        let unsigned = mail(&headers).replace("Subject:", "X-Other: x\r\nSubject:");
+        assert_eq!(signature(&unsigned), whole, "what servers add on the way");
+    }
+
+    #[test]
+    fn only_its_own_domain_is_signed_for_and_the_same_mail_gets_the_same_signature() {
+        let signer = signer();
         assert!(signer.is_for("example.org") && signer.is_for("desk.EXAMPLE.org"));
         assert!(!signer.is_for("badexample.org") && !signer.is_for("org"));
         let mail = b"From: a@example.org\r\nTo: b@example.com\r\nSubject: Hi\r\n\r\nHello\r\n".to_vec();

@@ -433,6 +433,23 @@ mod tests {
     }
 
     #[test]
+    fn files_beyond_the_limits_are_named_and_not_kept() {
+        let with = |parts: &str| {
+            let head = "From: a@b.de\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n";
+            read(format!("{head}{parts}--b--\r\n").as_bytes()).unwrap()
+        };
+        let part = |text: &str| {
+            format!("--b\r\nContent-Type: application/x\r\nContent-Disposition: attachment\r\n\r\n{text}\r\n")
+        };
+        let many = with(&part("x").repeat(ATTACHMENTS + 1));
+        assert_eq!((many.files.len(), many.facts.attachments.len()), (ATTACHMENTS, ATTACHMENTS + 1));
+        assert!(many.facts.attachments[ATTACHMENTS].left_out && !many.facts.attachments[0].left_out);
+        let large = with(&part(&"x".repeat(ATTACHMENT_BYTES + 1)));
+        assert!(large.files.is_empty() && large.facts.attachments[0].left_out);
+        assert_eq!(with(&part(&"x".repeat(ATTACHMENT_BYTES))).files.len(), 1);
+    }
+
+    #[test]
     fn what_is_no_mail_is_refused() {
         for raw in [&b""[..], b"\r\n\r\nonly a body", b"\0\0\0"] {
             assert!(matches!(read(raw), Err(Unreadable::NoMail)), "{raw:?}");

@@ -269,7 +269,7 @@ impl Channel for Smtp {
     }
 
     fn is_idempotent(&self) -> bool {
-        false
+        crate::mutant("mail_again")
     }
 
     /// The receipt is `{"smtp": "250 …", "message_id", "refused"?: [{"address", "reply"}]}`.
