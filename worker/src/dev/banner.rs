@@ -63,7 +63,7 @@ impl fmt::Display for Banner<'_> {
         if self.once {
             return writeln!(f, "\nThis was --once: stopping. The data stays.");
         }
-        writeln!(f, "\nCtrl-C ends it, or from elsewhere: {} dev{} stop", self.program, self.place)?;
+        writeln!(f, "\nCtrl-C ends it, or from elsewhere:\n  {} dev{} stop", self.program, self.place)?;
         writeln!(f, "The data stays; the next start goes on from there.")
     }
 }

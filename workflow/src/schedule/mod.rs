@@ -226,7 +226,7 @@ fn why_not(parser: &CronParser, pattern: &str) -> String {
         6 => &FIELDS[..],
         fields => {
             return format!(
-                "it has {fields} of the five fields minute, hour, day of the month, month and day of the week, which a \
+                "it has {fields} fields, and must have five (minute, hour, day of the month, month, day of the week), which a \
                  sixth one for seconds may stand before"
             );
         }

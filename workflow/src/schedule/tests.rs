@@ -100,10 +100,15 @@ fn an_interval_follows_the_clock_on_the_wall_through_both_changes() {
 #[test]
 fn what_is_no_timing_is_refused_with_its_reason() {
     for (pattern, zone, reason) in [
-        ("61 * * * *", "UTC", "is no cron pattern"),
-        ("* * *", "UTC", "is no cron pattern"),
-        ("", "UTC", "is no cron pattern"),
-        ("* * * * * * 2030", "UTC", "is no cron pattern"),
+        ("61 * * * *", "UTC", "is no cron pattern: its minute is \"61\", and must be 0 to 59"),
+        ("0 25 * * *", "UTC", "its hour is \"25\""),
+        ("0 9 * * SOON", "UTC", "its day of the week is \"SOON\", and must be 0 to 7, or SUN to SAT"),
+        ("61 0 9 * * *", "UTC", "its second is \"61\""),
+        ("0 0 9 32 * *", "UTC", "its day of the month is \"32\""),
+        ("* * *", "UTC", "is no cron pattern: it has 3 fields, and must have five (minute, hour,"),
+        ("", "UTC", "is no cron pattern: it has 0 fields"),
+        ("* * * * * * 2030", "UTC", "it has 7 fields"),
+        ("@often", "UTC", "of this kind there are @yearly, @monthly, @weekly, @daily and @hourly"),
         ("0 0 30 2 *", "UTC", "names no day that ever comes"),
         ("@daily", "Mars/Olympus", "is no time zone"),
         ("@daily", "", "is no time zone"),
