@@ -464,6 +464,52 @@ async fn a_bounce_twice_is_one_and_the_thread_s_next_run_knows_of_it() {
 }
 
 #[tokio::test]
+async fn a_bounce_is_heard_at_the_doors_of_mail_and_one_that_is_only_late_is_none() {
+    let mut post = Post::new().await;
+    let postmark = "\n[email.postmark]\nuser = \"wakeful\"\npasswords = [\"postmark-secret\"]\n";
+    post.options = post.options.config(postmark);
+    let process = post.serve().await;
+    let client = process.client();
+    post.ask(&client, "Mail ann@example.com bob@example.com").await;
+    post.is_done().await;
+    let (id, ..) = post.outbox().await.remove(0);
+    let missed = async || -> Vec<String> {
+        let sql = "select undelivered from deliveries where delivery_id = $1";
+        let undelivered: Value = post.database.value(sql, &id).await;
+        let each = undelivered.as_array().unwrap().iter();
+        each.map(|one| one["recipient"].as_str().unwrap().to_owned()).collect()
+    };
+    let report = |action: &str| {
+        let text = format!(
+            "From: MAILER-DAEMON@example.net\r\nTo: front@example.org\r\nReturn-Path: <>\r\nMessage-ID: <{action}@example.net>\r\n\
+             Content-Type: multipart/report; report-type=delivery-status; boundary=b\r\n\r\n--b\r\n\
+             Content-Type: message/delivery-status\r\n\r\nReporting-MTA: dns; mx.example.net\r\n\r\n\
+             Final-Recipient: rfc822; ann@example.com\r\nAction: {action}\r\nStatus: 5.2.2\r\n\r\n--b\r\n\
+             Content-Type: message/rfc822\r\n\r\nMessage-ID: <{id}@example.org>\r\n\r\nHi\r\n--b--\r\n"
+        );
+        client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822").body(text)
+    };
+    let told = |kind: &str| {
+        let body = json!({"RecordType": "Bounce", "Type": kind, "Email": "bob@example.com",
+            "Details": "550 5.1.1 No such user", "Metadata": {"delivery_id": id}});
+        let request = client.post_request("/v1/triggers/email/postmark");
+        request.basic_auth("wakeful", Some("postmark-secret")).json(&body)
+    };
+    for (request, wanted) in [
+        (report("delayed"), &[][..]),
+        (report("failed"), &["ann@example.com"]),
+        (told("Transient"), &["ann@example.com"]),
+        (told("HardBounce"), &["ann@example.com", "bob@example.com"]),
+        (told("HardBounce"), &["ann@example.com", "bob@example.com"]),
+    ] {
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), 200, "{}", answer.text().await.unwrap());
+        assert_eq!(missed().await, wanted);
+    }
+    assert!(process.terminate().success());
+}
+
+#[tokio::test]
 async fn a_bounce_counts_only_for_a_mail_that_may_have_gone_out() {
     let post = Post::new().await;
     let store = post.database.store().await;
