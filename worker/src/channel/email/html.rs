@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(text(&deep), "x");
         let hidden = "<div hidden>".repeat(100_000) + "x" + &"</div>".repeat(100_000) + "y";
         assert_eq!(text(&hidden), "y");
-        let links = "<a href='https://example.org'>x".repeat(50_000);
-        assert_eq!(text(&links).len(), 50_000 * "x (https://example.org)".len());
+        let links = "<a href='https://example.org'>x".repeat(5_000);
+        assert_eq!(text(&links).len(), 5_000 * "x (https://example.org)".len());
     }
 }
