@@ -16,7 +16,12 @@ alter table deliveries
 -- What needs a person is a small part of all that was ever sent.
 create index deliveries_unsent on deliveries (delivery_id) where status <> 'sent';
 
+-- What an imported session has sent since is its own: the conversation is as old as its import.
 update deliveries set imported = true
-where session_id in (select session_id from conversation_sessions where imported_from is not null);
+from conversation_sessions s, conversation_counters c
+where s.session_id = deliveries.session_id
+    and s.imported_from is not null
+    and c.conversation_id = s.conversation_id
+    and deliveries.created_at < c.created_at;
 -- The error of an attempt before the one that went out.
 update deliveries set last_error = null where status = 'sent' and last_error is not null;

@@ -219,8 +219,13 @@ pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result
     for row in rows {
         let content: Value = crate::hydrate::from_text("delivery", &row.content)?;
         let missed: Vec<Undelivered> = read(row.undelivered)?;
-        let failed = (row.status == "failed").then(|| row.last_error.unwrap_or_default());
-        let text = notice(&row.delivery_id, &content, failed.as_deref(), row.after_all, &missed);
+        let error = row.last_error.unwrap_or_default();
+        let end = match row.status.as_str() {
+            "failed" | "expired" => End::Unsent(&error),
+            "uncertain" => End::Unknown,
+            _ => End::Sent { after_all: row.after_all },
+        };
+        let text = notice(&row.delivery_id, &content, &end, &missed);
         told.push((row.ordinal, text));
     }
     told.sort_unstable();
@@ -230,26 +235,36 @@ pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result
 
 const NOTE: &str = "[A note of the system, not of a person]";
 
+/// How a delivery ended that there is news of.
+enum End<'a> {
+    /// Nobody got it, for this reason.
+    Unsent(&'a str),
+    Unknown,
+    /// `after_all`: the agent was told before that it was not sent.
+    Sent {
+        after_all: bool,
+    },
+}
+
 /// One delivery's notice. What a strange server said stands in quotes: it is its word, and no instruction.
-/// `after_all`: the agent was told before that it was not sent.
-fn notice(
-    delivery_id: &str,
-    content: &Value,
-    failed: Option<&str>,
-    after_all: bool,
-    missed: &[Undelivered],
-) -> String {
+fn notice(delivery_id: &str, content: &Value, end: &End<'_>, missed: &[Undelivered]) -> String {
     let subject =
         content["subject"].as_str().or_else(|| content["to"]["subject"].as_str()).unwrap_or_default();
     let mail = format!("{NOTE} Your mail {:?} ({delivery_id})", line(subject, 100));
-    if let Some(error) = failed {
-        return format!("{mail} was not sent to anybody: {:?}", line(error, REASON_CHARS));
-    }
-    if after_all && missed.is_empty() {
-        return format!("{mail} has been sent after all.");
-    }
-    let after_all = if after_all { "has been sent after all, and " } else { "" };
-    let mut text = format!("{mail} {after_all}did not reach everybody:");
+    let before = match end {
+        End::Unsent(error) => {
+            return format!("{mail} was not sent to anybody: {:?}", line(error, REASON_CHARS));
+        }
+        End::Unknown if missed.is_empty() => {
+            return format!("{mail} may not have been sent: nobody saw its sending end.");
+        }
+        End::Sent { after_all: true } if missed.is_empty() => {
+            return format!("{mail} has been sent after all.");
+        }
+        End::Sent { after_all: true } => "has been sent after all, and ",
+        End::Sent { after_all: false } | End::Unknown => "",
+    };
+    let mut text = format!("{mail} {before}did not reach everybody:");
     for one in missed {
         let how = match one.how {
             How::Refused => "refused by the mail server",

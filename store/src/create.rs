@@ -248,6 +248,18 @@ async fn open_beside(
 /// Gives a session that was opened beside another one what was said there, as its first run begins: the conversation is
 /// its own then, so the other one's run has ended, or waits for a person.
 pub(crate) async fn take_over(tx: &mut PgConnection, session: &Locked) -> Result<()> {
+    // One that an earlier version opened was given them then.
+    let given = sqlx::query_scalar!(
+        r#"select exists (
+            select from session_seed_messages where session_id = $1 and role <> 'system'
+        ) as "given!""#,
+        session.session_id
+    )
+    .fetch_one(&mut *tx)
+    .await?;
+    if given {
+        return Ok(());
+    }
     let seeds = said(tx, &session.trigger_id).await?;
     let before = sqlx::query_scalar!(
         "update conversation_sessions

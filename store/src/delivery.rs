@@ -104,15 +104,19 @@ impl Store {
     /// [`crate::Error::Database`].
     pub async fn turn_away(&self, conversation_id: &str, channel: &str, content: &Value) -> Result<bool> {
         let told = sqlx::query_scalar!(
-            r#"with told as (
+            r#"with s as (
+                select session_id, space_id, conversation_id from conversation_sessions
+                where conversation_id = $1
+                order by ordinal desc
+                limit 1
+                -- Whoever writes a delivery of a session has its row: an export counts them by their order.
+                for update
+            ), told as (
                 insert into deliveries
                     (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
                 select $2, s.space_id, s.conversation_id, $3, nextval('delivery_ordinals'), s.session_id,
                     'full/' || floor(extract(epoch from clock_timestamp()) / 60)::bigint, $4::text::json
-                from conversation_sessions s
-                where s.conversation_id = $1
-                order by s.ordinal desc
-                limit 1
+                from s
                 on conflict (session_id, source_key, channel) do nothing
                 returning conversation_id, space_id, channel
             ), deliver_jobs as (
@@ -328,7 +332,11 @@ impl Store {
         let changed = sqlx::query!(
             "update deliveries
             set status = $3, receipt = $4::text::json, last_error = $5, settled_at = clock_timestamp(),
-                untold = untold or ($3 = 'failed' and channel = 'email') or ($3 = 'sent' and told_unsent)
+                untold = case
+                    -- A failure that nobody was told of is none any more.
+                    when $3 = 'sent' then undelivered <> '[]' and untold or told_unsent
+                    else untold or ($3 = 'failed' and channel = 'email')
+                end
             where delivery_id = $1 and lease = $2 and status in ('queued', 'sending')",
             claimed.delivery_id,
             lease.token,

@@ -122,7 +122,7 @@ async fn queue_again(
     journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
     let trace_context = asked.trace_context.as_deref();
     enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
-    // What the agent was told of its failure, and what it has not been told yet, is no longer so.
+    // What the agent was told of its failure is no longer so. What it was not told yet it hears of by how this ends.
     sqlx::query!(
         "update deliveries
         set status = 'queued',
@@ -134,8 +134,7 @@ async fn queue_again(
             tried_at = null,
             resent = resent + 1,
             resent_at = clock_timestamp(),
-            told_unsent = told_unsent or (status = 'failed' and channel = 'email' and not untold),
-            untold = untold and undelivered <> '[]'
+            told_unsent = told_unsent or (status = 'failed' and channel = 'email' and not untold)
         where delivery_id = $1",
         delivery_id
     )

@@ -248,7 +248,7 @@ async fn resolve_delivery(
         set status = $2,
             resolution = $3,
             last_error = case when $2 = 'sent' then null else last_error end,
-            untold = untold or ($2 = 'sent' and told_unsent),
+            untold = case when $2 = 'sent' then undelivered <> '[]' and untold or told_unsent else untold end,
             tried_since = null,
             settled_at = case when $2 = 'queued' then null else clock_timestamp() end
         where delivery_id = $1",

@@ -145,6 +145,11 @@ async fn a_kill_between_a_resend_and_its_send_sends_once_or_is_uncertain() {
             let command = format!("wakeful session resolve {session} {delivery} --happened ''");
             assert!(code == 4 && said.contains(&command), "{said}");
         }
+        // It had not been told of the failure yet, and what it is told is how it ended.
+        post.ask(&process.client(), "And now?").await;
+        let told = post.last_request();
+        assert_eq!(told.contains("may not have been sent"), status == "uncertain", "{failpoint}: {told}");
+        assert_eq!(told.contains(TOLD), status == "uncertain", "{failpoint}: {told}");
         assert!(process.terminate().success());
     }
 }

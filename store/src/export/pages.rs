@@ -46,8 +46,15 @@ impl Export {
             from (
                 select seeds.*, row_number() over page as place, sum(weight) over page as weighed
                 from (
-                    select *, octet_length(content) as weight from session_seed_messages
-                    where session_id = $1 and ordinal > $2
+                    select *, octet_length(content) as weight
+                    from (
+                        -- A chat beside a notice takes its seeds when it begins: those of after the cut are left out.
+                        select * from session_seed_messages
+                        where session_id = $1
+                        order by ordinal
+                        limit $5
+                    ) begun
+                    where ordinal > $2
                     order by ordinal
                     limit $3
                 ) seeds
@@ -59,7 +66,8 @@ impl Export {
             self.id(),
             after,
             self.pager.rows,
-            PAGE_BYTES
+            PAGE_BYTES,
+            self.snapshot.header.counts.seeds
         )
         .fetch_all(&self.store.pool)
         .await?;

@@ -297,6 +297,8 @@ impl Store {
         sqlx::query!(
             "update jobs
             set lease = null, worker_id = null, last_error = $3, stuck = greatest(stuck, 1),
+                -- A delivery whose worker lived to give it back has killed none of those in a row.
+                died = case when kind = 'deliver' then 0 else died end,
                 run_at = clock_timestamp() + make_interval(secs => $4),
                 trace_context = $5
             where job_id = $1 and lease = $2",
@@ -320,6 +322,7 @@ impl Store {
             "update jobs
             set lease = null, worker_id = null, last_error = $3,
                 stuck = greatest(stuck - 1, 0), attempt = greatest(attempt - 1, 0),
+                died = case when kind = 'deliver' then 0 else died end,
                 run_at = clock_timestamp() + make_interval(secs => $4),
                 trace_context = $5
             where job_id = $1 and lease = $2",

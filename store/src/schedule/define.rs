@@ -78,7 +78,7 @@ impl Store {
             set paused_at = $3, paused_by = 'config', next_at = null, updated_at = clock_timestamp()
             where space_id = $1
                 and source = 'config'
-                and deployment = $4
+                and coalesce(deployment, 'default') = $4
                 and name <> all($2)
                 -- What a person paused stays paused by that person.
                 and paused_at is null

@@ -217,23 +217,31 @@ async fn resend(
     by: Option<String>,
 ) -> anyhow::Result<Exit> {
     let asked = Resend { by, reason, trace_context: crate::telemetry::trace_context() };
-    let (mut resent, mut exit) = (Vec::new(), Exit::Ok);
+    let (mut resent, mut exit, mut broken) = (Vec::new(), Exit::Ok, None);
     for id in ids {
-        match store.resend(None, id, &asked).await {
-            Ok(one) => {
-                store.announce(&one.session_id).await?;
-                resent.push(one);
-            }
+        let one = store.resend(None, id, &asked).await;
+        if let Ok(one) = &one
+            && let Err(error) = store.announce(&one.session_id).await
+        {
+            // Workers look by themselves.
+            eprintln!("wakeful: {}", printable(&error.to_string()));
+        }
+        match one {
+            Ok(one) => resent.push(one),
             // The others are sent again all the same.
             Err(error @ (Error::NotFound { .. } | Error::Refused { .. })) => {
                 eprintln!("wakeful: {}", printable(&error.to_string()));
                 exit = exit_of(&error.into());
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                broken = Some(error);
+                break;
+            }
         }
     }
+    // What was done is said, also where the rest could not be.
     output.items(&resent, || resent_table(&resent))?;
-    Ok(exit)
+    broken.map_or(Ok(exit), |error| Err(error.into()))
 }
 
 fn resent_table(resent: &[Resent]) -> Table {

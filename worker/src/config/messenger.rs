@@ -7,13 +7,27 @@ use super::read::Section;
 use secrecy::SecretString;
 use std::time::Duration;
 
-#[derive(Clone, Debug, Default)]
+/// A reply of yesterday is of little use, and many of them at once are none: a receiver may be away for longer than that.
+const MAX_AGE_S: u64 = 86_400;
+
+#[derive(Clone, Debug)]
 pub struct Messenger {
     pub slack: Slack,
     pub telegram: Telegram,
     pub webhook: Webhook,
-    /// A reply that was not sent by this age is never sent. `None`: it never grows too old.
-    pub max_age: Option<Duration>,
+    /// A reply that was not sent by this age is not sent unless an operator asks for it.
+    pub max_age: Duration,
+}
+
+impl Default for Messenger {
+    fn default() -> Messenger {
+        Messenger {
+            slack: Slack::default(),
+            telegram: Telegram::default(),
+            webhook: Webhook::default(),
+            max_age: Duration::from_secs(MAX_AGE_S),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -111,9 +125,9 @@ pub(super) fn read(mut section: Section<'_>) -> Messenger {
         slack: slack(section.section("slack")),
         telegram: telegram(section.section("telegram")),
         webhook: webhook(section.section("webhook")),
-        max_age: section
-            .number("max_age_s", 1..=31_536_000)
-            .map(|seconds| Duration::from_secs(seconds.unsigned_abs())),
+        max_age: Duration::from_secs(
+            section.number("max_age_s", 1..=31_536_000).map_or(MAX_AGE_S, i64::unsigned_abs),
+        ),
     };
     section.finish();
     messenger

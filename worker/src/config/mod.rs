@@ -320,7 +320,7 @@ impl Config {
     pub fn max_age(&self, channel: &str) -> Option<Duration> {
         match channel {
             "email" => self.email.max_age_s.map(Duration::from_secs),
-            "slack" | "telegram" | "webhook" => self.messenger.max_age,
+            "slack" | "telegram" | "webhook" => Some(self.messenger.max_age),
             _ => None,
         }
     }

@@ -162,7 +162,9 @@ pub fn renewed(asked: &ReplyRoute, question: Option<&str>, answer: &ReplyRoute, 
     if proved {
         let mut copies: Vec<String> = Vec::new();
         for one in was.into_iter().chain(cc) {
-            if !is.iter().chain(&copies).any(|known| known.eq_ignore_ascii_case(&one)) {
+            if copies.len() < PARTICIPANTS
+                && !is.iter().chain(&copies).any(|known| known.eq_ignore_ascii_case(&one))
+            {
                 copies.push(one);
             }
         }

@@ -24,12 +24,16 @@ const WAIT: Duration = Duration::from_secs(5);
 
 /// What every body is given, and what each further second has to bring of it.
 const GRACE: Duration = Duration::from_secs(10);
-const BYTES_PER_S: u32 = 512 << 10;
+/// Providers are on fast lines.
+const STRANGERS_BYTES_PER_S: u32 = 512 << 10;
+/// Whoever has the token may be at home.
+const GUARDED_BYTES_PER_S: u32 = 32 << 10;
 
 /// Whose requests share their places: those that come with one kind of proof.
 #[derive(Debug)]
 pub(super) struct Door {
     places: Semaphore,
+    bytes_per_s: u32,
 }
 
 /// A body, and its place while it is held.
@@ -41,7 +45,12 @@ pub(super) struct Held<'d> {
 
 impl Door {
     pub const fn new() -> Door {
-        Door { places: Semaphore::const_new(PLACES) }
+        Door { places: Semaphore::const_new(PLACES), bytes_per_s: STRANGERS_BYTES_PER_S }
+    }
+
+    /// For those who have proved who they are before their body comes.
+    pub const fn guarded() -> Door {
+        Door { places: Semaphore::const_new(PLACES), bytes_per_s: GUARDED_BYTES_PER_S }
     }
 
     /// Takes the whole body, of at most `limit` bytes.
@@ -76,7 +85,7 @@ impl Door {
                 bytes.reserve(announced.saturating_sub(bytes.len()));
             }
             bytes.extend_from_slice(&chunk);
-            until += Duration::from_secs(chunk.len() as u64) / BYTES_PER_S;
+            until += Duration::from_secs(chunk.len() as u64) / self.bytes_per_s;
         }
         Ok(Held { bytes: bytes.freeze(), _place: place })
     }
@@ -132,6 +141,13 @@ mod tests {
         assert_eq!(steady.bytes.len(), LIMIT);
         let slow = hold(&door, body(16, Duration::from_secs(4), true)).await;
         assert_eq!(slow.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
+        let known = Door::guarded();
+        let slow = hold(&known, body(16, Duration::from_secs(4), true)).await;
+        assert_eq!(slow.unwrap().bytes.len(), LIMIT, "whoever has the token may be on a slow line");
+        assert_eq!(
+            hold(&known, body(2, Duration::ZERO, false)).await.unwrap_err(),
+            StatusCode::REQUEST_TIMEOUT
+        );
     }
 
     #[tokio::test(start_paused = true)]

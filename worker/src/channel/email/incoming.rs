@@ -184,6 +184,8 @@ pub(super) async fn take_for(
     };
     let reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
     if !reasons.is_empty() {
+        // A report may tell of a hundred mails of ours, and notes each in a transaction of its own.
+        drop(turn);
         return dropped(ctx, &mail, incoming, &reasons).await;
     }
     let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv)
@@ -260,6 +262,7 @@ async fn dropped(
     if let Some(about) = incoming.read.facts.reported.first() {
         reason.push_str(&format!("; it is about {about}"));
     }
+    let _turn = ctx.intake.enter().await?;
     ctx.store.drop_mail(mail, &reason).await?;
     info!(mailbox = %mail.mailbox_id, message_id = %mail.message_id, reason, "A mail was dropped");
     Ok(Taken::Dropped { reason })

@@ -21,7 +21,7 @@ use wakeful_workflow::mail::scan::MAIL_BYTES;
 const RECIPIENTS: usize = 100;
 
 /// Who bears the token shares nothing with those who have only said that they sign.
-static GUARDED: Door = Door::new();
+static GUARDED: Door = Door::guarded();
 static SIGNED: Door = Door::new();
 
 const SIGNATURE: &str = "webhook-signature";

@@ -188,7 +188,11 @@ fn mail(published: Published) -> Result<Notice, String> {
     let verdicts = [("a virus", &receipt.virus_verdict), ("spam", &receipt.spam_verdict)];
     let failed = verdicts.iter().find(|(_, verdict)| verdict.status == "FAIL");
     let unwanted = failed.map(|(what, _)| format!("SES takes it for {what}"));
-    let content = published.content.filter(|content| !content.is_empty()).ok_or(NO_CONTENT)?;
+    let content = published.content.filter(|content| !content.is_empty());
+    let Some(content) = content else {
+        // Too large for SNS, and unwanted anyway: no receipt rule is wrong.
+        return unwanted.map(|reason| Notice::Nothing { reason }).ok_or_else(|| NO_CONTENT.into());
+    };
     let is_base64 = receipt.action.encoding.is_some_and(|encoding| encoding.eq_ignore_ascii_case("BASE64"));
     let raw = if is_base64 {
         STANDARD.decode(content.as_bytes()).map_err(|error| format!("`content` is not base64: {error}"))?

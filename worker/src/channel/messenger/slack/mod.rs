@@ -31,8 +31,7 @@ const NAME: &str = "slack";
 const SPLIT_AT: usize = 4000;
 
 /// Slack waits three seconds for an answer, and holds a silence against the app. What is not committed by then is told to come
-/// again, with time left for its way. It is longer than a message waits for its turn, unless `ingest_wait_ms` is set to more:
-/// who got a turn in time should be done in time.
+/// again, with time left for its way.
 const ANSWER: Duration = Duration::from_millis(2_500);
 
 /// Takes one event. It is answered when the message is committed, or with 503 in time: Slack sends it again then, and what has
