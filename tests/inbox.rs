@@ -265,6 +265,7 @@ async fn a_session_that_was_put_away_takes_no_message_and_says_what_is_possible(
             client.post(&format!("/v1/chat/{conversation}/messages"), &json!({"text": "two"})).await;
         assert_eq!(code, StatusCode::CONFLICT, "{problem}");
         assert_eq!((&problem["session_status"], &problem["valid"]), (&json!(status), &valid));
+        assert!(problem["detail"].as_str().unwrap().contains("/v1/conversations/{id}/new"), "{problem}");
         assert_eq!(texts(&client.session(&id).await, "user"), ["one"]);
     }
     let waiting: i64 = sqlx::query_scalar("select count(*) from session_inbox where status = 'pending'")

@@ -139,9 +139,10 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
         };
         if message.role != Role::User {
             return Err(Uncut(format!(
-                "message {} is the {}'s: only a user's text can be another",
+                "message {} is the {}'s: only a user's text can be another{}",
                 message.message_number,
-                message.role.as_str()
+                message.role.as_str(),
+                users(lines)
             )));
         }
         asked - 1
@@ -180,6 +181,24 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
             .find(|line| !line.summary)
             .is_some_and(|line| matches!(line.role, Role::User | Role::Tool)),
     })
+}
+
+/// Which messages are a user's, the newest of them.
+fn users(lines: &[Line]) -> String {
+    let said = lines.iter().filter(|line| line.role == Role::User);
+    let numbers: Vec<String> = said.map(|line| line.message_number.to_string()).collect();
+    let newest = numbers.len().saturating_sub(10);
+    match numbers.len() {
+        0 => String::new(),
+        1 => format!(", here that of message {} (last-user)", numbers[0]),
+        _ => {
+            let before = if newest > 0 { "…, " } else { "" };
+            format!(
+                ", here one of the messages {before}{} (last-user is the last)",
+                numbers[newest..].join(", ")
+            )
+        }
+    }
 }
 
 /// How many messages stand at and before the place.

@@ -110,8 +110,12 @@ pub(crate) async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: N
     if bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())) {
         return next.run(request).await;
     }
-    let problem =
-        Problem::new(StatusCode::UNAUTHORIZED, "a bearer token is needed: `Authorization: Bearer …`");
+    let detail = if given.is_empty() {
+        "a bearer token is needed: `Authorization: Bearer …`"
+    } else {
+        "this bearer token is not the server's (WAKEFUL_TOKEN)"
+    };
+    let problem = Problem::new(StatusCode::UNAUTHORIZED, detail);
     let mut response = problem.into_response();
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response

@@ -106,6 +106,16 @@ pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
     }
 }
 
+/// What is possible yet with a message for a session that was put away.
+fn anew(status: SessionStatus, wanted: &str) -> &'static str {
+    let is_away = matches!(status, SessionStatus::Archived | SessionStatus::Terminated);
+    if is_away && wanted == "message" {
+        "; `POST /v1/conversations/{id}/new` begins its conversation anew"
+    } else {
+        ""
+    }
+}
+
 impl From<wakeful_store::Error> for Problem {
     fn from(failed: wakeful_store::Error) -> Problem {
         use wakeful_store::Error;
@@ -120,9 +130,11 @@ impl From<wakeful_store::Error> for Problem {
         }
         match failed {
             Error::NotFound { .. } => Problem::new(StatusCode::NOT_FOUND, detail),
-            Error::Conflict { status, .. } => Problem::new(StatusCode::CONFLICT, detail)
-                .with("session_status", status.as_str())
-                .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>()),
+            Error::Conflict { status, wanted, .. } => {
+                Problem::new(StatusCode::CONFLICT, detail + anew(status, wanted))
+                    .with("session_status", status.as_str())
+                    .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>())
+            }
             Error::Refused { .. } | Error::Schedule { .. } => Problem::new(StatusCode::CONFLICT, detail),
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { pending } => Problem {
@@ -162,8 +174,36 @@ impl From<BytesRejection> for Problem {
 
 impl From<QueryRejection> for Problem {
     fn from(rejection: QueryRejection) -> Problem {
-        Problem::bad_request(rejection.body_text())
+        Problem::bad_request(of_query(&rejection.body_text()))
     }
+}
+
+/// What is wrong with a query, in our words: axum's are its parser's, after the parameter's name.
+fn of_query(said: &str) -> String {
+    let said = said.strip_prefix("Failed to deserialize query string: ").unwrap_or(said);
+    let named = |what: &str| said.split_once(what).and_then(|(_, rest)| rest.split_once('`'));
+    if let Some((name, rest)) = named("unknown field `") {
+        let known = rest.trim_start_matches(", expected ").trim_start_matches("one of ");
+        return format!("there is no query parameter `{name}`; there is {known}");
+    }
+    if let Some((name, _)) = named("missing field `") {
+        return format!("the query parameter `{name}` is missing");
+    }
+    if let Some((name, _)) = named("duplicate field `") {
+        return format!("the query parameter `{name}` is given more than once");
+    }
+    let Some((name, reason)) = said.split_once(": ") else {
+        return format!("the query cannot be read: {said}");
+    };
+    let is_number = ["invalid digit", "cannot parse integer", "number too"];
+    let wants = if is_number.iter().any(|start| reason.starts_with(start)) {
+        "must be a whole number that fits"
+    } else if reason.contains("`true` or `false`") {
+        "must be `true` or `false`"
+    } else {
+        return format!("the query parameter `{name}` cannot be read: {reason}");
+    };
+    format!("the query parameter `{name}` {wants}")
 }
 
 impl From<PathRejection> for Problem {
@@ -178,4 +218,33 @@ pub(super) async fn no_route(uri: Uri) -> Problem {
 
 pub(super) async fn no_method(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take {method}", uri.path()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::extract::Query;
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only what cannot be read is looked at")]
+    struct Asked {
+        limit: Option<i64>,
+        all: Option<bool>,
+    }
+
+    #[test]
+    fn a_query_that_cannot_be_read_is_told_in_our_words() {
+        for (query, said) in [
+            ("limit=many", "the query parameter `limit` must be a whole number that fits"),
+            ("limit=", "the query parameter `limit` must be a whole number that fits"),
+            ("all=yes", "the query parameter `all` must be `true` or `false`"),
+            ("limit=1&limit=2", "the query parameter `limit` is given more than once"),
+            ("limits=1", "there is no query parameter `limits`; there is `limit` or `all`"),
+        ] {
+            let uri: Uri = format!("/x?{query}").parse().unwrap();
+            let refused = Query::<Asked>::try_from_uri(&uri).unwrap_err();
+            assert_eq!(Problem::from(refused).to_string(), said, "{query}");
+        }
+    }
 }

@@ -37,6 +37,11 @@ pub enum Unsigned {
          nothing on the way changes the body"
     )]
     Forged,
+    #[error(
+        "the header `X-Telegram-Bot-Api-Secret-Token` is missing or is none of messenger.telegram.webhook_secrets; give \
+         setWebhook one of them as its secret_token"
+    )]
+    Secret,
 }
 
 /// Slack's `v0`: `X-Slack-Signature` over `v0:TIMESTAMP:BODY`.
@@ -126,9 +131,9 @@ pub fn webhook_key(secret: &SecretString) -> Option<Vec<u8>> {
 /// # Errors
 /// [`Unsigned`].
 pub fn telegram(secrets: &[SecretString], headers: &HeaderMap) -> Result<(), Unsigned> {
-    let given = text(headers, "x-telegram-bot-api-secret-token")?;
+    let given = text(headers, "x-telegram-bot-api-secret-token").map_err(|_| Unsigned::Secret)?;
     let is = |secret: &SecretString| bool::from(secret.expose_secret().as_bytes().ct_eq(given.as_bytes()));
-    if secrets.iter().any(is) { Ok(()) } else { Err(Unsigned::Forged) }
+    if secrets.iter().any(is) { Ok(()) } else { Err(Unsigned::Secret) }
 }
 
 fn text<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<&'h str, Unsigned> {
@@ -241,7 +246,7 @@ mod tests {
         assert_eq!(telegram(&tokens, &given("old-token")), Ok(()));
         assert_eq!(telegram(&tokens, &given("new-token")), Ok(()));
         for wrong in ["", "new-toke", "new-token-", "NEW-TOKEN"] {
-            assert_eq!(telegram(&tokens, &given(wrong)), Err(Unsigned::Forged), "{wrong:?}");
+            assert_eq!(telegram(&tokens, &given(wrong)), Err(Unsigned::Secret), "{wrong:?}");
         }
         assert!(telegram(&tokens, &HeaderMap::new()).is_err());
         assert!(telegram(&[], &given("new-token")).is_err());

@@ -27,7 +27,8 @@ const SAMPLES_REST: Duration = Duration::from_secs(90);
 pub(super) struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
-    /// Where the data is kept [default: ~/.local/share/wakeful/dev].
+    /// Where the data is kept [default: $XDG_DATA_HOME/wakeful/dev, or ~/.local/share/wakeful/dev; a directory in
+    /// /var/tmp where root's Postgres, which runs as another user, cannot get to that].
     #[arg(long, value_name = "DIR", global = true)]
     data_dir: Option<PathBuf>,
     /// The address of the HTTP interface [default: 127.0.0.1:7070].
@@ -61,16 +62,23 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
         return Err(Usage("`wakeful dev url`, `stop` and `reset` take --data-dir only".to_owned()).into());
     }
     match verb {
-        Verb::Url => url(home).await,
+        Verb::Url => url(home, &place(&args)).await,
         Verb::Stop => stop(home).await,
-        Verb::Reset => reset(home).await,
+        Verb::Reset => reset(home, &place(&args)).await,
     }
 }
 
-async fn url(home: Home) -> anyhow::Result<Exit> {
+async fn url(home: Home, place: &str) -> anyhow::Result<Exit> {
     let dir = home.dir().to_owned();
     let Some(cluster) = spawn_blocking(move || Cluster::running(&dir)).await?? else {
-        eprintln!("wakeful: nothing runs in {}: start `wakeful dev` first", home.dir().display());
+        let shown = home.dir().display();
+        match home.holder()? {
+            Some(_) => eprintln!(
+                "wakeful: `wakeful dev` runs in {shown}, and no Postgres of its own answers there. Unless it is starting, or was \
+                 given a DATABASE_URL, stop it with `wakeful dev{place} stop` and start it again"
+            ),
+            None => eprintln!("wakeful: nothing runs in {shown}: start `wakeful dev{place}` first"),
+        }
         return Ok(Exit::Unavailable);
     };
     println!("{}", cluster.url(DATABASE));
@@ -86,11 +94,11 @@ async fn stop(home: Home) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-async fn reset(home: Home) -> anyhow::Result<Exit> {
+async fn reset(home: Home, place: &str) -> anyhow::Result<Exit> {
     if given_url(&home)?.is_some() {
         return Err(Usage(not_ours("reset")).into());
     }
-    let Some(lock) = home.lock()? else { return occupied(&home) };
+    let Some(lock) = home.lock()? else { return occupied(&home, place) };
     let shown = home.dir().display().to_string();
     spawn_blocking(move || home.empty(&lock)).await??;
     eprintln!("emptied {shown}");
@@ -102,7 +110,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
     if args.fresh && given.is_some() {
         return Err(Usage(not_ours("--fresh")).into());
     }
-    let Some(mut lock) = home.lock()? else { return occupied(&home) };
+    let Some(mut lock) = home.lock()? else { return occupied(&home, &place(&args)) };
     config.server.listen = args.listen.unwrap_or(config.server.listen);
     let listener = serve::bind(config.server.listen).await?;
     let listen = listener.local_addr()?;
@@ -273,12 +281,16 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
     .await?;
     let shown_path =
         |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let mail = match (&ctx.config.email.maildir, &ctx.config.email.smtp) {
+        (None, Some(smtp)) => format!("by SMTP to {}:{}", smtp.host, smtp.port),
+        (maildir, _) => shown_path(maildir),
+    };
     let banner = Banner {
         listen,
         home,
         model: agent.as_ref().ok().map(|agent| agent.model.as_str()),
         given_database: given,
-        maildir: &shown_path(&ctx.config.email.maildir),
+        mail: &mail,
         workspaces: &shown_path(&ctx.config.workspace.dir),
         guarded: ctx.config.server.token.is_some(),
         program: &std::env::args().next().unwrap_or_else(|| "wakeful".to_owned()),
@@ -316,10 +328,10 @@ fn not_ours(what: &str) -> String {
     format!("DATABASE_URL is set, and {what} never empties a database that is not dev's own: unset it")
 }
 
-fn occupied(home: &Home) -> anyhow::Result<Exit> {
+fn occupied(home: &Home, place: &str) -> anyhow::Result<Exit> {
     let pid = home.holder()?.map(|pid| format!(" (process {pid})")).unwrap_or_default();
     eprintln!(
-        "wakeful: `wakeful dev` runs in {} already{pid}: `wakeful dev stop` ends it, --data-dir chooses another place",
+        "wakeful: `wakeful dev` runs in {} already{pid}: `wakeful dev{place} stop` ends it, --data-dir chooses another place",
         home.dir().display()
     );
     Ok(Exit::Conflict)

@@ -112,10 +112,15 @@ pub(crate) fn main(app: App) -> ExitCode {
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
         }
     };
+    // These two have a database of their own, which doctor is not told of.
+    let doctor_helps = !matches!(cli.command, Command::Dev(_) | Command::Demo);
     match run(app, cli) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("wakeful: {}", printable::printable_lines(&format!("{error:#}")));
+            eprintln!("wakeful: {}", printable::printable_lines(&causes(&error)));
+            if doctor_helps && is_of_database(&error) {
+                eprintln!("wakeful: `wakeful doctor` says more");
+            }
             exit_of(&error).into()
         }
     }
@@ -158,6 +163,25 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     drop(telemetry);
     exit
+}
+
+/// The error and its causes, each once: many an error ends with its cause's text.
+fn causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+fn is_of_database(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        matches!(cause.downcast_ref::<wakeful_store::Error>(), Some(wakeful_store::Error::Database(_)))
+    })
 }
 
 /// The exit status that a failure stands for.

@@ -65,7 +65,9 @@ enum Verb {
     },
 }
 
-pub(super) async fn run(app: &App, config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
+    // What it makes and fires runs there, with dev's agent and model.
+    super::dev::adopt(&mut config, app)?;
     let store = super::open_store(&config, "wakeful schedule").await?;
     let output = Output::new(&args.output);
     let ran = steer(app, &config, &store, &output, args.verb).await;

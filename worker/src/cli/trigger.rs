@@ -36,7 +36,8 @@ pub(super) struct Args {
     /// A file with the server's token; without it WAKEFUL_TOKEN or [server] token.
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
-    /// Wait until the session that it woke rests, and print what it said.
+    /// Wait until the session that it woke rests, and print what it said. Not with Slack or Telegram, which are told of no
+    /// session.
     #[arg(long, global = true)]
     wait: bool,
     #[command(subcommand)]
@@ -88,6 +89,16 @@ enum Verb {
 
 pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let client = client(&config, &args)?;
+    if let Verb::Message { via: via @ (Via::Slack | Via::Telegram), .. } = &args.verb
+        && args.wait
+    {
+        let name = if *via == Via::Slack { "slack" } else { "telegram" };
+        let text = format!(
+            "--wait does not go with --via {name}: the server names no session there; `wakeful session list --trigger message` \
+             shows what it woke"
+        );
+        return Err(Usage(text).into());
+    }
     let now = chrono::Utc::now().timestamp();
     let trigger = trigger(&config, args.verb, now)?;
     let request = trigger.request(now).map_err(|bad| Usage(bad.to_string()))?;
@@ -115,6 +126,13 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
             Ok(one) => rested.push(one),
             Err(failed) => return Ok(told(&failed, Proof::Token)),
         }
+    }
+    for one in rested.iter().filter(|one| !one.silenced.is_empty()) {
+        eprintln!(
+            "wakeful: what session {} says is not sent: {}; `wakeful session why` says what to do",
+            printable(&one.session_id),
+            printable(&one.silenced.join("; "))
+        );
     }
     let body = json!({"answer": taken.body, "sessions": rested});
     output.one(&body, || rested.iter().map(|one| format!("{}\n", printable_lines(&one.reply))).collect())?;

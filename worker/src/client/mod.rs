@@ -52,6 +52,9 @@ pub struct Rested {
     /// The last words of the run: what it said, or asks.
     pub reply: String,
     pub error: Option<String>,
+    /// Why nothing that it says is sent, where that is so: its mails look like a loop.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub silenced: Vec<String>,
 }
 
 impl Client {
@@ -198,6 +201,12 @@ fn rested(session_id: &str, status: &str, session: &Value) -> Rested {
         status: status.to_owned(),
         reply: reply.unwrap_or_default().to_owned(),
         error: session["error"].as_str().map(str::to_owned),
+        silenced: session["policy"]["loop_suspicion"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|reason| reason.as_str().map(str::to_owned))
+            .collect(),
     }
 }
 
@@ -237,5 +246,8 @@ mod tests {
         assert_eq!(rested("s", "completed", &session).reply, "Hello.");
         let asks = json!({"question": "Which?", "messages": session["messages"]});
         assert_eq!(rested("s", "waiting_input", &asks).reply, "Which?");
+        assert!(rested("s", "completed", &asks).silenced.is_empty());
+        let silenced = json!({"policy": {"loop_suspicion": ["a loop"]}});
+        assert_eq!(rested("s", "completed", &silenced).silenced, ["a loop"]);
     }
 }

@@ -95,7 +95,8 @@ impl Lines {
 }
 
 /// Variables with the prefix that are no settings of their own.
-const RESERVED: [&str; 6] = ["CONFIG", "URL", "INTERNAL_TOKEN", "LOG", "LOG_FORMAT", "MUTANT"];
+const RESERVED: [&str; 7] =
+    ["CONFIG", "URL", "INTERNAL_TOKEN", "TRIGGER_SECRET", "LOG", "LOG_FORMAT", "MUTANT"];
 
 /// Variables that others named, and the setting each one is. Those that hold a secret have a `_FILE` twin.
 const OWN_NAMES: [(&str, &[&str]); 10] = [

@@ -17,7 +17,8 @@ pub struct Banner<'a> {
     pub model: Option<&'a str>,
     /// The database is that of `DATABASE_URL`, and not our own.
     pub given_database: bool,
-    pub maildir: &'a str,
+    /// Where mail goes: a directory, or a server.
+    pub mail: &'a str,
     pub workspaces: &'a str,
     /// Requests need a bearer token.
     pub guarded: bool,
@@ -55,7 +56,7 @@ impl fmt::Display for Banner<'_> {
             )?;
             row(f, "Data", &self.home.dir().display().to_string())?;
         }
-        row(f, "Mail", self.maildir)?;
+        row(f, "Mail", self.mail)?;
         row(f, "Workspaces", self.workspaces)?;
         row(f, "Log", &self.home.log().display().to_string())?;
         self.samples(f)?;

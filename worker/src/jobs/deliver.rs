@@ -51,7 +51,13 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
         let given_back = match after {
             None => {
                 let delay = queue::delay(job.stuck, None);
-                warn!(error, delay_ms = delay.as_millis() as u64, "Delivering failed; trying again later");
+                warn!(
+                    conversation.id = %job.conversation_id,
+                    channel,
+                    error,
+                    delay_ms = delay.as_millis() as u64,
+                    "Delivering failed; trying again later"
+                );
                 ctx.store.retry_later(&job.lease, delay, &error).await
             }
             Some(after) => {
@@ -236,7 +242,12 @@ async fn next(
     }
     let mut before = if claimed.maybe_sent { Before::MaybeSent } else { Before::Unsent };
     let Some(channel) = ctx.channels.get(channel_name) else {
-        let error = format!("no channel named {channel_name:?} is configured on this worker");
+        let section = match channel_name {
+            "email" => "[email]".to_owned(),
+            messenger => format!("[messenger.{messenger}]"),
+        };
+        let error =
+            format!("this worker has no channel {channel_name:?}: configure {section} on one of the workers");
         // Another worker may have it.
         return match (given_up, before) {
             (None, _) => again(error, before),

@@ -273,10 +273,11 @@ fn troubles(troubles: &Troubles, report: &mut Report) {
     let all: i64 = troubles.sessions.iter().map(|(_, count)| count).sum();
     let scope = if all >= NEWEST_SESSIONS { format!("the newest {all}") } else { all.to_string() };
     let (failed, attention) = (count("failed"), count("needs_attention"));
+    // Replays and imports are counted, and listed only so.
     let look = match (failed, attention) {
         (0, 0) => "",
-        (_, 0) => ": wakeful session list --status failed",
-        (_, _) => ": wakeful session list --status needs_attention",
+        (_, 0) => ": wakeful session list --all --status failed",
+        (_, _) => ": wakeful session list --all --status needs_attention",
     };
     report.ok("sessions", format!("{scope}, of them {failed} failed and {attention} need attention{look}"));
     if let Some(session) = &troubles.uncertain_call_session {

@@ -127,19 +127,20 @@ pub(super) async fn from_database(store: &Store, output: &Output, args: &Args) -
 }
 
 pub(super) async fn from_server(output: &Output, args: &Args, server: &str) -> anyhow::Result<Exit> {
-    let token = token()?;
+    let token = token(server)?;
     let url = url(server, args)?;
     let client = reqwest::Client::builder().connect_timeout(super::super::CONNECT).build()?;
     let response = client.get(url).header(crate::api::INTERNAL_TOKEN, token).send().await;
     let response = match response {
         Ok(response) => response,
         Err(error) => {
-            eprintln!("wakeful: {}", printable(&format!("{:#}", anyhow::Error::from(error.without_url()))));
+            let error = format!("{:#}", anyhow::Error::from(error.without_url()));
+            eprintln!("wakeful: {}{}", printable(&error), of_environment(server));
             return Ok(Exit::Unavailable);
         }
     };
     if !response.status().is_success() {
-        return Ok(refused(&args.id, response).await);
+        return Ok(refused(&args.id, server, response).await);
     }
     let target = Target::of(args)?;
     let mut written = Written::new(args, &target)?;
@@ -177,26 +178,33 @@ fn url(server: &str, args: &Args) -> anyhow::Result<reqwest::Url> {
     Ok(url)
 }
 
+/// Why a server is asked by a command that names none.
+fn of_environment(server: &str) -> &'static str {
+    let set = std::env::var("WAKEFUL_URL").is_ok_and(|url| url == server);
+    if set { " (a server is asked because WAKEFUL_URL is set; unset it to read the database)" } else { "" }
+}
+
 /// Never an argument: those are seen by everybody on the machine.
-fn token() -> anyhow::Result<String> {
+fn token(server: &str) -> anyhow::Result<String> {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let token = match (set("WAKEFUL_INTERNAL_TOKEN"), set("WAKEFUL_INTERNAL_TOKEN_FILE")) {
         (Some(token), _) => token,
         (None, Some(file)) => std::fs::read_to_string(&file).with_context(|| file.clone())?,
         (None, None) => {
             let text = "an export from a server needs a token: set WAKEFUL_INTERNAL_TOKEN";
-            return Err(Usage(text.to_owned()).into());
+            return Err(Usage(format!("{text}{}", of_environment(server))).into());
         }
     };
     Ok(token.trim().to_owned())
 }
 
 /// Says what the server says.
-async fn refused(id: &str, response: reqwest::Response) -> Exit {
+async fn refused(id: &str, server: &str, response: reqwest::Response) -> Exit {
     let status = response.status();
     let body: serde_json::Value = response.json().await.unwrap_or_default();
     let detail = body["detail"].as_str().unwrap_or("no reason was given");
-    eprintln!("wakeful: session {}: the server says {status}: {}", printable(id), printable(detail));
+    let because = of_environment(server);
+    eprintln!("wakeful: session {}: the server says {status}: {}{because}", printable(id), printable(detail));
     match status.as_u16() {
         401 | 403 => Exit::Auth,
         404 => Exit::NotFound,

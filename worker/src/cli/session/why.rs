@@ -73,13 +73,14 @@ fn text(standing: &Standing, findings: &[Finding], output: &Output) -> String {
 
 /// Why its replies go nowhere.
 fn cut_off(reason: String) -> Finding {
-    Finding {
-        why: format!("Nothing that it says is sent: {reason}."),
-        remedy: Some(
-            "Read who writes to it (`GET /v1/mails`). For a person, raise email.loop_limit, and answer this one by hand."
-                .to_owned(),
-        ),
-    }
+    // Both have numbers of their own, and only one of them is a setting's.
+    let remedy = if reason.contains("email.loop_limit") {
+        "Read who writes to it (`GET /v1/mails`). For a person, raise email.loop_limit, and answer this one by hand."
+    } else {
+        "Read who writes to it (`GET /v1/mails`): what sends one text again and again is most likely a machine, and no \
+         setting is in its way. For a person, answer this one by hand: a mail with another text is answered again."
+    };
+    Finding { why: format!("Nothing that it says is sent: {reason}."), remedy: Some(remedy.to_owned()) }
 }
 
 /// Why the session is where it is: the reason first, then what else is open.
@@ -126,6 +127,18 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                  the run:\nwakeful session cancel {id}"
             )),
         ),
+        // Only its own command goes on with it: a retry is refused.
+        Some(SessionStatus::Failed) if session.trigger_type == "replay" => {
+            let (error, remedy) = error_of(standing);
+            let mend = remedy.map(|remedy| format!("{remedy}. ")).unwrap_or_default();
+            find(
+                format!("It is a replay, and its run failed: {error}."),
+                Some(format!(
+                    "{mend}Run the replay command again, which begins another one; or put this one away:\n\
+                     wakeful session archive {id}"
+                )),
+            );
+        }
         Some(SessionStatus::Failed) if session.error.as_deref() == Some("cancelled") => {
             find(
                 "Its run was cancelled.".to_owned(),
