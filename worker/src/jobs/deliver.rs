@@ -242,12 +242,14 @@ async fn next(
     }
     let mut before = if claimed.maybe_sent { Before::MaybeSent } else { Before::Unsent };
     let Some(channel) = ctx.channels.get(channel_name) else {
-        let section = match channel_name {
-            "email" => "[email]".to_owned(),
-            messenger => format!("[messenger.{messenger}]"),
+        let remedy = match channel_name {
+            "email" => "configure a way out for mail ([email]) on one of the workers".to_owned(),
+            "slack" | "telegram" | "webhook" => {
+                format!("configure [messenger.{channel_name}] on one of the workers")
+            }
+            _ => "start a worker that registers it by `App::channel`".to_owned(),
         };
-        let error =
-            format!("this worker has no channel {channel_name:?}: configure {section} on one of the workers");
+        let error = format!("this worker has no channel {channel_name:?}: {remedy}");
         // Another worker may have it.
         return match (given_up, before) {
             (None, _) => again(error, before),
