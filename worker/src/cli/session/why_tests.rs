@@ -2,6 +2,7 @@ use super::*;
 use chrono::Utc;
 use wakeful_store::session::SessionSummary;
 use wakeful_store::standing::{Holder, OpenCall};
+use wakeful_workflow::mail::policy::Exchange;
 use wakeful_workflow::session::{DebugMeta, Totals};
 use wakeful_workflow::trigger::TriggerSource;
 
@@ -260,4 +261,26 @@ fn delivery(status: &str) -> Delivery {
         content: None,
         ordinal: 1,
     }
+}
+
+#[test]
+fn a_failed_replay_is_not_told_to_be_retried() {
+    let mut replay = standing("failed");
+    replay.session.trigger_type = "replay".into();
+    replay.session.error = Some("no such model. Remedy: configure it.".into());
+    let findings = explain(&replay, AROUND);
+    let remedy = findings[0].remedy.clone().unwrap();
+    assert!(!remedy.contains("session retry"), "{remedy}");
+    assert!(remedy.starts_with("Configure it. Run the replay command again"), "{remedy}");
+}
+
+#[test]
+fn a_repeated_text_has_another_remedy_than_too_many_mails() {
+    let many = Exchange { mails: 10, same_body: 3 };
+    let reasons = wakeful_workflow::mail::policy::loop_suspicion(many, 10);
+    let says: Vec<bool> = reasons
+        .into_iter()
+        .map(|reason| cut_off(reason).remedy.unwrap().contains("raise email.loop_limit"))
+        .collect();
+    assert_eq!(says, [true, false]);
 }
