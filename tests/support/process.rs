@@ -222,14 +222,15 @@ impl Process {
         status
     }
 
-    /// The same without holding up the test's runtime.
+    /// The same without holding up the test's runtime, and not for ever: a process that was to end by itself says in its log
+    /// what it did in its place.
     pub async fn ended(mut self) -> (ExitStatus, Process) {
-        tokio::task::spawn_blocking(move || {
-            let status = self.wait();
-            (status, self)
-        })
-        .await
-        .expect("waiting does not panic")
+        let began = Instant::now();
+        while !self.has_ended() {
+            assert!(began.elapsed() < 2 * super::PATIENCE, "it does not end:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        (self.wait(), self)
     }
 }
 
