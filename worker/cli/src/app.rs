@@ -161,17 +161,3 @@ impl App {
         own.fold(crate::api::router(Arc::clone(ctx)), axum::Router::merge)
     }
 }
-
-/// The name of this machine.
-pub(crate) fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
-}
-
-/// The host's beginning, the process, and a random end: a pid alone comes back after a restart.
-fn worker_id(host: &str) -> Arc<str> {
-    let host: String = host.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
-    let random = wakeful_store::new_id("w");
-    Arc::from(format!("{host}-{}-{}", std::process::id(), &random[random.len() - 6..]))
-}

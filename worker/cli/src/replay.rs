@@ -94,7 +94,7 @@ impl Request {
     }
 }
 
-/// Runs a replay to its end, or until `ctx.draining` fires. One that was cut off goes on where it stood, unless it is to be
+/// Runs a replay to its end, or until `ctx.shutdown.draining` fires. One that was cut off goes on where it stood, unless it is to be
 /// `fresh`.
 ///
 /// # Errors
@@ -123,8 +123,8 @@ pub async fn run(
     if let Some(seconds) = ctx.store.held_for_s(&session_id).await? {
         observer.waits(&session_id, seconds);
     }
-    ctx.notifier.job();
-    let stop = ctx.draining.child_token();
+    ctx.bus.notifier.job();
+    let stop = ctx.shutdown.draining.child_token();
     let pool = tokio::spawn(pool::run_steps(Arc::clone(ctx), runner.into(), stop.clone()));
     // Whoever drops this ends its pool as well.
     let guard = stop.clone().drop_guard();
@@ -203,7 +203,7 @@ async fn drive(
     observer: &dyn Observer,
     stop: &CancellationToken,
 ) -> anyhow::Result<End> {
-    let mut news = ctx.news.sessions();
+    let mut news = ctx.bus.news.sessions();
     let session = ctx.store.hydrate(session_id).await?;
     let Some(source) = ctx.recordings.of(ctx, &session).await? else {
         anyhow::bail!("session {session_id} replays nothing");
@@ -223,7 +223,7 @@ async fn drive(
                 match replay::next_input(&session, &source.rules, &source.recording) {
                     Some(input) => {
                         give(ctx, session_id, &input).await?;
-                        ctx.notifier.job();
+                        ctx.bus.notifier.job();
                         continue;
                     }
                     None => return Ok(End::Over),

@@ -40,7 +40,7 @@ pub async fn bind(listen: SocketAddr) -> Result<TcpListener, CannotListen> {
     TcpListener::bind(listen).await.map_err(|source| CannotListen { listen, source })
 }
 
-/// Plays `roles` until a signal (SIGTERM, SIGINT) or `ctx.draining`; then readiness ends, steps in hand end or are
+/// Plays `roles` until a signal (SIGTERM, SIGINT) or `ctx.shutdown.draining`; then readiness ends, steps in hand end or are
 /// given back, and connections close.
 ///
 /// # Errors
@@ -58,17 +58,17 @@ pub async fn run(
         let works = roles.contains(&Role::Worker);
         info!(listen = %listener.local_addr()?, "Listening");
         let stopped = async move {
-            ctx.draining.cancelled().await;
+            ctx.shutdown.draining.cancelled().await;
             // The workers go first: a client sees its step end before its stream does.
-            if works { ctx.abort.cancelled().await } else { ctx.abort.cancel() }
+            if works { ctx.shutdown.abort.cancelled().await } else { ctx.shutdown.abort.cancel() }
         };
         axum::serve(listener, router).with_graceful_shutdown(stopped).await.context("the HTTP server failed")
     };
     let worker = async {
         if roles.contains(&Role::Worker) {
-            info!(worker.id = %ctx.worker_id, concurrency = ctx.config.queue.concurrency, "Working");
-            let ran = pool::run(Arc::clone(&ctx), ctx.news.clone()).await;
-            ctx.abort.cancel();
+            info!(worker.id = %ctx.identity.worker_id, concurrency = ctx.config.queue.concurrency, "Working");
+            let ran = pool::run(Arc::clone(&ctx), ctx.bus.news.clone()).await;
+            ctx.shutdown.abort.cancel();
             ran
         } else {
             Ok(())
@@ -99,11 +99,11 @@ pub(crate) async fn drain_on_signal(ctx: Arc<Ctx>) {
         _ = interrupt.recv() => {}
     }
     info!("Draining: no new work is begun");
-    ctx.draining.cancel();
+    ctx.shutdown.draining.cancel();
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     info!("A second signal: giving back what is in hand");
-    ctx.abort.cancel();
+    ctx.shutdown.abort.cancel();
 }

@@ -1,8 +1,8 @@
 //! What a schedule is made of, from a configuration, a request or a command line, and what its firings are made of.
 
-use crate::config::{AgentError, Config, DEFAULT_AGENT, cron};
-use crate::origin::{self, CannotBegin};
-use crate::tool::registry::Registry;
+use wakeful_config::{AgentError, Config, DEFAULT_AGENT, cron};
+use wakeful_engine::origin::{self, CannotBegin};
+use wakeful_engine::tool::registry::Registry;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const PROMPT_BYTES: usize = 64 << 10;
 /// A definition as somebody writes it, or what is to be another in one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Asked {
+pub struct Asked {
     /// Letters, digits, - and _, at most 64.
     #[arg(skip)]
     #[serde(default)]
@@ -62,7 +62,7 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// `before`, with what is asked for in its place.
-    pub(crate) fn over(self, before: &Definition) -> Asked {
+    pub fn over(self, before: &Definition) -> Asked {
         let conversation = before.conversation_id.split_once('/').map(|(_, id)| id.to_owned());
         Asked {
             name: before.name.clone(),
@@ -99,7 +99,7 @@ fn overlap_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Overlap>
 }
 
 /// `mail_to`: a list of texts. That they are addresses is for whoever reads them.
-pub(in crate::channel) fn addresses<'de, D: Deserializer<'de>>(
+pub fn addresses<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Vec<String>>, D::Error> {
     given(from, "mail_to", "must be a list of mail addresses, such as [\"ann@example.org\"]", |value| {
@@ -123,7 +123,7 @@ fn given<'de, D: Deserializer<'de>, T>(
 }
 
 /// A value for a message: not too long a one.
-pub(in crate::channel) fn shown(value: &Value) -> String {
+pub fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 {
         text
@@ -136,7 +136,7 @@ pub(in crate::channel) fn shown(value: &Value) -> String {
 ///
 /// # Errors
 /// What is wrong with it, in words.
-pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
+pub fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
     if !cron::is_name(&asked.name) {
         return Err(format!("`name` is {:?}: it {}", asked.name, cron::NAME_RULE));
     }
@@ -169,7 +169,7 @@ pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> 
     }
     let conversation = asked.conversation_id.unwrap_or_else(|| conversation_of(&asked.name));
     Ok(Definition {
-        conversation_id: crate::api::stored_conversation_id(&conversation)
+        conversation_id: wakeful_workflow::id::stored_conversation_id(&conversation)
             .map_err(|problem| problem.to_string())?,
         name: asked.name,
         cron,
@@ -192,7 +192,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
         agent: schedule.agent.clone(),
         conversation_id: format!(
             "{}/{}",
-            crate::api::DEFAULT_SPACE,
+            wakeful_workflow::id::DEFAULT_SPACE,
             schedule.conversation.clone().unwrap_or_else(|| conversation_of(name))
         ),
         prompt: schedule.prompt.clone(),
@@ -208,7 +208,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
 ///
 /// # Errors
 /// When this process has no such agent.
-pub(crate) fn session_of(
+pub fn session_of(
     config: &Config,
     tools: &Registry,
     schedule: &Schedule,
@@ -219,7 +219,7 @@ pub(crate) fn session_of(
 }
 
 /// The policy of a session whose replies are mailed to these addresses, if there are any: a first mail, which answers none.
-pub(crate) fn mailing(config: &Config, mail_to: &[String], subject: &str) -> SessionPolicy {
+pub fn mailing(config: &Config, mail_to: &[String], subject: &str) -> SessionPolicy {
     if mail_to.is_empty() {
         return SessionPolicy::default();
     }

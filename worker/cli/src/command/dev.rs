@@ -131,17 +131,17 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
     let serving = async {
         let served = serve::run(&app, Arc::clone(&ctx), &Role::ALL, Some(listener)).await;
         // However it ended, there is nothing more to show.
-        ctx.draining.cancel();
+        ctx.shutdown.draining.cancel();
         served
     };
     let showing = async {
         let shown = tokio::select! {
             shown = show(&ctx, listen, &args, &home, given.is_some()) => shown.map(Some),
-            () = ctx.draining.cancelled() => Ok(None),
+            () = ctx.shutdown.draining.cancelled() => Ok(None),
         };
         screen.open.store(!args.once, Ordering::Relaxed);
         if args.once || shown.is_err() {
-            ctx.draining.cancel();
+            ctx.shutdown.draining.cancel();
         }
         shown
     };

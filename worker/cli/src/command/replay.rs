@@ -162,8 +162,8 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
     };
     signals.abort();
     // No step is in hand: whoever listens goes home.
-    ctx.draining.cancel();
-    ctx.abort.cancel();
+    ctx.shutdown.draining.cancel();
+    ctx.shutdown.abort.cancel();
     ctx.store.close().await;
     until_reader_goes(ran)
 }

@@ -7,10 +7,11 @@ mod text;
 pub(super) use send::Slack;
 
 use super::{Incoming, ignored, parsed, received, take, unsigned};
-use crate::api::Problem;
-use crate::channel::signed;
-use crate::config::messenger::Answers;
-use crate::{Ctx, api};
+use wakeful_http::problem::Problem;
+use crate::signed;
+use wakeful_config::messenger::Answers;
+use wakeful_engine::ctx::Ctx;
+use crate::api;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

@@ -6,9 +6,10 @@ mod update;
 pub(super) use send::Telegram;
 
 use super::{Incoming, ignored, parsed, received, take, unsigned};
-use crate::Ctx;
-use crate::api::{Problem, stored_conversation_id};
-use crate::channel::signed;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use wakeful_workflow::id::stored_conversation_id;
+use crate::signed;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
@@ -76,7 +77,7 @@ async fn turn_away(
     let stored = stored_conversation_id(conversation_id)?;
     for word in outgoing(route, NAME, NOT_TAKEN) {
         if ctx.store.turn_away(&stored, NAME, &word.content).await? {
-            ctx.notifier.job();
+            ctx.bus.notifier.job();
         }
     }
     warn!(error = %full, conversation_id, "A message from Telegram was not taken, and its sender is told");
