@@ -1,7 +1,8 @@
 //! A running process: the roles it plays, the signal that ends it, and the order in which it ends.
 
-use crate::jobs::pool;
-use crate::{App, Ctx, channel};
+use wakeful_engine::jobs::pool;
+use crate::App;
+use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ pub async fn run(
     let signals = tokio::spawn(drain_on_signal(Arc::clone(&ctx)));
     let api = async {
         let Some(listener) = listener else { return anyhow::Ok(()) };
-        let (router, ctx) = (app.router(&ctx), Arc::clone(&ctx));
+        let (router, ctx) = (app.router(&ctx)?, Arc::clone(&ctx));
         let works = roles.contains(&Role::Worker);
         info!(listen = %listener.local_addr()?, "Listening");
         let stopped = async move {
@@ -75,9 +76,9 @@ pub async fn run(
         }
     };
     let listeners =
-        async { if roles.contains(&Role::Api) { channel::listen(Arc::clone(&ctx)).await } else { Ok(()) } };
+        async { if roles.contains(&Role::Api) { wakeful_channels::listen(Arc::clone(&ctx)).await } else { Ok(()) } };
     let scheduler = async {
-        if roles.contains(&Role::Scheduler) { channel::cron::run(Arc::clone(&ctx)).await } else { Ok(()) }
+        if roles.contains(&Role::Scheduler) { wakeful_channels::cron::run(Arc::clone(&ctx)).await } else { Ok(()) }
     };
     let ended = tokio::try_join!(api, worker, listeners, scheduler);
     signals.abort();

@@ -8,9 +8,6 @@ use tracing::error;
 use wakeful_workflow::id::InvalidConversationId;
 use wakeful_workflow::session::SessionStatus;
 
-/// The field that says how many messages wait.
-const PENDING: &str = "pending";
-
 /// An answer that says what was wrong.
 #[derive(Debug)]
 pub struct Problem {
@@ -46,11 +43,6 @@ impl Problem {
     pub fn unavailable(detail: impl Into<String>, retry_after_s: u32) -> Problem {
         let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail);
         Problem { retry_after_s: Some(retry_after_s), ..problem }
-    }
-
-    /// How many messages wait in the session that takes no more. `None`: that is not what is wrong.
-    pub fn pending(&self) -> Option<i64> {
-        self.more.get(PENDING)?.as_i64()
     }
 
     /// The same under another status: webhooks' senders have words of their own for what is refused for good.
@@ -140,7 +132,7 @@ impl From<wakeful_store::Error> for Problem {
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { pending } => Problem {
                 retry_after_s: Some(5),
-                ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).with(PENDING, pending)
+                ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).with("pending", pending)
             },
             Error::Bundle(_) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             // What the database says may quote what it holds: it goes to the log and not to the client.

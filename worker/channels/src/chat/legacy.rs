@@ -144,7 +144,7 @@ impl Cache {
         let Some(url) = settings.redis_url.clone().filter(|_| settings.enabled) else { return Ok(None) };
         // What the crate says of a URL may quote it.
         let client = redis::Client::open(url.expose_secret()).map_err(|_| {
-            Invalid("chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned())
+            wakeful_config::Invalid("chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned())
         })?;
         let (connection, readers) = (tokio::sync::Mutex::new(None), tokio::sync::Semaphore::new(READERS));
         Ok(Some(Cache { settings, client, connection, readers }))

@@ -1,8 +1,10 @@
 //! Chats: a message comes in by HTTP. Where the conversation has no session, what was said before there were sessions may be
 //! in an old cache.
 
+#[cfg_attr(not(feature = "legacy-redis"), allow(dead_code))]
 pub mod legacy;
 mod messages;
+#[cfg_attr(not(feature = "legacy-redis"), allow(dead_code))]
 mod reading;
 
 use axum::Router;

@@ -1,5 +1,6 @@
 //! What a schedule is made of, from a configuration, a request or a command line, and what its firings are made of.
 
+use wakeful_config::address::is_address;
 use wakeful_config::{AgentError, Config, DEFAULT_AGENT, cron};
 use wakeful_engine::origin::{self, CannotBegin};
 use wakeful_engine::tool::registry::Registry;
@@ -15,47 +16,37 @@ use wakeful_workflow::schedule::{Invalid, MISSED_LIMIT, Missed, Overlap, Timing}
 const PROMPT_BYTES: usize = 64 << 10;
 
 /// A definition as somebody writes it, or what is to be another in one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
     /// Letters, digits, - and _, at most 64.
-    #[arg(skip)]
     #[serde(default)]
     pub name: String,
     /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
-    #[arg(long)]
     #[serde(default)]
     pub cron: Option<String>,
     /// The IANA name of the time zone that the pattern is read in.
-    #[arg(long, value_name = "ZONE")]
     #[serde(default)]
     pub time_zone: Option<String>,
     /// The agent, `default` without it.
-    #[arg(long, value_name = "NAME")]
     #[serde(default)]
     pub agent: Option<String>,
     /// The conversation that its sessions stand in, `schedule-NAME` without it.
-    #[arg(long, value_name = "ID")]
     #[serde(default)]
     pub conversation_id: Option<String>,
     /// What the agent is told at each tick.
-    #[arg(long, value_name = "TEXT")]
     #[serde(default)]
     pub prompt: Option<String>,
     /// An address that its replies are mailed to; may be given several times. '' in an edit: none.
-    #[arg(long, value_name = "ADDRESS")]
     #[serde(default, deserialize_with = "addresses")]
     pub mail_to: Option<Vec<String>>,
     /// What becomes of ticks that nobody was there for: skip, one (without it), all.
-    #[arg(long, value_name = "POLICY", value_parser = missed)]
     #[serde(default, deserialize_with = "missed_in_json")]
     pub missed: Option<Missed>,
     /// How many ticks are made good at most, with `all`; 10 without it.
-    #[arg(long, value_name = "N")]
     #[serde(default)]
     pub missed_limit: Option<u32>,
     /// What becomes of a tick while an earlier firing is not through: skip, queue (without it).
-    #[arg(long, value_name = "POLICY", value_parser = overlap)]
     #[serde(default, deserialize_with = "overlap_in_json")]
     pub overlap: Option<Overlap>,
 }
@@ -79,16 +70,10 @@ impl Asked {
     }
 }
 
-const MISSED_RULE: &str = "must be skip, one or all";
-const OVERLAP_RULE: &str = "must be skip or queue";
-
-fn missed(word: &str) -> Result<Missed, &'static str> {
-    Missed::parse(word).ok_or(MISSED_RULE)
-}
-
-fn overlap(word: &str) -> Result<Overlap, &'static str> {
-    Overlap::parse(word).ok_or(OVERLAP_RULE)
-}
+/// The words of `missed`.
+pub const MISSED_RULE: &str = "must be skip, one or all";
+/// The words of `overlap`.
+pub const OVERLAP_RULE: &str = "must be skip or queue";
 
 fn missed_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Missed>, D::Error> {
     given(from, "missed", MISSED_RULE, |value| Missed::parse(value.as_str()?))
@@ -160,7 +145,7 @@ pub fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
         return Err(format!("`prompt` has 1 to {PROMPT_BYTES} bytes and no NUL character"));
     }
     let mail_to = asked.mail_to.unwrap_or_default();
-    if let Some(wrong) = mail_to.iter().find(|address| !cron::is_address(address)) {
+    if let Some(wrong) = mail_to.iter().find(|address| !is_address(address)) {
         return Err(format!("`mail_to` has {wrong:?}: it must be a mail address"));
     }
     let missed_limit = asked.missed_limit.unwrap_or(cron::MISSED_LIMIT);

@@ -8,7 +8,7 @@ use super::compose::compose;
 use super::dkim::Signer;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
 use wakeful_config::mail_out::{self, Security};
-use wakeful_engine::jobs::deliver::SEND;
+use wakeful_engine::channel::SEND;
 use async_trait::async_trait;
 use lettre::address::Envelope;
 use lettre::message::Mailbox;

@@ -8,7 +8,7 @@ use wakeful_http::problem::Problem;
 use wakeful_workflow::id::stored_conversation_id;
 use crate::cron::definition::{addresses, mailing, shown};
 use wakeful_config::DEFAULT_AGENT;
-use wakeful_config::cron::is_address;
+use wakeful_config::address::is_address;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, origin};
 use axum::body::Bytes;

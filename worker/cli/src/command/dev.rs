@@ -1,11 +1,12 @@
 //! `wakeful dev`.
 
 use super::{Exit, Usage};
-use crate::config::{AgentSettings, Config, DEFAULT_AGENT, DEFAULT_DEPLOYMENT, Queue};
+use wakeful_config::{AgentSettings, Config, DEFAULT_AGENT, DEFAULT_DEPLOYMENT, Queue};
 use crate::dev::{Banner, Cluster, Home, Options, Style, samples};
 use crate::serve::{self, Role};
-use crate::telemetry::{self, Format};
-use crate::{App, Ctx};
+use wakeful_engine::telemetry::{self, Format};
+use crate::App;
+use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use secrecy::ExposeSecret as _;
 use std::net::SocketAddr;

@@ -1,7 +1,4 @@
-//! Replays: a session is forked, and the fork runs the same loop again beside its source.
-//!
-//! The fork is an ordinary session, and what works on it is the ordinary step pool, with its queue and its leases, under a
-//! name of its own. So a replay that is killed goes on where it stood, as any run does.
+//! What a replay gets of its source: the messages, at the model calls that they came before, and the recorded answers.
 
 mod recordings;
 

@@ -11,7 +11,6 @@ use wakeful_http::problem::Problem;
 use crate::signed;
 use wakeful_config::messenger::Answers;
 use wakeful_engine::ctx::Ctx;
-use crate::api;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -89,6 +88,6 @@ async fn admit(ctx: Arc<Ctx>, said: Said) -> Result<StatusCode, Problem> {
 async fn is_known(ctx: &Ctx, said: &Said) -> Result<bool, Problem> {
     // It is refused as the message itself would be, when too much comes in.
     let _turn = ctx.intake.enter().await?;
-    let conversation_id = api::stored_conversation_id(&said.conversation_id())?;
+    let conversation_id = wakeful_workflow::id::stored_conversation_id(&said.conversation_id())?;
     Ok(ctx.store.latest_agent(&conversation_id).await?.is_some())
 }

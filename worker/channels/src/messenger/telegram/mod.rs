@@ -6,6 +6,8 @@ mod update;
 pub(super) use send::Telegram;
 
 use super::{Incoming, ignored, parsed, received, take, unsigned};
+use wakeful_engine::ingest::Refused;
+use wakeful_store::Error;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 use wakeful_workflow::id::stored_conversation_id;
@@ -61,7 +63,9 @@ pub(super) async fn receive(
         agent: config.agent.clone(),
     };
     match take(&ctx, incoming).await {
-        Err(full) if full.pending().is_some() => turn_away(&ctx, &conversation_id, &route, &full).await,
+        Err(Refused::Store(full @ Error::InboxFull { .. })) => {
+            turn_away(&ctx, &conversation_id, &route, &full).await
+        }
         taken => received("Telegram", taken),
     }
 }
@@ -71,7 +75,7 @@ async fn turn_away(
     ctx: &Ctx,
     conversation_id: &str,
     route: &ReplyRoute,
-    full: &Problem,
+    full: &Error,
 ) -> Result<StatusCode, Problem> {
     let _turn = ctx.intake.enter().await?;
     let stored = stored_conversation_id(conversation_id)?;

@@ -2,9 +2,9 @@
 
 use super::progress::Unseen;
 use super::{Compared, Wish, replayed};
-use crate::Ctx;
-use crate::cli::output::{Cell, Column, Format, Output, Table, Tone, count, dollars, printable, span};
-use crate::cli::{Exit, Usage};
+use wakeful_engine::ctx::Ctx;
+use crate::command::output::{Cell, Column, Format, Output, Table, Tone, count, dollars, printable, span};
+use crate::command::{Exit, Usage};
 use futures::StreamExt;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
