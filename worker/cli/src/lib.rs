@@ -30,6 +30,39 @@
 //! }
 //! ```
 //!
+//! A program that drives a session itself:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use wakeful::config::Config;
+//! use wakeful::jobs::pool;
+//! use wakeful::runner::{Pause, Runner};
+//!
+//! # async fn example() -> anyhow::Result<()> {
+//! let config = Config::load(None, std::env::vars())?;
+//! let ctx = wakeful::App::new().context(config, "postgres://localhost/wakeful").await?;
+//! // This process works as well. Without it, any `wakeful serve` on the database does.
+//! let pool = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
+//!
+//! let mut runner = Runner::new(Arc::clone(&ctx));
+//! runner.start("A table for tonight, please.", Some("You book tables.")).await?;
+//! loop {
+//!     match runner.consume_until_pause(|entry| println!("{} {}", entry.seq, entry.kind)).await? {
+//!         Pause::WaitingInput { question } => {
+//!             println!("{question}");
+//!             runner.continue_with("For four, at eight.").await?;
+//!         }
+//!         Pause::Completed { result } => break println!("{result}"),
+//!         Pause::Failed { error } => anyhow::bail!(error),
+//!         Pause::NeedsAttention { reason } => anyhow::bail!("an operator has to look: {reason}"),
+//!     }
+//! }
+//! ctx.shutdown.draining.cancel();
+//! pool.await??;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! | to see | read |
 //! |---|---|
 //! | how a program adds tools, models, channels and routes | [`App`], [`tool`], [`model`], [`channel`] |

@@ -6,13 +6,11 @@
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use wakeful::config::Config;
-//! use wakeful::jobs::pool;
-//! use wakeful::runner::{Pause, Runner};
+//! use wakeful_engine::ctx::Ctx;
+//! use wakeful_engine::jobs::pool;
+//! use wakeful_engine::runner::{Pause, Runner};
 //!
-//! # async fn example() -> anyhow::Result<()> {
-//! let config = Config::load(None, std::env::vars())?;
-//! let ctx = wakeful::App::new().context(config, "postgres://localhost/wakeful").await?;
+//! # async fn example(ctx: Arc<Ctx>) -> anyhow::Result<()> {
 //! // This process works as well. Without it, any `wakeful serve` on the database does.
 //! let pool = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
 //!

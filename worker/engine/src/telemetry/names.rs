@@ -8,7 +8,7 @@
 //! A span whose name has a variable part is made with a constant name and the field `otel.name`:
 //!
 //! ```
-//! use wakeful::telemetry::names;
+//! use wakeful_engine::telemetry::names;
 //! let model = "claude-sonnet-5";
 //! let span = tracing::info_span!(
 //!     "chat",
