@@ -1,4 +1,4 @@
-//! Chats: what was said before there were sessions.
+//! Chats that were kept before Wakeful had sessions.
 
 pub mod legacy;
 mod reading;

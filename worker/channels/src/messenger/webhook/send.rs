@@ -1,4 +1,4 @@
-//! Replies are posted to the one address that the configuration names, signed, under their delivery's id.
+//! Posts replies to the one configured address, signed, with the delivery id as `webhook-id`.
 
 use super::super::http;
 use super::super::limits::{Limits, Rate};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The receiver says by itself when it takes no more.
+/// In effect no limit. The receiver answers 429 when it wants less.
 const UNLIMITED: Rate = Rate::per(1, 1000);
 const RECEIVER: &str = "the receiver";
 
@@ -28,10 +28,10 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// `None` where the configuration names no receiver.
+    /// `None` if the configuration sets no `reply_url`.
     pub fn new(config: &messenger::Webhook) -> anyhow::Result<Option<Webhook>> {
         let Some(url) = config.reply_url.clone() else { return Ok(None) };
-        // Through a proxy nobody here would see which address is asked.
+        // A proxy would resolve the name itself, and we could not check the address.
         let mut client = http::client().no_proxy();
         if !config.private_network && !network::names_itself(&url) {
             client = client.dns_resolver(Arc::new(network::Public));
@@ -52,7 +52,7 @@ impl Channel for Webhook {
         NAME
     }
 
-    /// The receiver knows a message by its `webhook-id`.
+    /// The receiver recognises a repeated message by its `webhook-id`.
     fn is_idempotent(&self) -> bool {
         true
     }
@@ -68,7 +68,7 @@ impl Channel for Webhook {
             error: "the webhook's receiver asked to be left alone".to_owned(),
             after,
         })?;
-        // The same bytes in each attempt: nothing in them tells the time.
+        // Every attempt sends the same body, so it contains no time.
         let data = json!({"conversation_id": conversation_id, "text": text, "part": content["part"],
             "parts": content["parts"]});
         let body = json!({"type": "message.reply", "data": data}).to_string();
@@ -92,7 +92,7 @@ impl Channel for Webhook {
         if status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT {
             return Err(match answer.retry_after() {
                 Some(after) => self.throttled(after),
-                // Under its key it may be sent again whatever became of it.
+                // Sending again is safe even if the receiver got it: the `webhook-id` is the same.
                 None => SendError::Later(format!("the webhook's receiver answered {status}")),
             });
         }
