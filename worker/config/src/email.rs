@@ -11,7 +11,7 @@ pub struct Email {
     pub maildir: Option<PathBuf>,
     /// The sender of outgoing mail.
     pub from: Option<String>,
-    /// Mail that was not sent by this age is never sent. `None`: it never grows too old.
+    /// A mail that was not sent by this age is never sent. `None`: no limit.
     pub max_age_s: Option<u64>,
     /// `[email.smtp]`.
     pub smtp: Option<Smtp>,
@@ -22,7 +22,7 @@ pub struct Email {
     pub providers: EmailProviders,
 }
 
-/// Reads it.
+/// Reads the section.
 pub(super) fn read(mut section: Section<'_>) -> Email {
     let smtp_at = section.origin("smtp");
     let email = Email {
