@@ -26,19 +26,19 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Why a webhook is refused. Never says what the right value would have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsigned {
-    #[error("the header `{0}` is missing or is not what it should be; send what the signature is made of")]
+    #[error("the header `{0}` is missing or malformed; the signature needs it")]
     Header(&'static str),
     #[error(
-        "the timestamp is more than {TOLERANCE_S} s away from this machine's clock; send it again, signed anew"
+        "the timestamp is more than {TOLERANCE_S} s away from this machine's clock; sign it again with the current time"
     )]
     Stale,
     #[error(
-        "the signature is not that of this body under any secret that is configured here; check the secret, and that \
+        "no configured secret gives this signature for this body; check the secret, and that \
          nothing on the way changes the body"
     )]
     Forged,
     #[error(
-        "the header `X-Telegram-Bot-Api-Secret-Token` is missing or is none of messenger.telegram.webhook_secrets; give \
+        "the header `X-Telegram-Bot-Api-Secret-Token` is missing or is not one of messenger.telegram.webhook_secrets; give \
          setWebhook one of them as its secret_token"
     )]
     Secret,

@@ -63,7 +63,7 @@ fn legacy(mut section: Section<'_>) -> Legacy {
             match redis {
                 false => Some("must begin with redis:// or rediss://"),
                 true if !cfg!(feature = "legacy-redis") => {
-                    Some("is of no use here: this program was built without the feature legacy-redis")
+                    Some("cannot be used: this program was built without the feature legacy-redis")
                 }
                 true => None,
             }

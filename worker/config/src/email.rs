@@ -38,7 +38,7 @@ pub(super) fn read(mut section: Section<'_>) -> Email {
     };
     if let (Some(at), Some(_)) = (smtp_at, &email.smtp) {
         if email.maildir.is_some() {
-            let text = "email.maildir and email.smtp are both set, and mail goes one way only: remove one";
+            let text = "email.maildir and email.smtp are both set, but mail goes out one way: remove one";
             section.problem(at.clone(), text.to_owned());
         }
         if email.from.is_none() {

@@ -188,7 +188,7 @@ impl<'p> Section<'p> {
         let text = text.map(|(_, text)| text).unwrap_or_default();
         if text.starts_with('[') {
             let text = format!(
-                "{} must be a list, or in a variable secrets with commas between, or in a file one a line (its value is not \
+                "{} must be a list; in a variable, secrets with commas between; in a file, one per line (its value is not \
                  shown)",
                 self.full(key)
             );

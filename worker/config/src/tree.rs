@@ -130,7 +130,7 @@ pub(super) fn overlay(root: &mut Table, env: &BTreeMap<String, String>) -> Vec<S
             insert(root, &segments, text, origin);
         } else if !RESERVED.contains(&name.as_str()) {
             warnings.push(format!(
-                "{variable} is not read: a setting is named WAKEFUL_SECTION__KEY, with two underscores between"
+                "{variable} is not read: a setting is named WAKEFUL_SECTION__KEY, with two underscores between the levels"
             ));
         }
     }

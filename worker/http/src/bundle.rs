@@ -123,7 +123,7 @@ fn admit(ctx: &Ctx, headers: &HeaderMap) -> Result<(), Problem> {
     if bool::from(known) {
         Ok(())
     } else {
-        Err(Problem::new(StatusCode::FORBIDDEN, "`X-Internal-Token` is none of the configured tokens"))
+        Err(Problem::new(StatusCode::FORBIDDEN, "`X-Internal-Token` is not one of the configured tokens"))
     }
 }
 

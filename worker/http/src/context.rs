@@ -64,7 +64,7 @@ pub struct Outlook {
     pub weight: Weight,
     /// The share of the model's window.
     pub window_percent: f64,
-    /// The cost of the input: with an empty provider cache here, and read entirely from the cache below.
+    /// The cost of one call's input if the provider has cached none of it; the next field: if it has cached all.
     pub cost_micros: i64,
     pub cached_cost_micros: i64,
 }

@@ -51,7 +51,7 @@ pub(super) async fn history(
         && history::parse(cursor).is_none()
     {
         return Err(Problem::bad_request(
-            "cursor is none of this list's: give the `next` of the page before",
+            "`cursor` does not belong to this list: give the `next` of the previous page",
         ));
     }
     let conversation_id = stored_conversation_id(&id)?;

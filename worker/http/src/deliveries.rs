@@ -65,7 +65,7 @@ struct Asked {
     by: Option<String>,
 }
 
-/// Sends a failed delivery again: 202, or 200 if an earlier request for it is still in progress.
+/// Resends a delivery that was not sent: 202, or 200 if an earlier resend is still in progress.
 pub(super) async fn resend(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,

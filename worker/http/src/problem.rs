@@ -110,7 +110,7 @@ pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
 fn anew(status: SessionStatus, wanted: &str) -> &'static str {
     let is_away = matches!(status, SessionStatus::Archived | SessionStatus::Terminated);
     if is_away && wanted == "message" {
-        "; `POST /v1/conversations/{id}/new` begins its conversation anew"
+        "; `POST /v1/conversations/{id}/new` starts a new session in its conversation"
     } else {
         ""
     }

@@ -101,7 +101,7 @@ pub(super) async fn list(
 
 /// The error for a trigger type that no session can have.
 pub(crate) fn no_trigger(trigger_type: &str) -> String {
-    format!("no trigger {trigger_type:?} has made a session; there are: {}", trigger::OWN.join(", "))
+    format!("no session has the trigger type {trigger_type:?}; there are: {}", trigger::OWN.join(", "))
 }
 
 /// The session with its runs, latest messages, steps, calls and deliveries.

@@ -112,7 +112,7 @@ pub(super) async fn resolve(
         (EffectOutcome::DidNotHappen, None) => Resolution::DidNotHappen,
         (EffectOutcome::LetModelDecide, None) => Resolution::LetModelDecide,
         (EffectOutcome::DidNotHappen | EffectOutcome::LetModelDecide, Some(_)) => {
-            return Err(Problem::bad_request("only what happened has a `result`"));
+            return Err(Problem::bad_request("`result` is only for an effect that happened"));
         }
     };
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;

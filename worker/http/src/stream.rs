@@ -93,7 +93,7 @@ impl Reader {
                 return Some(frame);
             }
             if let Err(error) = self.look().await {
-                debug!(%error, "A stream could not look; it looks again");
+                debug!(%error, "A stream could not read the database; it tries again");
             }
             if self.frames.is_empty() {
                 tokio::select! {

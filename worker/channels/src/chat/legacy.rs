@@ -57,7 +57,7 @@ pub(crate) async fn find(ctx: &Ctx, new: &NewSession, user: Option<&str>) -> Res
     }
     let conversation = new.trigger_id.as_str();
     let Some(key) = key(&cache.settings.key, user, conversation) else {
-        debug!(conversation, "No entry of the old cache can be this chat's");
+        debug!(conversation, "This chat cannot have an entry in the old cache");
         return Ok(None);
     };
     let failed = match cache.read(&key).await {
@@ -102,14 +102,14 @@ pub(crate) async fn find(ctx: &Ctx, new: &NewSession, user: Option<&str>) -> Res
 /// Counts a lookup. A failed count is only logged: the message is still accepted.
 async fn count(ctx: &Ctx, asked: Asked) {
     if let Err(error) = ctx.store.count_legacy(asked).await {
-        warn!(%error, "What the old cache knew could not be counted");
+        warn!(%error, "The lookup in the old cache could not be counted");
     }
 }
 
 /// Why an entry was not read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failed {
-    #[error("the cache cannot be asked: {0}")]
+    #[error("the cache cannot be reached: {0}")]
     Unreachable(String),
     #[error("{0}")]
     Unreadable(String),
@@ -162,7 +162,7 @@ impl Cache {
         let Some(url) = settings.redis_url.clone().filter(|_| settings.enabled) else { return Ok(None) };
         // The crate's error may quote the URL, which may hold a password.
         let client = redis::Client::open(url.expose_secret()).map_err(|_| {
-            crate::cli::Usage("chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned())
+            crate::cli::Usage("chat.legacy.redis_url is not a Redis URL (its value is not shown)".to_owned())
         })?;
         let (connection, readers) = (tokio::sync::Mutex::new(None), tokio::sync::Semaphore::new(READERS));
         Ok(Some(Cache { settings, client, connection, readers }))
@@ -273,7 +273,7 @@ pub(crate) fn advice(settings: &Legacy, counts: &[LegacyCount]) -> String {
         None if of("missed") > 0 => {
             format!("{summary}; no import in 30 days: it can be turned off (chat.legacy.enabled = false)")
         }
-        None => format!("{summary}; it was not asked yet"),
+        None => format!("{summary}; no chat was looked up yet"),
     }
 }
 

@@ -76,13 +76,13 @@ async fn sync(ctx: &Ctx) -> wakeful_store::Result<()> {
     for name in &synced.withdrawn {
         warn!(
             schedule = name,
-            deployment, "Paused schedule {name}: the configuration of deployment {deployment} has it no more"
+            deployment, "Paused schedule {name}: deployment {deployment} no longer configures it"
         );
     }
     for name in &synced.taken {
         warn!(
             schedule = name,
-            "schedules.{name} of the configuration is not used: the API made one of that name (delete it, or rename \
+            "schedules.{name} of the configuration is not used: a schedule of that name was made through the API (delete it, or rename \
              yours)"
         );
     }

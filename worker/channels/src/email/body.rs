@@ -23,7 +23,7 @@ const PLACES: usize = 2;
 /// How long a large body waits for a permit.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// The time that every body gets at first. After it, each further second must bring `bytes_per_s`.
+/// The time that every body gets at first. Received bytes extend it by a second per `bytes_per_s`.
 const GRACE: Duration = Duration::from_secs(10);
 /// Providers have fast connections.
 const STRANGERS_BYTES_PER_S: u32 = 512 << 10;

@@ -51,7 +51,7 @@ impl Signer {
     /// A sentence that reveals nothing of the key.
     pub fn new(domain: &str, selector: &str, pem: &[u8]) -> Result<Signer, String> {
         let der = PrivateKeyDer::from_pem_slice(pem)
-            .map_err(|error| format!("it is no PEM of a private key: {error}"))?;
+            .map_err(|error| format!("it is not a private key in PEM format: {error}"))?;
         let key = match &der {
             PrivateKeyDer::Pkcs1(der) => RsaKeyPair::from_der(der.secret_pkcs1_der()).ok().map(rsa),
             PrivateKeyDer::Pkcs8(der) => {
@@ -112,7 +112,7 @@ impl Signer {
             Key::Rsa(key) => {
                 let mut signature = vec![0; key.public_modulus_len()];
                 key.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature)
-                    .map_err(|_| "the DKIM key does not sign".to_owned())?;
+                    .map_err(|_| "signing with the DKIM key failed".to_owned())?;
                 Ok(BASE64.encode(signature))
             }
             // RFC 8463 signs the hash of the message.

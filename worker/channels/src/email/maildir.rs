@@ -23,7 +23,7 @@ impl Maildir {
     /// # Errors
     /// When `from` is not an address.
     pub fn new(dir: PathBuf, from: &str) -> Result<Maildir, String> {
-        let from = from.parse().map_err(|error| format!("{from:?} is no email address: {error}"))?;
+        let from = from.parse().map_err(|error| format!("{from:?} is not an email address: {error}"))?;
         Ok(Maildir { dir, from })
     }
 }

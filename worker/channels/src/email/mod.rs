@@ -52,7 +52,7 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
         senders.push(ses_sender(config, from)?);
     }
     if senders.len() > 1 {
-        let text = "[email] names several ways for mail to go out, and it goes one way only: keep one of email.maildir, \
+        let text = "[email] sets several ways to send mail, but only one can be used: keep one of email.maildir, \
                     email.smtp and email.ses.send";
         return Err(Usage(text.to_owned()).into());
     }

@@ -33,10 +33,10 @@ const STACK_BYTES: usize = 64 << 20;
 pub(super) enum Unreadable {
     #[error("{0}")]
     Hostile(#[from] Hostile),
-    #[error("this is no mail: it has no header that could be read")]
+    #[error("this is not a mail: it has no readable header")]
     NoMail,
     /// This machine's fault, not the mail's.
-    #[error("the mail could not be read just now: there is no thread to read it on; send it again later")]
+    #[error("the mail could not be read just now: no thread could be started for it; send it again later")]
     NoThread,
 }
 

@@ -32,7 +32,7 @@ pub(super) async fn door(ctx: State<Arc<Ctx>>, request: Request, next: Next) -> 
     if request.headers().contains_key(SIGNATURE) {
         let refused = if ctx.config.email.incoming.raw_secrets.is_empty() {
             Some(
-                "no signature is known here: set email.raw_secrets, or send the token and no signature"
+                "signatures are not set up here: set email.raw_secrets, or send the token instead of a signature"
                     .to_owned(),
             )
         } else {
@@ -58,7 +58,7 @@ pub(super) async fn post(
     // The signature covers only the body. Somebody who saw a signed request could otherwise send its mail to
     // another mailbox here.
     if is_signed && (mail_from.is_some() || !recipients.is_empty()) {
-        let detail = "`rcpt` and `mail_from` are not signed: they need the token; leave them out, or send the token and no signature";
+        let detail = "`rcpt` and `mail_from` are not signed: they need the token; leave them out, or send the token instead of a signature";
         return Err(Problem::bad_request(detail));
     }
     let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -101,7 +101,7 @@ fn envelope(
             "mail_from" => mail_from = Some(value),
             "rcpt" => recipients.push(value),
             _ => {
-                let detail = format!("the query has mail_from and rcpt, and not {name:?}");
+                let detail = format!("the query takes mail_from and rcpt, not {name:?}");
                 return Err(Problem::bad_request(detail));
             }
         }

@@ -43,7 +43,7 @@ impl Ses {
     /// # Errors
     /// When `from` is not an address.
     pub fn new(config: &Config, from: &str) -> Result<Ses, String> {
-        let from = from.parse().map_err(|error| format!("{from:?} is no email address: {error}"))?;
+        let from = from.parse().map_err(|error| format!("{from:?} is not an email address: {error}"))?;
         Ok(Ses { from, config: config.clone(), client: OnceCell::new() })
     }
 

@@ -127,7 +127,7 @@ impl Smtp {
             let mechanisms = [Mechanism::Plain, Mechanism::Login];
             let proven = connection.auth(&mechanisms, credentials).await;
             proven.map_err(|error| {
-                format!("it does not take [email.smtp] user and password: {}", words(&error))
+                format!("it rejects the user and password of [email.smtp]: {}", words(&error))
             })?;
         }
         Ok(connection)
@@ -143,7 +143,7 @@ impl Smtp {
         let ascii = |address: &lettre::Address| AsRef::<str>::as_ref(address).is_ascii();
         if !envelope.from().is_none_or(ascii) || !envelope.to().iter().all(ascii) {
             if !connection.server_info().supports_feature(Extension::SmtpUtfEight) {
-                let text = "an address has letters beyond ASCII, and the mail server takes none (SMTPUTF8)";
+                let text = "an address has letters beyond ASCII, and the mail server does not support them (SMTPUTF8)";
                 return Err(SendError::Refused(text.to_owned()));
             }
             options.push(MailParameter::SmtpUtfEight);
@@ -207,7 +207,7 @@ impl Smtp {
             Ok(Ok(reply)) => Err(lost(format!("it answered {}", reply.code()))),
             Ok(Err(error)) if error.is_permanent() || error.is_transient() => Err(self.judged(&error)),
             Ok(Err(error)) => Err(lost(words(&error))),
-            Err(_) => Err(lost("the time for it is over".to_owned())),
+            Err(_) => Err(lost("the time limit passed".to_owned())),
         }
     }
 

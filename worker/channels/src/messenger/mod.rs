@@ -99,14 +99,14 @@ fn check(config: &Config) -> Result<(), String> {
                 .to_owned());
         }
         if telegram.allow.users.is_none() {
-            return Err("messenger.telegram.allow_users is not set, and anybody who finds the bot can write to it: name \
+            return Err("messenger.telegram.allow_users is not set, so anybody who finds the bot could write to it: name \
                         the ids of those who may, or set it to [\"*\"] for everybody"
                 .to_owned());
         }
     }
     if let Some(at) = messenger.webhook.secrets.iter().position(|secret| webhook_key(secret).is_none()) {
         return Err(format!(
-            "messenger.webhook.secrets: number {} is no secret of Standard Webhooks: whsec_ and the Base64 of at \
+            "messenger.webhook.secrets: number {} is not a secret of Standard Webhooks: use whsec_ and the Base64 of at \
              least 24 random bytes, such as what `echo whsec_$(head -c 24 /dev/urandom | base64)` prints",
             at + 1
         ));
@@ -154,7 +154,7 @@ fn received(messenger: &str, taken: Result<Woken, Problem>) -> Result<StatusCode
         // Another event for a message that was taken, with other text.
         Err(problem) if problem.status() == StatusCode::UNPROCESSABLE_ENTITY => Ok(StatusCode::OK),
         Err(problem) if matches!(problem.status(), StatusCode::BAD_REQUEST | StatusCode::CONFLICT) => {
-            warn!(error = %problem, "A message from {messenger} came to nothing");
+            warn!(error = %problem, "A message from {messenger} was dropped");
             Ok(StatusCode::OK)
         }
         Err(problem) => Err(problem),
@@ -170,7 +170,7 @@ fn ignored(messenger: &str, why: &str) -> Result<StatusCode, Problem> {
 
 /// 401 for a wrong signature. The body was not parsed.
 fn unsigned(messenger: &str, unsigned: Unsigned) -> Problem {
-    warn!(error = %unsigned, "A webhook in the name of {messenger} was refused");
+    warn!(error = %unsigned, "A webhook that claims to be from {messenger} was refused");
     Problem::new(StatusCode::UNAUTHORIZED, unsigned.to_string())
 }
 

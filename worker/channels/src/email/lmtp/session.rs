@@ -18,7 +18,7 @@ use wakeful_workflow::mail::scan::MAIL_BYTES;
 /// The longest silence between two commands, and the longest time for a mail (RFC 5321, 4.5.3.2).
 const COMMAND_TIME: Duration = Duration::from_secs(300);
 const DATA_TIME: Duration = Duration::from_secs(600);
-/// The limit for a mail while the process drains.
+/// How long a mail in transfer may still take once the process drains.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 const WRITE_TIME: Duration = Duration::from_secs(60);
 
@@ -115,8 +115,8 @@ impl Connection<'_> {
                     Syntax::UnknownCommand
                     | Syntax::InvalidResponse { .. }
                     | Syntax::NeedsMoreData { .. } => "500 5.5.1 This command is not known",
-                    Syntax::InvalidSenderAddress => "501 5.1.7 The sender is no address",
-                    Syntax::InvalidRecipientAddress => "501 5.1.3 The recipient is no address",
+                    Syntax::InvalidSenderAddress => "501 5.1.7 The sender is not an address",
+                    Syntax::InvalidRecipientAddress => "501 5.1.3 The recipient is not an address",
                     Syntax::UnsupportedParameter { .. } => "555 5.5.4 This parameter is not known",
                     _ => "501 5.5.4 The command's arguments are wrong",
                 });
@@ -143,7 +143,7 @@ impl Connection<'_> {
                 self.say("221 2.0.0 Goodbye");
                 return Ok(Next::Close);
             }
-            Request::Vrfy { .. } => self.say("252 2.5.0 Send it a mail, and see"),
+            Request::Vrfy { .. } => self.say("252 2.5.0 Cannot verify: send a mail to find out"),
             Request::Mail { .. } | Request::Rcpt { .. } | Request::Data if !*greeted => {
                 self.say("503 5.5.1 Say LHLO first");
             }
@@ -177,7 +177,7 @@ impl Connection<'_> {
         if envelope.from.is_none() {
             self.say("503 5.5.1 Say MAIL first");
         } else if envelope.to.len() >= RECIPIENTS {
-            self.say("452 4.5.3 Too many recipients: send it to the others in another mail");
+            self.say("452 4.5.3 Too many recipients: use another mail for the others");
         } else if mailboxes_of(&self.ctx.config.email, &[&to]).is_empty() {
             self.say("550 5.1.1 There is no such mailbox here");
         } else {
@@ -235,7 +235,7 @@ impl Connection<'_> {
         for addressed in mailboxes_of(email, &recipients) {
             let reply = match incoming::take_for(self.ctx, &incoming, &addressed).await {
                 Ok(Taken::Woke(woken)) => format!("250 2.0.0 Taken as {}", woken.session_id),
-                Ok(Taken::Dropped { .. }) => "250 2.0.0 Taken, and kept from the agents".to_owned(),
+                Ok(Taken::Dropped { .. }) => "250 2.0.0 Accepted, but not shown to the agents".to_owned(),
                 Err(_) if crate::mutant("answer_first") => "250 2.0.0 Taken".to_owned(),
                 Err(problem) => refusal(&problem),
             };
@@ -279,7 +279,7 @@ fn refusal(problem: &Problem) -> String {
         // The reply tells the server why: it sends too much at once. Nothing here is broken, so no warning.
         StatusCode::TOO_MANY_REQUESTS => ("451 4.3.2", problem.to_string()),
         status => {
-            warn!(%status, %problem, "A mail was not taken, and is left with its server");
+            warn!(%status, %problem, "A mail was not accepted; its server will retry");
             ("451 4.3.0", "Not now: try again later".to_owned())
         }
     };

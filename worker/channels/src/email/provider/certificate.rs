@@ -105,5 +105,5 @@ impl Certificates {
 }
 
 fn unavailable(why: &str) -> Problem {
-    Problem::unavailable(format!("SNS cannot be asked: {why}"), 5)
+    Problem::unavailable(format!("SNS cannot be reached: {why}"), 5)
 }

@@ -72,7 +72,7 @@ pub(super) async fn receive(
         TokenUse::First | TokenUse::Again => {}
         TokenUse::Stolen => {
             return Err(forbidden(
-                "this token was used for something else: a signed request is good for one body",
+                "this token was already used with another body: a signed request is valid for one body",
             ));
         }
     }
@@ -135,12 +135,12 @@ impl Signed {
         // Always try all keys, so that the time taken does not reveal which one fits.
         let fits = mailgun.signing_keys.iter().fold(false, |fits, key| fits | self.is_of(key, &signature));
         if !fits {
-            return Err(unproved("the signature is not of email.mailgun.signing_keys"));
+            return Err(unproved("no key of email.mailgun.signing_keys made this signature"));
         }
-        let signed_at: i64 = self.timestamp.parse().map_err(|_| unproved("`timestamp` is no number"))?;
+        let signed_at: i64 = self.timestamp.parse().map_err(|_| unproved("`timestamp` is not a number"))?;
         if signed_at > now_unix_s.saturating_add(AHEAD_S) {
             return Err(unproved(format!(
-                "it was signed more than {AHEAD_S} seconds ahead of the time here"
+                "its timestamp is more than {AHEAD_S} seconds ahead of this machine's clock"
             )));
         }
         let max_age_s = mailgun.max_age_s;
@@ -199,7 +199,7 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
 
 /// Rebuilds a mail from its parts. Mailgun posts parts when the route's address does not end in "mime".
 fn rebuild(text: &impl Fn(&str) -> Option<String>, fields: &[Field]) -> Result<Bytes, Problem> {
-    let none = "the form has neither `body-mime` nor `message-headers`: it is no mail of a route";
+    let none = "the form has neither `body-mime` nor `message-headers`: it is not a mail that a route forwards";
     let headers = text("message-headers").ok_or_else(|| Problem::bad_request(none))?;
     let headers: Vec<(String, String)> = serde_json::from_str(&headers)
         .map_err(|error| Problem::bad_request(format!("`message-headers` cannot be read: {error}")))?;
@@ -263,7 +263,7 @@ fn event(body: &[u8]) -> Result<(Notice, Vec<u8>), Problem> {
     struct Posted {
         event_data: Value,
     }
-    let bad = |error| Problem::bad_request(format!("the body is no event of Mailgun: {error}"));
+    let bad = |error| Problem::bad_request(format!("the body is not an event of Mailgun: {error}"));
     let posted: Posted = serde_json::from_slice(body).map_err(bad)?;
     let digest = Sha256::digest(posted.event_data.to_string()).to_vec();
     let event: Event = serde_json::from_value(posted.event_data).map_err(bad)?;

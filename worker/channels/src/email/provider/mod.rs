@@ -86,7 +86,7 @@ async fn answer(ctx: &Ctx, notice: Notice, give_up: StatusCode) -> Result<Json<V
         Notice::Mail(arrived) => mail(ctx, arrived).await,
         Notice::Bounced(bounces) => bounced(ctx, &bounces).await,
         Notice::Nothing { reason } => {
-            info!(reason, "A webhook told of nothing for a session");
+            info!(reason, "A webhook concerned no session");
             Ok(json!({ "ignored": reason }))
         }
     };
@@ -113,7 +113,7 @@ async fn mail(ctx: &Ctx, arrived: Arrived) -> Result<Value, Problem> {
                 sessions.push(woken);
             }
             Taken::Dropped { reason } => {
-                info!(reason, "A mail was kept from the agents");
+                info!(reason, "Dropped a mail: no agent sees it");
                 dropped.push(reason);
             }
         }

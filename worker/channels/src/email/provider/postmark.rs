@@ -172,7 +172,7 @@ fn mail(posted: Posted) -> Result<Arrived, Problem> {
 fn rebuild(posted: Posted) -> Result<Bytes, Problem> {
     if posted.from.is_empty() && posted.from_full.is_none() {
         return Err(Problem::bad_request(
-            "the webhook has neither `From` nor `RawEmail`: it is no inbound mail",
+            "the webhook has neither `From` nor `RawEmail`: it is not an inbound mail",
         ));
     }
     let headers = posted.headers.into_iter().map(|header| (header.name, header.value)).collect();

@@ -66,7 +66,7 @@ async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>
         Kind::UnsubscribeConfirmation => {
             warn!(
                 topic = envelope.topic_arn,
-                "The subscription to a topic has ended: its mail comes in no more"
+                "The subscription to a topic has ended: its mail no longer arrives"
             );
             Ok(Json(json!({ "ignored": "the subscription has ended" })))
         }
@@ -170,9 +170,9 @@ fn translate(message: &str) -> Result<Notice, Problem> {
         Ok(published) => published,
         // SES tests a new topic with a plain sentence.
         Err(_) if !message.trim_start().starts_with('{') => {
-            return Ok(Notice::Nothing { reason: "a message that is no notification of SES".to_owned() });
+            return Ok(Notice::Nothing { reason: "a message that is not a notification of SES".to_owned() });
         }
-        Err(error) => return Err(refused(format!("the message is no notification of SES: {error}"))),
+        Err(error) => return Err(refused(format!("the message is not a notification of SES: {error}"))),
     };
     let kind = published.notification_type.as_deref().or(published.event_type.as_deref()).unwrap_or_default();
     match kind {

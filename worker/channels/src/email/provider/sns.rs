@@ -83,7 +83,7 @@ impl Envelope {
             .iter()
             .find(|arn| **arn == self.topic_arn)
             .and_then(|arn| topic_host(arn))
-            .ok_or_else(|| forbidden(format!("email.ses.topic_arns has no {:?}", short(&self.topic_arn))))?;
+            .ok_or_else(|| forbidden(format!("email.ses.topic_arns does not list {:?}", short(&self.topic_arn))))?;
         if self.signature_version != "2" {
             return Err(forbidden(
                 "only SignatureVersion 2 (SHA-256) is taken: set the topic's attribute SignatureVersion to 2",
@@ -94,7 +94,7 @@ impl Envelope {
         if now.signed_duration_since(sent).num_seconds().abs() > MAX_AGE_S {
             return Err(unproved(format!("it was signed more than {MAX_AGE_S} seconds from now")));
         }
-        let refused = || forbidden(format!("SigningCertURL is no certificate of https://{host}"));
+        let refused = || forbidden(format!("SigningCertURL is not a certificate of https://{host}"));
         let url = Url::parse(&self.signing_cert_url).map_err(|_| refused())?;
         let name =
             url.path().strip_prefix("/SimpleNotificationService-").and_then(|rest| rest.strip_suffix(".pem"));
@@ -110,7 +110,7 @@ impl Envelope {
     /// # Errors
     /// 401 when the certificate's key did not make this signature.
     fn verify(&self, certificate: &CertificateDer<'_>) -> Result<(), Problem> {
-        let refused = |why: &str| unproved(format!("the signature of SNS is not right: {why}"));
+        let refused = |why: &str| unproved(format!("the signature of SNS is not valid: {why}"));
         let signature = STANDARD.decode(&self.signature).map_err(|_| refused("it is not base64"))?;
         let certificate = EndEntityCert::try_from(certificate)
             .map_err(|error| refused(&format!("the certificate: {error}")))?;

@@ -60,10 +60,10 @@ pub(super) fn read(body: &Value) -> Event {
     match body["type"].as_str() {
         Some("url_verification") => match body["challenge"].as_str() {
             Some(challenge) => Event::Challenge(challenge.to_owned()),
-            None => Event::NotForUs("a challenge without its word"),
+            None => Event::NotForUs("the challenge is missing"),
         },
         Some("event_callback") => said(body).map_or_else(Event::NotForUs, Event::Said),
-        Some(_) | None => Event::NotForUs("it is no event"),
+        Some(_) | None => Event::NotForUs("it is not an event"),
     }
 }
 
@@ -72,12 +72,12 @@ fn said(body: &Value) -> Result<Said, &'static str> {
     let is_mention = match event["type"].as_str() {
         Some("app_mention") => true,
         Some("message") => false,
-        Some(_) | None => return Err("it is no message"),
+        Some(_) | None => return Err("it is not a message"),
     };
     match event["subtype"].as_str() {
         None | Some("file_share" | "thread_broadcast" | "me_message") => {}
         // Edits, deletions, joins and messages from bots.
-        Some(_) => return Err("it is a message about messages"),
+        Some(_) => return Err("it is an edit, a deletion or another service message"),
     }
     if event["hidden"] == true {
         return Err("it is hidden");
@@ -89,9 +89,9 @@ fn said(body: &Value) -> Result<Said, &'static str> {
         .flatten()
         .filter_map(|authorization| authorization["user_id"].as_str())
         .collect();
-    let user = id(&event["user"]).ok_or("nobody said it")?;
+    let user = id(&event["user"]).ok_or("it has no sender")?;
     if event["bot_id"].is_string() || event["bot_profile"].is_object() || bots.contains(&user.as_str()) {
-        return Err("a bot said it");
+        return Err("a bot sent it");
     }
     let team = id(&body["team_id"]).or_else(|| id(&event["team"])).ok_or("it has no team")?;
     let channel = id(&event["channel"]).ok_or("it has no channel")?;

@@ -52,7 +52,7 @@ pub(super) async fn receive(
         Event::Said(said) => said,
     };
     if !config.allow.allows(&said.user, &said.channel) {
-        let why = "messenger.slack.allow_users or allow_channels does not have its sender or its channel";
+        let why = "messenger.slack.allow_users or allow_channels does not list its sender or its channel";
         return Ok(ignored("Slack", why)?.into_response());
     }
     // A task of its own, because the work must finish after a late answer. Dropped halfway, it would keep its
@@ -72,7 +72,7 @@ pub(super) async fn receive(
 async fn admit(ctx: Arc<Ctx>, said: Said) -> Result<StatusCode, Problem> {
     let config = &ctx.config.messenger.slack;
     if config.answers == Answers::Mentions && !said.addressed && !is_known(&ctx, &said).await? {
-        return ignored("Slack", "it mentions nobody of us, in no thread of ours");
+        return ignored("Slack", "it does not mention the agent, and the agent is not in its thread");
     }
     let incoming = Incoming {
         conversation_id: said.conversation_id(),

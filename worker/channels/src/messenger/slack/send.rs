@@ -183,11 +183,11 @@ fn refusal(error: &str, needed: Option<&str>) -> SendError {
             "give the app the scope chat:write and install it again"
         }
         "channel_not_found" | "not_in_channel" => "invite the app to the channel",
-        "is_archived" => "the channel is archived: bring it back, or write elsewhere",
+        "is_archived" => "the channel is archived: unarchive it, or write elsewhere",
         "restricted_action" | "restricted_action_thread_locked" | "restricted_action_read_only_channel" => {
             "the workspace does not let the app write there: change the channel's settings"
         }
-        "thread_not_found" | "message_not_found" => "the thread is gone: begin another one",
+        "thread_not_found" | "message_not_found" => "the thread is gone: start another one",
         _ => "Slack's documentation of chat.postMessage says what it means",
     };
     let needed = needed.map(|scope| format!(" (needed: {})", word(scope))).unwrap_or_default();

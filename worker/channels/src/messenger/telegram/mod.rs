@@ -45,7 +45,7 @@ pub(super) async fn receive(
         Err(why) => return ignored("Telegram", why),
     };
     if !config.allow.allows(&said.user, &said.chat.to_string()) {
-        let why = "messenger.telegram.allow_users or allow_channels does not have its sender or its chat";
+        let why = "messenger.telegram.allow_users or allow_channels does not list its sender or its chat";
         return ignored("Telegram", why);
     }
     let bot = config.token.as_ref().map_or("bot", |token| bot(token.expose_secret()));
@@ -81,7 +81,7 @@ async fn turn_away(
             ctx.notifier.job();
         }
     }
-    warn!(error = %full, conversation_id, "A message from Telegram was not taken, and its sender is told");
+    warn!(error = %full, conversation_id, "A message from Telegram was not accepted; its sender gets a notice");
     Ok(StatusCode::OK)
 }
 

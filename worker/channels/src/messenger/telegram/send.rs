@@ -88,7 +88,7 @@ impl Channel for Telegram {
         let description = word(said["description"].as_str().unwrap_or_default());
         let remedy = match answer.status {
             StatusCode::FORBIDDEN => {
-                "the bot was blocked or put out of the chat: whoever wants its answers has to let it in again"
+                "the bot was blocked or removed from the chat: somebody there must let it in again"
             }
             StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => {
                 "set messenger.telegram.token to the token that BotFather gives"

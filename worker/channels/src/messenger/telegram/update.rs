@@ -43,17 +43,17 @@ const FILES: [&str; 8] =
 /// The reason why the message is not for the agent.
 pub(super) fn read(update: &Value) -> Result<Said, &'static str> {
     if !update["update_id"].is_i64() {
-        return Err("it is no update");
+        return Err("it is not an update");
     }
     // Edits, button presses and channel posts are in other fields.
     let message = &update["message"];
     if !message.is_object() {
-        return Err("it is no new message");
+        return Err("it is not a new message");
     }
     if message["from"]["is_bot"] == true || message["via_bot"].is_object() {
-        return Err("a bot said it");
+        return Err("a bot sent it");
     }
-    let user = message["from"]["id"].as_i64().ok_or("nobody said it")?;
+    let user = message["from"]["id"].as_i64().ok_or("it has no sender")?;
     let chat = message["chat"]["id"].as_i64().ok_or("it has no chat")?;
     let number = message["message_id"].as_i64().ok_or("it has no number")?;
     // In an ordinary group the same field names the message that this one answers.

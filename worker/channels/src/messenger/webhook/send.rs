@@ -65,7 +65,7 @@ impl Channel for Webhook {
             return Err(SendError::Refused("the message has no text, or no conversation".to_owned()));
         };
         self.limits.take(&[(RECEIVER.to_owned(), UNLIMITED)]).map_err(|after| SendError::Throttled {
-            error: "the webhook's receiver asked to be left alone".to_owned(),
+            error: "the webhook's receiver asked us to wait".to_owned(),
             after,
         })?;
         // Every attempt sends the same body, so it contains no time.
@@ -99,9 +99,9 @@ impl Channel for Webhook {
         let remedy = if status.is_redirection() {
             "no redirect is followed: set messenger.webhook.reply_url to where it leads"
         } else if status == StatusCode::GONE {
-            "it wants no more: take messenger.webhook.reply_url out, or set another one"
+            "it wants no more messages: remove messenger.webhook.reply_url, or set another one"
         } else {
-            "look at what it says of the request, and at messenger.webhook.reply_url and secrets"
+            "look at what the receiver says about the request, and check messenger.webhook.reply_url and secrets"
         };
         Err(SendError::Refused(format!("the webhook's receiver answered {status}; {remedy}")))
     }
