@@ -13,8 +13,8 @@ use secrecy::{ExposeSecret, SecretString};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
-/// How far a webhook's timestamp may be from our clock, in seconds. Slack and Standard Webhooks both say five
-/// minutes. An older request may be a replay.
+/// How far a webhook's timestamp may be from our clock, in seconds: five minutes, as Slack and Standard
+/// Webhooks specify. An older request may be a replay.
 const TOLERANCE_S: u64 = 300;
 
 /// Decodes the secret of Standard Webhooks: Base64, with padding or without.

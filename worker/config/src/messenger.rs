@@ -79,7 +79,8 @@ pub struct Webhook {
 /// Who may write to an agent. A message must pass both lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Ids of users; `*` for everybody. `None`: not set.
+    /// Ids of users; `*` for everybody. `None`: not set, which allows everybody, except that Telegram
+    /// requires it.
     pub users: Option<Vec<String>>,
     /// Ids of channels or chats. `None`: all.
     pub channels: Option<Vec<String>>,

@@ -88,8 +88,8 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
 /// Requires the bearer token, if one is configured.
 pub(crate) async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     let Some(token) = &ctx.config.server.token else {
-        // Without a token the process listens on loopback only. A web page in the operator's browser can
-        // reach loopback too; its `Host` or `Origin` gives it away.
+        // Without a token the process listens on loopback only. A web page in a browser on this machine can
+        // reach loopback too, so refuse a foreign `Host` or `Origin`.
         let stranger = [HOST, ORIGIN].into_iter().find(|name| {
             request.headers().get(name).is_some_and(|value| !value.to_str().is_ok_and(is_local))
         });

@@ -58,7 +58,8 @@ pub(crate) async fn wake(
 ) -> Result<Woken, Problem> {
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
-        // A chat session that opens next to another session takes that session's agent.
+        // If the latest session is of a type that a chat does not continue, such as a notice's, the chat
+        // opens a session of its own with the same agent.
         None => {
             // When too much comes in, this query is refused just as the message would be.
             let _turn = ctx.intake.enter().await?;

@@ -31,11 +31,11 @@ pub(crate) struct Asked {
     #[arg(long, value_name = "ZONE")]
     #[serde(default)]
     pub time_zone: Option<String>,
-    /// The agent, `default` without it.
+    /// The agent; `default` if not given.
     #[arg(long, value_name = "NAME")]
     #[serde(default)]
     pub agent: Option<String>,
-    /// The conversation of its sessions, `schedule-NAME` without it.
+    /// The conversation of its sessions; `schedule-NAME` if not given.
     #[arg(long, value_name = "ID")]
     #[serde(default)]
     pub conversation_id: Option<String>,
@@ -47,22 +47,22 @@ pub(crate) struct Asked {
     #[arg(long, value_name = "ADDRESS")]
     #[serde(default, deserialize_with = "addresses")]
     pub mail_to: Option<Vec<String>>,
-    /// What becomes of ticks that passed while no worker ran: skip, one (without it), all.
+    /// What becomes of ticks that passed while no worker ran: skip, one (the default), all.
     #[arg(long, value_name = "POLICY", value_parser = missed)]
     #[serde(default, deserialize_with = "missed_in_json")]
     pub missed: Option<Missed>,
-    /// How many missed ticks fire at most, with `all`; 10 without it.
+    /// How many missed ticks fire at most, with `all`; 10 if not given.
     #[arg(long, value_name = "N")]
     #[serde(default)]
     pub missed_limit: Option<u32>,
-    /// What becomes of a tick while an earlier firing still runs: skip, queue (without it).
+    /// What becomes of a tick while an earlier firing still runs: skip, queue (the default).
     #[arg(long, value_name = "POLICY", value_parser = overlap)]
     #[serde(default, deserialize_with = "overlap_in_json")]
     pub overlap: Option<Overlap>,
 }
 
 impl Asked {
-    /// Fills in from `before` what this does not give.
+    /// Fills in the missing fields from `before`, and keeps its name.
     pub(crate) fn over(self, before: &Definition) -> Asked {
         let conversation = before.conversation_id.split_once('/').map(|(_, id)| id.to_owned());
         Asked {

@@ -2,7 +2,7 @@
 
 use html5gum::{HtmlString, StartTag, Token, Tokenizer};
 
-/// Elements without an end tag. A `hidden` one hides nothing else.
+/// Elements without an end tag. A hidden one hides nothing after it.
 const VOID: [&[u8]; 14] = [
     b"area", b"base", b"br", b"col", b"embed", b"hr", b"img", b"input", b"link", b"meta", b"param",
     b"source", b"track", b"wbr",

@@ -23,8 +23,8 @@ use wakeful_workflow::session::Seed;
 
 /// How many mails are parsed at a time. Each may need several times its size in memory.
 static READING: Semaphore = Semaphore::const_new(2);
-/// How long a mail waits to be parsed. It is held in memory meanwhile, while its sender could keep it as
-/// well.
+/// How long a mail waits to be parsed. Kept short: the mail is in memory meanwhile, and its sender could keep
+/// it just as well.
 const READING_WAIT: Duration = Duration::from_secs(10);
 
 /// How many earlier mails of a thread, and how many bytes of them, a further session of it is given.
@@ -44,8 +44,8 @@ pub struct Arrived {
     pub mail_from: Option<String>,
     /// The envelope's recipients. If empty, the recipients in the header count.
     pub recipients: Vec<String>,
-    /// The DMARC result that the authenticated party which handed the mail over reports. `None` if it reports
-    /// nothing.
+    /// The DMARC result, as reported by a party that handed the mail over and proved its identity. `None` if
+    /// it reports none.
     pub dmarc_passed: Option<bool>,
     /// Why that party would withhold the mail from everybody: a virus, or spam. `None` if it gives no reason.
     pub unwanted: Option<String>,
@@ -56,8 +56,8 @@ pub struct Arrived {
 pub enum Taken {
     /// It woke a session, now or earlier (`duplicate`).
     Woke(Woken),
-    /// It is withheld from the agents for good, and its server need not retry: automatic mail, a loop, or an
-    /// unknown mailbox.
+    /// It is withheld from the agents for good, and its server need not retry: automatic mail, a loop, or a
+    /// sender whose mailbox takes no replies.
     Dropped { reason: String },
 }
 
@@ -155,8 +155,8 @@ pub(super) async fn take_for(
     let turn = ctx.intake.enter().await?;
     let mut key = key_of(&incoming.read);
     let from = facts.from.as_ref().map(|from| from.address.as_str());
-    // Anybody can write any Message-ID, even one that they expect from somebody else. A mail with a used id
-    // but another sender or text gets a key from its whole content.
+    // Anybody can write any Message-ID, even one that they expect from somebody else. So a mail with a known
+    // id but another sender or text gets a key made from its whole content.
     if ctx.store.mail_is_other(DEFAULT_SPACE, &addressed.mailbox_id, &key, from, body_sha256).await? {
         key = whole_key(&incoming.read);
     }
@@ -187,7 +187,8 @@ pub(super) async fn take_for(
     };
     let reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
     if !reasons.is_empty() {
-        // A report may list a hundred of our mails, and each takes its own transaction.
+        // Release the permit: a report may list a hundred of our mails, and each is recorded in its own
+        // transaction.
         drop(turn);
         return dropped(ctx, &mail, incoming, &reasons).await;
     }

@@ -25,7 +25,7 @@ const ATTACHMENTS: usize = 200;
 const ATTACHMENT_BYTES: usize = 16 << 20;
 const FILE_NAME_BYTES: usize = 200;
 const MACHINE_HEADERS: usize = 50;
-/// The parser's stack. It parses and drops nested mails recursively.
+/// The size of the parser's stack. The parser handles nested mails recursively.
 const STACK_BYTES: usize = 64 << 20;
 
 /// Why a mail was not parsed. A retry helps only after [`Unreadable::NoThread`].
@@ -163,7 +163,7 @@ impl Headers {
     }
 }
 
-/// The mail's text, and its uncut parts: name, type and content of each.
+/// The text to show, and the full originals of what was cut: name, type and content of each.
 fn body(message: &Message<'_>) -> (String, Vec<(&'static str, &'static str, String)>) {
     let (mut whole, mut wholes) = (String::new(), Vec::new());
     for part in message.text_body.iter().filter_map(|id| message.parts.get(*id as usize)) {

@@ -158,8 +158,8 @@ impl Smtp {
                     address: recipient.to_string(),
                     reply: words(&error).chars().take(REPLY_CHARS).collect(),
                 }),
-                // If one recipient is refused temporarily, the whole mail waits. Sent to the others now, it
-                // could not be sent again.
+                // If one recipient is refused temporarily, the whole mail waits: after sending it to the
+                // others, a retry would send it to them twice.
                 Err(error) => return Err(self.judged(&error)),
             }
         }

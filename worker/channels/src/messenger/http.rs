@@ -12,7 +12,7 @@ const ANSWER_BYTES: usize = 8 << 20;
 /// The longest that a messenger can make us wait. After that we ask again.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// The wait after a refusal for too many requests that names no wait of its own.
+/// The wait after a 429 that does not say how long to wait.
 const UNTOLD_WAIT: Duration = Duration::from_secs(30);
 
 /// What a messenger answered.

@@ -41,7 +41,7 @@ struct Bucket {
     full_at: Duration,
     /// When the wait ends that the messenger asked for.
     closed_until: Duration,
-    /// The earliest time for the next refused caller. Earlier times are promised to the callers before it.
+    /// The next refused caller is told to wait at least until this time. Earlier times are already given out.
     promised: Duration,
 }
 

@@ -151,7 +151,7 @@ async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Problem> {
 fn received(messenger: &str, taken: Result<Woken, Problem>) -> Result<StatusCode, Problem> {
     match taken {
         Ok(_) => Ok(StatusCode::OK),
-        // Another event for a message that was taken, with other text.
+        // The same key with other text: a second event for a message that was already taken.
         Err(problem) if problem.status() == StatusCode::UNPROCESSABLE_ENTITY => Ok(StatusCode::OK),
         Err(problem) if matches!(problem.status(), StatusCode::BAD_REQUEST | StatusCode::CONFLICT) => {
             warn!(error = %problem, "A message from {messenger} was dropped");

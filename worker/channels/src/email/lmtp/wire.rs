@@ -55,7 +55,8 @@ pub(super) enum Data {
     Mail(Bytes),
     /// Read to its end and refused.
     TooLarge,
-    /// A line break is not CRLF. Servers disagree about it, so text could smuggle in commands.
+    /// A line break is not CRLF. Servers disagree about where such a line ends, so a mail could smuggle in
+    /// commands.
     Smuggled,
     /// The connection ended inside the mail.
     Cut,

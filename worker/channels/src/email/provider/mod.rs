@@ -77,10 +77,10 @@ fn forbidden(detail: impl Into<String>) -> Problem {
     Problem::new(StatusCode::FORBIDDEN, detail)
 }
 
-/// Commits the notice, and answers 200.
+/// Handles the notice, and answers 200 once it is committed.
 ///
-/// Providers retry after any other answer. `give_up` is the status at which this provider stops retrying; a
-/// notice that would be refused every time is answered with it.
+/// Providers retry after any other answer. `give_up` is the status at which this provider stops retrying; it
+/// answers a notice that would be refused every time.
 async fn answer(ctx: &Ctx, notice: Notice, give_up: StatusCode) -> Result<Json<Value>, Problem> {
     let said = match notice {
         Notice::Mail(arrived) => mail(ctx, arrived).await,

@@ -147,8 +147,8 @@ fn translate(body: &[u8]) -> Result<Notice, Problem> {
 }
 
 fn mail(posted: Posted) -> Result<Arrived, Problem> {
-    // When a mailbox forwards to Postmark, the envelope names Postmark's own address, which is no mailbox of
-    // ours. Then the header names the recipients.
+    // When a mailbox forwards to Postmark, the envelope names Postmark's own address instead of ours. Then
+    // the header names the recipients.
     let recipients = posted
         .original_recipient
         .iter()
@@ -230,7 +230,7 @@ fn bounce(posted: &Posted) -> Notice {
         _ if is_complaint => true,
         other => return Notice::Nothing { reason: format!("a bounce of the type {other:?}") },
     };
-    // For mail sent by SMTP, the key was the name of a header.
+    // For mail sent by SMTP the key comes from a header's name, so its case may differ.
     let told = posted.metadata.iter().find(|(name, _)| name.eq_ignore_ascii_case("delivery_id"));
     let told = told.and_then(|(_, value)| value.as_str()).filter(|id| is_delivery(id));
     // With "include bounce content" Postmark returns the mail itself. Take only its Message-ID: its

@@ -224,8 +224,7 @@ fn bounce(published: Published) -> Notice {
     let of = |recipient: Recipient| {
         let diagnostic = recipient.diagnostic_code.unwrap_or_default();
         let status = status_in(recipient.status.as_ref().unwrap_or(&diagnostic), for_good);
-        // SES retried a transient bounce for hours before it gave up; it sends no bounce for mail that is
-        // only late.
+        // SES reports a transient bounce only after it gave up, so the bounce is final for us too.
         let permanent = true;
         Bounce {
             delivery_id: delivery_id.clone(),

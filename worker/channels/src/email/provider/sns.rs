@@ -61,8 +61,8 @@ impl Envelope {
     /// Parses a message and verifies it. Does not look into `message`.
     ///
     /// # Errors
-    /// 401 if it is not proved, 403 if its topic or its way of signing is not accepted, 503 when the
-    /// certificate cannot be fetched now.
+    /// 401 if the signature or the timestamp is not valid, 403 if its topic or its way of signing is not
+    /// accepted, 503 when the certificate cannot be fetched now.
     pub async fn prove(
         body: &[u8],
         topic_arns: &[String],

@@ -126,7 +126,7 @@ fn mentions(text: &str, user: &str) -> bool {
     text.contains(&format!("<@{user}>")) || text.contains(&format!("<@{user}|"))
 }
 
-/// The message's text, and a line for each attached file. The files are not downloaded.
+/// The message's text, and a line for each attached file. Files are not downloaded.
 fn text(written: &str, files: &Value) -> String {
     let mut lines = vec![readable(written)];
     for file in files.as_array().into_iter().flatten() {

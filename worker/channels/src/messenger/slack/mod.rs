@@ -55,8 +55,8 @@ pub(super) async fn receive(
         let why = "messenger.slack.allow_users or allow_channels does not list its sender or its channel";
         return Ok(ignored("Slack", why)?.into_response());
     }
-    // A task of its own, because the work must finish after a late answer. Dropped halfway, it would keep its
-    // connection busy while its permit is free again.
+    // Run as a task of its own, so that a late answer does not cancel the write. A cancelled write would free
+    // its permit while its connection is still busy.
     let taking = tokio::spawn(admit(Arc::clone(&ctx), said).in_current_span());
     match tokio::time::timeout(ANSWER, taking).await {
         Ok(Ok(taken)) => Ok(taken?.into_response()),
