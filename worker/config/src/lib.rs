@@ -317,7 +317,8 @@ impl Config {
         }
     }
 
-    /// The age after which an unsent message of this channel is no longer sent.
+    /// The longest that a message of this channel may wait to be sent; an older one is no longer sent.
+    /// `None`: no limit.
     pub fn max_age(&self, channel: &str) -> Option<Duration> {
         match channel {
             "email" => self.email.max_age_s.map(Duration::from_secs),

@@ -227,7 +227,7 @@ mod tests {
 
     #[derive(Debug, serde::Deserialize)]
     #[serde(deny_unknown_fields)]
-    #[expect(dead_code, reason = "only what cannot be read is looked at")]
+    #[expect(dead_code, reason = "the test reads only the error")]
     struct Asked {
         limit: Option<i64>,
         all: Option<bool>,

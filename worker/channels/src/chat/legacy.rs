@@ -237,7 +237,7 @@ impl Cache {
         Ok(None)
     }
 
-    #[expect(clippy::unused_async, reason = "the other build waits for the cache")]
+    #[expect(clippy::unused_async, reason = "the build with Redis awaits the cache here")]
     async fn read(&self, _: &str) -> Result<Option<Chat>, Failed> {
         Ok(None)
     }

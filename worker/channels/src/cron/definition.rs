@@ -185,7 +185,7 @@ pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> 
     })
 }
 
-/// The schedules of the configuration, which has already checked them.
+/// The schedules of the configuration. They were checked when it was loaded.
 pub(super) fn of_config(config: &Config) -> Vec<Definition> {
     let definitions = config.schedules.iter().map(|(name, schedule)| Definition {
         name: name.clone(),
@@ -206,8 +206,8 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
     definitions.collect()
 }
 
-/// The session that a firing starts. If the schedule names addresses, replies are mailed to them, and they
-/// are participants.
+/// The session that a firing starts. If the schedule names addresses, replies are mailed there, and the
+/// addressees are the session's participants.
 ///
 /// # Errors
 /// When this process does not know the agent.

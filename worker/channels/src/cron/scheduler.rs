@@ -16,7 +16,8 @@ use wakeful_workflow::schedule::written;
 const LONGEST: Duration = Duration::from_secs(30);
 /// The shortest sleep. Keeps this scheduler from spinning while another one fires a due tick.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// Waits between attempts while the database is down: the first, doubled up to the second.
+/// How long to wait between attempts while the database is down: starts with the first value and doubles up
+/// to the second.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
 /// Fires due ticks until `ctx.draining` fires. A firing in progress then is either committed or left undone.

@@ -136,7 +136,7 @@ mod tests {
         let begun = Instant::now();
         let stalled = hold(&door, body(4, Duration::ZERO, false)).await;
         assert_eq!(stalled.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
-        assert_eq!(begun.elapsed().as_secs(), 14, "ten seconds, and one for each half a mebibyte");
+        assert_eq!(begun.elapsed().as_secs(), 14, "ten seconds, and one per half mebibyte");
         assert_eq!(door.places.available_permits(), PLACES);
         let steady = hold(&door, body(16, Duration::from_secs(1), true)).await.unwrap();
         assert_eq!(steady.bytes.len(), LIMIT);
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(slow.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
         let known = Door::guarded();
         let slow = hold(&known, body(16, Duration::from_secs(4), true)).await;
-        assert_eq!(slow.unwrap().bytes.len(), LIMIT, "whoever has the token may be on a slow line");
+        assert_eq!(slow.unwrap().bytes.len(), LIMIT, "a caller with the token may have a slow line");
         assert_eq!(
             hold(&known, body(2, Duration::ZERO, false)).await.unwrap_err(),
             StatusCode::REQUEST_TIMEOUT
@@ -166,7 +166,7 @@ mod tests {
             tokio::time::sleep(WAIT / 2).await;
             held.remove(0);
         });
-        assert_eq!(one.unwrap().bytes.len(), 2 << 20, "its turn came while it waited");
+        assert_eq!(one.unwrap().bytes.len(), 2 << 20, "it got its permit while it waited");
     }
 
     #[tokio::test]

@@ -86,7 +86,7 @@ fn fields(content: &Value) -> Fields<'_> {
         };
     }
     let thread = &content["thread"];
-    // A mail to other people must not join this thread, because their answer would come back into it.
+    // A mail to other people gets no thread headers. Otherwise their answer would come back into this thread.
     let of_thread = shares(&content["to"], &thread["to"]) || shares(&content["cc"], &thread["to"]);
     Fields {
         from: named(&thread["from"]),

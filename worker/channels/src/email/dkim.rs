@@ -272,7 +272,7 @@ mod tests {
         }
         assert_ne!(signature(&mail(&headers).replace("Hello", "Pay me")), whole, "the body");
         let unsigned = mail(&headers).replace("Subject:", "X-Other: x\r\nSubject:");
-        assert_eq!(signature(&unsigned), whole, "what servers add on the way");
+        assert_eq!(signature(&unsigned), whole, "a header that a server adds on the way");
     }
 
     #[test]
