@@ -86,8 +86,8 @@ pub fn standard_webhooks(
     if good { Ok(()) } else { Err(Unsigned::Forged) }
 }
 
-/// Checks the signature headers of Standard Webhooks and the age of the timestamp. This is all that can be
-/// checked before the body arrives.
+/// Checks that the signature headers of Standard Webhooks are present, and that the timestamp is recent. This
+/// is all that can be checked before the body arrives.
 ///
 /// # Errors
 /// [`Unsigned::Header`] and [`Unsigned::Stale`].

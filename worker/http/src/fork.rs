@@ -74,7 +74,7 @@ pub(super) async fn fork(
         client_key,
         ..ForkRequest::new(&id, At::End)
     };
-    // A run that the fork opens belongs to this trace, like a run of any trigger.
+    // A run that the fork opens is linked to this trace, like a run of any trigger.
     let span = if request.start { send_span(&parent.conversation_id) } else { Span::none() };
     make(&ctx, request).instrument(span).await
 }

@@ -115,7 +115,8 @@ pub(crate) enum Failed {
     Unreadable(String),
 }
 
-/// The cache key of one chat. `None` if no user is named, or if another user's key could be the same text.
+/// The cache key of one chat. `None` if the pattern needs a user and none is named, or if another user's key
+/// could be the same text.
 fn key(pattern: &str, user: Option<&str>, conversation: &str) -> Option<String> {
     let mut fields = Vec::new();
     let mut rest = pattern;

@@ -227,8 +227,8 @@ impl Connection<'_> {
                 return Ok(Next::GoOn);
             }
         };
-        // One mail per mailbox, even if the recipients name it twice. A signed plus-address among them
-        // counts.
+        // One mail per mailbox, even if the recipients name it twice. If one of them is a signed
+        // plus-address, its token is used.
         let email = &self.ctx.config.email;
         let recipients: Vec<&str> = envelope.to.iter().map(String::as_str).collect();
         let mut replies = Vec::new();
