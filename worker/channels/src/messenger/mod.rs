@@ -2,6 +2,7 @@
 //!
 //! A webhook is verified over its bytes, translated, and taken in one transaction: that is the answer's 2xx. Replies are
 //! deliveries of the route that its session begins with.
+#![doc = include_str!("README.md")]
 
 mod http;
 mod limits;

@@ -2,6 +2,7 @@
 //!
 //! Each request proves where it comes from before anything that it brought is parsed. Then it is translated: into a mail
 //! as it arrived, or into bounces of mail that we sent.
+#![doc = include_str!("README.md")]
 
 mod bounced;
 mod certificate;
