@@ -1,4 +1,5 @@
 //! Email.
+#![doc = include_str!("README.md")]
 
 use crate::Ctx;
 use crate::channel::Channel;

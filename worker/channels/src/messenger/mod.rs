@@ -2,6 +2,7 @@
 //!
 //! A webhook is verified over its raw bytes, translated and committed in one transaction; then it is answered
 //! with 2xx. Replies are deliveries along the reply route with which the session starts.
+#![doc = include_str!("README.md")]
 
 mod http;
 mod limits;

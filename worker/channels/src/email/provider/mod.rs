@@ -2,6 +2,7 @@
 //!
 //! Each request proves its origin before its content is parsed. Then it becomes a mail that arrived, or
 //! bounces of mail that we sent.
+#![doc = include_str!("README.md")]
 
 mod bounced;
 mod certificate;
