@@ -1,16 +1,14 @@
 //! Channels: where messages come from and go to. One folder per medium.
 //!
-//! An incoming message is verified, translated and handed to [`crate::ingest`]; no trigger runs an agent
-//! itself. An outgoing message is a delivery, which [`crate::jobs::deliver`] hands to the [`Channel`] of its
-//! name.
+//! An incoming message is verified, translated and handed to [`wakeful_engine::ingest`]; no trigger runs an
+//! agent itself. An outgoing message is a delivery, which [`wakeful_engine::jobs::deliver`] hands to the
+//! [`Channel`] of its name.
 
-use crate::Ctx;
-use crate::config::Config;
-use async_trait::async_trait;
 use axum::Router;
-use serde_json::Value;
 use std::sync::Arc;
-use std::time::Duration;
+use wakeful_config::Config;
+use wakeful_engine::channel::Channel;
+use wakeful_engine::ctx::Ctx;
 
 pub mod chat;
 pub mod cron;
@@ -18,6 +16,8 @@ pub mod email;
 pub mod herald;
 pub mod messenger;
 pub mod signed;
+
+pub(crate) use wakeful_store::failpoint::{failpoint, mutant};
 
 /// Returns the channels that the configuration sets up for sending.
 ///
@@ -35,8 +35,12 @@ pub fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
 }
 
 /// The routes of `/v1` that the bearer token guards.
-pub fn guarded() -> Router<Arc<Ctx>> {
-    Router::new().merge(herald::routes()).merge(cron::routes()).merge(email::routes())
+///
+/// # Errors
+/// An address of the old cache of chats that is none.
+pub fn guarded(ctx: &Arc<Ctx>) -> anyhow::Result<Router<Arc<Ctx>>> {
+    let chat = chat::routes(ctx)?;
+    Ok(chat.merge(herald::routes()).merge(cron::routes()).merge(email::routes()))
 }
 
 /// Runs the listeners other than HTTP (LMTP) until the process drains.
@@ -45,76 +49,4 @@ pub fn guarded() -> Router<Arc<Ctx>> {
 /// When a listener cannot be opened.
 pub async fn listen(ctx: Arc<Ctx>) -> anyhow::Result<()> {
     email::listen(ctx).await
-}
-
-/// Sends outgoing messages of one kind.
-#[async_trait]
-pub trait Channel: Send + Sync {
-    /// The word in `deliveries.channel`.
-    fn name(&self) -> &str;
-
-    /// Whether sending the same delivery id again has no further effect. If not, a delivery that was
-    /// interrupted while it was being sent is shown as uncertain and is never sent again automatically.
-    fn is_idempotent(&self) -> bool;
-
-    /// Sends one message and returns the receipt.
-    ///
-    /// # Errors
-    /// [`SendError`], which says whether the message may have gone out.
-    async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
-
-    /// Looks up what became of a delivery whose sending was interrupted. The default, for a channel that
-    /// cannot look it up, is [`Found::Unknown`]: the delivery is then sent again if the channel is
-    /// idempotent, and otherwise shown as uncertain.
-    ///
-    /// # Errors
-    /// When the channel cannot answer right now; the caller asks again.
-    async fn find(&self, _delivery_id: &str) -> Result<Found, SendError> {
-        Ok(Found::Unknown)
-    }
-
-    /// Like [`Channel::find`], for a channel that can look only in the place where the message was sent.
-    ///
-    /// # Errors
-    /// Those of [`Channel::find`].
-    async fn find_message(&self, message: &Outbound<'_>) -> Result<Found, SendError> {
-        self.find(message.delivery_id).await
-    }
-}
-
-/// What a channel knows about a delivery id.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Found {
-    Sent {
-        receipt: Value,
-    },
-    /// It was certainly not sent. The channel need not know about an attempt that is still under way.
-    NotSent,
-    Unknown,
-}
-
-/// One delivery, ready to be sent.
-#[derive(Clone, Copy, Debug)]
-pub struct Outbound<'a> {
-    /// The idempotency key: the same in every attempt.
-    pub delivery_id: &'a str,
-    pub content: &'a Value,
-}
-
-/// Why a message was not certainly sent.
-#[derive(Debug, thiserror::Error)]
-pub enum SendError {
-    /// It was not sent and never will be.
-    #[error("{0}")]
-    Refused(String),
-    /// It was not sent; trying again may help.
-    #[error("{0}")]
-    Later(String),
-    /// It was not sent, because the receiver accepts nothing more for the time `after`. It is tried again
-    /// after that time. Waiting is no fault, so this does not count as an attempt.
-    #[error("{error}")]
-    Throttled { error: String, after: Duration },
-    /// It may have been sent.
-    #[error("{0}")]
-    Unknown(String),
 }

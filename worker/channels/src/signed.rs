@@ -5,23 +5,16 @@
 
 use axum::http::HeaderMap;
 use base64::Engine;
-use base64::alphabet::STANDARD;
-use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
-use base64::engine::{DecodePaddingMode, general_purpose};
+use base64::engine::general_purpose;
 use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretString};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
+use wakeful_config::webhook::{BASE64, webhook_key};
 
 /// How far a webhook's timestamp may be from our clock, in seconds: five minutes, as Slack and Standard
 /// Webhooks specify. An older request may be a replay.
 const TOLERANCE_S: u64 = 300;
-
-/// Decodes the secret of Standard Webhooks: Base64, with padding or without.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
 
 /// Why a webhook is refused. Never says what the right value would have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -117,14 +110,6 @@ pub fn sign_webhook(secrets: &[SecretString], id: &str, timestamp_unix_s: i64, b
         format!("v1,{}", general_purpose::STANDARD.encode(mac))
     });
     signatures.collect::<Vec<_>>().join(" ")
-}
-
-/// The key in a secret of Standard Webhooks: Base64 after `whsec_`. `None` if it is not Base64, or shorter
-/// than the 24 bytes that the specification asks for.
-pub fn webhook_key(secret: &SecretString) -> Option<Vec<u8>> {
-    let text = secret.expose_secret();
-    let key = BASE64.decode(text.strip_prefix("whsec_").unwrap_or(text)).ok()?;
-    (key.len() >= 24).then_some(key)
 }
 
 /// Checks Telegram's header `X-Telegram-Bot-Api-Secret-Token`. Telegram signs nothing; the header is the

@@ -33,7 +33,7 @@ pub struct Ses {
     pub topic_arns: Vec<String>,
     /// Replaces `https://sns.REGION.amazonaws.com` for certificates and confirmations. Loopback only, for
     /// tests.
-    pub sns_url: Option<reqwest::Url>,
+    pub sns_url: Option<url::Url>,
     /// Whether outgoing mail is sent through SES.
     pub send: bool,
     /// `None`: the region that the SDK finds.
@@ -96,7 +96,7 @@ fn ses(mut section: Section<'_>) -> Option<Ses> {
         send: section.flag("send").unwrap_or(false),
         region: section.text("region", "must be a region, such as eu-central-1", plain),
         endpoint_url: section.text("endpoint_url", "must be an http:// or https:// address", |text| {
-            reqwest::Url::parse(text)
+            url::Url::parse(text)
                 .is_ok_and(|url| matches!(url.scheme(), "http" | "https"))
                 .then(|| text.to_owned())
         }),
@@ -110,8 +110,8 @@ fn ses(mut section: Section<'_>) -> Option<Ses> {
     (ses != Ses::default()).then_some(ses)
 }
 
-fn loopback(text: &str) -> Option<reqwest::Url> {
-    let url = reqwest::Url::parse(text).ok()?;
+fn loopback(text: &str) -> Option<url::Url> {
+    let url = url::Url::parse(text).ok()?;
     let host = url.host_str()?.trim_start_matches('[').trim_end_matches(']');
     let is_loopback = host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     (url.scheme() == "http" && is_loopback).then_some(url)

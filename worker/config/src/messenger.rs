@@ -71,7 +71,7 @@ pub struct Webhook {
     pub secrets: Vec<SecretString>,
     pub agent: Option<String>,
     /// The address that replies are posted to. `None`: clients read replies through the API.
-    pub reply_url: Option<reqwest::Url>,
+    pub reply_url: Option<url::Url>,
     /// Whether the host name in `reply_url` may resolve to a private address.
     pub private_network: bool,
 }
@@ -191,8 +191,8 @@ fn webhook(mut section: Section<'_>) -> Webhook {
 
 const URL_RULE: &str = "must be an address, such as https://example.org/path";
 
-fn url(text: &str) -> Option<reqwest::Url> {
-    let url: reqwest::Url = text.parse().ok()?;
+fn url(text: &str) -> Option<url::Url> {
+    let url: url::Url = text.parse().ok()?;
     (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
 }
 

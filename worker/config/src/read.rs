@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use secrecy::SecretString;
+use wakeful_workflow::policy::PARTICIPANTS;
 
+use super::address::is_address;
 use super::price::{USD_RULE, parse_usd};
 use super::problem::{Origin, Problem};
 use super::tree::{Node, Table, Value};
@@ -322,4 +324,31 @@ fn shown(value: &Value) -> String {
 fn quoted(key: &str) -> String {
     let bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
     if bare { key.to_owned() } else { format!("{key:?}") }
+}
+
+/// The addresses that an agent may mail: addresses, `*@domain`, `participants` or `*`.
+pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
+    let origin = section.origin("recipients");
+    let list = section.list("recipients")?;
+    let fits = |one: &str| {
+        matches!(one, "*" | PARTICIPANTS)
+            || one
+                .strip_prefix("*@")
+                .is_some_and(|domain| is_address(&format!("x@{domain}")))
+            || is_address(one)
+    };
+    if let Some(wrong) = list.iter().find(|one| !fits(one))
+        && let Some(origin) = origin
+    {
+        let key = section.full("recipients");
+        let text =
+            format!("{key} has {wrong:?}: it must be an address, *@domain, participants, or * for everybody");
+        section.problem(origin, text);
+    }
+    Some(list)
+}
+
+/// Converts a number whose range already fits `T`.
+pub(super) fn narrow<T: TryFrom<i64>>(given: Option<i64>, default: T) -> T {
+    given.and_then(|number| T::try_from(number).ok()).unwrap_or(default)
 }

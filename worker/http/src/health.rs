@@ -1,6 +1,6 @@
 //! Liveness and readiness of the process.
 
-use crate::Ctx;
+use wakeful_engine::ctx::Ctx;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -25,7 +25,7 @@ pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
             None => error.to_string(),
         },
     };
-    let draining = ctx.draining.is_cancelled();
+    let draining = ctx.shutdown.draining.is_cancelled();
     let ready = database == "ok" && !draining;
     let body = json!({
         "status": if ready { "ok" } else { "unavailable" },

@@ -6,8 +6,10 @@
 //! current call. The same happens when the database crashed and lost chunks that were already shown: chunks
 //! are committed before they are shown, but asynchronously.
 
-use super::{DEFAULT_SPACE, Id, Problem};
-use crate::Ctx;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_engine::ctx::Ctx;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::HeaderMap;
@@ -58,7 +60,7 @@ pub(super) async fn stream(
         };
     let heartbeat = Duration::from_secs(ctx.config.server.sse_heartbeat_s);
     let reader = Reader {
-        news: ctx.news.sessions(),
+        news: ctx.bus.news.sessions(),
         ctx,
         session_id: id,
         after: last.or(query.after).unwrap_or(0),
@@ -97,7 +99,7 @@ impl Reader {
             }
             if self.frames.is_empty() {
                 tokio::select! {
-                    () = self.ctx.abort.cancelled() => return None,
+                    () = self.ctx.shutdown.abort.cancelled() => return None,
                     () = heard(&mut self.news, &self.session_id) => {}
                     () = tokio::time::sleep(LOOK) => {}
                 }

@@ -1,9 +1,30 @@
 //! Parses an entry of the old cache: `{"messages": […], "state": {…}}`. The entry is not trusted.
 
-use super::legacy::Chat;
 use serde_json::{Map, Value};
+use wakeful_store::legacy::Imported;
+use wakeful_store::wake::NewSession;
 use wakeful_workflow::record::{Role, value_without_nul, without_nul};
 use wakeful_workflow::session::Seed;
+
+/// A chat as the cache kept it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    pub(super) seeds: Vec<Seed>,
+    pub(super) said_at: Vec<Option<i64>>,
+    pub(super) state: Map<String, Value>,
+    /// How many messages no seed can be made of.
+    pub(super) left_out: i64,
+}
+
+impl Chat {
+    /// What its session begins with: today's system prompt, then the old messages.
+    pub(crate) fn begins(self, mut new: NewSession) -> (NewSession, Imported) {
+        let mut said_at = vec![None; new.seeds.len()];
+        new.seeds.extend(self.seeds);
+        said_at.extend(self.said_at);
+        (new, Imported { state: self.state, said_at, left_out: self.left_out })
+    }
+}
 
 /// An entry with more messages is refused.
 const MESSAGES: usize = 20_000;

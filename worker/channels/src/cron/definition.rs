@@ -1,9 +1,10 @@
 //! The definition of a schedule, read from a configuration, a request or a command line, and the session that
 //! a firing starts.
 
-use crate::config::{AgentError, Config, DEFAULT_AGENT, cron};
-use crate::origin::{self, CannotBegin};
-use crate::tool::registry::Registry;
+use wakeful_config::address::is_address;
+use wakeful_config::{AgentError, Config, DEFAULT_AGENT, cron};
+use wakeful_engine::origin::{self, CannotBegin};
+use wakeful_engine::tool::registry::Registry;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -16,54 +17,44 @@ use wakeful_workflow::schedule::{Invalid, MISSED_LIMIT, Missed, Overlap, Timing}
 const PROMPT_BYTES: usize = 64 << 10;
 
 /// A definition as the user gives it, or the changes to an existing one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Asked {
+pub struct Asked {
     /// Letters, digits, - and _, at most 64.
-    #[arg(skip)]
     #[serde(default)]
     pub name: String,
     /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
-    #[arg(long)]
     #[serde(default)]
     pub cron: Option<String>,
     /// The IANA name of the time zone that the pattern is read in.
-    #[arg(long, value_name = "ZONE")]
     #[serde(default)]
     pub time_zone: Option<String>,
     /// The agent; `default` if not given.
-    #[arg(long, value_name = "NAME")]
     #[serde(default)]
     pub agent: Option<String>,
     /// The conversation of its sessions; `schedule-NAME` if not given.
-    #[arg(long, value_name = "ID")]
     #[serde(default)]
     pub conversation_id: Option<String>,
     /// What the agent is told at each tick.
-    #[arg(long, value_name = "TEXT")]
     #[serde(default)]
     pub prompt: Option<String>,
     /// An address that its replies are mailed to; may be given several times. '' in an edit removes all.
-    #[arg(long, value_name = "ADDRESS")]
     #[serde(default, deserialize_with = "addresses")]
     pub mail_to: Option<Vec<String>>,
     /// What becomes of ticks that passed while no worker ran: skip, one (the default), all.
-    #[arg(long, value_name = "POLICY", value_parser = missed)]
     #[serde(default, deserialize_with = "missed_in_json")]
     pub missed: Option<Missed>,
     /// How many missed ticks fire at most, with `all`; 10 if not given.
-    #[arg(long, value_name = "N")]
     #[serde(default)]
     pub missed_limit: Option<u32>,
     /// What becomes of a tick while an earlier firing still runs: skip, queue (the default).
-    #[arg(long, value_name = "POLICY", value_parser = overlap)]
     #[serde(default, deserialize_with = "overlap_in_json")]
     pub overlap: Option<Overlap>,
 }
 
 impl Asked {
     /// Fills in the missing fields from `before`, and keeps its name.
-    pub(crate) fn over(self, before: &Definition) -> Asked {
+    pub fn over(self, before: &Definition) -> Asked {
         let conversation = before.conversation_id.split_once('/').map(|(_, id)| id.to_owned());
         Asked {
             name: before.name.clone(),
@@ -80,16 +71,10 @@ impl Asked {
     }
 }
 
-const MISSED_RULE: &str = "must be skip, one or all";
-const OVERLAP_RULE: &str = "must be skip or queue";
-
-fn missed(word: &str) -> Result<Missed, &'static str> {
-    Missed::parse(word).ok_or(MISSED_RULE)
-}
-
-fn overlap(word: &str) -> Result<Overlap, &'static str> {
-    Overlap::parse(word).ok_or(OVERLAP_RULE)
-}
+/// The words of `missed`.
+pub const MISSED_RULE: &str = "must be skip, one or all";
+/// The words of `overlap`.
+pub const OVERLAP_RULE: &str = "must be skip or queue";
 
 fn missed_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Missed>, D::Error> {
     given(from, "missed", MISSED_RULE, |value| Missed::parse(value.as_str()?))
@@ -100,7 +85,7 @@ fn overlap_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Overlap>
 }
 
 /// Reads `mail_to`, a list of texts. The caller checks that they are addresses.
-pub(in crate::channel) fn addresses<'de, D: Deserializer<'de>>(
+pub fn addresses<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Vec<String>>, D::Error> {
     given(from, "mail_to", "must be a list of mail addresses, such as [\"ann@example.org\"]", |value| {
@@ -124,7 +109,7 @@ fn given<'de, D: Deserializer<'de>, T>(
 }
 
 /// A value for an error message, cut to 60 characters.
-pub(in crate::channel) fn shown(value: &Value) -> String {
+pub fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 {
         text
@@ -137,7 +122,7 @@ pub(in crate::channel) fn shown(value: &Value) -> String {
 ///
 /// # Errors
 /// A sentence that says what is wrong.
-pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
+pub fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
     if !cron::is_name(&asked.name) {
         return Err(format!("`name` is {:?}: it {}", asked.name, cron::NAME_RULE));
     }
@@ -162,7 +147,7 @@ pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> 
         return Err(format!("`prompt` has 1 to {PROMPT_BYTES} bytes and no NUL character"));
     }
     let mail_to = asked.mail_to.unwrap_or_default();
-    if let Some(wrong) = mail_to.iter().find(|address| !cron::is_address(address)) {
+    if let Some(wrong) = mail_to.iter().find(|address| !is_address(address)) {
         return Err(format!("`mail_to` has {wrong:?}: it must be a mail address"));
     }
     let missed_limit = asked.missed_limit.unwrap_or(cron::MISSED_LIMIT);
@@ -171,7 +156,7 @@ pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> 
     }
     let conversation = asked.conversation_id.unwrap_or_else(|| conversation_of(&asked.name));
     Ok(Definition {
-        conversation_id: crate::api::stored_conversation_id(&conversation)
+        conversation_id: wakeful_workflow::id::stored_conversation_id(&conversation)
             .map_err(|problem| problem.to_string())?,
         name: asked.name,
         cron,
@@ -194,7 +179,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
         agent: schedule.agent.clone(),
         conversation_id: format!(
             "{}/{}",
-            crate::api::DEFAULT_SPACE,
+            wakeful_workflow::id::DEFAULT_SPACE,
             schedule.conversation.clone().unwrap_or_else(|| conversation_of(name))
         ),
         prompt: schedule.prompt.clone(),
@@ -211,7 +196,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
 ///
 /// # Errors
 /// When this process does not know the agent.
-pub(crate) fn session_of(
+pub fn session_of(
     config: &Config,
     tools: &Registry,
     schedule: &Schedule,
@@ -223,7 +208,7 @@ pub(crate) fn session_of(
 
 /// A policy that mails a session's replies to these addresses, as a new mail thread. The default policy if
 /// there are none.
-pub(crate) fn mailing(config: &Config, mail_to: &[String], subject: &str) -> SessionPolicy {
+pub fn mailing(config: &Config, mail_to: &[String], subject: &str) -> SessionPolicy {
     if mail_to.is_empty() {
         return SessionPolicy::default();
     }

@@ -1,9 +1,10 @@
 //! The scheduler sleeps until a tick is due, fires it, and sleeps again. Several schedulers may run at once.
 
 use super::definition::{of_config, session_of};
-use crate::api::DEFAULT_SPACE;
-use crate::ingest::announce;
-use crate::{Ctx, origin};
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_engine::ingest::announce;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::origin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
@@ -20,12 +21,12 @@ const SHORTEST: Duration = Duration::from_millis(100);
 /// to the second.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
-/// Fires due ticks until `ctx.draining` fires. A firing in progress then is either committed or left undone.
+/// Fires what is due, until `ctx.shutdown.draining` fires. What is in hand then is committed, or never was.
 pub(super) async fn run(ctx: Arc<Ctx>) {
-    let mut news = ctx.news.schedules();
+    let mut news = ctx.bus.news.schedules();
     let agents = agents(&ctx);
     let (mut synced, mut again) = (false, AGAIN.0);
-    while !ctx.draining.is_cancelled() {
+    while !ctx.shutdown.draining.is_cancelled() {
         let wait = match look(&ctx, &agents, &mut synced).await {
             Ok(wait) => {
                 again = AGAIN.0;
@@ -39,7 +40,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
             }
         };
         tokio::select! {
-            () = ctx.draining.cancelled() => {}
+            () = ctx.shutdown.draining.cancelled() => {}
             () = tokio::time::sleep(wait) => {}
             heard = news.recv() => if let Err(RecvError::Closed) = heard {
                 // The listener is gone, so only the timer is left.
@@ -56,9 +57,9 @@ async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store:
         *synced = true;
     }
     let compose = |schedule: &Schedule| {
-        session_of(&ctx.config, &ctx.tools, schedule).map_err(|cannot| cannot.to_string())
+        session_of(&ctx.config, &ctx.plugins.tools, schedule).map_err(|cannot| cannot.to_string())
     };
-    while !ctx.draining.is_cancelled() {
+    while !ctx.shutdown.draining.is_cancelled() {
         let Some(fired) = ctx.store.fire_due(None, agents, &compose).await? else { break };
         crate::failpoint("K62");
         tell(ctx, &fired);
@@ -112,7 +113,7 @@ fn tell(ctx: &Ctx, fired: &Fired) {
 /// have them.
 fn agents(ctx: &Ctx) -> Vec<String> {
     let known = |name: &String| {
-        origin::of_chat(&ctx.config, &ctx.tools, format!("{DEFAULT_SPACE}/any"), Some(name)).is_ok()
+        origin::of_chat(&ctx.config, &ctx.plugins.tools, format!("{DEFAULT_SPACE}/any"), Some(name)).is_ok()
     };
     ctx.config.agent_names().into_iter().filter(known).collect()
 }

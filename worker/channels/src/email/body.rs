@@ -5,7 +5,7 @@
 //! door cannot block another. A body must also arrive at a minimum rate. A sender who stops is cut off within
 //! seconds, and one who goes on has to spend bandwidth.
 
-use crate::api::Problem;
+use wakeful_http::problem::Problem;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};

@@ -3,7 +3,7 @@
 //! Every attempt of a delivery gives the same bytes, except for the date. The Message-ID is made from the
 //! delivery id, so a recipient can recognise a duplicate, and a reply or a bounce names the delivery.
 
-use crate::channel::{Outbound, SendError};
+use wakeful_engine::channel::{Outbound, SendError};
 use lettre::Message;
 use lettre::address::Envelope;
 use lettre::message::header::{ContentType, HeaderName, HeaderValue, MIME_VERSION_1_0};

@@ -1,6 +1,6 @@
 //! Finds which of our mailboxes a mail is addressed to.
 
-use crate::config::email::Email;
+use wakeful_config::email::Email;
 use lettre::message::Mailbox as Named;
 
 /// The `mailbox_id` when no mailbox is configured.
@@ -102,7 +102,7 @@ fn token<'a>(own: &str, recipient: &'a str) -> Option<Option<&'a str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::mailboxes::{Incoming, Mailbox};
+    use wakeful_config::mailboxes::{Incoming, Mailbox};
 
     fn email(addresses: &[&str]) -> Email {
         let mailboxes = addresses

@@ -1,7 +1,7 @@
 //! Writes outgoing mail into a Maildir. `wakeful dev` uses it; any mail reader can open it.
 
 use super::compose::compose;
-use crate::channel::{Channel, Found, Outbound, SendError};
+use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 use async_trait::async_trait;
 use lettre::message::Mailbox;
 use serde_json::{Value, json};

@@ -30,7 +30,7 @@ const STACK_BYTES: usize = 64 << 20;
 
 /// Why a mail was not parsed. A retry helps only after [`Unreadable::NoThread`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unreadable {
+pub enum Unreadable {
     #[error("{0}")]
     Hostile(#[from] Hostile),
     #[error("this is not a mail: it has no readable header")]

@@ -1,6 +1,6 @@
 //! Sends one request to a messenger and reads the answer.
 
-use crate::channel::SendError;
+use wakeful_engine::channel::SendError;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{ClientBuilder, RequestBuilder, StatusCode};
 use serde_json::Value;

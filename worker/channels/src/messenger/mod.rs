@@ -10,24 +10,29 @@ mod slack;
 mod telegram;
 mod webhook;
 
-use super::signed::{Unsigned, webhook_key};
-use crate::api::{Problem, stored_conversation_id};
-use crate::channel::Channel;
-use crate::cli::Usage;
-use crate::config::Config;
-use crate::{Ctx, ingest, origin};
+use super::signed::Unsigned;
+use wakeful_config::webhook::webhook_key;
+use wakeful_http::problem::Problem;
+use wakeful_workflow::id::stored_conversation_id;
+use wakeful_engine::channel::Channel;
+use wakeful_config::Invalid;
+use wakeful_config::Config;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::{ingest, origin};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use serde_json::Value;
 use std::sync::Arc;
 use tracing::{info, warn};
+use wakeful_engine::ingest::Refused;
+use wakeful_store::Error;
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::policy::ReplyRoute;
 
 /// Builds the channels that send to messengers. Also checks rules that span several configuration keys.
 pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
-    check(config).map_err(Usage)?;
+    check(config).map_err(Invalid)?;
     let messenger = &config.messenger;
     let mut senders: Vec<Arc<dyn Channel>> = Vec::new();
     if let Some(token) = &messenger.slack.token {
@@ -133,10 +138,10 @@ struct Incoming {
 }
 
 /// Commits the message. It goes to the latest session of its conversation, or starts one.
-async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Problem> {
+async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
     let conversation_id = stored_conversation_id(&incoming.conversation_id)?;
     let agent = incoming.agent.as_deref();
-    let new = origin::of_message(&ctx.config, &ctx.tools, conversation_id, agent, incoming.reply)?;
+    let new = origin::of_message(&ctx.config, &ctx.plugins.tools, conversation_id, agent, incoming.reply)?;
     let message = NewMessage {
         client_key: Some(incoming.key),
         text: incoming.text,
@@ -149,16 +154,22 @@ async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Problem> {
 
 /// Answers a messenger that repeats a message until it gets a 2xx. A message that would be refused every time
 /// is acknowledged with 200, and the log says why it was dropped.
-fn received(messenger: &str, taken: Result<Woken, Problem>) -> Result<StatusCode, Problem> {
+fn received(messenger: &str, taken: Result<Woken, Refused>) -> Result<StatusCode, Problem> {
     match taken {
         Ok(_) => Ok(StatusCode::OK),
-        // The same key with other text: a second event for a message that was already taken.
-        Err(problem) if problem.status() == StatusCode::UNPROCESSABLE_ENTITY => Ok(StatusCode::OK),
-        Err(problem) if matches!(problem.status(), StatusCode::BAD_REQUEST | StatusCode::CONFLICT) => {
-            warn!(error = %problem, "A message from {messenger} was dropped");
+        Err(Refused::Store(Error::Bundle(_) | Error::KeyReused { .. })) => {
+            // The same key with other text: a second event for a message that was already taken.
             Ok(StatusCode::OK)
         }
-        Err(problem) => Err(problem),
+        Err(
+            refused @ (Refused::CannotBegin(_)
+            | Refused::ConversationId(_)
+            | Refused::Store(Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. })),
+        ) => {
+            warn!(error = %Problem::from(refused), "A message from {messenger} came to nothing");
+            Ok(StatusCode::OK)
+        }
+        Err(refused @ (Refused::Full | Refused::Store(_))) => Err(refused.into()),
     }
 }
 

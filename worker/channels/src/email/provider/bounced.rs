@@ -1,10 +1,10 @@
 //! Outgoing mail that bounced, as its provider reports it.
 
-use crate::Ctx;
-use crate::api::Problem;
-use crate::channel::email::bounce;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use crate::email::bounce;
 
-pub(super) use crate::channel::email::bounce::Bounce;
+pub(super) use crate::email::bounce::Bounce;
 
 /// Records the bounce at its delivery.
 ///

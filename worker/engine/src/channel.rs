@@ -1,0 +1,81 @@
+//! The trait that a medium implements: how an outgoing message is sent. [`crate::jobs::deliver`] hands each delivery to the
+//! [`Channel`] of its name.
+
+use async_trait::async_trait;
+use serde_json::Value;
+use std::time::Duration;
+
+/// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
+pub const SEND: Duration = Duration::from_secs(60);
+
+/// Sends outgoing messages of one kind.
+#[async_trait]
+pub trait Channel: Send + Sync {
+    /// The word in `deliveries.channel`.
+    fn name(&self) -> &str;
+
+    /// Whether sending the same delivery id again has no further effect. If not, a delivery that was
+    /// interrupted while it was being sent is shown as uncertain and is never sent again automatically.
+    fn is_idempotent(&self) -> bool;
+
+    /// Sends one message and returns the receipt.
+    ///
+    /// # Errors
+    /// [`SendError`], which says whether the message may have gone out.
+    async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
+
+    /// Looks up what became of a delivery whose sending was interrupted. The default, for a channel that
+    /// cannot look it up, is [`Found::Unknown`]: the delivery is then sent again if the channel is
+    /// idempotent, and otherwise shown as uncertain.
+    ///
+    /// # Errors
+    /// When the channel cannot answer right now; the caller asks again.
+    async fn find(&self, _delivery_id: &str) -> Result<Found, SendError> {
+        Ok(Found::Unknown)
+    }
+
+    /// Like [`Channel::find`], for a channel that can look only in the place where the message was sent.
+    ///
+    /// # Errors
+    /// Those of [`Channel::find`].
+    async fn find_message(&self, message: &Outbound<'_>) -> Result<Found, SendError> {
+        self.find(message.delivery_id).await
+    }
+}
+
+/// What a channel knows about a delivery id.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Found {
+    Sent {
+        receipt: Value,
+    },
+    /// It was certainly not sent. The channel need not know about an attempt that is still under way.
+    NotSent,
+    Unknown,
+}
+
+/// One delivery, ready to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Outbound<'a> {
+    /// The idempotency key: the same in every attempt.
+    pub delivery_id: &'a str,
+    pub content: &'a Value,
+}
+
+/// Why a message was not certainly sent.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// It was not sent and never will be.
+    #[error("{0}")]
+    Refused(String),
+    /// It was not sent; trying again may help.
+    #[error("{0}")]
+    Later(String),
+    /// It was not sent, because the receiver accepts nothing more for the time `after`. It is tried again
+    /// after that time. Waiting is no fault, so this does not count as an attempt.
+    #[error("{error}")]
+    Throttled { error: String, after: Duration },
+    /// It may have been sent.
+    #[error("{0}")]
+    Unknown(String),
+}
