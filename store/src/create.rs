@@ -3,22 +3,56 @@
 //! The conversation's row is locked first. So two first messages at once make one session, and a message beside somebody
 //! who begins anew goes to the old session or to the new one, and is lost in neither.
 
-use crate::chain::shown;
 use crate::failpoint::failpoint;
 use crate::hydrate::from_text;
 use crate::run::{self, Locked};
-use crate::wake::{Continues, NewSession, pin};
+use crate::session::shown;
 use crate::{Error, Result, Store, new_id};
 use serde::Serialize;
 use sqlx::PgConnection;
+use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Block, Role, text_of};
-use wakeful_workflow::session::{Seed, SessionStatus};
-use wakeful_workflow::trigger::{NEW, TriggerSource, opens_beside, replies_by_mail};
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::trigger::{NEW, opens_beside};
 
 /// At most so many texts of a session begin the one beside it.
 const SAID: i64 = 100;
+
+/// Which session a trigger goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Continues {
+    /// The one that the same trigger made before: an email or a schedule's firing has a session to itself.
+    Trigger,
+    /// The latest of its conversation, whatever made that one: a chat goes on where it was left, or forked to, or begun
+    /// anew.
+    Conversation,
+}
+
+/// What a session is made of, where there is none to go on with.
+#[derive(Clone, Debug)]
+pub struct NewSession {
+    pub space_id: String,
+    pub mailbox_id: String,
+    /// As it is stored: `space/id`.
+    pub conversation_id: String,
+    pub trigger_type: String,
+    /// With space, mailbox and type unique: the same trigger again finds this session.
+    pub trigger_id: String,
+    pub continues: Continues,
+    pub agent: String,
+    pub model_id: String,
+    pub model_context_window: i32,
+    /// The tools as its model is told of them: pinned, with the system prompt among the seeds.
+    pub tools: Vec<ToolDefinition>,
+    pub policy: SessionPolicy,
+    /// The repository that the work is about, if it is about one.
+    pub repository_id: Option<String>,
+    /// What the model sees before the first message, rendered.
+    pub seeds: Vec<Seed>,
+}
 
 /// A session that begins its conversation anew.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -227,13 +261,10 @@ async fn open_beside(
     latest: Latest,
     trigger_type: &str,
 ) -> Result<Locked> {
-    let mut policy = new.policy.clone();
-    if let Some(before) = latest.policy {
-        let before: SessionPolicy =
-            serde_json::from_value(before).map_err(|error| Error::corrupt("policy", error))?;
-        (policy.participants, policy.recipients) = (before.participants, before.recipients);
-        (policy.web, policy.loop_suspicion) = (before.web, before.loop_suspicion);
-    }
+    let policy = match policy_of(latest.policy)? {
+        Some(before) => new.policy.clone().restricted_as(&before),
+        None => new.policy.clone(),
+    };
     let session_id = new_id("sess");
     let new = NewSession {
         trigger_type: trigger_type.to_owned(),
@@ -298,11 +329,9 @@ async fn said(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
     Ok(seeds)
 }
 
-/// The policy of a session that begins anew: it replies as the latest one does, and by its route, if its trigger's type says
-/// that. Not by mail: what begins anew is read where it was begun. Whom and what it may reach is what the latest one may,
-/// whatever its type: who was kept from an agent's recipients does not get them by beginning anew.
+/// The policy of a restarted conversation: [`SessionPolicy::restarted`].
 async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<SessionPolicy> {
-    let mut own = new.policy.clone();
+    let own = new.policy.clone();
     let latest = sqlx::query!(
         r#"select coalesce(policy ->> 'replies_as', trigger_type) as "replies_as!", policy from conversation_sessions
         where conversation_id = $1
@@ -313,28 +342,26 @@ async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<
     .fetch_optional(tx)
     .await?;
     let Some(latest) = latest else { return Ok(own) };
-    let answers = |trigger_type: &str| match TriggerSource::of(trigger_type) {
-        TriggerSource::User | TriggerSource::Webhook | TriggerSource::Api => {
-            trigger_type != NEW && !replies_by_mail(trigger_type)
-        }
-        TriggerSource::Schedule | TriggerSource::Fork | TriggerSource::Replay | TriggerSource::Import => {
-            false
-        }
-    };
-    let answers = answers(&latest.replies_as);
-    if let Some(policy) = latest.policy {
-        let before: SessionPolicy =
-            serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?;
-        (own.participants, own.recipients) = (before.participants, before.recipients);
-        (own.web, own.loop_suspicion) = (before.web, before.loop_suspicion);
-        if answers {
-            own.reply = before.reply;
-        }
-    }
-    if answers {
-        own.replies_as = Some(latest.replies_as);
-    }
-    Ok(own)
+    Ok(own.restarted(&latest.replies_as, policy_of(latest.policy)?.as_ref()))
+}
+
+fn policy_of(stored: Option<serde_json::Value>) -> Result<Option<SessionPolicy>> {
+    stored.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("policy", error))
+}
+
+/// Keeps a session's prefix under its hash, which it gives. Sessions that begin alike share it.
+pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String> {
+    let blob = prefix.blob();
+    sqlx::query!(
+        "insert into blobs (sha256, size, media_type, bytes)
+        values ($1, length($2::bytea), 'application/json', $2)
+        on conflict (sha256) do nothing",
+        blob.sha256,
+        blob.bytes
+    )
+    .execute(tx)
+    .await?;
+    Ok(blob.sha256)
 }
 
 /// Writes the session's row, its seeds and its prefix.

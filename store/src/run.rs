@@ -31,7 +31,7 @@ pub(crate) enum Wakes {
 }
 
 /// Appends journal entries to a locked session.
-pub(crate) async fn journal(
+pub(crate) async fn append_events(
     tx: &mut PgConnection,
     session_id: &str,
     run_id: Option<&str>,
@@ -117,7 +117,7 @@ pub(crate) async fn open(
         });
     }
     if !events.is_empty() {
-        journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+        append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     }
     if session.status != SessionStatus::Queued {
         sqlx::query!(
@@ -144,7 +144,7 @@ pub(crate) async fn open(
 
 /// How a run ends or pauses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ending<'a> {
+pub(crate) struct RunEnd<'a> {
     pub session_id: &'a str,
     pub run_id: &'a str,
     pub status: SessionStatus,
@@ -158,7 +158,7 @@ pub(crate) struct Ending<'a> {
 pub(crate) async fn close(
     tx: &mut PgConnection,
     conversation: Conversation,
-    ending: Ending<'_>,
+    ending: RunEnd<'_>,
     next: Option<Queued>,
 ) -> Result<()> {
     let pauses = matches!(ending.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);

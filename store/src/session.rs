@@ -4,7 +4,6 @@ mod parts;
 
 pub use parts::{CallView, DeliveryView, MessageView, RunView, StepView};
 
-use crate::chain::shown;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -239,4 +238,9 @@ fn question(content: &str, call_id: &str) -> Result<Option<String>> {
         }
         Block::ToolCall(_) | Block::Text { .. } | Block::ToolResult(_) | Block::Provider { .. } => None,
     }))
+}
+
+/// A stored conversation's id as people know it: without the space.
+pub(crate) fn shown(conversation_id: &str) -> &str {
+    conversation_id.split_once('/').map_or(conversation_id, |(_, id)| id)
 }

@@ -5,53 +5,19 @@
 
 use crate::bounce;
 use crate::create::find_or_create;
+pub use crate::create::{Continues, NewSession};
 use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
-use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::event::Event;
-use wakeful_workflow::policy::SessionPolicy;
-use wakeful_workflow::prefix::Prefix;
+use wakeful_workflow::inbox::{self, Acceptance, Arrival};
 use wakeful_workflow::record::{Attachment, without_nul};
-use wakeful_workflow::session::{Seed, SessionStatus};
+use wakeful_workflow::session::SessionStatus;
 
 /// At most so many messages may wait in one session.
 pub const INBOX_LIMIT: i64 = 1000;
-
-/// Which session a trigger goes on with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Continues {
-    /// The one that the same trigger made before: an email or a schedule's firing has a session to itself.
-    Trigger,
-    /// The latest of its conversation, whatever made that one: a chat goes on where it was left, or forked to, or begun
-    /// anew.
-    Conversation,
-}
-
-/// What a session is made of, where there is none to go on with.
-#[derive(Clone, Debug)]
-pub struct NewSession {
-    pub space_id: String,
-    pub mailbox_id: String,
-    /// As it is stored: `space/id`.
-    pub conversation_id: String,
-    pub trigger_type: String,
-    /// With space, mailbox and type unique: the same trigger again finds this session.
-    pub trigger_id: String,
-    pub continues: Continues,
-    pub agent: String,
-    pub model_id: String,
-    pub model_context_window: i32,
-    /// The tools as its model is told of them: pinned, with the system prompt among the seeds.
-    pub tools: Vec<ToolDefinition>,
-    pub policy: SessionPolicy,
-    /// The repository that the work is about, if it is about one.
-    pub repository_id: Option<String>,
-    /// What the model sees before the first message, rendered.
-    pub seeds: Vec<Seed>,
-}
 
 /// A message for a session.
 #[derive(Clone, Debug)]
@@ -75,23 +41,12 @@ pub struct NewAttachment {
     pub bytes: Vec<u8>,
 }
 
-/// What the message did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Delivered {
-    /// It waits in the inbox for the next step boundary.
-    Queued,
-    /// It answered the open question.
-    Delivered,
-    NewRun,
-}
-
 /// The answer to a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Woken {
     pub session_id: String,
     pub run_id: String,
-    pub outcome: Delivered,
+    pub outcome: Acceptance,
     /// The key was used before: this is the first answer again.
     #[serde(skip)]
     pub duplicate: bool,
@@ -119,25 +74,6 @@ impl By {
     }
 }
 
-impl Delivered {
-    fn as_str(self) -> &'static str {
-        match self {
-            Delivered::Queued => "queued",
-            Delivered::Delivered => "delivered",
-            Delivered::NewRun => "new_run",
-        }
-    }
-
-    pub(crate) fn parse(word: &str) -> Result<Delivered> {
-        match word {
-            "queued" => Ok(Delivered::Queued),
-            "delivered" => Ok(Delivered::Delivered),
-            "new_run" => Ok(Delivered::NewRun),
-            _ => Err(Error::corrupt("inbox outcome", word)),
-        }
-    }
-}
-
 impl Store {
     /// Takes a message: creates the session when there is none to go on with, and wakes it. One transaction; when this
     /// returns, the message is durable.
@@ -154,7 +90,7 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
-        let woken = deliver(&mut tx, session, message).await?;
+        let woken = accept(&mut tx, session, message).await?;
         failpoint("K1");
         tx.commit().await?;
         Ok(woken)
@@ -173,7 +109,7 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
-        let woken = deliver(&mut tx, session, message).await?;
+        let woken = accept(&mut tx, session, message).await?;
         tx.commit().await?;
         Ok(woken)
     }
@@ -192,8 +128,8 @@ impl Store {
         let session = run::lock(&mut tx, session_id).await?;
         By::Anyone.may_wake(&session)?;
         let refused = conflict(session.clone(), "an answer");
-        let woken = deliver(&mut tx, session, message).await?;
-        if !woken.duplicate && woken.outcome != Delivered::Delivered {
+        let woken = accept(&mut tx, session, message).await?;
+        if !woken.duplicate && woken.outcome != Acceptance::Delivered {
             return Err(refused);
         }
         tx.commit().await?;
@@ -302,23 +238,8 @@ impl Store {
     }
 }
 
-/// Keeps a session's prefix under its hash, which it gives. Sessions that begin alike share it.
-pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String> {
-    let blob = prefix.blob();
-    sqlx::query!(
-        "insert into blobs (sha256, size, media_type, bytes)
-        values ($1, length($2::bytea), 'application/json', $2)
-        on conflict (sha256) do nothing",
-        blob.sha256,
-        blob.bytes
-    )
-    .execute(tx)
-    .await?;
-    Ok(blob.sha256)
-}
-
 /// Puts the message into the inbox and does what the session's status asks for.
-pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
+pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
     let client_key = match &message.client_key {
         Some(key) if !mutant("no_dedupe") => key.clone(),
         Some(_) | None => new_id("key"),
@@ -342,13 +263,14 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
         return Ok(Woken {
             session_id: session.session_id,
             run_id: first.run_id,
-            outcome: Delivered::parse(&first.outcome)?,
+            outcome: acceptance_of(&first.outcome)?,
             duplicate: true,
         });
     }
-    if !session.status.takes_messages() {
+    let newest = run::newest(tx, &session.session_id).await?;
+    let Some(arrival) = inbox::accept(session.status, session.cancel_requested, newest.is_some()) else {
         return Err(conflict(session, "message"));
-    }
+    };
     let pending = sqlx::query_scalar!(
         r#"select count(*) as "count!" from session_inbox where session_id = $1 and status = 'pending'"#,
         session.session_id
@@ -358,21 +280,14 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
     if pending >= INBOX_LIMIT {
         return Err(Error::InboxFull { pending });
     }
-    let newest = run::newest(tx, &session.session_id).await?;
-    // A run that was asked to end takes nothing more: what comes now is for the run after it.
-    let ending =
-        session.cancel_requested && matches!(session.status, SessionStatus::Queued | SessionStatus::Running);
-    let (outcome, run_id) = match (session.status, newest) {
-        _ if ending => {
-            let next = run::next_run(tx, &session.session_id).await?;
-            (Delivered::NewRun, next.unwrap_or_else(run::new_run_id))
+    let run_id = match (arrival, newest) {
+        (Arrival::JoinsRun | Arrival::AnswersQuestion, Some(run_id)) => run_id,
+        (Arrival::AwaitsNextRun, _) => {
+            run::next_run(tx, &session.session_id).await?.unwrap_or_else(run::new_run_id)
         }
-        (SessionStatus::Queued | SessionStatus::Running | SessionStatus::NeedsAttention, Some(run_id)) => {
-            (Delivered::Queued, run_id)
-        }
-        (SessionStatus::WaitingInput, Some(run_id)) => (Delivered::Delivered, run_id),
-        (_, _) => (Delivered::NewRun, run::new_run_id()),
+        (Arrival::JoinsRun | Arrival::AnswersQuestion, None) | (Arrival::OpensRun, _) => run::new_run_id(),
     };
+    let outcome = arrival.acceptance();
     let attachments = attach(&mut *tx, &message.attachments).await?;
     let inbox_id = sqlx::query_scalar!(
         "insert into session_inbox
@@ -392,20 +307,20 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
     .await?;
     let dedupe = format!("message/{client_key}");
     let event = Event::MessageReceived { inbox_id };
-    run::journal(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event]).await?;
+    run::append_events(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event])
+        .await?;
     if let Some(news) = bounce::news(&mut *tx, &session.conversation_id).await? {
         bring_along(&mut *tx, &session.session_id, &run_id, outcome, &news).await?;
     }
-    match outcome {
-        // The commit that closes the ending run opens the next one.
-        Delivered::NewRun if ending => {}
-        Delivered::Queued => {}
-        Delivered::Delivered | Delivered::NewRun => {
+    match arrival {
+        // The commit that closes the cancelled run opens the next one.
+        Arrival::AwaitsNextRun | Arrival::JoinsRun => {}
+        Arrival::AnswersQuestion | Arrival::OpensRun => {
             let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
-            if outcome == Delivered::NewRun {
+            if arrival == Arrival::OpensRun {
                 clear_cancel(tx, &session.session_id).await?;
             }
-            // A run that has to wait for another session's is queued: the message is in its inbox.
+            // While another session of the conversation runs, this run is queued. The message waits in the inbox.
             let _: Opened =
                 run::open(tx, &conversation, &session, &run_id, message.trace_context.as_deref(), None)
                     .await?;
@@ -420,7 +335,7 @@ async fn bring_along(
     tx: &mut PgConnection,
     session_id: &str,
     run_id: &str,
-    outcome: Delivered,
+    outcome: Acceptance,
     news: &str,
 ) -> Result<()> {
     use sha2::Digest;
@@ -441,7 +356,7 @@ async fn bring_along(
     .await?;
     let dedupe = format!("message/{client_key}");
     let event = Event::MessageReceived { inbox_id };
-    run::journal(tx, session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
+    run::append_events(tx, session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
 }
 
 /// Keeps the files of a message as blobs, and gives what points at them.
@@ -508,7 +423,7 @@ async fn close_queued(
         reason: Some(reason.map_or_else(|| "cancelled".to_owned(), |reason| format!("cancelled: {reason}"))),
     };
     let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
-    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    run::append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     sqlx::query!(
         "update conversation_sessions
         set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
@@ -545,6 +460,11 @@ pub(crate) async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Res
     .execute(tx)
     .await?;
     Ok(())
+}
+
+/// Reads a stored acceptance.
+pub(crate) fn acceptance_of(word: &str) -> Result<Acceptance> {
+    Acceptance::parse(word).ok_or_else(|| Error::corrupt("inbox outcome", word))
 }
 
 pub(crate) fn conflict(session: Locked, wanted: &'static str) -> Error {

@@ -4,16 +4,16 @@ mod draft;
 mod transition;
 
 pub use draft::{INLINE_OUTPUT_BYTES, INLINE_VALUE_BYTES, STEPS_PER_CHECKPOINT};
-pub use transition::{Blob, ClosedCall, Closing, Next, OpenedCall, StepResult, Transition};
+pub use transition::{Closing, Next, OpenedCall, StepResult, Transition};
 
-use crate::agent::Policy;
-use crate::context::{self, Rebase};
+use crate::agent::AgentPolicy;
 use crate::effect::Effect;
 use crate::fault::Fault;
 use crate::id::GenerationId;
 use crate::plan::Stop;
 use crate::record::{FinishReason, Reply, ToolCall, Usage};
 use crate::session::{CallOutcome, CallStatus, Session, SessionStatus};
+use crate::strategy::{Rebase, Strategy};
 use draft::Draft;
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ pub struct Generated {
     pub prefill_bytes: Option<i64>,
     pub reply: Reply,
     /// How its context was selected, and where that began anew for this call.
-    pub context_strategy: context::Strategy,
+    pub context_strategy: Strategy,
     pub rebase: Option<Rebase>,
     /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
     pub effects: BTreeMap<String, Effect>,
@@ -83,12 +83,12 @@ pub enum CompactionEnd {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Performed {
     pub call: ToolCall,
-    pub ending: Ending,
+    pub ending: CallEnd,
 }
 
 /// How a call ended.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Ending {
+pub enum CallEnd {
     /// `Done`, `Failed`, or `Uncertain` where a person settled it.
     Settled(CallStatus, CallOutcome),
     /// Nobody can know whether it took effect. `known` when an operator was told before.
@@ -103,7 +103,7 @@ pub enum Ending {
 
 /// Makes the transition. Total: an outcome that does not fit the session (a worker's defect) closes nothing and
 /// loses nothing, because the commit's fence compares what was planned with what is.
-pub fn advance(session: &Session, outcome: Outcome, policy: Policy) -> Transition {
+pub fn advance(session: &Session, outcome: Outcome, policy: AgentPolicy) -> Transition {
     let draft = Draft::new(session, policy);
     match outcome {
         Outcome::Begun => draft.begin(),

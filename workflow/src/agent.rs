@@ -1,6 +1,6 @@
 //! What an agent is: its prompt, its model, the tools it may use and the limits it runs under.
 
-use crate::context::ContextPolicy;
+use crate::strategy::ContextPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -26,14 +26,14 @@ pub struct Agent {
 
 impl Agent {
     /// What of the agent decides how an outcome is written down.
-    pub fn policy(&self) -> Policy {
-        Policy { on_uncertain: self.on_uncertain, journal: self.journal }
+    pub fn policy(&self) -> AgentPolicy {
+        AgentPolicy { on_uncertain: self.on_uncertain, journal: self.journal }
     }
 }
 
 /// What an agent's configuration says about how an outcome is written down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub struct AgentPolicy {
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,
 }

@@ -6,8 +6,8 @@
 //! bytes. Between two rebases a request only grows, which is what a provider's prompt cache keys on.
 
 pub mod compaction;
+mod input;
 mod select;
-mod strategy;
 mod weight;
 
 #[cfg(test)]
@@ -15,31 +15,7 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
+pub use input::{Context, Message};
 pub(crate) use select::READ_OUTPUT;
 pub use select::{Built, build, build_again, build_as, full, numbered};
-pub use strategy::{ContextPolicy, Rebase, Strategy};
 pub use weight::{Weight, weigh};
-
-use crate::agent::ToolDefinition;
-use crate::record::{Block, Role};
-
-/// The input of one model call, before a provider's protocol shapes it. Equal contexts give equal request bytes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Context {
-    /// The rendered system prompt.
-    pub system: String,
-    /// Sorted by name, so that the prefix of every request is the same.
-    pub tools: Vec<ToolDefinition>,
-    /// Seeds and records in order. Anything is legal here: repairs are made by [`crate::wire`] on its own copy.
-    pub messages: Vec<Message>,
-    /// What the answer is to begin with: the text that an attempt before this one had said when it was cut off.
-    /// Protocols and models that take none leave it out.
-    pub prefill: Option<String>,
-}
-
-/// One message of a [`Context`]. Its role is `user`, `assistant` or `tool`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Message {
-    pub role: Role,
-    pub content: Vec<Block>,
-}

@@ -10,7 +10,7 @@
 //! recorded is nobody's update.
 
 use crate::record::{Record, ToolResult};
-use crate::session::State;
+use crate::state::State;
 use serde_json::{Value, json};
 
 /// Keys of files that the session wrote: `file/<path>`.
@@ -29,7 +29,7 @@ pub struct StateUpdate {
 
 /// A message for the outside, found in a tool result: it becomes a delivery in the commit of its step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outgoing {
+pub struct NewDelivery {
     /// Unique within the session: a step that is performed twice enqueues it once.
     pub source_key: String,
     pub channel: String,
@@ -59,12 +59,12 @@ pub fn updates(result: &ToolResult) -> Vec<StateUpdate> {
 }
 
 /// The message that one tool result sends, if it sends one.
-pub fn outgoing(result: &ToolResult) -> Option<Outgoing> {
+pub fn outgoing(result: &ToolResult) -> Option<NewDelivery> {
     if result.is_error {
         return None;
     }
     let details = result.details.as_ref()?;
-    (details["type"] == "sentEmail").then(|| Outgoing {
+    (details["type"] == "sentEmail").then(|| NewDelivery {
         source_key: result.call_id.to_string(),
         channel: EMAIL.to_owned(),
         content: details.clone(),

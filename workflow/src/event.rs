@@ -8,9 +8,10 @@
 //! without a number. Chunks are committed asynchronously and may be lost with the server, and a journal number must
 //! never be used twice.
 
-use crate::context::Rebase;
+use crate::generation::Purpose;
 use crate::id::{CallId, ConversationId, GenerationId, SessionId};
-use crate::session::{Purpose, SessionStatus};
+use crate::session::SessionStatus;
+use crate::strategy::Rebase;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

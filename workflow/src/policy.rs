@@ -3,6 +3,7 @@
 
 use crate::agent::Agent;
 use crate::id::SessionId;
+use crate::trigger;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -160,6 +161,34 @@ impl SessionPolicy {
             ..agent
         }
     }
+
+    /// This policy with the restrictions of `before`: whom the session may write to, which hosts it may ask, and whether it
+    /// is suspected of a mail loop. So a session that follows another one in its conversation gains no permission.
+    pub fn restricted_as(mut self, before: &SessionPolicy) -> SessionPolicy {
+        self.participants.clone_from(&before.participants);
+        self.recipients.clone_from(&before.recipients);
+        self.web.clone_from(&before.web);
+        self.loop_suspicion.clone_from(&before.loop_suspicion);
+        self
+    }
+
+    /// The policy of a restarted conversation, whose latest session replies as `replies_as` and has the policy `before`.
+    /// Copies that session's reply route, unless the route is email. Always copies its restrictions, so a restart cannot
+    /// widen permissions.
+    pub fn restarted(self, replies_as: &str, before: Option<&SessionPolicy>) -> SessionPolicy {
+        let answers = trigger::answers_in_place(replies_as);
+        let mut own = match before {
+            Some(before) => self.restricted_as(before),
+            None => self,
+        };
+        if answers {
+            if let Some(before) = before {
+                own.reply.clone_from(&before.reply);
+            }
+            own.replies_as = Some(replies_as.to_owned());
+        }
+        own
+    }
 }
 
 #[cfg(test)]
@@ -227,7 +256,7 @@ mod tests {
             limits: crate::agent::Limits::default(),
             on_uncertain: crate::agent::OnUncertain::default(),
             journal: crate::agent::JournalLevel::default(),
-            context: crate::context::ContextPolicy::default(),
+            context: crate::strategy::ContextPolicy::default(),
             recipients: vec![PARTICIPANTS.into()],
         };
         assert_eq!(SessionPolicy::default().of(agent.clone()), agent);

@@ -5,10 +5,10 @@
 //! by models that bind their thinking to what stood before it. So the rendered system prompt and the tools' definitions
 //! are kept as bytes, named by their hash, and shared by all the sessions that begin with them.
 
-use crate::advance::Blob;
 use crate::agent::ToolDefinition;
+use crate::blob::Blob;
 use crate::record::Role;
-use crate::session::Seed;
+use crate::seed::Seed;
 use serde::{Deserialize, Serialize};
 
 /// The rendered system prompt and the tools as the model is told of them.

@@ -5,12 +5,12 @@
 //! sessions of one conversation took turns.) As long as who speaks is the same at every place, the two are aligned, and
 //! the user's messages are given to the replay exactly where the source took them, in mid-run as well.
 
-use crate::context::{Rebase, Strategy};
 use crate::fault::Fault;
 use crate::id::CallId;
 use crate::policy::{Answers, Replay};
 use crate::record::{Block, Record, Role, ToolCall, ToolResult};
 use crate::session::{CallStatus, Session};
+use crate::strategy::{Rebase, Strategy};
 use std::collections::BTreeMap;
 
 /// What a source session's log holds for its replays.

@@ -3,27 +3,18 @@
 mod call;
 mod status;
 
-pub use call::{Call, CallOutcome, CallStatus};
+pub use call::{Call, CallOutcome, CallStatus, ClosedCall};
 pub use status::SessionStatus;
 
-use crate::agent::ToolDefinition;
-use crate::context::{self, Context, Rebase};
-use crate::id::{CallId, ConversationId, GenerationId, RunId, SessionId};
+use crate::generation::CutOffCall;
+use crate::id::{CallId, ConversationId, RunId, SessionId};
 use crate::policy::SessionPolicy;
 use crate::prefix::Prefix;
 use crate::record::{Attachment, Record, Role, ToolCall, Usage};
+use crate::seed::Seed;
+use crate::state::State;
+use crate::strategy::Rebase;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-
-/// What the model saw before the session's first record: written once, never changed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Seed {
-    /// `system`, `user` or `assistant`.
-    pub role: Role,
-    pub content: String,
-    /// New since the conversation's last session.
-    pub is_new: bool,
-}
 
 /// The open run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,10 +88,6 @@ impl DebugMeta {
     }
 }
 
-/// The conversation's state: small facts that outlive the context, folded out of tool results by
-/// [`mod@crate::derive`]. A fact has its own key, so that an update never carries the whole.
-pub type State = Map<String, Value>;
-
 /// A hydrated session.
 ///
 /// Equal to the warm copy of the worker that committed its last step: [`Session::apply`] and the store's
@@ -148,63 +135,7 @@ pub struct Session {
     pub calls: Vec<Call>,
     pub inbox: Vec<InboxMessage>,
     /// Model calls of the step in hand that were begun and not finished, in order.
-    pub interrupted: Vec<Interrupted>,
-}
-
-/// A model call that a worker began and did not finish.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interrupted {
-    pub generation_id: GenerationId,
-    pub attempt: i64,
-    pub model: String,
-    /// Hash of the bytes that were sent.
-    pub request_sha256: String,
-    /// When it began, by the database's clock.
-    pub started_at: String,
-    /// Hash of the same request without its prefill. `None` where it was not written down.
-    pub base_sha256: Option<String>,
-    /// What the projection changed in the request.
-    pub repairs: i64,
-    /// Number of the last chunk that readers may have seen; -1 when there is none.
-    pub last_chunk: i64,
-    /// The attempt whose text this one went on from.
-    pub resumes: Option<GenerationId>,
-    /// Its chunks are all that it said, and the provider did not refuse to go on from such a text.
-    pub resumable: bool,
-    pub purpose: Purpose,
-    /// How its context was selected.
-    pub context_strategy: String,
-}
-
-/// What a model call is for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Purpose {
-    /// The answer of the session's turn.
-    #[default]
-    Reply,
-    /// A summary of the context. No reader is shown it as it is written.
-    Compaction,
-}
-
-impl Purpose {
-    /// The word that is stored and shown.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Purpose::Reply => "reply",
-            Purpose::Compaction => "compaction",
-        }
-    }
-
-    /// Reads the stored word.
-    pub fn parse(word: &str) -> Option<Purpose> {
-        [Purpose::Reply, Purpose::Compaction].into_iter().find(|purpose| purpose.as_str() == word)
-    }
-
-    /// Whether it is the answer of a turn.
-    pub fn is_reply(&self) -> bool {
-        *self == Purpose::Reply
-    }
+    pub cut_off: Vec<CutOffCall>,
 }
 
 /// The turn that a session is in: an assistant message whose calls are not all answered in the transcript.
@@ -259,12 +190,5 @@ impl Session {
     /// What the committed steps came to.
     pub fn debug_meta(&self) -> DebugMeta {
         DebugMeta::of(&self.totals)
-    }
-
-    /// Everything that the model could see next: the prefix, seeds, records, then the follow-ups that wait in the inbox.
-    /// [`context::build`] is what a strategy selects of it. `tools` are those of the agent's configuration, for a session
-    /// whose prefix was never pinned.
-    pub fn context(&self, tools: Vec<ToolDefinition>) -> Context {
-        context::full(self, tools)
     }
 }

@@ -28,6 +28,25 @@ pub fn opens_beside(latest: &str, arriving: &str) -> Option<&'static str> {
     (latest == HERALD && arriving == CHAT).then_some(HERALD_CHAT)
 }
 
+/// Whether a session gets the texts of the session beside which it was opened, as seeds. It gets them when its first run
+/// begins and not before: the other session's run may still be working until then.
+pub fn takes_over(trigger_type: &str, started: bool) -> bool {
+    trigger_type == HERALD_CHAT && !started
+}
+
+/// Whether a restarted conversation goes on replying as this trigger's type. A person or a system must be behind the type,
+/// and the type must not reply by mail: a person reads the restarted conversation where they restarted it.
+pub fn answers_in_place(trigger_type: &str) -> bool {
+    match TriggerSource::of(trigger_type) {
+        TriggerSource::User | TriggerSource::Webhook | TriggerSource::Api => {
+            trigger_type != NEW && !replies_by_mail(trigger_type)
+        }
+        TriggerSource::Schedule | TriggerSource::Fork | TriggerSource::Replay | TriggerSource::Import => {
+            false
+        }
+    }
+}
+
 /// Who or what is behind a session, whatever way it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -101,6 +120,21 @@ mod tests {
         ] {
             assert_eq!(opens_beside(latest, arriving), None, "{latest} {arriving}");
         }
+    }
+
+    #[test]
+    fn only_the_first_run_of_a_chat_about_a_notice_takes_over_its_texts() {
+        for own in OWN {
+            assert_eq!(takes_over(own, false), own == HERALD_CHAT, "{own}");
+            assert!(!takes_over(own, true), "{own}");
+        }
+    }
+
+    #[test]
+    fn a_restarted_conversation_replies_where_it_is_read() {
+        let answers: Vec<&str> = OWN.into_iter().filter(|own| answers_in_place(own)).collect();
+        assert_eq!(answers, [CHAT, "message", HERALD_CHAT, "api"]);
+        assert!(answers_in_place("a-route-of-ones-own"));
     }
 
     #[test]

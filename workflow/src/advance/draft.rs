@@ -8,16 +8,18 @@ mod turn;
 
 pub use offload::INLINE_OUTPUT_BYTES;
 
-use super::transition::{ClosedCall, Closing, Next, StepResult, Transition};
-use crate::agent::{JournalLevel, Policy};
+use super::transition::{Closing, Next, StepResult, Transition};
+use crate::agent::{AgentPolicy, JournalLevel};
 use crate::derive;
 use crate::event::Event;
 use crate::id::RunId;
+use crate::inbox::{self, Place, Question};
 use crate::record::{
     Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
 };
 use crate::reply;
-use crate::session::{CallOutcome, CallStatus, Session, SessionStatus, State};
+use crate::session::{CallOutcome, CallStatus, ClosedCall, InboxMessage, Session, SessionStatus};
+use crate::state::State;
 
 /// A checkpoint entry is written at least every so many steps, so that a fold of the journal stays short.
 pub const STEPS_PER_CHECKPOINT: i64 = 20;
@@ -27,13 +29,13 @@ pub const INLINE_VALUE_BYTES: usize = 2048;
 
 pub(super) struct Draft<'a> {
     session: &'a Session,
-    policy: Policy,
+    policy: AgentPolicy,
     state: State,
     transition: Transition,
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(session: &'a Session, policy: Policy) -> Self {
+    pub(super) fn new(session: &'a Session, policy: AgentPolicy) -> Self {
         let run_id = session.run.as_ref().map_or_else(|| RunId::from(""), |run| run.run_id.clone());
         Draft {
             session,
@@ -67,17 +69,29 @@ impl<'a> Draft<'a> {
         self.transition
     }
 
-    /// Follow-ups become messages of this step, in the order in which they came.
+    /// Makes follow-ups messages of this step, in the order in which they arrived.
     fn drain_inbox(&mut self) {
-        for message in &self.session.inbox {
-            let details = Details {
-                inbox_id: Some(message.inbox_id),
-                attachments: message.attachments.clone(),
-                ..Details::default()
-            };
-            self.push(Role::User, vec![Block::Text { text: message.text.clone() }], details);
-            self.transition.inbox_drained.push(message.inbox_id);
-        }
+        let session = self.session;
+        self.take(None, &session.inbox);
+    }
+
+    /// Takes inbox messages into the transcript; the first one answers `question`.
+    fn take(&mut self, question: Option<Question>, messages: &[InboxMessage]) {
+        let place = Place {
+            run_id: self.transition.run_id.clone(),
+            step_number: self.transition.step_number,
+            last_message_number: self.last_message_number(),
+        };
+        let taken = inbox::take(&place, question, messages);
+        self.transition.records.extend(taken.records);
+        self.transition.events.extend(taken.events);
+        self.transition.calls_closed.extend(taken.calls_closed);
+        self.transition.inbox_drained.extend(taken.drained);
+    }
+
+    /// Number of the newest record, this transition's included.
+    fn last_message_number(&self) -> i64 {
+        self.session.last_message_number + self.transition.records.len() as i64
     }
 
     /// What the session says goes out by its route, if it has one and is live.
@@ -90,7 +104,7 @@ impl<'a> Draft<'a> {
 
     /// What one tool result sends. Mail that a session writes which was begun by one is told which: it may be an answer to
     /// it.
-    fn outgoing(&self, result: &ToolResult) -> Option<derive::Outgoing> {
+    fn outgoing(&self, result: &ToolResult) -> Option<derive::NewDelivery> {
         let mut outgoing = derive::outgoing(result)?;
         if let Some(route) =
             self.session.policy.reply.as_ref().filter(|route| route.channel == outgoing.channel)
@@ -103,7 +117,7 @@ impl<'a> Draft<'a> {
 
     /// Appends a message and returns its number.
     fn push(&mut self, role: Role, content: Vec<Block>, details: Details) -> i64 {
-        let message_number = self.session.last_message_number + self.transition.records.len() as i64 + 1;
+        let message_number = self.last_message_number() + 1;
         self.transition.records.push(Record {
             message_number,
             run_id: self.transition.run_id.clone(),
@@ -117,18 +131,9 @@ impl<'a> Draft<'a> {
         message_number
     }
 
+    /// Answers `call` in the transcript, with what its result changes and sends.
     fn answer(&mut self, call: &ToolCall, status: CallStatus, outcome: CallOutcome) {
-        self.record_result(call, status, outcome, INLINE_OUTPUT_BYTES);
-    }
-
-    fn record_result(
-        &mut self,
-        call: &ToolCall,
-        status: CallStatus,
-        outcome: CallOutcome,
-        inline_bytes: usize,
-    ) {
-        let (bytes, content, output) = self.inline(call, outcome.content, inline_bytes);
+        let (bytes, content, output) = self.inline(call, outcome.content);
         let result = ToolResult {
             call_id: call.call_id.clone(),
             name: call.name.clone(),
@@ -179,7 +184,7 @@ impl<'a> Draft<'a> {
         let usage = self.with_summaries(usage);
         self.transition.step = Some(StepResult {
             from_message_number: self.session.to_message_number,
-            to_message_number: self.session.last_message_number + self.transition.records.len() as i64,
+            to_message_number: self.last_message_number(),
             finish_reason,
             usage,
             executed_local_tool_count: executed,

@@ -1,13 +1,13 @@
 //! A [`Transition`]: everything that one commit writes, and what it makes of the warm copy.
 
-use crate::context::Rebase;
-use crate::derive::{self, Outgoing, StateUpdate};
+use crate::blob::Blob;
+use crate::derive::{self, NewDelivery, StateUpdate};
 use crate::effect::Effect;
 use crate::event::Event;
 use crate::id::{CallId, RunId};
 use crate::record::{FinishReason, Record, Usage};
-use crate::session::{Call, CallStatus, Session, SessionStatus, State};
-use sha2::Digest;
+use crate::session::{Call, CallStatus, ClosedCall, Session, SessionStatus};
+use crate::strategy::Rebase;
 
 /// Everything that one commit writes.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Transition {
     /// Ledger rows that change: a row with a `message_number` has its result in the transcript from now on.
     pub calls_closed: Vec<ClosedCall>,
     pub state_updates: Vec<StateUpdate>,
-    pub deliveries: Vec<Outgoing>,
+    pub deliveries: Vec<NewDelivery>,
     /// Inbox rows that are now in the transcript.
     pub inbox_drained: Vec<i64>,
     /// The model call in flight is over: its rows go.
@@ -62,14 +62,6 @@ pub struct Closing {
     pub otherwise: Option<Box<Event>>,
 }
 
-/// Bytes that the journal or a message points at, named by their hash.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Blob {
-    pub sha256: String,
-    pub media_type: &'static str,
-    pub bytes: Vec<u8>,
-}
-
 /// A call that the model asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenedCall {
@@ -77,15 +69,6 @@ pub struct OpenedCall {
     pub name: String,
     pub effect: Effect,
     pub args_sha256: String,
-}
-
-/// A ledger row's change.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClosedCall {
-    pub call_id: CallId,
-    pub status: CallStatus,
-    /// The record that holds the result; `None` while the question waits.
-    pub message_number: Option<i64>,
 }
 
 /// The cached result of a step: a pointer, never the messages.
@@ -96,27 +79,6 @@ pub struct StepResult {
     pub finish_reason: FinishReason,
     pub usage: Usage,
     pub executed_local_tool_count: i64,
-}
-
-impl Blob {
-    /// Keys are sorted, so equal states give equal bytes.
-    pub fn of_state(state: &State) -> Self {
-        Blob::of(serde_json::to_vec(state).expect("a map of JSON values serialises"))
-    }
-
-    /// JSON under the name that its SHA-256 gives it.
-    pub fn of(bytes: Vec<u8>) -> Self {
-        Blob::named("application/json", bytes)
-    }
-
-    /// Text under the name that its SHA-256 gives it.
-    pub(crate) fn of_text(text: String) -> Self {
-        Blob::named("text/plain; charset=utf-8", text.into_bytes())
-    }
-
-    fn named(media_type: &'static str, bytes: Vec<u8>) -> Self {
-        Blob { sha256: hex::encode(sha2::Sha256::digest(&bytes)), media_type, bytes }
-    }
 }
 
 impl Transition {
@@ -196,7 +158,7 @@ impl Session {
         }
         self.inbox.retain(|message| !transition.inbox_drained.contains(&message.inbox_id));
         if transition.generation_over {
-            self.interrupted.clear();
+            self.cut_off.clear();
         }
         if let Some(status) = transition.status() {
             self.status = status;

@@ -3,13 +3,14 @@
 //! The summary is one record, stored once. The rebase that comes with it points at it, at the newest turns, which stay
 //! as they are, and at the user's newest messages before those, which stay verbatim. The originals stay where they are.
 
-use super::select::{newest_user_before, select, shown, starts_unit};
-use super::strategy::{ContextPolicy, Rebase, Strategy};
-use super::weight::{self, Rate, content_bytes};
-use super::{Context, Message};
+use super::input::{Context, Message, content_bytes};
+use super::select::{self, newest_user_before, select, shown, starts_unit};
+use super::weight::{self, Rate, Weight};
 use crate::agent::ToolDefinition;
 use crate::record::{Block, Record, Role};
-use crate::session::{Session, State};
+use crate::session::Session;
+use crate::state::State;
+use crate::strategy::{ContextPolicy, Rebase, Strategy};
 
 /// After so many failures in a run the run goes on without a summary: trimmed, and whole otherwise.
 pub const FAILURES: i64 = 3;
@@ -47,8 +48,8 @@ pub fn is_due(
     if !is_possible(session, policy) {
         return false;
     }
-    let built = super::build(session, tools.to_vec(), policy, window_tokens);
-    let weight = super::weigh(session, &built.context, built.rebase.as_ref());
+    let built = select::build(session, tools.to_vec(), policy, window_tokens);
+    let weight = weight::weigh(session, &built.context, built.rebase.as_ref());
     is_full(weight.tokens, policy, window_tokens)
 }
 
@@ -161,12 +162,12 @@ fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
 }
 
 /// What a compaction of `session` would leave, with a summary of the usual length, for a person who asks.
-pub fn estimate(session: &Session, tools: Vec<ToolDefinition>, window_tokens: i64) -> super::Weight {
+pub fn estimate(session: &Session, tools: Vec<ToolDefinition>, window_tokens: i64) -> Weight {
     let rate = Rate::of(session, &tools);
     let rebase = Rebase { summary_message_number: None, ..rebase(session, &tools, window_tokens) };
     let context = select(session, tools, Some(&rebase));
     let bytes = weight::bytes(&context) + SUMMARY_BYTES;
-    super::Weight { messages: context.messages.len() + 1, bytes, tokens: rate.tokens(bytes) }
+    Weight { messages: context.messages.len() + 1, bytes, tokens: rate.tokens(bytes) }
 }
 
 /// About a thousand tokens.

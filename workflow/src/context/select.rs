@@ -1,13 +1,14 @@
 //! Selection: which messages a call shows, and when that begins anew.
 
 use super::compaction;
-use super::strategy::{ContextPolicy, Rebase, Strategy};
+use super::input::{Context, Message};
 use super::weight::{self, Rate, Weight};
-use super::{Context, Message};
 use crate::agent::ToolDefinition;
 use crate::prefix::system_of;
 use crate::record::{Block, Record, Role, ToolResult};
+use crate::seed::Seed;
 use crate::session::Session;
+use crate::strategy::{ContextPolicy, Rebase, Strategy};
 
 /// A smaller result is not worth its placeholder.
 const WORTH_TRIMMING_BYTES: usize = 512;
@@ -114,10 +115,7 @@ pub(super) fn select(session: &Session, tools: Vec<ToolDefinition>, rebase: Opti
     Context { system, tools, messages, prefill: None }
 }
 
-fn seeds<'a>(
-    session: &'a Session,
-    rebase: Option<&Rebase>,
-) -> impl Iterator<Item = &'a crate::session::Seed> {
+fn seeds<'a>(session: &'a Session, rebase: Option<&Rebase>) -> impl Iterator<Item = &'a Seed> {
     // They stand before every record, so what leaves out any record leaves them out first.
     let kept = rebase.is_none_or(|rebase| rebase.keep_from_message_number == 0);
     session.seeds.iter().filter(move |seed| kept && seed.role != Role::System)

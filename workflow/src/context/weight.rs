@@ -1,10 +1,11 @@
 //! What a context weighs. Bytes are counted; tokens are estimated by what the provider counted last.
 
-use super::strategy::Rebase;
-use super::{Context, Message, select};
+use super::input::{Context, Message, content_bytes};
+use super::select;
 use crate::agent::ToolDefinition;
-use crate::record::{Block, Record, Usage};
+use crate::record::{Record, Usage};
 use crate::session::Session;
+use crate::strategy::Rebase;
 use serde::Serialize;
 
 /// The weight of one context.
@@ -108,31 +109,12 @@ pub(super) fn bytes(context: &Context) -> usize {
     context.system.len() + tools + messages
 }
 
-impl Message {
-    /// Bytes of what it says.
-    pub fn bytes(&self) -> usize {
-        content_bytes(&self.content)
-    }
-}
-
-pub(super) fn content_bytes(content: &[Block]) -> usize {
-    let of = |block: &Block| match block {
-        Block::Text { text } => text.len(),
-        Block::ToolCall(call) => match &call.malformed {
-            Some(raw) => call.name.len() + raw.len(),
-            None => call.name.len() + call.arguments.to_string().len(),
-        },
-        Block::ToolResult(result) => result.content.len(),
-        Block::Provider { raw, .. } => raw.to_string().len(),
-    };
-    content.iter().map(of).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::Strategy;
     use crate::example::{assistant, session};
+    use crate::record::Block;
+    use crate::strategy::Strategy;
 
     #[test]
     fn a_context_that_does_not_hold_its_newest_answer_is_no_measure() {

@@ -79,3 +79,12 @@ pub struct CallOutcome {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
 }
+
+/// A ledger row's change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClosedCall {
+    pub call_id: CallId,
+    pub status: CallStatus,
+    /// The record that holds the result; `None` while the question waits.
+    pub message_number: Option<i64>,
+}

@@ -1,20 +1,21 @@
 //! The draft's journal entries: of model calls that were cut off, of the state's changes, and where it can be folded from.
 
 use super::{Draft, INLINE_VALUE_BYTES};
-use crate::advance::transition::Blob;
 use crate::agent::JournalLevel;
+use crate::blob::Blob;
 use crate::derive::StateUpdate;
 use crate::event::{Event, UpdateValue};
+use crate::generation::CutOffCall;
 use crate::id::GenerationId;
 use crate::record::ToolCall;
-use crate::session::{Interrupted, SessionStatus};
+use crate::session::SessionStatus;
 
 impl Draft<'_> {
     /// Attempts that died are journalled when the step goes on: their rows were asynchronous, and journal numbers
     /// must never be used twice. Each was followed by the next one, the last by what comes `after`.
-    pub(super) fn journal_interrupted(&mut self, after: &After<'_>) {
+    pub(super) fn journal_cut_off(&mut self, after: &After<'_>) {
         let session = self.session;
-        let attempts = &session.interrupted;
+        let attempts = &session.cut_off;
         for (index, attempt) in attempts.iter().enumerate() {
             if !attempt.purpose.is_reply() {
                 // Nobody was shown anything of it, so nobody has to forget anything.
@@ -102,7 +103,7 @@ pub(super) enum After<'a> {
     Nothing(&'a str),
 }
 
-fn llm_called(attempt: &Interrupted) -> Event {
+fn llm_called(attempt: &CutOffCall) -> Event {
     Event::LlmCalled {
         generation_id: attempt.generation_id.clone(),
         model: attempt.model.clone(),

@@ -36,7 +36,7 @@ impl Draft<'_> {
                 Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
         }
-        self.journal_interrupted(&After::Nothing("cancelled"));
+        self.journal_cut_off(&After::Nothing("cancelled"));
         self.drain_inbox();
         self.transition.generation_over = true;
         if uncounted {
@@ -53,7 +53,7 @@ impl Draft<'_> {
 
     pub(in crate::advance) fn fail(mut self, fault: &Fault) -> Transition {
         // Nobody goes on with the calls that were cut off: readers are shown none that is not in flight.
-        self.journal_interrupted(&After::Nothing(&without_nul(fault.to_string())));
+        self.journal_cut_off(&After::Nothing(&without_nul(fault.to_string())));
         self.transition.generation_over = true;
         self.drain_inbox();
         self.surface_half_done();
