@@ -33,6 +33,7 @@ pub mod agent;
 pub mod blob;
 pub mod bundle;
 pub mod context;
+pub mod delivery;
 pub mod derive;
 pub mod diff;
 pub mod effect;

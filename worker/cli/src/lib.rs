@@ -77,7 +77,7 @@ use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier, heard};
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain, ToolDefinition};
-use wakeful_workflow::context::ContextPolicy;
+use wakeful_workflow::strategy::ContextPolicy;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::SessionId;

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use wakeful_store::expire::OnExpired;
+use wakeful_store::question::OnExpired;
 use wakeful_workflow::agent::{JournalLevel, Limits, OnUncertain};
-use wakeful_workflow::context::{ContextPolicy, Strategy};
+use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 use wakeful_workflow::policy::PARTICIPANTS;
 
 use super::price::Price;

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use tracing::{debug, error, info, warn};
 use wakeful_store::legacy::{Asked, Imported, LegacyCount};
 use wakeful_store::wake::NewSession;
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
 /// How many entries are read at once: each may be as large as an entry may be.
 #[cfg(feature = "legacy-redis")]

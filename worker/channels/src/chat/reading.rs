@@ -3,7 +3,7 @@
 use super::legacy::Chat;
 use serde_json::{Map, Value};
 use wakeful_workflow::record::{Role, value_without_nul, without_nul};
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
 /// More messages are no chat.
 const MESSAGES: usize = 20_000;

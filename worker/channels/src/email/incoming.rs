@@ -19,7 +19,7 @@ use wakeful_workflow::mail::policy::{self, MailboxRules};
 use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
 use wakeful_workflow::mail::{auth, subject_key, text, thread};
 use wakeful_workflow::record::Role;
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
 /// Mails that are read at a time: each may take several times its size.
 static READING: Semaphore = Semaphore::const_new(2);

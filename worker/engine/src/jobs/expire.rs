@@ -7,7 +7,7 @@ use crate::Ctx;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
-use wakeful_store::expire::{OnExpired, Patience};
+use wakeful_store::question::{OnExpired, Patience};
 use wakeful_store::queue;
 
 /// Questions in one look.
