@@ -43,7 +43,7 @@ impl Store {
 }
 
 /// The conversation with its parents up to the first, and everything that was forked from it. Empty when it does not
-/// exist. A row that a hand bent into a circle ends the walk and does not go round.
+/// exist. If somebody edited the rows into a cycle, the walk still ends.
 pub(crate) async fn chain(connection: &mut PgConnection, conversation_id: &str) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar!(
         r#"

@@ -1,7 +1,7 @@
-//! A session comes into being: row, seeds and prefix in one commit, or none of them.
+//! Creates sessions: row, seeds and prefix in one commit.
 //!
-//! The conversation's row is locked first. So two first messages at once make one session, and a message beside somebody
-//! who begins anew goes to the old session or to the new one, and is lost in neither.
+//! The conversation's row is locked first. So two first messages at the same time create one session. A message that arrives
+//! during a restart goes to the old session or to the new one, and is never lost.
 
 use crate::failpoint::failpoint;
 use crate::hydrate::from_text;
@@ -18,7 +18,7 @@ use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger::{NEW, opens_beside};
 
-/// At most so many texts of a session begin the one beside it.
+/// The most texts of a notice's session that become seeds of the chat about it.
 const SAID: i64 = 100;
 
 /// Which session a trigger goes on with.
@@ -26,12 +26,11 @@ const SAID: i64 = 100;
 pub enum Continues {
     /// The one that the same trigger made before: an email or a schedule's firing has a session to itself.
     Trigger,
-    /// The latest of its conversation, whatever made that one: a chat goes on where it was left, or forked to, or begun
-    /// anew.
+    /// The conversation's latest session, whatever created it: a chat goes on after a fork or a restart.
     Conversation,
 }
 
-/// What a session is made of, where there is none to go on with.
+/// A session to create if the trigger has none to go on with.
 #[derive(Clone, Debug)]
 pub struct NewSession {
     pub space_id: String,
@@ -50,26 +49,25 @@ pub struct NewSession {
     pub policy: SessionPolicy,
     /// The repository that the work is about, if it is about one.
     pub repository_id: Option<String>,
-    /// What the model sees before the first message, rendered.
+    /// The messages that the model sees before the first one, rendered.
     pub seeds: Vec<Seed>,
 }
 
-/// A session that begins its conversation anew.
+/// The session of a restarted conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Begun {
     pub session_id: String,
     pub status: SessionStatus,
-    /// The key was used before: this is the session that it made then.
+    /// The key was used before: this is the session that it created.
     #[serde(skip)]
     pub duplicate: bool,
 }
 
 impl Store {
-    /// Begins anew in a conversation that exists: a session at rest, without a message, which the conversation's next one
-    /// goes to. Nothing is deleted, and a run that is open goes on; numbers go on where the conversation is. The same
-    /// `client_key` again is the same session.
+    /// Restarts a conversation: creates a session without messages, which the conversation's next message goes to. Nothing is
+    /// deleted, an open run goes on, and message numbers continue. The same `client_key` again returns the same session.
     ///
-    /// Of `new`, its trigger is not read: the session is its own trigger, and replies as the latest one does.
+    /// Ignores the trigger of `new`: the session is its own trigger, and replies as the latest session does.
     ///
     /// # Errors
     /// [`Error::NotFound`] for a conversation that does not exist, [`Error::KeyReused`] when the key made a session of
@@ -193,7 +191,8 @@ pub(crate) async fn find_or_create(
     run::lock_session(tx, &session_id).await
 }
 
-/// The session that this trigger made. One of another conversation is not given: that one's row is not locked.
+/// The session that this trigger created. Refuses one of another conversation, because that conversation's row is not
+/// locked.
 async fn made_by_trigger(tx: &mut PgConnection, new: &NewSession) -> Result<Option<String>> {
     let made = sqlx::query!(
         "select session_id, conversation_id from conversation_sessions
@@ -253,8 +252,8 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<L
     .await?)
 }
 
-/// Makes a session of its own beside `latest`. It may write to whom that one may, and what it says is read where it was asked.
-/// What was said there it is given when its run begins ([`take_over`]): that one's run may still be at work.
+/// Creates a session of its own for a chat about the notice `latest`. It has that session's restrictions and no reply route.
+/// It gets that session's texts when its first run begins ([`take_over`]), because that session's run may still be working.
 async fn open_beside(
     tx: &mut PgConnection,
     new: &NewSession,
@@ -276,10 +275,10 @@ async fn open_beside(
     run::lock_session(tx, &session_id).await
 }
 
-/// Gives a session that was opened beside another one what was said there, as its first run begins: the conversation is
-/// its own then, so the other one's run has ended, or waits for a person.
+/// Gives a chat about a notice the texts of the notice's session, as its first run begins. That run has the conversation, so
+/// the notice's run has ended or waits for a person.
 pub(crate) async fn take_over(tx: &mut PgConnection, session: &Locked) -> Result<()> {
-    // One that an earlier version opened was given them then.
+    // An earlier version gave the texts when it created the session.
     let given = sqlx::query_scalar!(
         r#"select exists (
             select from session_seed_messages where session_id = $1 and role <> 'system'
@@ -417,7 +416,7 @@ async fn insert_seeds(
         contents.push(seed.content.as_str());
         news.push(seed.is_new);
     }
-    // What the conversation's session before this one began with is not new, whoever renders it again.
+    // Seeds that the conversation's previous session also began with are not new.
     sqlx::query!(
         "with before as (
             select m.role, m.content from session_seed_messages m

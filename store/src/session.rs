@@ -18,7 +18,7 @@ pub struct SessionSummary {
     pub session_id: String,
     /// As the API gives it: without the space.
     pub conversation_id: String,
-    /// What the conversation was forked from, and after which of its messages.
+    /// The conversation that this one was forked from; the fork begins after that message.
     pub parent_conversation_id: Option<String>,
     pub forked_at_message_number: Option<i64>,
     pub parent_session_id: Option<String>,
@@ -52,7 +52,7 @@ pub struct SessionSummary {
     pub total_cached_tokens: i64,
     pub total_cost_cents: i32,
     pub total_cost_micros: i64,
-    /// What the totals come to.
+    /// Figures derived from the totals.
     pub debug_meta: DebugMeta,
     pub state: Value,
     pub started_at: DateTime<Utc>,

@@ -1,7 +1,7 @@
 //! The one way in: what a trigger, a person or an operator does to a session.
 //!
-//! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
-//! agent. Looked up first, a duplicate gets the first answer and changes nothing.
+//! A wake writes a journal entry and an inbox row, increments `wake_seq`, and makes sure that a job exists. It runs no agent.
+//! A duplicate message changes nothing and gets the answer that the first one got.
 
 use crate::bounce;
 use crate::create::find_or_create;
@@ -16,13 +16,13 @@ use wakeful_workflow::inbox::{self, Acceptance, Arrival};
 use wakeful_workflow::record::{Attachment, without_nul};
 use wakeful_workflow::session::SessionStatus;
 
-/// At most so many messages may wait in one session.
+/// The most messages that may wait in one session.
 pub const INBOX_LIMIT: i64 = 1000;
 
 /// A message for a session.
 #[derive(Clone, Debug)]
 pub struct NewMessage {
-    /// The sender's own idempotency key; made up where there is none.
+    /// The sender's idempotency key. Without one, the store makes one up.
     pub client_key: Option<String>,
     pub text: String,
     /// Who sent it, as the trigger names people.
@@ -61,7 +61,8 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// A message or a retry makes a job. Of a replay only its own process would take it, and that may be gone for good.
+    /// Checks that a message or a retry may create a job. Only a replay's own process takes that replay's jobs, and it may be
+    /// gone.
     pub(crate) fn may_wake(self, session: &Locked) -> Result<()> {
         if self == By::Replay || session.runner.is_empty() {
             return Ok(());
@@ -75,7 +76,7 @@ impl By {
 }
 
 impl Store {
-    /// Takes a message: creates the session when there is none to go on with, and wakes it. One transaction; when this
+    /// Takes a message: finds or creates its session, and wakes it. One transaction; when this
     /// returns, the message is durable.
     ///
     /// # Errors
@@ -177,8 +178,8 @@ impl Store {
         .unwrap_or(false))
     }
 
-    /// Ends the open run: its holder closes it at the next look, or it is closed here when nobody may hold it. `reason`
-    /// is journalled with the end. Gives the run's id.
+    /// Cancels the open run. The worker that holds its job closes it soon; a run that never began is closed here. `reason` is
+    /// journalled with the end. Returns the run's id.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Conflict`] when no run is open, [`Error::Database`].
@@ -206,13 +207,13 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         match session.status {
-            // Its calls have to be closed in words that the model sees, which the step job does.
+            // The step job closes its calls, in words for the model.
             SessionStatus::WaitingInput | SessionStatus::NeedsAttention => {
                 let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
                 run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
             }
             SessionStatus::Queued => {
-                // One that was resumed and waits has calls to close as well, when it has the conversation.
+                // A resumed run that is queued may have open calls. The step job closes them once it has the conversation.
                 let unbegun = sqlx::query_scalar!(
                     r#"select status = 'queued' and started_at is null as "unbegun!" from session_runs where run_id = $1"#,
                     run_id
@@ -238,7 +239,7 @@ impl Store {
     }
 }
 
-/// Puts the message into the inbox and does what the session's status asks for.
+/// Puts the message into the inbox, and opens or resumes a run if [`inbox::accept`] says so.
 pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
     let client_key = match &message.client_key {
         Some(key) if !mutant("no_dedupe") => key.clone(),
@@ -329,8 +330,8 @@ pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &New
     Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
 }
 
-/// Puts what the agent is to be told beside a message that has just been taken: after it, so that the message is what opens
-/// the run, or answers the question.
+/// Puts news for the agent into the inbox, after a message that was just taken: that message must be the one that opens the
+/// run or answers the question.
 async fn bring_along(
     tx: &mut PgConnection,
     session_id: &str,
@@ -364,7 +365,7 @@ async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option
     use sha2::Digest;
     let named: Vec<(String, &NewAttachment)> =
         files.iter().map(|file| (hex::encode(sha2::Sha256::digest(&file.bytes)), file)).collect();
-    // In one order everywhere: two messages with the same two files would wait for one another.
+    // Sort, so that two messages with the same two files cannot deadlock.
     let mut sorted: Vec<_> = named.iter().collect();
     sorted.sort_by(|a, b| a.0.cmp(&b.0));
     for (sha256, file) in sorted {
@@ -394,8 +395,8 @@ async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option
     Ok(Some(serde_json::to_value(attachments).map_err(|error| Error::corrupt("attachments", error))?))
 }
 
-/// Gives a cancelled replay's job to the deployed workers, for its own process may be gone for good: all that is left to do
-/// is to close the run, which calls nothing. The same command begins another replay then.
+/// Gives a cancelled replay's job to the deployed workers, because the replay's own process may be gone. They only close the
+/// run, which calls nothing. The same command then begins another replay.
 async fn hand_over(tx: &mut PgConnection, session_id: &str) -> Result<()> {
     sqlx::query!(
         "update conversation_sessions set replayed_at = coalesce(replayed_at, clock_timestamp())

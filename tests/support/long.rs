@@ -84,7 +84,7 @@ impl Long {
         let text = Block::Text { text: words(step, self.message_bytes) };
         let finish_reason = if call.is_some() { FinishReason::ToolCalls } else { FinishReason::Stop };
         let request_sha256 = if self.hashes {
-            openai::project(&wakeful::workflow::context::full(&session, Vec::new()), &openai::Options::new("test", 8192)).sha256()
+            openai::project(&wakeful::workflow::context::full(session, Vec::new()), &openai::Options::new("test", 8192)).sha256()
         } else {
             format!("{step:064x}")
         };

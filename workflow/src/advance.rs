@@ -1,4 +1,4 @@
-//! What a performed action makes of a session: one [`Transition`], which the store commits as it is.
+//! From the outcome of an action to one [`Transition`], which the store commits as it is.
 
 mod draft;
 mod transition;
@@ -17,7 +17,7 @@ use crate::strategy::{Rebase, Strategy};
 use draft::Draft;
 use std::collections::BTreeMap;
 
-/// What came of an [`Action`](crate::plan::Action).
+/// The outcome of an [`Action`](crate::plan::Action).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Begun,
@@ -39,14 +39,14 @@ pub struct Generated {
     pub request_sha256: String,
     /// When it began, by the database's clock.
     pub started_at: String,
-    /// What the projection had to change on the request's copy of the transcript.
+    /// How many changes the projection made to the request's copy of the transcript.
     pub repairs: i64,
     /// The attempt whose text the request's prefill was: the reply begins with it.
     pub resumes: Option<GenerationId>,
     /// The length of that prefill.
     pub prefill_bytes: Option<i64>,
     pub reply: Reply,
-    /// How its context was selected, and where that began anew for this call.
+    /// How its context was selected. `rebase` is set when this call moved the beginning of the context.
     pub context_strategy: Strategy,
     pub rebase: Option<Rebase>,
     /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
@@ -79,21 +79,22 @@ pub enum CompactionEnd {
     Failed(Fault),
 }
 
-/// What came of one planned call.
+/// One planned call and its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Performed {
     pub call: ToolCall,
     pub ending: CallEnd,
 }
 
-/// How a call ended.
+/// How a tool call ended in this step. A call's end has two names only: this one, and [`CallOutcome`] for the content
+/// that the ledger keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CallEnd {
     /// `Done`, `Failed`, or `Uncertain` where a person settled it.
     Settled(CallStatus, CallOutcome),
-    /// Nobody can know whether it took effect. `known` when an operator was told before.
+    /// The call may have taken effect. `known`: the journal says so already.
     Uncertain { known: bool },
-    /// It asks the user.
+    /// The tool asks the user this question.
     Asked(String),
     /// The user answered it.
     Answered { inbox_id: i64, text: String },
@@ -101,8 +102,8 @@ pub enum CallEnd {
     Abandoned,
 }
 
-/// Makes the transition. Total: an outcome that does not fit the session (a worker's defect) closes nothing and
-/// loses nothing, because the commit's fence compares what was planned with what is.
+/// Returns the transition. Never fails: if an outcome does not fit the session (a defect of the worker), the commit's
+/// fence rejects the transition and nothing is lost.
 pub fn advance(session: &Session, outcome: Outcome, policy: AgentPolicy) -> Transition {
     let draft = Draft::new(session, policy);
     match outcome {

@@ -1,9 +1,9 @@
-//! What the model sees: an ephemeral selection out of the session, made anew for each call.
+//! What the model sees: a selection from the session, computed for each call and never stored.
 //!
-//! A [`Strategy`] says how the selection is made. All of them have one mechanism: a [`Rebase`], which points at where
-//! the selection begins and copies nothing. It is journalled in the commit of the call that it was decided for, and it
-//! is a function of the session alone, so that whoever finds that call cut off decides the same and sends the same
-//! bytes. Between two rebases a request only grows, which is what a provider's prompt cache keys on.
+//! A [`Strategy`](crate::strategy::Strategy) selects. Every strategy uses one mechanism: a
+//! [`Rebase`](crate::strategy::Rebase), which points at where the selection begins and copies nothing. The commit of a call
+//! journals the rebase that was decided for that call. The decision depends on the session alone, so a worker that repeats a
+//! call after a crash sends the same bytes. Between two rebases a request only grows, so the provider's prompt cache hits.
 
 pub mod compaction;
 mod input;

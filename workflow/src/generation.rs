@@ -13,15 +13,15 @@ pub struct CutOffCall {
     pub request_sha256: String,
     /// When it began, by the database's clock.
     pub started_at: String,
-    /// Hash of the same request without its prefill. `None` where it was not written down.
+    /// Hash of the same request without its prefill. `None` if the worker did not store it.
     pub base_sha256: Option<String>,
     /// What the projection changed in the request.
     pub repairs: i64,
-    /// Number of the last chunk that readers may have seen; -1 when there is none.
+    /// Number of the last chunk that readers may have seen; -1 without chunks.
     pub last_chunk: i64,
-    /// The attempt whose text this one went on from.
+    /// The attempt whose text this one resumed.
     pub resumes: Option<GenerationId>,
-    /// Its chunks are all that it said, and the provider did not refuse to go on from such a text.
+    /// Its chunks hold its whole output, and the provider has not refused to resume from such a text.
     pub resumable: bool,
     pub purpose: Purpose,
     /// How its context was selected.

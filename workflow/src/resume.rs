@@ -1,7 +1,7 @@
-//! How a model call that was cut off goes on: from the start (`replace`), or from the text that it had said (`resume`).
+//! How a worker repeats a model call that was cut off: from the start (`replace`), or from the text so far (`resume`).
 //!
-//! Resuming is cheaper and keeps what readers have seen, but it is right only where the next request is the same one
-//! with that text at its end. Anything else is replaced, which is always right.
+//! Resuming is cheaper and keeps the text that readers have seen. It is correct only if the next request equals the old one
+//! plus that text at its end. In every other case the call is replaced, which is always correct.
 
 use crate::generation::CutOffCall;
 use crate::wire::without_blank_end;
@@ -17,9 +17,9 @@ pub struct NextCall<'a> {
     pub takes_prefill: bool,
 }
 
-/// The attempt whose text `next` may go on from, given those that were cut off, in order. `None`: replace.
+/// Returns the attempt that `next` may resume, given the attempts that were cut off, in order. `None`: replace.
 pub fn candidate<'a>(cut_off: &'a [CutOffCall], next: &NextCall<'_>) -> Option<&'a CutOffCall> {
-    // Only the newest: an older one was given up by the attempt after it, and readers have been told so.
+    // Only the newest: each later attempt replaced the one before it, and readers were told so.
     cut_off.last().filter(|last| {
         next.takes_prefill
             && last.resumable
@@ -29,7 +29,7 @@ pub fn candidate<'a>(cut_off: &'a [CutOffCall], next: &NextCall<'_>) -> Option<&
     })
 }
 
-/// What the next request ends with, out of the text of the [`candidate`]. `None`: nothing to be seen was said, replace.
+/// Returns the end of the next request, from the text of the [`candidate`]. `None`: the text is blank, so replace.
 pub fn prefill(text: &str) -> Option<String> {
     let text = without_blank_end(text);
     (!text.is_empty()).then(|| text.to_owned())

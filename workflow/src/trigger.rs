@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The type of a session that begins its conversation anew: it is its own trigger.
+/// The type of a session that restarts its conversation: it is its own trigger.
 pub const NEW: &str = "new";
 
 /// The type of a schedule's firing.
@@ -21,9 +21,9 @@ pub const HERALD_CHAT: &str = "herald-chat";
 pub const OWN: [&str; 11] =
     [CHAT, "email", "message", CRON, HERALD, HERALD_CHAT, NEW, "api", "fork", "replay", "import"];
 
-/// The type of the session that a message opens beside its conversation's latest one. `None`: it goes on with that one. A
-/// notice is answered for whoever it went to; somebody who then writes about it in a chat is somebody else's turn, and reads the
-/// replies there.
+/// The herald rule. A chat message in a conversation whose latest session is a herald's notice opens a session of its own,
+/// of the returned type: the replies to a notice go to its receiver by mail, and the chat's reader reads replies in the chat.
+/// `None`: the message goes to the latest session.
 pub fn opens_beside(latest: &str, arriving: &str) -> Option<&'static str> {
     (latest == HERALD && arriving == CHAT).then_some(HERALD_CHAT)
 }
@@ -91,8 +91,7 @@ impl TriggerSource {
     }
 }
 
-/// Whether what a session of this trigger's type has to say goes out as mail. `herald-chat` is a herald's notice in a
-/// chat that its reader has open.
+/// Whether sessions of this trigger type reply by mail. Not `herald-chat`: its reader has the chat open.
 pub fn replies_by_mail(trigger_type: &str) -> bool {
     matches!(trigger_type, "email" | "cron" | "herald")
 }

@@ -1,4 +1,4 @@
-//! How a transition comes about: a draft that each kind of outcome adds to.
+//! A draft of a transition. Each kind of outcome adds its part.
 
 mod compaction;
 mod journal;
@@ -21,7 +21,7 @@ use crate::reply;
 use crate::session::{CallOutcome, CallStatus, ClosedCall, InboxMessage, Session, SessionStatus};
 use crate::state::State;
 
-/// A checkpoint entry is written at least every so many steps, so that a fold of the journal stays short.
+/// A checkpoint entry is written at least every 20 steps, so that a fold of the journal stays short.
 pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
 /// A larger value of the state, as JSON, is journalled by pointer.
@@ -64,7 +64,7 @@ impl<'a> Draft<'a> {
     pub(super) fn begin(mut self) -> Transition {
         let event = self.moved_to(SessionStatus::Running, None);
         self.transition.events.push(event);
-        // What kept the last run from writing summaries may be gone.
+        // The reason why summaries failed in the last run may be gone.
         self.transition.compaction_failures = (self.session.compaction_failures > 0).then_some(0);
         self.transition
     }
@@ -94,7 +94,7 @@ impl<'a> Draft<'a> {
         self.session.last_message_number + self.transition.records.len() as i64
     }
 
-    /// What the session says goes out by its route, if it has one and is live.
+    /// Sends `text` by the session's route, if it has one and is live.
     fn send(&mut self, source: &str, text: &str) {
         let policy = &self.session.policy;
         if let Some(route) = policy.reply.as_ref().filter(|_| policy.tool_mode.is_live()) {
@@ -102,8 +102,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// What one tool result sends. Mail that a session writes which was begun by one is told which: it may be an answer to
-    /// it.
+    /// Returns the message that a tool result sends. A mail of a session that a mail began carries that mail's thread, as
+    /// it may be the answer to it.
     fn outgoing(&self, result: &ToolResult) -> Option<derive::NewDelivery> {
         let mut outgoing = derive::outgoing(result)?;
         if let Some(route) =
@@ -124,7 +124,7 @@ impl<'a> Draft<'a> {
             step_number: self.transition.step_number,
             role,
             content: content.into_iter().map(clean).collect(),
-            // Its user is not shown what the agent keeps for itself.
+            // The user does not see the agent's summaries.
             internal: details.summary,
             details,
         });
@@ -151,7 +151,7 @@ impl<'a> Draft<'a> {
             }
             self.transition.state_updates.push(update);
         }
-        // What a dry run would have sent is in the result, and goes nowhere.
+        // In a dry run the result says what it would have sent; nothing is sent.
         if self.session.policy.tool_mode.is_live() {
             let outgoing = self.outgoing(&result);
             self.transition.deliveries.extend(outgoing);
@@ -178,8 +178,8 @@ impl<'a> Draft<'a> {
         self.transition.calls_closed.push(closed);
     }
 
-    /// The step's cached result. Its messages begin where the last committed step ended, and what a summary among them
-    /// cost is counted with it.
+    /// Sets the step's cached result. Its messages begin where the last committed step ended. Its usage includes the
+    /// summaries among them.
     fn complete_step(&mut self, usage: Usage, finish_reason: FinishReason, executed: i64) {
         let usage = self.with_summaries(usage);
         self.transition.step = Some(StepResult {
@@ -192,7 +192,7 @@ impl<'a> Draft<'a> {
         self.transition.next = Next::NextStep;
     }
 
-    /// What the open turn's model call cost: it was committed with the message, before its tools ran.
+    /// The usage of the open turn's model call, which was committed with the message before the tools ran.
     fn turn_cost(&self) -> (Usage, FinishReason) {
         let details = self.session.open_turn().map(|turn| turn.record.details.clone()).unwrap_or_default();
         (details.usage.unwrap_or_default(), details.finish_reason.unwrap_or(FinishReason::ToolCalls))

@@ -13,7 +13,7 @@ use crate::strategy::Rebase;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transition {
     pub run_id: RunId,
-    /// The step in hand.
+    /// The open step.
     pub step_number: i64,
     pub records: Vec<Record>,
     pub events: Vec<Event>,
@@ -25,15 +25,15 @@ pub struct Transition {
     pub deliveries: Vec<NewDelivery>,
     /// Inbox rows that are now in the transcript.
     pub inbox_drained: Vec<i64>,
-    /// The model call in flight is over: its rows go.
+    /// The model call in flight is over: the commit deletes its rows.
     pub generation_over: bool,
-    /// Set when the step is complete: what it leaves as its cached result.
+    /// The step's cached result, when this commit completes the step.
     pub step: Option<StepResult>,
     /// Where the context begins from now on.
     pub rebase: Option<Rebase>,
-    /// How many summaries of the context have failed, where that changes.
+    /// The new count of failed summaries, where it changes.
     pub compaction_failures: Option<i64>,
-    /// What `events` and `records` point at.
+    /// The blobs that `events` and `records` point at.
     pub blobs: Vec<Blob>,
     pub next: Next,
 }
@@ -57,8 +57,8 @@ pub struct Closing {
     pub events: Vec<Event>,
     /// The state that the close's checkpoint points at.
     pub snapshot: Blob,
-    /// The checkpoint that is written instead when the run goes on after all: only where the state changed and nothing
-    /// else of this commit journals it. Its blob is `snapshot`.
+    /// The checkpoint to write if the run goes on after all. Set only where the state changed and no other entry of this
+    /// commit journals the change. Its blob is `snapshot`.
     pub otherwise: Option<Box<Event>>,
 }
 
@@ -82,11 +82,12 @@ pub struct StepResult {
 }
 
 impl Transition {
-    /// The same outcome as one that goes on: something arrived while the run was closing, and what was billed for
-    /// is kept. The next step plans what arrived.
+    /// Turns a closing transition into one that goes on, because something arrived while the run was closing. The answer,
+    /// which is paid for, is kept. The next step plans what arrived.
     pub fn continuing(mut self) -> Transition {
         if let Next::Close(closing) = self.next {
-            // Whom nobody has been asked about or told of yet stays `started`, so that the next plan finds it.
+            // Uncertain calls that neither the model nor an operator has been told about keep status `started`; the next
+            // plan handles them.
             let (left, kept): (Vec<ClosedCall>, Vec<ClosedCall>) = self
                 .calls_closed
                 .into_iter()
@@ -101,8 +102,8 @@ impl Transition {
                 self.blobs.push(closing.snapshot);
             }
             if self.step.is_none() && self.records.is_empty() {
-                // Nothing but the run's end was to be said, and it does not end: repeated, for its answer was lost, it
-                // would say so twice. The next plan finds the calls that were cut off.
+                // The commit only ended the run, and the run goes on. A commit whose answer is lost is repeated and would
+                // journal these events twice, so drop them. The next plan finds the calls that were cut off.
                 self.events.clear();
                 self.blobs.clear();
                 self.generation_over = false;

@@ -12,8 +12,8 @@ pub struct Context {
     pub tools: Vec<ToolDefinition>,
     /// Seeds and records in order. Anything is legal here: repairs are made by [`crate::wire`] on its own copy.
     pub messages: Vec<Message>,
-    /// What the answer is to begin with: the text that an attempt before this one had said when it was cut off.
-    /// Protocols and models that take none leave it out.
+    /// The text that the answer begins with: an earlier attempt had produced it when it was cut off. Protocols and models
+    /// without prefill leave it out.
     pub prefill: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a context weighs. Bytes are counted; tokens are estimated by what the provider counted last.
+//! The size of a context. Bytes are counted; tokens are estimated from the provider's last count.
 
 use super::input::{Context, Message, content_bytes};
 use super::select;
@@ -18,7 +18,7 @@ pub struct Weight {
     pub tokens: i64,
 }
 
-/// Bytes a token, as a fraction.
+/// Bytes per token, as a fraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
     bytes: u128,
@@ -37,13 +37,13 @@ impl Rate {
         let context = select::select(session, tools.to_vec(), current);
         let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
         let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
-        // A context that does not hold all of these is no measure.
+        // The context must contain all of these parts; else the ratio would be wrong.
         let rest = [after, inbox, content_bytes(&answer.content)]
             .iter()
             .try_fold(bytes(&context), |rest, part| rest.checked_sub(*part));
         let Some(bytes) = rest else { return Rate::USUAL };
         let (bytes, tokens) = (bytes as u128, usage.input_tokens as u128);
-        // Whoever counts otherwise counts something else.
+        // Outside these bounds the provider counted something other than this context.
         if bytes < tokens || bytes > 8 * tokens { Rate::USUAL } else { Rate { bytes, tokens } }
     }
 

@@ -1,5 +1,5 @@
-//! Large outputs: the whole goes into a blob of the same commit, and the message keeps its beginning and its end. Done
-//! when the message is written, so that no request that was sent ever has to change.
+//! Large outputs: the same commit writes the whole output as a blob, and the message keeps its beginning and its end. This
+//! happens when the message is written, so a later request repeats the same bytes.
 
 use super::Draft;
 use crate::blob::Blob;

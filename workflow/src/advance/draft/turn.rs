@@ -1,4 +1,4 @@
-//! Drafts of a turn: the model's answer, and then what became of the calls that it asked for.
+//! Drafts of a turn: the model's answer, then the results of its tool calls.
 
 use super::journal::After;
 use super::{Draft, abandoned, error};
@@ -88,7 +88,7 @@ impl Draft<'_> {
                         self.journal_uncertain(&call);
                     }
                     if needs_person {
-                        // No result yet: the person's decision becomes it, or `session retry` tells the model.
+                        // No result yet. The person's decision becomes the result, or `session retry` tells the model.
                         self.leave_open(&call, CallStatus::Uncertain);
                     } else {
                         self.answer(&call, CallStatus::Uncertain, outcome_unknown());
@@ -110,7 +110,7 @@ impl Draft<'_> {
             }
         }
         if only_answers {
-            // The step of this turn was committed when it paused: the answer belongs to the next one.
+            // The turn's step was committed when the run paused. The answer belongs to the next step.
             return self.go_on();
         }
         if needs_person {
@@ -118,14 +118,14 @@ impl Draft<'_> {
                           session resolve`";
             return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
         }
-        // Those that settled before the run paused for a person are in the transcript already.
+        // Calls that settled before the run paused for a person are in the transcript already.
         let earlier = self
             .session
             .open_turn()
             .map_or(0, |turn| turn.record.tool_calls().count() - turn.unanswered.len());
         let (usage, finish_reason) = self.turn_cost();
         self.complete_step(usage, finish_reason, (earlier + executed) as i64);
-        // A message that waits already answers the question in the next step: no run waits for what is there.
+        // A message that is already in the inbox answers the question in the next step, so the run does not pause.
         if let Some((call_id, question)) = asked
             && self.session.inbox.is_empty()
         {
@@ -195,7 +195,7 @@ impl OpenedCall {
         OpenedCall {
             call_id: call.call_id.clone(),
             name: call.name.clone(),
-            // Refused where it is unknown; a worker that was deployed meanwhile may know it, and must not run it twice.
+            // A call of an unknown tool is refused. A worker of a newer deployment may know the tool and must not run it twice.
             effect: effects.get(&call.name).copied().unwrap_or(Effect::Guarded),
             args_sha256: hex::encode(sha2::Sha256::digest(arguments.as_bytes())),
         }
