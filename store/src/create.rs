@@ -2,6 +2,7 @@
 //!
 //! The conversation's row is locked first. So two first messages at the same time create one session. A message that arrives
 //! during a restart goes to the old session or to the new one, and is never lost.
+#![doc = include_str!("create.md")]
 
 use crate::failpoint::failpoint;
 use crate::hydrate::from_text;

@@ -1,4 +1,5 @@
 //! What a caller does differently: everything else is an outcome of the call.
+#![doc = include_str!("error.md")]
 
 use wakeful_workflow::session::SessionStatus;
 

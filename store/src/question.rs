@@ -3,6 +3,7 @@
 //! A search finds them by the database's clock and takes no lock. Closing one takes the same locks as an answer, so the first
 //! of the two counts: after an answer there is no question to close, and after a close the message is an ordinary one.
 //! Searching again finds nothing more to do.
+#![doc = include_str!("question.md")]
 
 use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Opened};

@@ -4,6 +4,7 @@
 //! [`Rebase`](crate::strategy::Rebase), which points at where the selection begins and copies nothing. The commit of a call
 //! journals the rebase that was decided for that call. The decision depends on the session alone, so a worker that repeats a
 //! call after a crash sends the same bytes. Between two rebases a request only grows, so the provider's prompt cache hits.
+#![doc = include_str!("context.md")]
 
 pub mod compaction;
 mod input;

@@ -4,6 +4,7 @@
 //! session. The provider's prompt cache would miss, a replay would differ, and models that sign their thinking would refuse
 //! the request. So the rendered system prompt and the tools' definitions are stored as a blob, which sessions with the same
 //! prefix share.
+#![doc = include_str!("prefix.md")]
 
 use crate::agent::ToolDefinition;
 use crate::blob::Blob;

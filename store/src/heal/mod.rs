@@ -5,6 +5,7 @@
 //! is the truth; the session's status, the conversation's pointers and the jobs are made to fit it.
 //!
 //! A session that is in order is left untouched, to the last bit: a heal that has nothing to do writes nothing.
+#![doc = include_str!("README.md")]
 
 mod conversation;
 mod healed;

@@ -9,6 +9,7 @@
 //! job whose last holder never gave it back, for the second time in a row, is a suspect, and a process holds at most
 //! one: a job that kills its worker takes no more than itself along. Jobs that were given back after a fault, as all
 //! are when a provider is down, are no suspects.
+#![doc = include_str!("README.md")]
 
 mod backend;
 mod delay;
