@@ -16,7 +16,7 @@ use wakeful::store::bounce::Noted;
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful::workflow::record::Role;
-use wakeful::workflow::session::Seed;
+use wakeful::workflow::seed::Seed;
 
 /// A world whose mail goes out by an SMTP server. A chat's message is composed as a mail to the addresses that it names; a
 /// mail's session answers by its route.

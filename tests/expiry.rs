@@ -4,7 +4,7 @@ use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
-use wakeful::store::expire::Patience;
+use wakeful::store::question::Patience;
 use wakeful::workflow::agent::OnExpired;
 
 /// More patience than a test has: time passes only where a test moves it.

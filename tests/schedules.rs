@@ -12,7 +12,7 @@ use wakeful::store::wake::{Continues, NewSession};
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::Role;
 use wakeful::workflow::schedule::{Missed, Overlap};
-use wakeful::workflow::session::Seed;
+use wakeful::workflow::seed::Seed;
 
 const SPACE: &str = "default";
 

@@ -21,10 +21,11 @@ use wakeful::store::delivery::Settled;
 use wakeful::store::heal::Cursor;
 use wakeful::store::queue::Kind;
 use wakeful::store::step::Commit;
-use wakeful::store::wake::{Delivered, NewMessage};
+use wakeful::store::wake::NewMessage;
+use wakeful::workflow::inbox::Acceptance;
 use wakeful::store::{Error, Store, new_id};
-use wakeful::workflow::advance::{Ending, Outcome, Performed, advance};
-use wakeful::workflow::agent::{Limits, Policy};
+use wakeful::workflow::advance::{CallEnd, Outcome, Performed, advance};
+use wakeful::workflow::agent::{Limits, AgentPolicy};
 use wakeful::workflow::plan::{Action, How, Stop, plan};
 use wakeful::workflow::record::Role;
 use wakeful::workflow::session::{CallOutcome, CallStatus, SessionStatus};
@@ -69,7 +70,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     assert_eq!(world.status(&session_id).await, "waiting_input");
 
     let woken = world.send(&session_id, "At eight.").await;
-    assert_eq!(woken.outcome, Delivered::Delivered);
+    assert_eq!(woken.outcome, Acceptance::Delivered);
     let mut driver = world.drive(&session_id).await;
     assert_eq!(
         driver.session.records.last().unwrap().role,
@@ -89,7 +90,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     };
     let How::Answer { inbox_id, text: answer } = calls[0].how.clone() else { panic!("{calls:?}") };
     assert_eq!(answer, "By the window.");
-    let answered = Performed { call: question, ending: Ending::Answered { inbox_id, text: answer } };
+    let answered = Performed { call: question, ending: CallEnd::Answered { inbox_id, text: answer } };
     driver.continues(Outcome::Called(vec![answered])).await;
 
     // The last reply meets a follow-up: it is kept, and the run goes on.
@@ -116,12 +117,12 @@ async fn an_interrupted_model_call_is_hydrated_and_gone_with_the_answer() {
     assert!(append(0, "Hel").await, "asked again, it is there already");
 
     driver.session = world.store.hydrate(&session_id).await.unwrap();
-    assert_eq!(driver.session.interrupted.len(), 1);
-    assert_eq!(driver.session.interrupted[0].last_chunk, 0);
+    assert_eq!(driver.session.cut_off.len(), 1);
+    assert_eq!(driver.session.cut_off[0].last_chunk, 0);
     assert_eq!(world.store.generation_text(&session, &"gen_1".into()).await.unwrap(), "Hel");
     world.send(&session_id, "Still there?").await;
     driver.continues(replied(vec![text("Hello.")])).await;
-    assert!(driver.session.interrupted.is_empty());
+    assert!(driver.session.cut_off.is_empty());
     let kinds = world.journal(&session_id).await;
     let resumed: Vec<&str> =
         kinds.iter().map(String::as_str).filter(|kind| kind.starts_with("GEN_")).collect();
@@ -234,7 +235,7 @@ async fn the_token_of_an_earlier_claim_moves_nothing() {
         world: &world,
         session: world.store.hydrate(&session_id).await.unwrap(),
         job: first,
-        policy: Policy::default(),
+        policy: AgentPolicy::default(),
     };
     let mut driver = world.drive(&session_id).await;
     assert_eq!(driver.job.lease.job_id, zombie.job.lease.job_id);

@@ -7,7 +7,7 @@
 use crate::delivery::Claimed;
 use crate::error::bounded;
 use crate::failpoint::mutant;
-use crate::run::{Wakes, journal};
+use crate::run::{Wakes, append_events};
 use crate::{Result, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -187,7 +187,7 @@ async fn note(
             reason: one.reason.clone(),
         };
         let dedupe = format!("{}/{delivery_id}/{place}", one.how.as_str());
-        journal(&mut *tx, session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+        append_events(&mut *tx, session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
     }
     Ok(())
 }

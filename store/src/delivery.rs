@@ -8,7 +8,7 @@
 use crate::bounce;
 use crate::error::bounded;
 use crate::queue::Lease;
-use crate::run::{Wakes, journal};
+use crate::run::{Wakes, append_events};
 use crate::{Result, Store, new_id};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
@@ -361,7 +361,7 @@ impl Store {
                 (dedupe, Event::DeliveryFailed { delivery_id, channel: channel_name, status, reason })
             }
         };
-        journal(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+        append_events(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
         if let Settled::Sent { receipt } = settled {
             bounce::note_refused(&mut tx, claimed, channel, receipt).await?;
         }

@@ -11,19 +11,19 @@ mod copy;
 
 use crate::failpoint::failpoint;
 use crate::run::{self, Wakes};
-use crate::wake::{NewMessage, deliver};
+use crate::wake::{NewMessage, accept};
 use crate::{Error, Result, Store, new_id};
 use copy::{Child, Parent};
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 use sqlx::PgConnection;
-use wakeful_workflow::advance::Blob;
 use wakeful_workflow::agent::ToolDefinition;
-use wakeful_workflow::context::Rebase;
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::fork::{At, Cut, SystemPromptPatch};
 use wakeful_workflow::policy::{Answers, Replay, SessionPolicy, ToolMode};
 use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::strategy::Rebase;
 
 /// What to fork, where, and what is to be otherwise.
 #[derive(Clone, Debug)]
@@ -248,7 +248,7 @@ impl Store {
             lifecycle_state: SessionStatus::Created.as_str().to_owned(),
             state_sha256,
         });
-        run::journal(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
+        run::append_events(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
         let run_id = if request.start { Some(start(&mut tx, request, &session_id).await?) } else { None };
         tx.commit().await?;
         Ok(Forked {
@@ -334,7 +334,7 @@ async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -
             attachments: Vec::new(),
         };
         let session = run::lock_session(tx, session_id).await?;
-        run_id = Some(deliver(tx, session, &message).await?.run_id);
+        run_id = Some(accept(tx, session, &message).await?.run_id);
     }
     if let Some(run_id) = run_id {
         return Ok(run_id);

@@ -6,9 +6,9 @@
 
 use crate::queue::Lease;
 use crate::{Result, Store};
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::{GenerationId, SessionId};
-use wakeful_workflow::session::Purpose;
+use wakeful_workflow::strategy::Strategy;
 
 /// A model call about to be made.
 #[derive(Clone, Debug)]

@@ -1,7 +1,8 @@
 //! What a conversation did so far, with those around it: what came in, what was answered, which tools ran, what went out and
 //! how that ended. Newest first, in pages.
 
-use crate::chain::{chain, shown};
+use crate::chain::chain;
+use crate::session::shown;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;

@@ -9,14 +9,14 @@
 use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use wakeful_workflow::context::Rebase;
 use wakeful_workflow::effect::Effect;
+use wakeful_workflow::generation::{CutOffCall, Purpose};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Attachment, Usage};
-use wakeful_workflow::session::{
-    Call, CallStatus, InboxMessage, Interrupted, Purpose, Run, Seed, Session, SessionStatus, Totals,
-};
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
+use wakeful_workflow::strategy::Rebase;
 
 /// Reads a session: `columns` out of its row and `joins`, and with them whatever can change under a worker that has it.
 macro_rules! select {
@@ -143,7 +143,7 @@ impl Store {
             records,
             calls: calls(row.calls)?,
             inbox: inbox(row.inbox)?,
-            interrupted: interrupted(row.generations)?,
+            cut_off: cut_off(row.generations)?,
         })
     }
 
@@ -169,7 +169,7 @@ impl Store {
         session.cancel_reason = row.cancel_reason;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
-        session.interrupted = interrupted(row.generations)?;
+        session.cut_off = cut_off(row.generations)?;
         Ok(())
     }
 }
@@ -232,11 +232,11 @@ fn inbox(rows: Option<Value>) -> Result<Vec<InboxMessage>> {
         .collect())
 }
 
-fn interrupted(rows: Option<Value>) -> Result<Vec<Interrupted>> {
+fn cut_off(rows: Option<Value>) -> Result<Vec<CutOffCall>> {
     let rows = list::<InterruptedRow>("generations", rows)?;
     Ok(rows
         .into_iter()
-        .map(|row| Interrupted {
+        .map(|row| CutOffCall {
             generation_id: row.generation_id.as_str().into(),
             attempt: row.attempt,
             model: row.model,

@@ -3,14 +3,15 @@
 use crate::create::find_or_create;
 use crate::failpoint::failpoint;
 use crate::run::{self, Wakes};
-use crate::wake::{NewMessage, NewSession, Woken, deliver};
+use crate::wake::{NewMessage, NewSession, Woken, accept};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, NaiveDate, Utc};
 use serde::Serialize;
 use sqlx::PgConnection;
-use wakeful_workflow::advance::Blob;
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::event::Event;
-use wakeful_workflow::session::{SessionStatus, State};
+use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::state::State;
 
 /// What a cache knew of a chat beside the messages, which are seeds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -83,7 +84,7 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         let made = adopt(&mut tx, &session.session_id, new, imported).await?;
-        let woken = deliver(&mut tx, session, message).await?;
+        let woken = accept(&mut tx, session, message).await?;
         if made {
             // Last, so that its row is held for as short as can be.
             count(&mut tx, "imported", imported.left_out).await?;
@@ -187,7 +188,7 @@ async fn adopt(
             lifecycle_state: SessionStatus::Created.as_str().to_owned(),
             state_sha256: snapshot.sha256,
         };
-        run::journal(tx, session_id, None, None, Wakes::Planner, &[checkpoint]).await?;
+        run::append_events(tx, session_id, None, None, Wakes::Planner, &[checkpoint]).await?;
     }
     Ok(true)
 }

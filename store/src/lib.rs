@@ -5,7 +5,7 @@
 //! | start or wake a session, or begin anew | [`wake`], [`create`], [`run`] |
 //! | know a mail again, and take it | [`mail`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
-//! | close a question that nobody answered | [`expire`] |
+//! | close a question that nobody answered | [`question`] |
 //! | say what became of an uncertain effect | [`resolve`] |
 //! | read what a replay runs again, and find one that was begun | [`replay`] |
 //! | archive or terminate one | [`retire`] |
@@ -42,7 +42,6 @@ pub mod delivery;
 pub mod diagnosis;
 pub mod error;
 pub mod event;
-pub mod expire;
 pub mod export;
 pub mod failpoint;
 pub mod fork;
@@ -56,6 +55,7 @@ pub mod ledger;
 pub mod legacy;
 pub mod mail;
 pub mod outbox;
+pub mod question;
 pub mod queue;
 pub mod readiness;
 pub mod record;

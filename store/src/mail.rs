@@ -2,12 +2,13 @@
 
 use crate::create::find_or_create;
 use crate::failpoint::failpoint;
-use crate::wake::{By, Delivered, NewMessage, NewSession, Woken, conflict, deliver};
+use crate::wake::{By, NewMessage, NewSession, Woken, accept, acceptance_of, conflict};
 use crate::{Error, Result, Store, run};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;
+use wakeful_workflow::inbox::Acceptance;
 use wakeful_workflow::mail::domain_of;
 use wakeful_workflow::mail::policy::{self, Exchange};
 use wakeful_workflow::mail::thread::Candidate;
@@ -104,7 +105,7 @@ impl Store {
         else {
             return Err(Error::corrupt("mail", format!("{message_id:?} has no message in its session")));
         };
-        let outcome = Delivered::parse(&outcome)?;
+        let outcome = acceptance_of(&outcome)?;
         Ok(Some(KnownMail::Woke(Woken { session_id, run_id, outcome, duplicate: true })))
     }
 
@@ -160,7 +161,7 @@ impl Store {
         let woken = match wakes {
             MailWakes::New(new) => {
                 match find_or_create(&mut tx, new, message.client_key.as_deref()).await {
-                    Ok(session) => deliver(&mut tx, session, message).await?,
+                    Ok(session) => accept(&mut tx, session, message).await?,
                     // By another door it belonged to another conversation, and it has its session there.
                     Err(refused) if made_elsewhere(&refused) => {
                         tx.rollback().await?;
@@ -173,8 +174,8 @@ impl Store {
                 let session = run::lock(&mut tx, session_id).await?;
                 By::Anyone.may_wake(&session)?;
                 let refused = conflict(session.clone(), "an answer");
-                let woken = deliver(&mut tx, session, message).await?;
-                if !woken.duplicate && woken.outcome != Delivered::Delivered {
+                let woken = accept(&mut tx, session, message).await?;
+                if !woken.duplicate && woken.outcome != Acceptance::Delivered {
                     return Err(refused);
                 }
                 if let Some(reply) = reply.filter(|_| !woken.duplicate) {

@@ -3,10 +3,10 @@
 use crate::wake::{By, NewMessage, Woken};
 use crate::{Error, Result, Store};
 use std::collections::BTreeMap;
-use wakeful_workflow::context::{Rebase, Strategy};
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::replay::{RecordedCall, Recording};
 use wakeful_workflow::session::{CallStatus, SessionStatus};
+use wakeful_workflow::strategy::{Rebase, Strategy};
 
 impl Store {
     /// Reads the recording of a session: its messages, what its model was asked, and how its tools' calls ended. Of a

@@ -1,7 +1,7 @@
 //! An operator sends a delivery again that was not sent: under the same id, so that whoever knows the key has it once.
 
 use crate::delivery::enqueue;
-use crate::run::{self, Locked, Wakes, journal};
+use crate::run::{self, Locked, Wakes, append_events};
 use crate::{Error, Result, Store};
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -119,7 +119,7 @@ async fn queue_again(
         reason: asked.reason.clone(),
     };
     let dedupe = format!("resent/{delivery_id}/{}", delivery.resent + 1);
-    journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
     let trace_context = asked.trace_context.as_deref();
     enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
     // What the agent was told of its failure is no longer so. What it was not told yet it hears of by how this ends.

@@ -4,9 +4,9 @@
 //! plan finds it; one that it has been told of is settled in the ledger alone, and a message can bring the news.
 
 use crate::delivery::enqueue;
-use crate::run::{self, Locked, Wakes, journal};
+use crate::run::{self, Locked, Wakes, append_events};
 use crate::step::to_json;
-use crate::wake::{NewMessage, deliver};
+use crate::wake::{NewMessage, accept};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -132,8 +132,15 @@ async fn resolve_call(
     };
     let wakes = if call.told { Wakes::Nobody } else { Wakes::Planner };
     let dedupe = format!("resolved/{call_id}/{}", resolution.as_str());
-    journal(tx, &session.session_id, run_id.as_deref(), Some(&dedupe), wakes, &[event(call_id, decision)])
-        .await?;
+    append_events(
+        tx,
+        &session.session_id,
+        run_id.as_deref(),
+        Some(&dedupe),
+        wakes,
+        &[event(call_id, decision)],
+    )
+    .await?;
     let stored = to_store(decision, run_id.as_deref());
     sqlx::query!(
         "update tool_calls set resolution = $3 where session_id = $1 and call_id = $2",
@@ -187,7 +194,7 @@ async fn tell(
         trace_context: decision.trace_context.clone(),
         attachments: Vec::new(),
     };
-    deliver(tx, session.clone(), &message).await?;
+    accept(tx, session.clone(), &message).await?;
     Ok(())
 }
 
@@ -233,11 +240,11 @@ async fn resolve_delivery(
     };
     let dedupe = format!("resolved/{delivery_id}/{}.{}", delivery.resent, delivery.attempt);
     let events = [event(delivery_id, decision)];
-    journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &events).await?;
+    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &events).await?;
     if status == "sent" {
         let sent = Event::GenSent { delivery_id: delivery_id.to_owned(), channel: delivery.channel.clone() };
         let dedupe = format!("sent/{delivery_id}");
-        journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[sent]).await?;
+        append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[sent]).await?;
     }
     if status == "queued" {
         let trace_context = decision.trace_context.as_deref();

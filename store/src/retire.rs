@@ -1,6 +1,6 @@
 //! Archived and terminated: how a person takes a session out of use. Its logs stay as they are.
 
-use crate::run::{self, Wakes, journal};
+use crate::run::{self, Wakes, append_events};
 use crate::wake::conflict;
 use crate::{Result, Store};
 use wakeful_workflow::event::Event;
@@ -45,7 +45,7 @@ impl Store {
         if status == SessionStatus::Terminated {
             events.push(Event::SessionTerminated { reason });
         }
-        journal(&mut tx, session_id, None, None, Wakes::Planner, &events).await?;
+        append_events(&mut tx, session_id, None, None, Wakes::Planner, &events).await?;
         sqlx::query!(
             "update conversation_sessions
             set status = $2, completed_at = coalesce(completed_at, clock_timestamp())

@@ -135,7 +135,7 @@ impl Store {
         sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
             .execute(&mut *tx)
             .await?;
-        let ending = run::Ending {
+        let ending = run::RunEnd {
             session_id: session.session_id.as_str(),
             run_id: transition.run_id.as_str(),
             status: closing.status,
@@ -195,9 +195,10 @@ impl Store {
             reason: Some(error.to_owned()),
         };
         let events = [event, Event::invocation_result(SessionStatus::Failed, Some(error))];
-        run::journal(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events).await?;
+        run::append_events(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events)
+            .await?;
         if let Some(run_id) = &run_id {
-            let ending = run::Ending {
+            let ending = run::RunEnd {
                 session_id,
                 run_id,
                 status: SessionStatus::Failed,

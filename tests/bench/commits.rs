@@ -6,8 +6,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use wakeful::store::Store;
-use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, advance};
-use wakeful::workflow::agent::Policy;
+use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
+use wakeful::workflow::agent::AgentPolicy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::record::{FinishReason, Reply};
 use wakeful::workflow::session::{CallOutcome, CallStatus};
@@ -79,7 +79,7 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         repairs: 0,
         resumes: None,
         prefill_bytes: None,
-        context_strategy: wakeful::workflow::context::Strategy::Full,
+        context_strategy: wakeful::workflow::strategy::Strategy::Full,
         rebase: None,
         reply: Reply {
             content: fixture::assistant_content(&call_id),
@@ -88,12 +88,12 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         },
         effects: BTreeMap::from([("write_file".to_owned(), Effect::Pure)]),
     });
-    let asked = advance(&held.session, replied, Policy::default());
+    let asked = advance(&held.session, replied, AgentPolicy::default());
     held.commit(store, &asked).await?;
     let path = format!("notes-{:02}.txt", step_number % 10);
     let called = Outcome::Called(vec![Performed {
         call: fixture::tool_call(&call_id),
-        ending: Ending::Settled(
+        ending: CallEnd::Settled(
             CallStatus::Done,
             CallOutcome {
                 content: TEXT.clone(),
@@ -104,6 +104,6 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
             },
         ),
     }]);
-    let performed = advance(&held.session, called, Policy::default());
+    let performed = advance(&held.session, called, AgentPolicy::default());
     held.commit(store, &performed).await
 }

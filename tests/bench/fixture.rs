@@ -14,12 +14,13 @@ use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::advance::{Next, Outcome, StepResult, Transition, advance};
-use wakeful::workflow::agent::Policy;
+use wakeful::workflow::agent::AgentPolicy;
 use wakeful::workflow::derive::StateUpdate;
 use wakeful::workflow::event::Event;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
-use wakeful::workflow::session::{Purpose, Session};
+use wakeful::workflow::session::Session;
+use wakeful::workflow::generation::Purpose;
 
 /// Bytes of a message's text and of a session's state.
 pub const MESSAGE_BYTES: usize = 2048;
@@ -162,7 +163,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
         let job = claims.next().await?;
         let session = store.hydrate(job.session_id.as_deref().context("a step job")?).await?;
         let mut one = Held { job, session };
-        let begin = advance(&one.session, Outcome::Begun, Policy::default());
+        let begin = advance(&one.session, Outcome::Begun, AgentPolicy::default());
         one.commit(store, &begin).await?;
         let mut fill = Transition { events: Vec::new(), ..begin };
         fill.state_updates = (0..STATE_BYTES / 100).map(state_update).collect();
@@ -226,7 +227,7 @@ pub fn state_update(number: usize) -> StateUpdate {
 /// One step as one commit: an assistant's message and a tool's result of 2 KB each, one small change of the state,
 /// three journal entries, the step's cached result.
 pub fn step(session: &Session) -> Transition {
-    let idle = advance(session, Outcome::Begun, Policy::default());
+    let idle = advance(session, Outcome::Begun, AgentPolicy::default());
     let (step_number, first) = (idle.step_number, session.last_message_number + 1);
     let call_id = format!("call_{step_number}");
     let generation = format!("gen_0193e8d7c4e07c3fa1b2c3d4{step_number:08}");

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use wakeful::store::journal::{Lines, Memory, Postgres, recover};
 use wakeful::store::step::Commit;
 use wakeful::workflow::advance::Outcome;
-use wakeful::workflow::agent::{JournalLevel, Policy};
+use wakeful::workflow::agent::{JournalLevel, AgentPolicy};
 use wakeful::workflow::plan::Stop;
 
 /// What a tool's result leaves in the state: one mail, with so long a subject.
@@ -47,7 +47,7 @@ async fn the_journal_gives_the_row(world: &World, session_id: &str) {
 #[tokio::test]
 async fn at_either_level_the_journal_gives_the_row_back_after_every_commit() {
     for level in [JournalLevel::Full, JournalLevel::Checkpoint] {
-        let policy = Policy { journal: level, ..Policy::default() };
+        let policy = AgentPolicy { journal: level, ..AgentPolicy::default() };
         let world = World::new().await;
         let session_id = world.wake("c1", "Write to Bob.").await;
         let holds = async || the_journal_gives_the_row(&world, &session_id).await;

@@ -3,7 +3,7 @@
 use super::*;
 use wakeful::store::wake::{Continues, NewSession};
 use wakeful::workflow::derive;
-use wakeful::workflow::session::State;
+use wakeful::workflow::state::State;
 
 /// What a chat brings: it goes on with the conversation's latest session.
 fn chat(conversation: &str) -> NewSession {
@@ -158,7 +158,7 @@ async fn an_answer_is_taken_where_a_question_is_open_and_nowhere_else() {
     assert_eq!(driver.commit(asked(&question)).await, Commit::Closed);
 
     let answered = world.store.answer(&session_id, &keyed("k", "Four.")).await.unwrap();
-    assert_eq!(answered.outcome, Delivered::Delivered);
+    assert_eq!(answered.outcome, Acceptance::Delivered);
     let again = world.store.answer(&session_id, &keyed("k", "Four.")).await.unwrap();
     assert!(again.duplicate, "its answer was lost, and it is sent again");
     refused(world.store.answer(&session_id, &message("Five.")).await);

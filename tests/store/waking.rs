@@ -16,7 +16,7 @@ async fn one_trigger_at_once_many_times_makes_one_session() {
     let sessions: HashSet<&str> = woken.iter().map(|one| one.session_id.as_str()).collect();
     let runs: HashSet<&str> = woken.iter().map(|one| one.run_id.as_str()).collect();
     assert_eq!((sessions.len(), runs.len()), (1, 1));
-    assert_eq!(woken.iter().filter(|one| one.outcome == Delivered::NewRun).count(), 1);
+    assert_eq!(woken.iter().filter(|one| one.outcome == Acceptance::NewRun).count(), 1);
     assert_eq!(world.count("conversation_sessions").await, 1);
     assert_eq!(world.count("jobs").await, 1);
     assert_eq!(world.count("session_inbox").await, 8);
@@ -188,7 +188,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                     calls
                         .into_iter()
                         .map(|planned| match planned.how {
-                            How::Abandon => Performed { call: planned.call, ending: Ending::Abandoned },
+                            How::Abandon => Performed { call: planned.call, ending: CallEnd::Abandoned },
                             _ => performed(&planned.call, done("Reserved.", None)),
                         })
                         .collect(),
@@ -196,7 +196,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                 Action::Stop(stop) => Outcome::Stopped(stop),
                 Action::Pause => Outcome::Paused,
             };
-            let transition = advance(&session, outcome, Policy::default());
+            let transition = advance(&session, outcome, AgentPolicy::default());
             match store.commit(&job.lease, &session, transition.clone(), performance()).await.unwrap() {
                 Commit::Continued { wake_seq } => {
                     session.apply(&transition.continuing());

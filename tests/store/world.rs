@@ -17,13 +17,15 @@ use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::store::{Store, new_id};
-use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
-use wakeful::workflow::agent::{Policy, ToolDefinition};
-use wakeful::workflow::context::Strategy;
+use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, Transition, advance};
+use wakeful::workflow::agent::{AgentPolicy, ToolDefinition};
+use wakeful::workflow::strategy::Strategy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::session::{CallOutcome, CallStatus, Purpose, Seed, Session};
+use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful::workflow::generation::Purpose;
+use wakeful::workflow::seed::Seed;
 
 /// No delivery grows too old, and an attempt is over within a second.
 pub(super) const TERMS: Terms =
@@ -56,7 +58,7 @@ impl World {
         claims.stop();
         assert_eq!(job.session_id.as_deref(), Some(session_id));
         let session = self.store.hydrate(session_id).await.unwrap();
-        Driver { world: self, session, job, policy: Policy::default() }
+        Driver { world: self, session, job, policy: AgentPolicy::default() }
     }
 
     /// Commits `outcome` while another claim has the job: nothing is written, and the store says so.
@@ -149,7 +151,7 @@ pub(super) struct Driver<'a> {
     pub(super) world: &'a World,
     pub(super) session: Session,
     pub(super) job: Job,
-    pub(super) policy: Policy,
+    pub(super) policy: AgentPolicy,
 }
 
 impl Driver<'_> {
@@ -191,8 +193,8 @@ impl Driver<'_> {
         self.world.store.start_call(lease, id, &call.call_id, CallStatus::Invoked, 60).await.unwrap()
     }
 
-    pub(super) async fn settle(&self, call: &ToolCall, ending: &Ending) {
-        let Ending::Settled(status, outcome) = ending else { panic!("{ending:?}") };
+    pub(super) async fn settle(&self, call: &ToolCall, ending: &CallEnd) {
+        let CallEnd::Settled(status, outcome) = ending else { panic!("{ending:?}") };
         let started = self.start(call).await.expect("the lease is held");
         let (lease, id) = (&self.job.lease, &self.session.session_id);
         let settled =
@@ -352,14 +354,14 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
     })
 }
 
-pub(super) fn done(content: &str, details: Option<Value>) -> Ending {
-    Ending::Settled(CallStatus::Done, CallOutcome { content: content.into(), is_error: false, details })
+pub(super) fn done(content: &str, details: Option<Value>) -> CallEnd {
+    CallEnd::Settled(CallStatus::Done, CallOutcome { content: content.into(), is_error: false, details })
 }
 
-pub(super) fn performed(call: &ToolCall, ending: Ending) -> Performed {
+pub(super) fn performed(call: &ToolCall, ending: CallEnd) -> Performed {
     Performed { call: call.clone(), ending }
 }
 
 pub(super) fn asked(call: &ToolCall) -> Outcome {
-    Outcome::Called(vec![performed(call, Ending::Asked("When?".into()))])
+    Outcome::Called(vec![performed(call, CallEnd::Asked("When?".into()))])
 }

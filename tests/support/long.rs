@@ -11,13 +11,14 @@ use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::tool::registry::Registry;
-use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, advance};
-use wakeful::workflow::agent::{Policy, ToolDefinition};
-use wakeful::workflow::context::Strategy;
+use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
+use wakeful::workflow::agent::{AgentPolicy, ToolDefinition};
+use wakeful::workflow::strategy::Strategy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
+use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful::workflow::seed::Seed;
 use wakeful::workflow::wire::openai;
 
 /// The model that the session is said to have talked to.
@@ -72,7 +73,7 @@ impl Long {
             if let Some(call) = call {
                 let content = words(step + 1_000_000, self.message_bytes);
                 let outcome = CallOutcome { content, is_error: false, details: None };
-                let ending = Ending::Settled(CallStatus::Done, outcome);
+                let ending = CallEnd::Settled(CallStatus::Done, outcome);
                 claim.commit(store, &mut session, Outcome::Called(vec![Performed { call, ending }])).await;
             }
         }
@@ -83,7 +84,7 @@ impl Long {
         let text = Block::Text { text: words(step, self.message_bytes) };
         let finish_reason = if call.is_some() { FinishReason::ToolCalls } else { FinishReason::Stop };
         let request_sha256 = if self.hashes {
-            openai::project(&session.context(Vec::new()), &openai::Options::new("test", 8192)).sha256()
+            openai::project(&wakeful::workflow::context::full(session, Vec::new()), &openai::Options::new("test", 8192)).sha256()
         } else {
             format!("{step:064x}")
         };
@@ -146,7 +147,7 @@ impl Claim {
     }
 
     async fn commit(&self, store: &Store, session: &mut Session, outcome: Outcome) {
-        let transition = advance(session, outcome, Policy::default());
+        let transition = advance(session, outcome, AgentPolicy::default());
         let performance = Performance { elapsed_s: 0.1, attempt: 1 };
         let commit = store.commit(&self.job.lease, session, transition.clone(), performance).await;
         match commit.expect("it commits") {

@@ -9,7 +9,7 @@ use wakeful::workflow::agent::ToolDefinition;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::Role;
-use wakeful::workflow::session::Seed;
+use wakeful::workflow::seed::Seed;
 
 /// A database, a model and the options of the processes that meet there.
 pub struct World {

@@ -1,6 +1,6 @@
 //! What an agent is: its prompt, its model, the tools it may use and the limits it runs under.
 
-use crate::context::ContextPolicy;
+use crate::strategy::ContextPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,21 +19,21 @@ pub struct Agent {
     /// How the context of its model calls is selected.
     #[serde(default)]
     pub context: ContextPolicy,
-    /// Whom it may write mail to: see [`crate::policy::may_write_to`].
+    /// Addresses that it may write mail to: see [`crate::policy::may_write_to`].
     #[serde(default)]
     pub recipients: Vec<String>,
 }
 
 impl Agent {
-    /// What of the agent decides how an outcome is written down.
-    pub fn policy(&self) -> Policy {
-        Policy { on_uncertain: self.on_uncertain, journal: self.journal }
+    /// The settings that [`crate::advance::advance`] needs.
+    pub fn policy(&self) -> AgentPolicy {
+        AgentPolicy { on_uncertain: self.on_uncertain, journal: self.journal }
     }
 }
 
-/// What an agent's configuration says about how an outcome is written down.
+/// Settings of an agent that decide how an outcome is committed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub struct AgentPolicy {
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,
 }
@@ -76,7 +76,7 @@ impl Default for Limits {
     }
 }
 
-/// What happens when nobody can know whether a guarded effect took place.
+/// What happens when a guarded effect is uncertain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnUncertain {

@@ -1,12 +1,12 @@
 //! Sessions to try the rules on.
 
 use crate::effect::Effect;
+use crate::generation::{CutOffCall, Purpose};
 use crate::policy::SessionPolicy;
 use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
-use crate::session::{
-    Call, CallOutcome, CallStatus, InboxMessage, Interrupted, Purpose, Run, Seed, Session, SessionStatus,
-    State, Totals,
-};
+use crate::seed::Seed;
+use crate::session::{Call, CallOutcome, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
+use crate::state::State;
 use serde_json::json;
 
 /// The run that every example is in.
@@ -47,13 +47,13 @@ pub fn session() -> Session {
         records: vec![user(2, "hello")],
         calls: Vec::new(),
         inbox: Vec::new(),
-        interrupted: Vec::new(),
+        cut_off: Vec::new(),
     }
 }
 
 /// A model call that was cut off after its chunk `last_chunk`, of the request whose hash is `00`.
-pub fn interrupted(generation_id: &str, attempt: i64, last_chunk: i64) -> Interrupted {
-    Interrupted {
+pub fn cut_off(generation_id: &str, attempt: i64, last_chunk: i64) -> CutOffCall {
+    CutOffCall {
         generation_id: generation_id.into(),
         attempt,
         model: "scripted/m".into(),

@@ -9,7 +9,7 @@ use crate::agent::ToolDefinition;
 use crate::id::CallId;
 use crate::prefix::{Prefix, system_of};
 use crate::record::{Record, Role};
-use crate::session::Seed;
+use crate::seed::Seed;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

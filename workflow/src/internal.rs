@@ -50,10 +50,10 @@ fn plain(text: &str) -> &str {
 mod tests {
     use super::*;
     use crate::advance::{Generated, Outcome, advance};
-    use crate::agent::Policy;
-    use crate::context::Strategy;
+    use crate::agent::AgentPolicy;
     use crate::example::{self, RUN, assistant, message, tool_call, user};
     use crate::record::{FinishReason, Record, Reply};
+    use crate::strategy::Strategy;
     use serde_json::json;
 
     /// A session of that trigger whose last step composed an email.
@@ -94,7 +94,7 @@ mod tests {
             reply: Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE },
             effects: Default::default(),
         };
-        let transition = advance(session, Outcome::Replied(generated), Policy::default());
+        let transition = advance(session, Outcome::Replied(generated), AgentPolicy::default());
         transition.records.iter().map(|record| record.internal).collect()
     }
 

@@ -3,7 +3,7 @@
 //! Only `state_transition` and `context_update` change anything. Every other entry, of a known type or not, is counted
 //! and nothing more: what it did to the world is not done again.
 
-use crate::session::State;
+use crate::state::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

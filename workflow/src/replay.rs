@@ -6,12 +6,12 @@
 //! the user's messages are given to the replay exactly where the source took them, in mid-run as well.
 #![doc = include_str!("replay.md")]
 
-use crate::context::{Rebase, Strategy};
 use crate::fault::Fault;
 use crate::id::CallId;
 use crate::policy::{Answers, Replay};
 use crate::record::{Block, Record, Role, ToolCall, ToolResult};
 use crate::session::{CallStatus, Session};
+use crate::strategy::{Rebase, Strategy};
 use std::collections::BTreeMap;
 
 /// What a source session's log holds for its replays.

@@ -1,6 +1,6 @@
 //! Replies on their way out: what a session says becomes deliveries of its route, in the commit that says it.
 
-use crate::derive::Outgoing;
+use crate::derive::NewDelivery;
 use crate::policy::ReplyRoute;
 use serde_json::json;
 
@@ -8,13 +8,13 @@ use serde_json::json;
 /// the same in every attempt: the same part of it is sent once.
 ///
 /// The content of each is `{"type": "reply", "text", "to", "part", "parts"}`, where `to` is the route's own address.
-pub fn outgoing(route: &ReplyRoute, source: &str, text: &str) -> Vec<Outgoing> {
+pub fn outgoing(route: &ReplyRoute, source: &str, text: &str) -> Vec<NewDelivery> {
     let parts = parts(text, route.split_at.unwrap_or(usize::MAX));
     let count = parts.len();
     parts
         .into_iter()
         .zip(1..)
-        .map(|(text, part)| Outgoing {
+        .map(|(text, part)| NewDelivery {
             source_key: format!("{source}/{part}"),
             channel: route.channel.clone(),
             content: json!({"type": "reply", "text": text, "to": route.to, "part": part, "parts": count}),

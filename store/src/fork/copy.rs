@@ -6,14 +6,15 @@ use crate::{Error, Result};
 use serde_json::Value;
 use sqlx::PgConnection;
 use std::collections::HashMap;
-use wakeful_workflow::advance::Blob;
-use wakeful_workflow::context::Rebase;
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive;
 use wakeful_workflow::fork::{self, At, Cut, Line};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Role, ToolResult};
-use wakeful_workflow::session::{Seed, State};
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::state::State;
+use wakeful_workflow::strategy::Rebase;
 
 /// The parent as one statement saw it.
 pub(super) struct Parent {

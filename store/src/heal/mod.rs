@@ -14,7 +14,7 @@ mod search;
 pub use healed::Healed;
 pub use search::{Cursor, Page};
 
-use crate::run::{self, Conversation, Locked, Wakes, journal};
+use crate::run::{self, Conversation, Locked, Wakes, append_events};
 use crate::wake::clear_cancel;
 use crate::{Result, Store};
 use sqlx::PgConnection;
@@ -206,7 +206,7 @@ async fn correct_status(
         to_state: is.clone(),
         reason: Some("healed".to_owned()),
     };
-    journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
+    append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
     sqlx::query!(
         "update conversation_sessions
         set status = 'queued', error = null, completed_at = null

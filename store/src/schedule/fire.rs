@@ -3,7 +3,7 @@
 use super::{FIRINGS_KEPT, Schedule, clock, find, timing};
 use crate::create::find_or_create;
 use crate::failpoint::{failpoint, mutant};
-use crate::wake::{Continues, Delivered, NewMessage, NewSession, Woken, deliver};
+use crate::wake::{Continues, NewMessage, NewSession, Woken, accept, acceptance_of};
 use crate::{Error, Result, Store, new_id};
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, PgConnection};
@@ -225,7 +225,7 @@ async fn wake(
         attachments: Vec::new(),
     };
     let session = find_or_create(&mut *tx, &new, None).await?;
-    deliver(tx, session, &message).await
+    accept(tx, session, &message).await
 }
 
 /// The answer to the firing of this trigger, if there was one.
@@ -244,7 +244,7 @@ async fn fired_before(tx: &mut PgConnection, new: &NewSession, trigger_id: &str)
     .await?;
     before
         .map(|before| {
-            let outcome = Delivered::parse(&before.outcome)?;
+            let outcome = acceptance_of(&before.outcome)?;
             Ok(Woken { session_id: before.session_id, run_id: before.run_id, outcome, duplicate: true })
         })
         .transpose()

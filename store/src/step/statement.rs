@@ -4,7 +4,8 @@ use super::{Performance, to_json};
 use crate::queue::Lease;
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
-use wakeful_workflow::advance::{Blob, Closing, Next, Transition};
+use wakeful_workflow::advance::{Closing, Next, Transition};
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::session::Session;
 
 /// The statement. Every insert selects from both updated rows, so a predicate that misses writes nothing anywhere,

@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use wakeful_workflow::derive;
 use wakeful_workflow::record::Block;
 use wakeful_workflow::recover::{Recovered, recover};
-use wakeful_workflow::session::State;
+use wakeful_workflow::state::State;
 
 /// At most so many of the entries that point nowhere are listed.
 const LISTED: i64 = 20;

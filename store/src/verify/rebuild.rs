@@ -7,7 +7,7 @@ use crate::{Error, Result, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
-use wakeful_workflow::advance::Blob;
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::event::Event;
 
 /// One column that was written anew.
@@ -177,5 +177,5 @@ async fn checkpoint(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> R
         lifecycle_state: status(facts).to_owned(),
         state_sha256: blob.sha256,
     };
-    run::journal(tx, session_id, None, None, Wakes::Planner, &[event]).await
+    run::append_events(tx, session_id, None, None, Wakes::Planner, &[event]).await
 }

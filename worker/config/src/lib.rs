@@ -13,7 +13,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
-use wakeful_workflow::context::ContextPolicy;
+use wakeful_workflow::strategy::ContextPolicy;
 use wakeful_workflow::policy::PARTICIPANTS;
 
 pub mod address;
@@ -338,6 +338,17 @@ impl Config {
             "email" => self.email.max_age_s.map(Duration::from_secs),
             "slack" | "telegram" | "webhook" => Some(self.messenger.max_age),
             _ => None,
+        }
+    }
+
+    /// What a person does so that a worker sends by this channel.
+    pub fn how_to_enable(&self, channel: &str) -> String {
+        match channel {
+            "email" => "configure a way out for mail ([email]) on one of the workers".to_owned(),
+            "slack" | "telegram" | "webhook" => {
+                format!("configure [messenger.{channel}] on one of the workers")
+            }
+            _ => "start a worker that registers it by `App::channel`".to_owned(),
         }
     }
 

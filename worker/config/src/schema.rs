@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnExpired, OnUncertain};
-use wakeful_workflow::context::{ContextPolicy, Strategy};
+use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 
 use super::price::Price;
 use super::problem::Problem;

@@ -4,7 +4,7 @@ use secrecy::ExposeSecret;
 
 use super::*;
 use wakeful_workflow::agent::Limits;
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::strategy::Strategy;
 
 type Env<'a> = &'a [(&'a str, &'a str)];
 

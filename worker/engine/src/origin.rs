@@ -6,7 +6,7 @@ use wakeful_store::wake::{Continues, NewSession};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful_workflow::record::Role;
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
 /// No session can be made of what was asked for: there is no such agent, or it has tools that this process has not.
 #[derive(Debug, thiserror::Error)]

@@ -47,7 +47,8 @@ use wakeful_store::wake::{NewMessage, NewSession};
 use wakeful_store::{Error, new_id};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::record::Role;
-use wakeful_workflow::session::{Seed, SessionStatus};
+use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::seed::Seed;
 
 /// Journal entries read at once.
 const BATCH: i64 = 200;

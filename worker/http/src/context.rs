@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use wakeful_store::{Error, Store};
 use wakeful_workflow::agent::ToolDefinition;
-use wakeful_workflow::context::{self, Rebase, Strategy, Weight, compaction};
+use wakeful_workflow::context::{self, Weight, compaction};
+use wakeful_workflow::strategy::{Rebase, Strategy};
 use wakeful_workflow::record::{Block, Usage};
 
 /// A preview of a session's next model call.

@@ -20,8 +20,8 @@ mod scan;
 
 pub use check::{Checker, Refused};
 pub use row::{
-    BlobPart, CallRow, DeliveryRow, DeliveryStatus, EventRow, InboxOutcome, InboxRow, InboxStatus, RecordRow,
-    RunRow, RunStatus, SeedRow, SessionRow, StepRow,
+    BlobPart, CallRow, DeliveryRow, DeliveryStatus, EventRow, InboxRow, InboxStatus, RecordRow, RunRow,
+    RunStatus, SeedRow, SessionRow, StepRow,
 };
 
 use crate::event::Event;

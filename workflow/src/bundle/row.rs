@@ -3,6 +3,7 @@
 //! Times are `2026-01-31T12:00:00.000000Z`, bodies are JSON, ids and numbers are the database's.
 
 use crate::effect::Effect;
+use crate::inbox::Acceptance;
 use crate::record::{Attachment, Block, Role};
 use crate::session::{CallOutcome, CallStatus, SessionStatus};
 use serde::{Deserialize, Serialize};
@@ -246,7 +247,7 @@ pub struct InboxRow {
     pub attachments: Vec<Attachment>,
     pub status: InboxStatus,
     pub run_id: String,
-    pub outcome: InboxOutcome,
+    pub outcome: Acceptance,
     pub created_at: String,
 }
 
@@ -264,26 +265,6 @@ impl InboxStatus {
         match self {
             InboxStatus::Pending => "pending",
             InboxStatus::Drained => "drained",
-        }
-    }
-}
-
-/// What its sender was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InboxOutcome {
-    Queued,
-    Delivered,
-    NewRun,
-}
-
-impl InboxOutcome {
-    /// The word that is stored.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            InboxOutcome::Queued => "queued",
-            InboxOutcome::Delivered => "delivered",
-            InboxOutcome::NewRun => "new_run",
         }
     }
 }

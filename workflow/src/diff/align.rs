@@ -1,6 +1,6 @@
 //! Which turn stands beside which.
 
-use super::Both;
+use super::both::Both;
 use super::ids::Ids;
 use super::side::Side;
 use super::turn::Turn;

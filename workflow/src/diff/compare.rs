@@ -1,12 +1,13 @@
 //! Two turns that stand side by side, part by part.
 
 use super::align::{self, Row};
+use super::both::Both;
 use super::ids::Ids;
+use super::report::{Difference, Level, Part, RequestMatch, SetupDifference, TurnDiff, TurnView};
 use super::side::Side;
 use super::turn::Turn;
 use super::value::{ValueDifference, Values, What};
-use super::words::{Budget, Of};
-use super::{Both, Difference, Level, Part, RequestMatch, SetupDifference, TurnDiff, TurnView};
+use super::words::{Budget, Of, Piece};
 use crate::derive;
 use crate::id::CallId;
 use crate::record::{Block, Record, Role, ToolCall, ToolResult, text_of};
@@ -303,7 +304,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    fn words(&mut self, left: &str, right: &str) -> Vec<super::Piece> {
+    fn words(&mut self, left: &str, right: &str) -> Vec<Piece> {
         self.budget.words((left, &self.ids.left), (right, &self.ids.right))
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult};
-use crate::session::State;
+use crate::state::State;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

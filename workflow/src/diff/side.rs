@@ -5,7 +5,9 @@ use crate::event::Event;
 use crate::id::{GenerationId, SessionId};
 use crate::prefix::{Prefix, system_of};
 use crate::record::{Record, Role, Usage};
-use crate::session::{Seed, Session, State};
+use crate::seed::Seed;
+use crate::session::Session;
+use crate::state::State;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,7 +1,8 @@
 use super::*;
 use crate::example;
 use crate::record::{Block, FinishReason, Record, Role, ToolCall, ToolResult};
-use crate::session::{Seed, State};
+use crate::seed::Seed;
+use crate::state::State;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use wakeful_store::legacy::Imported;
 use wakeful_store::wake::NewSession;
 use wakeful_workflow::record::{Role, value_without_nul, without_nul};
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
 /// A chat as the cache kept it.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -22,7 +22,7 @@ use wakeful_workflow::mail::policy::{self, MailboxRules};
 use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
 use wakeful_workflow::mail::{auth, subject_key, text, thread};
 use wakeful_workflow::record::Role;
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
 /// How many mails are parsed at a time. Each may need several times its size in memory.
 static READING: Semaphore = Semaphore::const_new(2);

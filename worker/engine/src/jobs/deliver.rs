@@ -14,6 +14,7 @@ use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::delivery::{Claimed, Settled, Terms};
 use wakeful_store::queue::{self, Job, Term};
 use wakeful_workflow::agent::Limits;
+use wakeful_workflow::delivery::{self, Answer, Attempt, Before, Decision, Doubt, Facts};
 
 /// For how long a message is tried before it counts as failed: receivers are away, refuse everybody at first, or take no more
 /// just now, and its conversation's later messages wait behind it.
@@ -211,13 +212,8 @@ enum Next {
     },
 }
 
-/// What may be known of a delivery before it is sent.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Before {
-    Unsent,
-    MaybeSent,
-}
-
+/// Brings a claimed delivery as far as it goes now. [`delivery::decide`] and [`delivery::after`] decide; this function asks
+/// the channel, sends, and finds the words.
 async fn next(
     ctx: &Ctx,
     job: &Job,
@@ -226,106 +222,122 @@ async fn next(
     given_up: Option<&str>,
     mut term: Term,
 ) -> Next {
-    let again = |error: String, before| Next::Again { error, unsent: before == Before::Unsent };
-    let throttled =
-        |error: String, after, before| Next::Throttled { error, after, unsent: before == Before::Unsent };
-    let expired = || {
-        let error = format!("it was not sent by {channel_name} in time, and is not sent late");
-        Next::Settle(Settled::Expired { error })
+    let channel = ctx.plugins.channels.get(channel_name);
+    let facts = Facts {
+        maybe_sent: claimed.maybe_sent,
+        late: claimed.late,
+        quiet: claimed.quiet,
+        given_up: given_up.is_some(),
+        idempotent: channel.is_some_and(|channel| channel.is_idempotent()),
     };
-    let uncertain = |error: &str| Next::Settle(Settled::Uncertain { error: error.to_owned() });
-    let failed = |error: &str, why: &str| Next::Settle(Settled::Failed { error: format!("{error} ({why})") });
-    if claimed.late && !claimed.maybe_sent {
-        return expired();
+    let end = |decision, error: &str| end(channel_name, given_up, decision, error);
+    let mut decision = delivery::decide(&facts, None);
+    if decision == Decision::Expired {
+        return end(decision, "");
     }
-    let mut before = if claimed.maybe_sent { Before::MaybeSent } else { Before::Unsent };
-    let Some(channel) = ctx.plugins.channels.get(channel_name) else {
-        let remedy = match channel_name {
-            "email" => "configure a way out for mail ([email]) on one of the workers".to_owned(),
-            "slack" | "telegram" | "webhook" => {
-                format!("configure [messenger.{channel_name}] on one of the workers")
-            }
-            _ => "start a worker that registers it by `App::channel`".to_owned(),
-        };
+    let Some(channel) = channel else {
+        let remedy = ctx.config.how_to_enable(channel_name);
         let error = format!("this worker has no channel {channel_name:?}: {remedy}");
-        // Another worker may have it.
-        return match (given_up, before) {
-            (None, _) => again(error, before),
-            (Some(why), Before::Unsent) => failed(&error, why),
-            (Some(_), Before::MaybeSent) => uncertain(&format!("{DIED}, and {error}")),
+        return match delivery::decide(&facts, Some(Answer::NoChannel)) {
+            decision @ Decision::Uncertain(_) => end(decision, &format!("{DIED}, and {error}")),
+            decision => end(decision, &error),
         };
     };
     let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
-    if before == Before::MaybeSent {
-        match ask(channel.as_ref(), &outbound).await {
-            Ok(Found::Sent { receipt }) => return Next::Settle(Settled::Sent { receipt }),
-            // A worker that was stopped and not killed may be in the middle of it.
-            Ok(Found::NotSent)
-                if !claimed.quiet && (claimed.late || given_up.is_some() || !channel.is_idempotent()) =>
-            {
-                return again("an earlier attempt may still be under way".to_owned(), before);
+    if decision == Decision::Ask {
+        let found = ask(channel.as_ref(), &outbound).await;
+        decision = delivery::decide(&facts, Some(answer(&found)));
+        match (decision, found) {
+            (Decision::Send(_), _) => {}
+            (Decision::Sent, Ok(Found::Sent { receipt })) => return Next::Settle(Settled::Sent { receipt }),
+            (Decision::Again(before), Err(SendError::Throttled { error, after })) => {
+                return Next::Throttled { error, after, unsent: before == Before::Unsent };
             }
-            Ok(Found::NotSent) if claimed.late => return expired(),
-            Ok(Found::NotSent) => {
-                if let Some(why) = given_up {
-                    return failed("its attempts ended without an answer", why);
-                }
-                if claimed.quiet {
-                    before = Before::Unsent;
-                }
+            (Decision::Uncertain(_), Err(error)) => {
+                return end(decision, &format!("{DIED}, and the channel does not say: {error}"));
             }
-            Ok(Found::Unknown) if claimed.late => {
-                return uncertain(&format!("{DIED}, and it is too old to be sent again"));
+            (_, Err(error)) => return end(decision, &error.to_string()),
+            (Decision::Uncertain(Doubt::TooOld), Ok(_)) => {
+                return end(decision, &format!("{DIED}, and it is too old to be sent again"));
             }
-            Ok(Found::Unknown) if !channel.is_idempotent() => return uncertain(DIED),
-            Ok(Found::Unknown) => {
-                if let Some(why) = given_up {
-                    return uncertain(&format!("its attempts ended without an answer ({why})"));
-                }
+            (Decision::Uncertain(Doubt::CannotTell), Ok(_)) => return end(decision, DIED),
+            (Decision::Uncertain(_), Ok(_)) => {
+                let why = given_up.unwrap_or_default();
+                return end(decision, &format!("its attempts ended without an answer ({why})"));
             }
-            Err(error) => match (given_up, error) {
-                (Some(_), error) => {
-                    return uncertain(&format!("{DIED}, and the channel does not say: {error}"));
-                }
-                (None, SendError::Throttled { error, after }) => return throttled(error, after, before),
-                (None, error) => return again(error.to_string(), before),
-            },
+            (Decision::Again(_), Ok(_)) => {
+                return end(decision, "an earlier attempt may still be under way");
+            }
+            (_, Ok(_)) => return end(decision, "its attempts ended without an answer"),
         }
     }
+    let Decision::Send(before) = decision else { return end(decision, DIED) };
+    let again = |error: String| Next::Again { error, unsent: before == Before::Unsent };
     if claimed.maybe_sent {
         term = job.lease.term();
         match ctx.store.send_again(&job.lease, &claimed.delivery_id, attempt_limit(ctx)).await {
             Ok(true) => {}
-            Ok(false) => return again("the lease was lost before it was sent again".to_owned(), before),
-            Err(error) => return again(error.to_string(), before),
+            Ok(false) => return again("the lease was lost before it was sent again".to_owned()),
+            Err(error) => return again(error.to_string()),
         }
     }
     // Nothing is sent on a lease that may have ended: its successor sends.
     if !job.lease.is_live() || !term.lasts() {
-        return again("the lease may have ended before it was sent".to_owned(), before);
+        return again("the lease may have ended before it was sent".to_owned());
     }
     crate::failpoint("K12");
     let sent = tokio::time::timeout(SEND, channel.send(&outbound)).await;
     let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
+    let after = |attempt| delivery::after(&facts, before, attempt);
     match sent.unwrap_or_else(|_| Err(unknown())) {
         Ok(receipt) => Next::Settle(Settled::Sent { receipt }),
-        // What is refused now may have been taken the first time.
-        Err(SendError::Refused(error)) if before == Before::MaybeSent => uncertain(&error),
-        Err(SendError::Refused(error)) => Next::Settle(Settled::Failed { error }),
-        Err(SendError::Later(error) | SendError::Throttled { error, .. }) if let Some(why) = given_up => {
-            match before {
-                Before::Unsent => failed(&error, why),
-                Before::MaybeSent => uncertain(&error),
+        Err(SendError::Refused(error)) => match after(Attempt::Refused) {
+            Decision::Failed => Next::Settle(Settled::Failed { error }),
+            decision => end(decision, &error),
+        },
+        Err(SendError::Later(error)) => end(after(Attempt::Later), &error),
+        Err(SendError::Throttled { error, after: pause }) => match after(Attempt::Later) {
+            Decision::Again(before) => {
+                Next::Throttled { error, after: pause, unsent: before == Before::Unsent }
+            }
+            decision => end(decision, &error),
+        },
+        Err(SendError::Unknown(error)) => {
+            let found = ask(channel.as_ref(), &outbound).await;
+            match (after(Attempt::Unknown(answer(&found))), found) {
+                (Decision::Sent, Ok(Found::Sent { receipt })) => Next::Settle(Settled::Sent { receipt }),
+                (decision, _) => end(decision, &error),
             }
         }
-        Err(SendError::Later(error)) => again(error, before),
-        Err(SendError::Throttled { error, after }) => throttled(error, after, before),
-        Err(SendError::Unknown(error)) => match ask(channel.as_ref(), &outbound).await {
-            Ok(Found::Sent { receipt }) => Next::Settle(Settled::Sent { receipt }),
-            Ok(Found::Unknown) if !channel.is_idempotent() => uncertain(&error),
-            // The next claim asks again, or sends it again under its key.
-            Ok(Found::Unknown | Found::NotSent) | Err(_) => again(error, Before::MaybeSent),
-        },
+    }
+}
+
+fn answer(found: &Result<Found, SendError>) -> Answer {
+    match found {
+        Ok(Found::Sent { .. }) => Answer::Sent,
+        Ok(Found::NotSent) => Answer::NotSent,
+        Ok(Found::Unknown) => Answer::Unknown,
+        Err(_) => Answer::Unreachable,
+    }
+}
+
+/// A decision that ends this attempt without a receipt, in the words of `error`.
+fn end(channel_name: &str, given_up: Option<&str>, decision: Decision, error: &str) -> Next {
+    match decision {
+        Decision::Again(before) => Next::Again { error: error.to_owned(), unsent: before == Before::Unsent },
+        Decision::Failed => {
+            let why = given_up.unwrap_or_default();
+            Next::Settle(Settled::Failed { error: format!("{error} ({why})") })
+        }
+        Decision::Expired => {
+            let error = format!("it was not sent by {channel_name} in time, and is not sent late");
+            Next::Settle(Settled::Expired { error })
+        }
+        Decision::Uncertain(_) => Next::Settle(Settled::Uncertain { error: error.to_owned() }),
+        // They need the channel, or its receipt: the next claim asks again.
+        Decision::Ask | Decision::Send(_) | Decision::Sent => {
+            Next::Again { error: error.to_owned(), unsent: false }
+        }
     }
 }
 

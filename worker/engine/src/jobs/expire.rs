@@ -7,7 +7,7 @@ use crate::ctx::Ctx;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
-use wakeful_store::expire::Patience;
+use wakeful_store::question::Patience;
 use wakeful_workflow::agent::OnExpired;
 use wakeful_store::queue;
 

@@ -21,7 +21,7 @@ use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
-use wakeful_workflow::agent::{Agent, Limits, Policy};
+use wakeful_workflow::agent::{Agent, Limits, AgentPolicy};
 use wakeful_workflow::context::compaction;
 use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
@@ -146,7 +146,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
     let mut began = Instant::now();
     loop {
         let agent = ctx.agent_of(&session);
-        let policy = agent.as_ref().map_or_else(|_| Policy::default(), Agent::policy);
+        let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
         let outcome = match &agent {
             Ok(agent) => decide(ctx, job, &mut session, agent, counts.tries).await?,
             // Without its agent a run can only end: by the person who cancelled it, or by this fault.

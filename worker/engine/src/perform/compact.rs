@@ -10,10 +10,12 @@ use tracing::{Instrument, info, warn};
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::{Strategy, compaction};
+use wakeful_workflow::context::compaction;
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{Block, Reply};
-use wakeful_workflow::session::{Purpose, Session};
+use wakeful_workflow::session::Session;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::wire::Request;
 
 /// Asks for the summary; without the oldest turns, more of them each time, when the provider says that it is too much.

@@ -21,7 +21,8 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::resume::{self, NextCall};
-use wakeful_workflow::session::{self, Purpose, Session};
+use wakeful_workflow::session::{self, Session};
+use wakeful_workflow::generation::Purpose;
 
 pub(super) async fn call_model(
     ctx: &Ctx,
@@ -168,8 +169,8 @@ async fn cut_off<'a>(
     ctx: &Ctx,
     session: &'a Session,
     next: &NextCall<'_>,
-) -> Result<Option<(&'a session::Interrupted, String)>, Interrupted> {
-    let Some(attempt) = resume::candidate(&session.interrupted, next) else {
+) -> Result<Option<(&'a generation::CutOffCall, String)>, Interrupted> {
+    let Some(attempt) = resume::candidate(&session.cut_off, next) else {
         return Ok(None);
     };
     let text = ctx.store.generation_text(&session.session_id, &attempt.generation_id).await?;

@@ -6,9 +6,10 @@ use crate::telemetry::names;
 use tracing::{Span, info_span};
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::id::GenerationId;
-use wakeful_workflow::session::{Purpose, Session};
+use wakeful_workflow::session::Session;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::wire::Request;
 
 /// What is about to be asked of a model.
@@ -37,7 +38,7 @@ pub(super) struct Begun {
 
 /// The number of the session's next attempt at a model call.
 pub(super) fn next_attempt(session: &Session) -> i64 {
-    session.interrupted.last().map_or(0, |last| last.attempt) + 1
+    session.cut_off.last().map_or(0, |last| last.attempt) + 1
 }
 
 /// Writes `intent` down, as the next step's.

@@ -5,14 +5,16 @@ use super::intent::{self, Begun, Intent};
 use crate::ctx::Ctx;
 use tracing::{info, warn};
 use wakeful_store::queue::Lease;
-use wakeful_workflow::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome};
+use wakeful_workflow::advance::{Compaction, CompactionEnd, CallEnd, Generated, Outcome};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::{self, Built, Context, Strategy, compaction};
+use wakeful_workflow::context::{self, Built, Context, compaction};
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{FinishReason, Reply};
 use wakeful_workflow::replay::{self, RecordedAnswer, RecordedCall, RecordedResult};
-use wakeful_workflow::session::{CallOutcome, Purpose, Session};
+use wakeful_workflow::session::{CallOutcome, Session};
+use wakeful_workflow::generation::Purpose;
 
 /// The source's answer in the place of the one that is owed. The request is made all the same, as the source's model would
 /// be sent it, and its hash is journalled: it tells whether the context is the same, byte for byte.
@@ -160,7 +162,7 @@ fn as_then(agent: &Agent, call: Option<&RecordedCall>) -> Agent {
 /// What came of the call in the source.
 pub(super) enum Recorded {
     /// And the source's number of the message that says so.
-    Ending(Ending, i64),
+    Ending(CallEnd, i64),
     /// A person answered it: it is asked again.
     Asked,
     Never,
@@ -181,7 +183,7 @@ pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Re
                 }
             };
             let outcome = CallOutcome { content, is_error: result.is_error, details: result.details.clone() };
-            Recorded::Ending(Ending::Settled(status, outcome), message_number)
+            Recorded::Ending(CallEnd::Settled(status, outcome), message_number)
         }
         Some(RecordedResult::Asked) => Recorded::Asked,
         None => {

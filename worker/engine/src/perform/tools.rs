@@ -15,7 +15,7 @@ use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
 use wakeful_store::queue::{self, Lease};
-use wakeful_workflow::advance::{Ending, Outcome, Performed};
+use wakeful_workflow::advance::{CallEnd, Outcome, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files;
@@ -89,10 +89,10 @@ impl Turn<'_> {
     async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Interrupted> {
         let mut place = i64::MAX;
         let ending = match how {
-            How::Reuse(status, outcome) => Ending::Settled(status, outcome),
-            How::Uncertain { known } => Ending::Uncertain { known },
-            How::Answer { inbox_id, text } => Ending::Answered { inbox_id, text },
-            How::Abandon => Ending::Abandoned,
+            How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
+            How::Uncertain { known } => CallEnd::Uncertain { known },
+            How::Answer { inbox_id, text } => CallEnd::Answered { inbox_id, text },
+            How::Abandon => CallEnd::Abandoned,
             How::Run => match self.session.policy.tool_mode {
                 ToolMode::Live => self.run(&call).await?,
                 ToolMode::Dry => self.rehearse(&call).await,
@@ -109,7 +109,7 @@ impl Turn<'_> {
     }
 
     /// Runs a call dry. It is never `started`: whoever finds it open after a crash does the same again.
-    async fn rehearse(&self, call: &ToolCall) -> Ending {
+    async fn rehearse(&self, call: &ToolCall) -> CallEnd {
         // A developer's process may lack a tool of the workers'.
         let told = self.session.prefix.as_ref().is_some_and(|prefix| prefix.tool(&call.name).is_some());
         if told && call.malformed.is_none() && self.ctx.plugins.tools.get(&call.name).is_none() {
@@ -125,14 +125,14 @@ impl Turn<'_> {
         }
     }
 
-    async fn run(&self, call: &ToolCall) -> Result<Ending, Interrupted> {
+    async fn run(&self, call: &ToolCall) -> Result<CallEnd, Interrupted> {
         if let Some(refusal) = self.refusal(call) {
             // Begun under an earlier configuration, it may have taken effect: that it is refused now proves nothing.
             let begun = self
                 .session
                 .call(&call.call_id)
                 .is_some_and(|row| row.status.may_have_run() && row.outcome.is_none());
-            return Ok(if begun { Ending::Uncertain { known: false } } else { failed(refusal.0) });
+            return Ok(if begun { CallEnd::Uncertain { known: false } } else { failed(refusal.0) });
         }
         let (effect, status) = match self.session.call(&call.call_id) {
             Some(row) => (row.effect, row.status),
@@ -154,7 +154,7 @@ impl Turn<'_> {
         call: &ToolCall,
         effect: Effect,
         status: CallStatus,
-    ) -> Result<Ending, Interrupted> {
+    ) -> Result<CallEnd, Interrupted> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
         // Before `started` is written, which a later worker must take for "it may have run".
@@ -179,11 +179,11 @@ impl Turn<'_> {
             Ran::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             Ran::Lost(reason) => {
                 warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call did not come back");
-                return Ok(Ending::Uncertain { known: false });
+                return Ok(CallEnd::Uncertain { known: false });
             }
         };
         crate::failpoint("K19");
-        if let Ending::Settled(status, outcome) = &ending
+        if let CallEnd::Settled(status, outcome) = &ending
             && !self.settle(call, &started, *status, outcome).await?
         {
             return Err(Interrupted::Moved);
@@ -306,16 +306,16 @@ impl Turn<'_> {
     }
 }
 
-fn done(output: ToolOutput) -> Ending {
+fn done(output: ToolOutput) -> CallEnd {
     match output.question {
-        Some(question) => Ending::Asked(question),
-        None => Ending::Settled(
+        Some(question) => CallEnd::Asked(question),
+        None => CallEnd::Settled(
             CallStatus::Done,
             CallOutcome { content: output.content, is_error: false, details: output.details },
         ),
     }
 }
 
-fn failed(reason: String) -> Ending {
-    Ending::Settled(CallStatus::Failed, CallOutcome { content: reason, is_error: true, details: None })
+fn failed(reason: String) -> CallEnd {
+    CallEnd::Settled(CallStatus::Failed, CallOutcome { content: reason, is_error: true, details: None })
 }

@@ -1,7 +1,7 @@
 //! The blobs of a bundle: those that its rows point at, all of them, each once, and each what its hash says.
 
 use super::super::{BLOB_BYTES, BlobPart, Line, PART_BYTES, scan};
-use super::Fits;
+use super::fits::Fits;
 use crate::prefix::Prefix;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -153,7 +153,7 @@ fn end(current: Current) -> Fits {
     scan::bytes(&current.json).map_err(|reason| format!("blob {sha256}: {reason}"))?;
     let no = |error: serde_json::Error| format!("blob {sha256} is not what points at it says: {error}");
     if state {
-        serde_json::from_slice::<crate::session::State>(&current.json).map_err(no)?;
+        serde_json::from_slice::<crate::state::State>(&current.json).map_err(no)?;
     }
     if value {
         serde_json::from_slice::<serde_json::Value>(&current.json).map_err(no)?;

@@ -1,13 +1,14 @@
 //! Journal, ledger, outbox and inbox: whatever one of them points at is there.
 
 use super::super::{CallRow, DeliveryRow, EventRow, InboxRow, RecordRow, SessionRow, scan};
+use super::fits::{Fits, Key, key, same_state, times};
 use super::rows::{Rows, calls_of};
-use super::{Fits, Key, key, same_state, times};
-use crate::context::Rebase;
 use crate::derive;
 use crate::event::Event;
 use crate::record::{Block, Role};
-use crate::session::{CallStatus, SessionStatus, State};
+use crate::session::{CallStatus, SessionStatus};
+use crate::state::State;
+use crate::strategy::Rebase;
 use std::collections::{HashMap, HashSet};
 
 /// A state is one line's at most.
@@ -309,7 +310,7 @@ impl Logs {
 mod tests {
     use super::super::super::{Counts, Cut, Header, VERSION};
     use super::*;
-    use crate::context::Strategy;
+    use crate::strategy::Strategy;
 
     #[test]
     fn a_context_leaves_out_no_more_than_was_there_when_that_was_decided() {

@@ -5,14 +5,15 @@
 //! texts), and the number of rows of each kind is bounded.
 
 mod blobs;
+mod fits;
 mod logs;
 mod rows;
 mod session;
 
 use super::scan;
 use super::{Counts, Header, Limits, Line, Section, SessionRow, Trailer, VERSION, blobs_of};
-use crate::session::State;
 use blobs::Blobs;
+use fits::Fits;
 use logs::Logs;
 use rows::Rows;
 use sha2::{Digest, Sha256};
@@ -84,11 +85,6 @@ struct Open {
     logs: Logs,
     blobs: Blobs,
 }
-
-type Fits = Result<(), String>;
-
-/// No number of a bundle is larger, so that none overflows where it is counted on.
-const MOST_NUMBER: i64 = 1 << 40;
 
 impl Checker {
     /// A check that has seen nothing.
@@ -315,37 +311,4 @@ impl Open {
             sha256,
         })
     }
-}
-
-fn times(times: &[(&str, Option<&String>)]) -> Fits {
-    match times.iter().find(|(_, time)| time.is_some_and(|time| !scan::is_time(time))) {
-        Some((name, _)) => Err(format!("{name}: a time looks like 2026-01-31T12:00:00.000000Z")),
-        None => Ok(()),
-    }
-}
-
-/// What a call's or a delivery's id is kept as: short, and nobody can make two of them equal.
-type Key = [u8; 16];
-
-fn key(text: &str) -> Key {
-    let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
-    let mut key = [0; 16];
-    key.copy_from_slice(&digest[..16]);
-    key
-}
-
-/// Equal as the database sees it: `jsonb` keeps a number's value and not its spelling.
-fn same_state(a: &State, b: &State) -> bool {
-    fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
-        use serde_json::Value;
-        match (a, b) {
-            (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
-            (Value::Array(a), Value::Array(b)) => {
-                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
-            }
-            (Value::Object(a), Value::Object(b)) => same_state(a, b),
-            (a, b) => a == b,
-        }
-    }
-    a.len() == b.len() && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| same(value, other)))
 }

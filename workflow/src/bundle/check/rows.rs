@@ -1,7 +1,7 @@
 //! Seeds, runs, messages and steps: numbers without holes, and sums that are what their parts say.
 
 use super::super::{BLOB_BYTES, Header, RecordRow, RunRow, SeedRow, SessionRow, StepRow, scan};
-use super::{Fits, MOST_NUMBER, times};
+use super::fits::{Fits, MOST_NUMBER, times};
 use crate::record::{Attachment, Block, Role, Usage};
 use std::collections::HashMap;
 

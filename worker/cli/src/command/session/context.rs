@@ -9,7 +9,7 @@ use wakeful_config::Config;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use wakeful_store::Store;
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::record::{Block, text_of};
 
 /// How much of a message's beginning is shown.

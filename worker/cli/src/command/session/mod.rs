@@ -278,9 +278,9 @@ async fn send(
     store.announce(id).await?;
     let did = match (woken.duplicate, woken.outcome) {
         (true, _) => "taken before",
-        (false, wakeful_store::wake::Delivered::Queued) => "queued for the next step boundary",
-        (false, wakeful_store::wake::Delivered::Delivered) => "delivered as the answer",
-        (false, wakeful_store::wake::Delivered::NewRun) => "a new run begins",
+        (false, wakeful_workflow::inbox::Acceptance::Queued) => "queued for the next step boundary",
+        (false, wakeful_workflow::inbox::Acceptance::Delivered) => "delivered as the answer",
+        (false, wakeful_workflow::inbox::Acceptance::NewRun) => "a new run begins",
     };
     output.one(&woken, || {
         format!("{}: {did} ({})\n", printable(&woken.session_id), printable(&woken.run_id))

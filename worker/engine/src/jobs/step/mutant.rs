@@ -2,7 +2,7 @@
 //! [`crate::mutant`]). Without one these are the workflow's own.
 
 use wakeful_workflow::advance::{self, Outcome, Transition};
-use wakeful_workflow::agent::{Limits, Policy};
+use wakeful_workflow::agent::{Limits, AgentPolicy};
 use wakeful_workflow::plan::{self, Action, How};
 use wakeful_workflow::session::Session;
 
@@ -21,7 +21,7 @@ pub(super) fn plan(session: &Session, limits: &Limits) -> Action {
 }
 
 /// What `outcome` makes of the session: [`advance::advance`], unless this process is to show what it guards against.
-pub(super) fn advance(session: &Session, outcome: Outcome, policy: Policy) -> Transition {
+pub(super) fn advance(session: &Session, outcome: Outcome, policy: AgentPolicy) -> Transition {
     let shrunk = match &outcome {
         Outcome::Replied(generated) if crate::mutant("repair_in_place") => generated.repairs,
         _ => return advance::advance(session, outcome, policy),

@@ -1,4 +1,4 @@
-//! The strategies, what an agent's configuration says of them, and the one thing that they decide.
+//! Context strategies, their settings in an agent's configuration, and the rebase that they decide.
 
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +49,7 @@ pub struct ContextPolicy {
     pub low: i64,
     /// The newest results of tools, which are never trimmed. Errors are not either.
     pub keep_results: i64,
-    /// Results are trimmed when those that may be weigh more than this together.
+    /// Results are trimmed when all trimmable results together exceed this.
     pub trim_at_bytes: i64,
     /// Percent of the model's context window at which a summary is written.
     pub compact_at_percent: i64,
@@ -80,7 +80,7 @@ pub struct Rebase {
     /// Messages of the user from this one on are shown although they are below `keep_from_message_number`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_messages_from: Option<i64>,
-    /// The record of the summary that stands first.
+    /// The record of the summary that the context begins with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary_message_number: Option<i64>,
     /// Results of tools below it are shown as a line that says how to read them.

@@ -1,8 +1,8 @@
-//! Questions that nobody answered in time.
+//! Questions without an answer in time.
 //!
-//! A look finds them by the database's clock and takes no lock. What is done about one is decided under the locks of an
-//! answer, so of the two that come at once the first one counts: an answer leaves no question to close, and a question that
-//! was closed leaves a message of its own. Looking again finds nothing more to do.
+//! A search finds them by the database's clock and takes no lock. Closing one takes the same locks as an answer, so the first
+//! of the two counts: after an answer there is no question to close, and after a close the message is an ordinary one.
+//! Searching again finds nothing more to do.
 #![doc = include_str!("question.md")]
 
 use crate::failpoint::{failpoint, mutant};
@@ -74,7 +74,7 @@ impl Store {
         let reason = format!("no answer came within {} s", patience.seconds);
         match then {
             OnExpired::TellModel => {
-                // Beside another session's run this one is queued: the result waits in the ledger until it has its number.
+                // This run may have to queue behind another session's run. The ledger keeps the result until then.
                 sqlx::query!(
                     "update tool_calls set outcome = $2::text::json
                     where session_id = $1 and status = 'waiting' and result_message_number is null",
@@ -105,8 +105,8 @@ impl Store {
     }
 }
 
-/// The same question as the look's, of one session whose row is locked: an answer that was read meanwhile may have been
-/// followed by another question.
+/// Repeats the search's condition for one session, under its lock: since the search, an answer may have arrived and another
+/// question may have been asked.
 async fn has_waited(tx: &mut PgConnection, session_id: &str, patience: Patience<'_>) -> Result<bool> {
     Ok(sqlx::query_scalar!(
         r#"select coalesce(max(e.ts) < clock_timestamp() - make_interval(secs => $2), false)
