@@ -54,7 +54,7 @@ SES := --workspace --locked --features wakeful/failpoints,wakeful/ses
 test-ses: postgres ## Run the tests of outgoing mail by Amazon SES (compiles AWS' SDK)
 	@scripts/setup moto
 	$(CARGO) build $(SES) --examples
-	$(CARGO) test $(SES) -p wakeful --lib channel::email::ses::
+	$(CARGO) test $(SES) -p wakeful-channels --lib email::ses::
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(CARGO) test $(SES) --test main -- --ignored peers::ses::
 
 # A session's id, or a file that `wakeful session export` made. Not from the environment: SESSION may be a desktop's.

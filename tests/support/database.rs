@@ -131,7 +131,7 @@ async fn template(admin_url: &str) -> String {
 }
 
 fn migrations() -> Vec<String> {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../migrations");
     let mut files: Vec<_> =
         std::fs::read_dir(dir).expect("migrations").flatten().map(|entry| entry.path()).collect();
     files.sort();

@@ -1,12 +1,12 @@
 //! Liveness and readiness of the process.
 
-use wakeful_engine::ctx::Ctx;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
 
 /// 200 as long as the process answers. Never asks the database: an outage of the database must not get the
 /// process killed.

@@ -6,10 +6,8 @@
 //! current call. The same happens when the database crashed and lost chunks that were already shown: chunks
 //! are committed before they are shown, but asynchronously.
 
-use wakeful_workflow::id::DEFAULT_SPACE;
 use crate::body::Id;
 use crate::problem::Problem;
-use wakeful_engine::ctx::Ctx;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::HeaderMap;
@@ -24,8 +22,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
 use tracing::debug;
+use wakeful_engine::ctx::Ctx;
 use wakeful_store::generation::LiveGeneration;
 use wakeful_store::queue::heard;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// How many journal entries are read at once.
 const BATCH: i64 = 200;

@@ -6,14 +6,14 @@
 //! both read the entry and still make one session: the wake takes the locks, and the second message finds the
 //! session.
 
-use wakeful_engine::ctx::Ctx;
-use wakeful_http::problem::Problem;
-use wakeful_config::Config;
-use wakeful_config::chat::{Legacy, OnError};
 use super::reading::Chat;
 use axum::http::StatusCode;
 use std::collections::BTreeMap;
 use tracing::{debug, error, info, warn};
+use wakeful_config::Config;
+use wakeful_config::chat::{Legacy, OnError};
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
 use wakeful_store::legacy::{Asked, LegacyCount};
 use wakeful_store::wake::NewSession;
 
@@ -147,7 +147,9 @@ impl Cache {
         let Some(url) = settings.redis_url.clone().filter(|_| settings.enabled) else { return Ok(None) };
         // The crate's error may quote the URL, which may hold a password.
         let client = redis::Client::open(url.expose_secret()).map_err(|_| {
-            wakeful_config::Invalid("chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned())
+            wakeful_config::Invalid(
+                "chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned(),
+            )
         })?;
         let (connection, readers) = (tokio::sync::Mutex::new(None), tokio::sync::Semaphore::new(READERS));
         Ok(Some(Cache { settings, client, connection, readers }))

@@ -1,13 +1,13 @@
 //! The definition of a schedule, read from a configuration, a request or a command line, and the session that
 //! a firing starts.
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 use wakeful_config::address::is_address;
 use wakeful_config::{AgentError, Config, DEFAULT_AGENT, cron};
 use wakeful_engine::origin::{self, CannotBegin};
 use wakeful_engine::tool::registry::Registry;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
 use wakeful_store::schedule::{Definition, Schedule};
 use wakeful_store::wake::NewSession;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};

@@ -5,7 +5,6 @@
 //! door cannot block another. A body must also arrive at a minimum rate. A sender who stops is cut off within
 //! seconds, and one who goes on has to spend bandwidth.
 
-use wakeful_http::problem::Problem;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
@@ -13,6 +12,7 @@ use futures::StreamExt;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
+use wakeful_http::problem::Problem;
 
 /// A body larger than this needs a permit.
 const SMALL: usize = 1 << 20;

@@ -3,12 +3,12 @@
 //! Every attempt of a delivery gives the same bytes, except for the date. The Message-ID is made from the
 //! delivery id, so a recipient can recognise a duplicate, and a reply or a bounce names the delivery.
 
-use wakeful_engine::channel::{Outbound, SendError};
 use lettre::Message;
 use lettre::address::Envelope;
 use lettre::message::header::{ContentType, HeaderName, HeaderValue, MIME_VERSION_1_0};
 use lettre::message::{Mailbox, MessageBuilder};
 use serde_json::Value;
+use wakeful_engine::channel::{Outbound, SendError};
 
 /// The most ids in `References`: the first one, which names the thread, and the newest ones.
 const MAX_REFERENCES: usize = 50;

@@ -1,7 +1,7 @@
 //! Finds which of our mailboxes a mail is addressed to.
 
-use wakeful_config::email::Email;
 use lettre::message::Mailbox as Named;
+use wakeful_config::email::Email;
 
 /// The `mailbox_id` when no mailbox is configured.
 const DEFAULT: &str = "default";

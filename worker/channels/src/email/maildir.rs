@@ -1,12 +1,12 @@
 //! Writes outgoing mail into a Maildir. `wakeful dev` uses it; any mail reader can open it.
 
 use super::compose::compose;
-use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 use async_trait::async_trait;
 use lettre::message::Mailbox;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 
 /// A Maildir with one file per message. The file is named after the delivery, so a repeated attempt adds no
 /// second file.

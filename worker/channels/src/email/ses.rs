@@ -4,8 +4,6 @@
 //! as uncertain and not sent again.
 
 use super::compose::compose;
-use wakeful_engine::channel::{Channel, Outbound, SendError};
-use wakeful_config::email_providers::Ses as Config;
 use async_trait::async_trait;
 use aws_sdk_sesv2::Client;
 use aws_sdk_sesv2::config::interceptors::BeforeTransmitInterceptorContextRef;
@@ -23,6 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::OnceCell;
+use wakeful_config::email_providers::Ses as Config;
+use wakeful_engine::channel::{Channel, Outbound, SendError};
 
 /// The limit of one call. Shorter than the deliver job's limit, so the call itself reports how it ended.
 const CALL: Duration = Duration::from_secs(45);

@@ -1,10 +1,10 @@
 //! Sends one request to a messenger and reads the answer.
 
-use wakeful_engine::channel::SendError;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{ClientBuilder, RequestBuilder, StatusCode};
 use serde_json::Value;
 use std::time::Duration;
+use wakeful_engine::channel::SendError;
 
 /// The largest answer that is read, in bytes.
 const ANSWER_BYTES: usize = 8 << 20;

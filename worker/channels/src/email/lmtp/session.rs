@@ -1,14 +1,10 @@
 //! One LMTP connection with a mail server.
 
 use super::wire::{self, Data, Line};
-use wakeful_engine::ctx::Ctx;
 use crate::email::incoming::{self, Arrived, Taken};
 use crate::email::mailbox::mailboxes_of;
 use crate::email::not_taken::NotTaken;
 use crate::email::parse::Unreadable;
-use wakeful_engine::ingest::Refused;
-use wakeful_store::Error;
-use wakeful_workflow::mail::scan::Hostile;
 use smtp_proto::{Error as Syntax, Request};
 use std::borrow::Cow;
 use std::time::Duration;
@@ -16,6 +12,10 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tracing::warn;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::Refused;
+use wakeful_store::Error;
+use wakeful_workflow::mail::scan::Hostile;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
 /// The longest silence between two commands, and the longest time for a mail (RFC 5321, 4.5.3.2).

@@ -1,8 +1,8 @@
 //! Outgoing mail that bounced, as its provider reports it.
 
+use crate::email::bounce;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
-use crate::email::bounce;
 
 pub(super) use crate::email::bounce::Bounce;
 

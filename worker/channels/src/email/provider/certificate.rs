@@ -1,6 +1,5 @@
 //! The certificates that SNS signs with. Fetched from Amazon's host and kept for a day.
 
-use wakeful_http::problem::Problem;
 use futures::StreamExt;
 use reqwest::Url;
 use reqwest::redirect::Policy;
@@ -9,6 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use wakeful_http::problem::Problem;
 
 /// The largest answer that is read, in bytes.
 const ANSWER_BYTES: usize = 64 << 10;
