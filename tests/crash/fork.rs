@@ -15,7 +15,7 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
     let before = dump(&world.database).await;
     let path = format!("/v1/sessions/{}/fork", world.session_id);
     let body = json!({"at": "last-user", "client_key": "k"});
-    // Killed with its messages copied, and its journal not begun.
+    // Killed after its messages are copied and before its journal begins.
     let lost = client.post_request(&path).body(body.to_string()).send().await;
     assert!(lost.is_err(), "nothing is acknowledged");
     let (_, process) = process.ended().await;
@@ -32,7 +32,7 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
     assert_eq!(status, StatusCode::CREATED, "{forked}");
     let child = forked["session_id"].as_str().unwrap();
     client.wait_for(child, "completed").await;
-    // The same again, for its first answer may have been lost as well.
+    // Send the same request again: the client may have lost the first answer too.
     let (status, again) = client.post(&path, &body).await;
     assert_eq!((status, &again), (StatusCode::OK, &forked));
     let forks: i64 = world

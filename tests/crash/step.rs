@@ -67,7 +67,7 @@ async fn k12_k13_a_kill_around_a_send_leaves_one_mail() {
     for survived in survived {
         let sql = "select count(*) from deliveries where session_id = $1 and status = 'sent'";
         let sent: i64 = survived.world.database.value(sql, &survived.world.session_id).await;
-        // The model may have been asked for the reply when the deliverer killed its process.
+        // The deliverer may kill the process while the model is being asked for the reply.
         assert!(survived.repeated() <= 1);
         let bodies = survived.world.model.bodies();
         let distinct = crate::support::checker::distinct(&bodies);
@@ -110,7 +110,7 @@ async fn k18_k19_an_idempotent_call_that_may_have_run_is_run_again_under_the_sam
             continue;
         }
         let effects = survived.world.options.effects();
-        // The last one is the second message's.
+        // The last effect belongs to the second message.
         let first = &effects[..effects.len() - 1];
         assert!(first.iter().all(|line| *line == effects[0]), "one key: {effects:?}");
         assert_eq!(survived.traces.calls[0]["attempts"], 2);

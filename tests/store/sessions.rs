@@ -1,11 +1,11 @@
-//! Which session a message goes to, and a session's messages by the numbers of its steps.
+//! Which session a message goes to, and how step numbers find a session's messages.
 
 use super::*;
 use wakeful::store::wake::{Continues, NewSession};
 use wakeful::workflow::derive;
 use wakeful::workflow::session::State;
 
-/// What a chat brings: it goes on with the conversation's latest session.
+/// A chat message's session: it continues the conversation's latest one.
 fn chat(conversation: &str) -> NewSession {
     NewSession { continues: Continues::Conversation, ..new_session(conversation, conversation) }
 }
@@ -68,10 +68,10 @@ async fn the_order_of_sessions_is_the_databases_whatever_their_ids_say() {
     let world = World::new().await;
     let first = world.store.wake(&chat("c1"), &message("one")).await.unwrap().session_id;
     let second = world.store.begin_anew(&chat("c1"), None).await.unwrap().session_id;
-    // As ids are when the clock of the process that made the second one is behind.
+    // Ids look like this when the clock of the process that made the second session is slow.
     let early = sqlx::query("update conversation_sessions set session_id = 'sess_0' where session_id = $1")
         .bind(&second);
-    // Its seeds name it: their key is not looked at for once.
+    // The seeds refer to the old id. Replica mode turns the foreign key check off.
     let mut connection = world.database.pool.acquire().await.unwrap();
     sqlx::query("set session_replication_role = replica").execute(&mut *connection).await.unwrap();
     early.execute(&mut *connection).await.unwrap();
@@ -87,7 +87,8 @@ async fn a_message_beside_a_new_beginning_goes_to_one_of_the_two_sessions_and_to
     for message_first in [true, false] {
         let world = World::new().await;
         let old = world.store.wake(&chat("c1"), &message("one")).await.unwrap().session_id;
-        // Both want the conversation's row, which the test holds: they get it in the order in which they came.
+        // The test holds the lock on the conversation's row. Both tasks wait for it and get it in order of
+        // arrival.
         let mut lock = world.database.pool.begin().await.unwrap();
         sqlx::query("select 1 from conversation_counters for update").execute(&mut *lock).await.unwrap();
         let store = world.store.clone();
