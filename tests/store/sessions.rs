@@ -171,7 +171,7 @@ async fn an_answer_is_taken_where_a_question_is_open_and_nowhere_else() {
 #[tokio::test]
 async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_state() {
     let world = World::new().await;
-    // Another session of the conversation has numbers in between.
+    // Another session of the conversation takes message numbers in between.
     let session_id = world.wake("c1", "Reserve a table and write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;

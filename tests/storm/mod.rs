@@ -1,7 +1,7 @@
-//! Seeded storms: several workers and an API, several sessions, and everything that can break breaking at once. After
-//! each, a checker reads what is left and knows nothing of the code that left it.
+//! Seeded storms: several workers and an API, several sessions, and every kind of failure at once. After each
+//! storm a checker reads what is left. It shares no code with the product.
 //!
-//! `make storm SEEDS=200` runs as many as one likes; `make test` runs a few.
+//! `make storm SEEDS=200` runs as many as you like; `make test` runs a few.
 
 mod fleet;
 mod plan;
