@@ -1,4 +1,5 @@
-//! The library's runner: a program that starts a session, goes on with it and stops it, with workers elsewhere or in it.
+//! The library's runner: a program starts, continues and stops a session. The workers run elsewhere or inside
+//! it.
 
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use wakeful::jobs::pool;
 use wakeful::runner::{Pause, Runner, RunnerError};
 use wakeful::{App, Ctx};
 
-/// A model that asks how many, and then says what it was told.
+/// A model that asks how many, and then repeats the answer.
 async fn asking() -> ModelServer {
     ModelServer::start(|body, _| {
         let messages = body["messages"].as_array().expect("messages");
@@ -23,7 +24,7 @@ async fn asking() -> ModelServer {
     .await
 }
 
-/// A worker's options, and the configuration of a program beside it.
+/// A worker's options, and the configuration of a program next to it.
 fn options(model: &ModelServer) -> Options {
     let agents = "[agents.default]\nmodel = \"openai/test\"\ntools = [\"ask_user\", \"current_time\"]
         [agents.clerk]\nsystem_prompt = \"You are a clerk.\"\nmodel = \"openai/test\"\ntools = [\"ask_user\"]";
@@ -36,7 +37,7 @@ async fn worker(options: &Options, database: &Database) -> Process {
     process
 }
 
-/// This test as such a program.
+/// Sets this test up as such a program.
 async fn program(options: &Options, database: &Database) -> Arc<Ctx> {
     let config = options.path("program.toml");
     let text = format!("[workspace]\ndir = \"{}\"\n{}", options.dir.path().display(), options.config);
@@ -70,7 +71,7 @@ async fn an_answer_after_the_workers_death_goes_on_with_the_same_run_and_every_e
     let id = runner.session_id().unwrap().to_owned();
     process.kill();
 
-    // Nothing of the pause is held by anybody.
+    // No process holds the pause: it exists only in the database.
     runner.continue_with("four").await.unwrap();
     let process = worker(&options, &database).await;
     let ended =
@@ -157,7 +158,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     let mut looker = Runner::attach(Arc::clone(&ctx), &id).await.unwrap();
     let ended = looker.consume_until_pause(|_| {}).await.unwrap();
     assert_eq!(ended, Pause::Failed { error: "cancelled".to_owned() });
-    // A question is ended as well.
+    // `stop` also ends a session that waits with a question.
     model.release();
     runner.start("A third, please.", None).await.unwrap();
     assert_eq!(runner.consume_until_pause(|_| {}).await.unwrap(), pauses("For how many?"));
