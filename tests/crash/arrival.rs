@@ -103,8 +103,8 @@ async fn k24_of_three_workers_one_takes_the_job() {
     let client = processes[0].client();
     world.begin(&client).await;
     world.model.asked(1).await;
-    // Each worker's heartbeat runs once a second, and its queue polls five times as often. Once all have
-    // beaten again, all have polled.
+    // Every queue polls several times per second. Once all workers have beaten more than a second later, all
+    // have polled.
     let (workers, at): (i64, String) =
         sqlx::query_as("select count(*), clock_timestamp()::text from workers")
             .fetch_one(&world.database.pool)

@@ -177,7 +177,8 @@ async fn no_webhook_is_answered_before_its_message_is_committed() {
 #[tokio::test]
 async fn ten_thousand_duplicate_and_reordered_webhooks_are_one_run_each_message() {
     let desk = Desk::new().await;
-    // No process dies in this test, and on a busy machine the usual lease of three seconds is too short.
+    // No process dies in this test, so a long lease costs nothing. On a busy machine the tests' short lease
+    // could end.
     let options = desk.options.clone().env("WAKEFUL_QUEUE__LEASE_S", "30");
     let process = options.serve(&desk.database).await;
     let client = process.client();
