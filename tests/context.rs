@@ -216,7 +216,7 @@ async fn after_three_summaries_that_failed_the_run_goes_on_without_one() {
     let failures: Vec<&Value> =
         traces.journal("COMPACTION_FAILED").iter().map(|failed| &failed["failures"]).collect();
     assert_eq!(failures, [1, 2, 3]);
-    assert_eq!(traces.session["compaction_failures"], 3, "what a worker after a crash finds");
+    assert_eq!(traces.session["compaction_failures"], 3, "a worker after a crash reads the count here");
     assert_eq!(talk.model.bodies().len(), 5);
     assert!(traces.journal("CONTEXT_REBASED").is_empty());
     // The next run tries again.

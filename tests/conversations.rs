@@ -150,7 +150,7 @@ async fn a_question_of_the_old_session_stays_open_and_is_answered_there() {
     client.wait_for(&old, "waiting_input").await;
     let (_, begun) = client.post("/v1/conversations/c1/new", &json!({})).await;
     let new = id(&begun);
-    assert_eq!(id(&client.chat("c1", "hello").await), new, "it is no answer to the old question");
+    assert_eq!(id(&client.chat("c1", "hello").await), new, "it does not answer the old question");
     client.wait_for(&new, "completed").await;
     assert_eq!(client.session(&old).await["question"], "Which?");
     let (_, answer) =
@@ -190,7 +190,7 @@ async fn a_chat_in_a_forks_conversation_goes_on_with_the_fork() {
         (&session["parent_session_id"], &session["parent_conversation_id"]),
         (&json!(parent), &json!("c1"))
     );
-    assert_eq!(session["debug_meta"]["turns"], 1, "what its parent did is its parent's");
+    assert_eq!(session["debug_meta"]["turns"], 1, "the parent's turns are not counted");
     assert_eq!(client.session(&parent).await, before);
 
     // After a restart the conversation no longer ends with the fork.
@@ -285,7 +285,11 @@ async fn the_command_line_begins_anew_as_well() {
     let (code, out, log) = run(&["session", "new", "c1", "--client-key", "k", "-o", "json"]).await;
     assert_eq!(code, 0, "{log}");
     let begun: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(run(&["session", "new", "c1", "--client-key", "k", "-o", "json"]).await.1, out, "once a key");
+    assert_eq!(
+        run(&["session", "new", "c1", "--client-key", "k", "-o", "json"]).await.1,
+        out,
+        "once per key"
+    );
     let (code, out, log) = run(&["session", "new", "c1"]).await;
     assert_eq!(code, 0, "{log}");
     assert!(out.contains("takes the conversation's next message"), "{out}");

@@ -418,7 +418,7 @@ async fn a_bounce_twice_is_one_and_the_thread_s_next_run_knows_of_it() {
     let told = post.last_request();
     assert!(told.contains("bob@example.com: came back (5.2.2)"), "{told}");
     let shown = client.session(&next).await;
-    assert_eq!(shown["runs"][0]["prompt"], "Thanks.", "what is told opens no run");
+    assert_eq!(shown["runs"][0]["prompt"], "Thanks.", "a note is not a run's prompt");
 
     // The chain's sessions, and its history with how each mail ended.
     let (_, sessions) = client.get("/v1/conversations/thread/sessions").await;

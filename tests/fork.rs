@@ -127,7 +127,7 @@ async fn a_fork_answers_again_and_its_first_request_is_its_parents_byte_for_byte
     assert_eq!(session["steps"].as_array().unwrap().len(), 1);
     assert_eq!(session["steps"][0]["step_number"], 2);
     let bodies = sample.model.bodies();
-    assert_eq!(bodies[2], asked[1], "the provider's cache goes on");
+    assert_eq!(bodies[2], asked[1], "the provider's cache stays valid");
     assert_eq!(
         sample.rows_of(&id).await,
         before,
@@ -215,7 +215,7 @@ async fn a_fork_that_cannot_be_made_is_refused_and_one_that_is_repeated_is_made_
     let (status, _) = sample.post("sess_none", json!({"at": 2})).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert_eq!(sample.client.get("/v1/sessions/sess_none/tree").await.0, StatusCode::NOT_FOUND);
-    assert_eq!(dump(&sample.database).await, before, "what is refused writes nothing");
+    assert_eq!(dump(&sample.database).await, before, "a refusal writes nothing");
 
     let (first, child) = sample.fork(&id, json!({"at": 2, "client_key": "k"})).await;
     let path = format!("/v1/sessions/{id}/fork");
@@ -315,7 +315,7 @@ async fn a_fork_has_its_parents_files_as_they_were_at_the_cut() {
     folders.sort();
     let mut expected = [id.clone(), early.clone(), late.clone()];
     expected.sort();
-    assert_eq!(folders, expected, "and nothing beside them");
+    assert_eq!(folders, expected, "there are no other folders");
 
     // Files that the fork wrote itself stay on their host. A host without them says so.
     std::fs::remove_dir_all(sample.options.path("workspaces").join(&late)).unwrap();

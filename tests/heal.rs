@@ -330,7 +330,7 @@ async fn a_message_that_meets_a_job_about_to_end_is_answered() {
     ward.execute(job, &id).await;
     ward.store.send(&id, &message("two")).await.unwrap();
     let held = sqlx::query("delete from jobs where lease is not null").execute(&ward.database.pool).await;
-    assert_eq!(held.unwrap().rows_affected(), 0, "the holder ends nothing of the new run's");
+    assert_eq!(held.unwrap().rows_affected(), 0, "the old holder cannot end the new run's job");
     let worker = ward.worker().await;
     ward.becomes(&id, "completed").await;
     assert_eq!(ward.texts(&id, "assistant").await, ["You said: one.", "You said: two."]);

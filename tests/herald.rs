@@ -124,7 +124,11 @@ async fn a_chat_on_a_notices_conversation_has_seen_it_and_is_answered_in_the_cha
     assert_eq!(mailed, 0, "its replies are read in the chat");
     let rules: Value =
         database.value("select policy from conversation_sessions where session_id = $1", chat_id).await;
-    assert_eq!(rules["participants"], json!(["ann@example.org"]), "whom the notice's session may write to");
+    assert_eq!(
+        rules["participants"],
+        json!(["ann@example.org"]),
+        "the addresses that the notice's session may write to"
+    );
 
     // The next notice has a session of its own again, and so does the chat about it.
     let (_, another) = herald(&client, &json!({"conversation_id": "ops", "notice": "95 % of db1."})).await;

@@ -56,7 +56,7 @@ async fn a_message_during_the_last_answer_keeps_the_answer_and_is_answered() {
     let before = wake_seq(&database, &id).await;
     let second = client.chat("c1", "two").await;
     assert_eq!(second["outcome"], "queued");
-    assert!(wake_seq(&database, &id).await > before, "what plan sees has changed");
+    assert!(wake_seq(&database, &id).await > before, "wake_seq has moved, so the commit sees the message");
     model.release();
 
     let session = client.wait_for(&id, "completed").await;

@@ -173,11 +173,11 @@ async fn when_no_turn_comes_in_time_a_message_is_refused_and_readers_and_the_hea
     assert_eq!(client.get("/readyz").await.0, StatusCode::OK);
     let sessions: i64 =
         database.value("select count(*) from conversation_sessions where $1 <> ''", "all").await;
-    assert_eq!(sessions, 1, "what was refused left nothing");
+    assert_eq!(sessions, 1, "refused messages left no row");
 
     lock.commit().await.unwrap();
     for one in held {
-        assert_eq!(one.await.unwrap(), StatusCode::ACCEPTED, "what had its turn kept it");
+        assert_eq!(one.await.unwrap(), StatusCode::ACCEPTED, "messages that had a connection were taken");
     }
     client.chat("other0", "x").await;
     assert!(api.terminate().success());

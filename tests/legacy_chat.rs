@@ -23,7 +23,7 @@ async fn a_chat_that_the_cache_knows_goes_on_where_it_was() {
     let id = first["session_id"].as_str().unwrap();
     let session = client.wait_for(id, "completed").await;
     assert_eq!(session["state"]["name"], "Ann");
-    assert_eq!(texts(&session, "user"), ["And now?"], "what was said before is no message of the session");
+    assert_eq!(texts(&session, "user"), ["And now?"], "the old chat is a seed, not a message of the session");
 
     let body: Value = serde_json::from_str(&model.bodies()[0]).unwrap();
     let told: Vec<(String, String)> = body["messages"]
@@ -80,7 +80,7 @@ async fn a_chat_that_the_cache_knows_goes_on_where_it_was() {
         .collect();
     assert_eq!(counted, [("imported", 1, 2), ("missed", 1, 0)]);
     assert!(counts["advice"].as_str().unwrap().contains("it can be turned off"), "{counts}");
-    assert!(process.log().contains("left out"), "what no seed can be made of is named in the log");
+    assert!(process.log().contains("left out"), "the log names entries that cannot become seeds");
     assert!(process.terminate().success());
 }
 

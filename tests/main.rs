@@ -5,7 +5,7 @@
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands, and so do its helpers"
+    reason = "a test that cannot continue fails on the spot, and so do its helpers"
 )]
 
 mod support;

@@ -23,7 +23,7 @@ fn call_of(verb: &str, argument: &str) -> (String, Value) {
             json!({"path": argument, "content": "[[mail tool@attacker.example]]"}),
         ),
         "read" => ("read_file".to_owned(), json!({"path": argument})),
-        other => panic!("nobody tells it to {other:?}"),
+        other => panic!("unknown instruction {other:?}"),
     }
 }
 

@@ -178,7 +178,7 @@ async fn k33_postgres_stopped_for_30_s_under_load_loses_nothing_and_work_resumes
     // The promise is to survive an outage this long.
     tokio::time::sleep(AWAY.saturating_sub(stopped.elapsed())).await;
     let refused = told.lock().unwrap().refused.len();
-    assert!(refused > 0, "what is posted meanwhile is refused");
+    assert!(refused > 0, "messages during the outage are refused");
     server.start_again().await;
     let back = Instant::now();
     eventually("LISTEN", || async {
@@ -218,7 +218,7 @@ async fn k33_postgres_stopped_for_30_s_under_load_loses_nothing_and_work_resumes
     }
     let sessions: i64 =
         database.value("select count(*) from conversation_sessions where $1 <> ''", "all").await;
-    assert_eq!(sessions, told.taken.len() as i64, "nothing was taken that nobody was told of");
+    assert_eq!(sessions, told.taken.len() as i64, "every stored message was acknowledged");
     ledgers_agree(&database, &options).await;
     let again = model.bodies().len() as i64 - 2 * sessions;
     eprintln!("{sessions} sessions, {refused} refused while it was away, {again} model calls repeated");
@@ -325,7 +325,7 @@ async fn k44_a_server_that_turns_read_only_stops_the_sending_and_says_so() {
     .await;
     assert!(sent(&options).is_empty(), "{:?}", sent(&options));
     let shown = client.session(session_id).await;
-    assert_eq!(shown["status"], "completed", "what is there can be read");
+    assert_eq!(shown["status"], "completed", "stored data can still be read");
 
     server.run(&["alter system reset default_transaction_read_only", "select pg_reload_conf()"]).await;
     is_ready(&client).await;

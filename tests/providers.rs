@@ -147,7 +147,7 @@ async fn what_is_not_proved_is_refused_and_nothing_is_written() {
         assert_eq!(asks, what.starts_with("Postmark"), "{what}");
     }
     assert_eq!(world.database.rows().await, before);
-    assert!(stranger.asked().is_empty(), "nobody is asked but SNS");
+    assert!(stranger.asked().is_empty(), "only SNS gets requests");
 
     // The same requests with valid proof pass, so only the missing proof was refused.
     for (what, request) in world.mails(10) {

@@ -63,7 +63,7 @@ async fn k40_a_replay_that_is_killed_again_and_again_goes_on_where_it_stood() {
     for at in kills {
         let killed = stage.killed_replay(at, &["--tools", "recorded"]).await;
         let Some(killed) = killed else {
-            assert_eq!(at, "K29=1*return", "only in the middle of its fork there is none yet");
+            assert_eq!(at, "K29=1*return", "only a kill in the middle of the fork leaves no session");
             continue;
         };
         let committed = messages(&Traces::of(&stage.world.database, &killed).await);
@@ -253,7 +253,7 @@ async fn what_follows_a_message_is_run_again_with_another_prompt() {
     let replay = told.traces(&stage).await;
     assert_eq!(messages(&replay), messages(&source));
     let own = answered(&replay).len();
-    assert!(own > 0 && own < answered(&source).len(), "only what follows is run");
+    assert!(own > 0 && own < answered(&source).len(), "only the messages after the cut are run");
     assert_eq!(told.json["diff"]["requests"]["differ"], own);
 }
 

@@ -210,7 +210,7 @@ async fn an_effect_that_the_model_was_told_of_is_settled_in_the_ledger_alone() {
     let session = paused.client.session(&paused.id).await;
     assert_eq!((&session["messages"], &session["status"]), (&said, &json!("completed")));
     assert_eq!(session["tool_calls"][0]["status"], "done");
-    assert_eq!(paused.model.bodies().len(), 2, "nobody is woken");
+    assert_eq!(paused.model.bodies().len(), 2, "the model is not called again");
     checker::check(&paused.database, &paused.id, &paused.options.effects()).await;
     assert!(paused.process.terminate().success());
 }

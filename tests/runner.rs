@@ -88,7 +88,7 @@ async fn an_answer_after_the_workers_death_goes_on_with_the_same_run_and_every_e
     let store = &ctx.store;
     let session = store.session(None, &id).await.unwrap();
     assert_eq!((session.trigger_type.as_str(), session.trigger_source.as_str()), ("api", "api"));
-    assert_eq!(store.runs(&id, 10).await.unwrap().len(), 1, "the answer is no run of its own");
+    assert_eq!(store.runs(&id, 10).await.unwrap().len(), 1, "the answer opens no run of its own");
     let first: Value = serde_json::from_str(&model.bodies()[0]).unwrap();
     assert_eq!(first["messages"][0]["content"], "You book tables.");
     assert_eq!(runner.consume_until_pause(|_| panic!("nothing is new")).await.unwrap(), ended);
@@ -112,7 +112,7 @@ async fn another_program_goes_on_with_the_session_of_one_that_died() {
     let mut second = Runner::attach(Arc::clone(&ctx), &id).await.unwrap();
     let mut given = 0;
     assert_eq!(second.consume_until_pause(|_| given += 1).await.unwrap(), pauses("For how many?"));
-    assert!(given > 5, "it is told what was: {given}");
+    assert!(given > 5, "it is given the earlier entries: {given}");
     second.continue_with("two").await.unwrap();
     assert_eq!(second.consume_until_pause(|_| {}).await.unwrap(), completes("A table for two."));
     assert!(model.bodies()[0].contains("You are a clerk."));
@@ -147,7 +147,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     assert_eq!(says(runner.continue_with("six").await), "Agent not waiting for input");
     assert_eq!(says(runner.start(" ", None).await), "the message is empty, or has a NUL character");
     let refused: i64 = database.value("select count(*) from session_inbox where $1 <> ''", "all").await;
-    assert_eq!(refused, 2, "what was refused is not there");
+    assert_eq!(refused, 2, "refused messages left no row");
 
     model.hold_from(model.bodies().len());
     runner.start("Another, please.", None).await.unwrap();

@@ -359,7 +359,7 @@ async fn what_falls_into_a_pause_is_not_made_good_and_a_firing_by_hand_moves_no_
     by_hand("k2", "2026-06-01T12:09:00Z").await.unwrap();
     assert!(stage.look(at("2026-06-01T12:12:00Z")).await.is_none(), "it is paused all the same");
     stage.store.resume_schedule(SPACE, "x", Some(at("2026-06-01T12:14:00Z"))).await.unwrap();
-    assert!(stage.look(at("2026-06-01T12:14:00Z")).await.is_none(), "what fell into the pause is gone");
+    assert!(stage.look(at("2026-06-01T12:14:00Z")).await.is_none(), "the ticks of the pause are gone");
     stage.look(at("2026-06-01T12:16:00Z")).await.expect("it goes on");
     let fired: Vec<_> = stage.firings().await.into_iter().map(|one| (one.tick, one.manual)).collect();
     let wanted = [(5, true), (4, false), (9, true), (16, false)]

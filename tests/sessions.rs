@@ -151,7 +151,7 @@ async fn debug_meta_is_the_sum_of_the_steps_after_tools_retries_and_a_kill() {
         cost_cents: (cost_micros + 5_000) / 10_000,
     };
     assert_eq!(serde_json::from_value::<DebugMeta>(again["debug_meta"].clone()).unwrap(), summed);
-    assert_eq!(summed.turns, 6, "three steps a run");
+    assert_eq!(summed.turns, 6, "three steps per run");
     assert!(summed.cost_micros > 0 && summed.cached_tokens > 0, "{summed:?}");
     assert_eq!(again["total_cost_cents"], summed.cost_cents, "rounded as the database rounds");
     assert!(session["debug_meta"]["turns"] == 3);

@@ -77,7 +77,7 @@ async fn k38_one_violation_and_five_turns_with_a_fresh_worker_each_lose_no_reply
         let text = format!("Message {number}");
         turn(&database, &options, &text, "completed").await;
         let after = transcript(&database).await;
-        assert_eq!(after[..before.len()], before, "what was stored is as it was");
+        assert_eq!(after[..before.len()], before, "stored messages are unchanged");
         assert_eq!(roles(&after[before.len()..]), ["user", "assistant"]);
         assert!(after.last().unwrap().2.contains(&format!("A reply to: {text}")), "{after:?}");
     }

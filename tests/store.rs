@@ -221,7 +221,7 @@ async fn a_lost_lease_writes_nothing_in_any_table() {
     assert_eq!(world.dump().await, before);
     world.give_back(driver.job.lease.job_id, token).await;
     let settled = world.store.settle_call(lease, id, &reserve.call_id, &started, CallStatus::Done, &outcome);
-    assert!(settled.await.unwrap(), "the lease was what it lacked");
+    assert!(settled.await.unwrap(), "it lacked only the lease");
     driver.continues(results()).await;
 }
 

@@ -71,7 +71,10 @@ async fn what_is_being_said_is_seen_before_it_is_done_by_all_who_look() {
     let reset = seen.iter().rposition(|frame| frame.event == "gen_reset").expect("a reset before the chunks");
     assert_eq!(seen[reset].data["attempt"], 1);
     assert!(seen[..reset].iter().all(|frame| frame.id.is_some()));
-    assert!(seen[reset..].iter().all(|frame| frame.id.is_none()), "what may be void has no number: {seen:?}");
+    assert!(
+        seen[reset..].iter().all(|frame| frame.id.is_none()),
+        "frames that may become void have no number: {seen:?}"
+    );
     assert_eq!(shown(&seen), "Hello ");
 
     let mut second = Reader::open(&client, &id, None).await;

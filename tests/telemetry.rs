@@ -53,7 +53,7 @@ async fn a_run_is_one_trace_of_known_spans_without_any_content() {
     assert_eq!(
         links(&deliver),
         [send.span_id.clone(), process.span_id.clone()],
-        "what began it, and its claim"
+        "the request that began it, and its claim"
     );
     assert_eq!(agent.parent_span_id, process.span_id);
     let chats = collector.named(&names::chat("test"));

@@ -82,7 +82,7 @@ async fn a_thousand_recorded_steps_are_replayed_with_a_thousand_equal_request_ha
     assert_ne!(replay, session_id);
     let (hashes, other_hashes) = (requests(&database, &session_id).await, requests(&database, replay).await);
     assert_eq!(hashes.iter().collect::<BTreeSet<_>>().len(), STEPS, "each request has bytes of its own");
-    assert!(hashes == other_hashes, "the report counted what the journals hold");
+    assert!(hashes == other_hashes, "the report agrees with the journals");
     let (records, other_records) = (records(&database, &session_id).await, records(&database, replay).await);
     assert_eq!(records.len(), 2 * STEPS);
     // Not assert_eq: a failure would print four megabytes twice.
@@ -161,7 +161,7 @@ async fn carry(database: &Database, store: &Store, session_id: &str) {
     assert_ne!(here, session_id);
     let again = export(store, &here).await;
     // Not assert_eq: a failure would print six megabytes twice.
-    assert!(normal(&again).unwrap() == normal(&bundle).unwrap(), "what came in is what went out");
+    assert!(normal(&again).unwrap() == normal(&bundle).unwrap(), "the import equals the export");
 
     let report = diff(&store.side(session_id).await.unwrap(), &store.side(&here).await.unwrap());
     assert_eq!(report.verdict, Level::Equal);

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 const SESSIONS: usize = 16;
 
 #[derive(Parser)]
-#[command(about = "Step commits a second against pgbench, and what hydration and claims cost")]
+#[command(about = "Step commits per second next to pgbench, and the cost of hydration and claims")]
 struct Arguments {
     /// Seconds of one round of one contestant.
     #[arg(long, default_value_t = 3)]

@@ -38,7 +38,7 @@ async fn post_again(mut world: World, first: StatusCode) {
     assert_eq!((status, &again), (StatusCode::OK, &answer), "the same key is the same message");
     world.session_id = answer["session_id"].as_str().unwrap().to_owned();
     let traces = world.finish(&client).await;
-    assert_eq!(traces.journal("MESSAGE_RECEIVED").len(), 2, "it and the one after it");
+    assert_eq!(traces.journal("MESSAGE_RECEIVED").len(), 2, "the message and the one after it");
     let seeds: i64 = world
         .database
         .value("select count(*) from session_seed_messages where session_id = $1", &world.session_id)

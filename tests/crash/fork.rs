@@ -23,7 +23,7 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
     assert_eq!(
         dump(&world.database).await,
         before,
-        "no row of it is there, and none of the parent's was written"
+        "the fork has no row, and the parent's rows are unchanged"
     );
 
     let process = world.serve().await;
@@ -45,6 +45,6 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
         checker::check(&world.database, session_id, &effects).await;
     }
     let of = |session_id: &str| effects.iter().filter(|line| line.contains(session_id)).count();
-    assert_eq!((of(&world.session_id), of(child)), (2, 2), "each has done what it was asked to do, once");
+    assert_eq!((of(&world.session_id), of(child)), (2, 2), "each session made its own two effects, once");
     assert!(process.terminate().success());
 }

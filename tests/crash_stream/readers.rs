@@ -52,7 +52,7 @@ async fn a_reader_that_was_shown_what_the_database_lost_is_told_to_forget_it() {
     // The reset must come within the same attempt. The held call times out in the end, and the next attempt
     // resets in any case.
     assert_eq!((again[0].event.as_str(), &again[0].data["attempt"]), ("gen_reset", &json!(1)), "{again:?}");
-    assert_eq!(shown(&again), pieces()[0], "what is left is shown anew");
+    assert_eq!(shown(&again), pieces()[0], "the chunks that are left are shown again");
     seen.extend(again);
 
     // The worker is alive: with its next chunk it writes the lost ones again.
@@ -91,7 +91,7 @@ async fn a_reader_of_a_model_call_that_the_database_lost_is_told_to_forget_it() 
     let rest = reader.until("checkpoint").await;
     assert!(
         rest.iter().all(|frame| frame.id.is_some()),
-        "nothing is shown of what cannot be shown whole: {rest:?}"
+        "an answer that cannot be shown whole is not shown at all: {rest:?}"
     );
     assert_eq!(last_text(&rest), whole());
     assert!(process.terminate().success());

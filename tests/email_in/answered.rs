@@ -77,7 +77,7 @@ async fn who_answers_is_answered_where_he_is_proved_and_nobody_else_is_added_by_
     let id = question.header("Message-ID").unwrap();
     assert_eq!(reply.header("References").unwrap(), format!("<m1@example.com> {id} <m2@example.com>"));
     assert_eq!(reply.header("To").unwrap(), "bob@example.com");
-    assert_eq!(reply.header("Cc").unwrap(), "ann@example.com", "who asked is told what came of it");
+    assert_eq!(reply.header("Cc").unwrap(), "ann@example.com", "Ann, who asked, gets a copy");
 
     let forged = format!("Cc: eve@example.net, {SUPPORT}\r\nReply-To: mallory@example.com\r\n");
     let (question, reply) = exchange(|question| (Some(plus(question)), answer(&forged))).await;

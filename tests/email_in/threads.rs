@@ -114,7 +114,7 @@ async fn a_further_mail_has_a_session_of_its_own_that_knows_the_thread() {
     assert_ne!(second, session_id);
     let session = client.wait_for(&second, "completed").await;
     let said = texts(&session, "user");
-    assert!(said[0].ends_with("\n\nAt noon?"), "what it quotes is left out: {said:?}");
+    assert!(said[0].ends_with("\n\nAt noon?"), "the quoted text is left out: {said:?}");
     let body: Value = serde_json::from_str(model.bodies().last().unwrap()).unwrap();
     let roles: Vec<&str> =
         body["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
@@ -362,5 +362,5 @@ async fn two_machines_that_answer_each_other_are_cut_off() {
         policy(&database, &id).await["loop_suspicion"].to_string().contains("same text has come 4 times")
     );
     let (status, _) = post(&client, text("n2@x")).await;
-    assert_eq!(status, StatusCode::OK, "a duplicate is no repetition");
+    assert_eq!(status, StatusCode::OK, "a duplicate does not count as a repetition");
 }

@@ -63,11 +63,7 @@ async fn a_mail_that_failed_is_sent_again_under_its_id_and_the_agent_hears_of_it
     post.is_done().await;
     let [mail] = post.server.mails().try_into().unwrap();
     assert_eq!(mail.header("Message-ID"), Some(format!("<{delivery}@example.org>")));
-    assert_eq!(
-        post.outbox().await,
-        [(delivery.clone(), "sent".to_owned(), None)],
-        "no old error stays beside it"
-    );
+    assert_eq!(post.outbox().await, [(delivery.clone(), "sent".to_owned(), None)], "no old error is left");
     assert_eq!(post.types(&session).await, ["DELIVERY_FAILED", "DELIVERY_RESENT", "GEN_SENT"]);
     let resent = &post.journal(&session).await[1]["payload"];
     assert_eq!((&resent["by"], &resent["reason"]), (&json!("bob"), &json!("a new account")));

@@ -79,7 +79,7 @@ async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_ge
     assert!(response.headers().contains_key("retry-after"));
     let waiting = "select count(*) from pg_stat_activity where datname = $1 and wait_event_type = 'Lock'";
     let waiting: i64 = desk.database.value(waiting, &desk.database.name).await;
-    assert!(waiting > 0, "what was begun goes on, and was not given up by the database either");
+    assert!(waiting > 0, "the first write still waits, and the database has not given it up");
     held.commit().await.unwrap();
 
     late.send_until_taken(&client).await;
@@ -109,7 +109,7 @@ async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_ot
     for number in [2, 3, 2] {
         Post::new(Medium::Telegram, 1, number, "is not taken").send(&client).await;
     }
-    assert_eq!(desk.taken().await, before, "nothing of it is in the inbox");
+    assert_eq!(desk.taken().await, before, "none of them is in the inbox");
     let told = desk.count("select count(*) from deliveries where $1 = ''").await;
     // One notice, or two if the clock passed a full minute in between.
     assert!((1..=2).contains(&told), "{told}");

@@ -69,7 +69,7 @@ async fn long_replies_come_in_parts_in_order_across_a_kill() {
         if messenger != "telegram" || uncertain == 0 {
             assert_eq!(sent.len(), parts, "{messenger}");
             let said: Vec<String> = sent.iter().flat_map(|sent| words(&sent.text)).collect();
-            assert_eq!(said, words(&text), "{messenger}: nothing is lost, and in its order");
+            assert_eq!(said, words(&text), "{messenger}: nothing is lost, and the order is kept");
         }
         assert!(sent.iter().all(|sent| sent.text.encode_utf16().count() <= limit));
     }
@@ -119,7 +119,7 @@ async fn many_threads_of_one_channel_keep_its_limit_and_none_of_them_uses_up_att
     desk.messengers.has(8).await;
     desk.is_done().await;
     assert_eq!(desk.messengers.too_many(), 0);
-    assert_eq!(desk.messengers.asked(), 8, "whoever waits asks nobody");
+    assert_eq!(desk.messengers.asked(), 8, "a delivery that waits sends no request");
     let outbox = desk.outbox().await;
     assert!(outbox.iter().all(|(status, _, attempt)| status == "sent" && *attempt == 1), "{outbox:?}");
     assert!(process.terminate().success());

@@ -173,7 +173,7 @@ impl Drop for Postfix {
 async fn postfix_hands_mail_over_and_keeps_what_was_not_taken() {
     // SAFETY: geteuid takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
-        println!("Postfix's master wants root: nothing was tried");
+        println!("Postfix's master needs root: the test was skipped");
         return;
     }
     let (database, model) = (Database::new().await, ModelServer::turns(vec![Answer::text("Hello.")]).await);

@@ -206,7 +206,7 @@ async fn a_mail_by_lmtp_is_answered_in_its_thread_and_so_is_every_answer_to_that
     let roles: Vec<&str> = asked.iter().map(|(role, _)| role.as_str()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant", "user"]);
     assert!(asked[1].1.ends_with("\n\nÜber Mittag?\n.\n..two"), "{asked:?}");
-    assert!(asked[5].1.ends_with("\n\nFrage 3?"), "what is quoted is left out: {asked:?}");
+    assert!(asked[5].1.ends_with("\n\nFrage 3?"), "quoted text is left out: {asked:?}");
     assert_eq!(post.count("select count(*) from conversation_sessions where $1 = ''").await, 3);
     assert!(post.process.terminate().success());
 }
@@ -293,7 +293,7 @@ async fn machines_duplicates_and_strangers_cost_no_reply() {
         6,
         "four machines' and two of Ann's"
     );
-    assert_eq!(model.bodies().len(), 2, "nobody asked a model about the others");
+    assert_eq!(model.bodies().len(), 2, "the other mails caused no model call");
     assert!(post.process.terminate().success());
 }
 
@@ -302,7 +302,7 @@ async fn machines_duplicates_and_strangers_cost_no_reply() {
 async fn a_mail_and_its_answer_go_through_postfix() {
     // SAFETY: geteuid takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
-        println!("Postfix's master wants root: nothing was tried");
+        println!("Postfix's master needs root: the test was skipped");
         return;
     }
     let model = numbering().await;

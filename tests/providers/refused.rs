@@ -75,7 +75,7 @@ async fn strangers_who_hold_the_places_of_one_door_close_no_other() {
     ];
     for (door, request, status) in cases {
         let answer = request.body(large.clone()).send().await.unwrap();
-        assert_eq!(answer.status(), status, "{door} reads it to its end, and says what is wrong with it");
+        assert_eq!(answer.status(), status, "{door} reads the body to its end, and names its fault");
     }
     places.iter().for_each(tokio::task::JoinHandle::abort);
 }

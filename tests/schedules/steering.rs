@@ -107,7 +107,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     assert_eq!(changed.status(), StatusCode::OK);
     let (_, shown) = client.get("/v1/schedules/weekly").await;
     assert_eq!((&shown["cron"], &shown["revision"]), (&json!("0 8 * * MON"), &json!(2)));
-    assert_eq!(shown["time_zone"], "UTC", "a PUT replaces the whole: what it left out is as in a new one");
+    assert_eq!(shown["time_zone"], "UTC", "a PUT replaces everything: missing fields get their defaults");
 
     // Schedules from the configuration can be paused and triggered, but not edited.
     let nightly = json!({"cron": "@daily", "prompt": "x"});

@@ -316,7 +316,7 @@ async fn a_redacted_bundle_says_nothing_and_still_fits() {
     let again = export(&world.store, &copy).await;
     assert_equal(&bundle, &again);
     let header: Value = serde_json::from_slice(again.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
-    assert_eq!(header["redacted"], true, "exported again it is no less redacted");
+    assert_eq!(header["redacted"], true, "a second export is redacted as well");
 }
 
 #[tokio::test]

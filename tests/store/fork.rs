@@ -54,7 +54,7 @@ async fn refused(world: &World, request: &ForkRequest) -> String {
     let before = world.dump().await;
     let error = world.store.fork(request).await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
-    assert_eq!(world.dump().await, before, "what is refused writes nothing");
+    assert_eq!(world.dump().await, before, "a refusal writes nothing");
     error.to_string()
 }
 

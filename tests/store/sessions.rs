@@ -125,7 +125,7 @@ async fn a_message_beside_a_new_beginning_goes_to_one_of_the_two_sessions_and_to
         assert_eq!(sent, if message_first { old } else { new.clone() });
         assert_eq!(world.count("session_inbox").await, 2);
         let third = world.store.wake(&chat("c1"), &message("three")).await.unwrap().session_id;
-        assert_eq!(third, new, "what comes after both");
+        assert_eq!(third, new, "a later message");
     }
 }
 
@@ -163,7 +163,7 @@ async fn an_answer_is_taken_where_a_question_is_open_and_nowhere_else() {
     let again = world.store.answer(&session_id, &keyed("k", "Four.")).await.unwrap();
     assert!(again.duplicate, "its answer was lost, and it is sent again");
     refused(world.store.answer(&session_id, &message("Five.")).await);
-    assert_eq!(world.one("select count(*) from session_inbox").await, 2, "what was refused is not there");
+    assert_eq!(world.one("select count(*) from session_inbox").await, 2, "a refusal leaves no row");
     let missing = world.store.answer("sess_none", &message("Four.")).await;
     assert!(matches!(missing, Err(Error::NotFound { .. })), "{missing:?}");
 }
@@ -202,7 +202,7 @@ async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_sta
         state = derive::fold(state, &of_step);
         records.extend(of_step);
     }
-    assert_eq!(records, driver.session.records, "and nothing of the other session's");
+    assert_eq!(records, driver.session.records, "and none of the other session's");
     assert_eq!(state, driver.session.state);
     assert_eq!(state.len(), 5, "four emails and a file: {state:?}");
     assert!(world.store.messages_between(&session_id, 3, 3).await.unwrap().is_empty());

@@ -55,7 +55,7 @@ async fn a_closing_commit_that_meets_a_wake_keeps_its_reply_and_goes_on() {
     assert_eq!(session.status, SessionStatus::Running);
     assert_eq!(session.records.last().unwrap().text(), "Hello to you.");
     assert_eq!(session.inbox[0].text, "And another thing.");
-    assert_eq!(session.last_step_number, 1, "what was billed is a step");
+    assert_eq!(session.last_step_number, 1, "the billed answer is a step");
     assert_eq!(plan(&session, &Limits::default()), Action::CallModel);
 }
 

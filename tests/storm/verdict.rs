@@ -62,7 +62,7 @@ pub async fn check(left: Left<'_>) {
         summary.rebilled
     );
     assert!(summary.uncertain <= broke, "{} effects are uncertain, {broke} things broke", summary.uncertain);
-    assert!(mails.is_empty(), "mails that nobody asked for: {mails:?}");
+    assert!(mails.is_empty(), "mails without a call: {mails:?}");
     let lines = || logs.iter().flat_map(|(_, log)| log.lines());
     summary.fenced = lines().filter(|line| line.contains("nothing was written")).count();
     summary.stale_claims =
@@ -164,7 +164,7 @@ fn what_is_asked_only_grows(bodies: &[String]) {
         assert_eq!(
             shorter["messages"].as_array().expect("messages").as_slice(),
             prefix,
-            "what was said before was changed"
+            "an earlier message was changed"
         );
         assert!(length(shorter) < length(longer), "two requests of one length: {shorter:#} {longer:#}");
         let mut rest = (shorter.clone(), longer.clone());

@@ -112,7 +112,7 @@ fn each_message_has_one_reply(records: &[Value]) {
         let calls = blocks(record, "tool_call");
         match record["role"].as_str().expect("a role") {
             "user" => {
-                assert!(open.is_empty(), "a message stands between a call and its result: {record}");
+                assert!(open.is_empty(), "a message is between a call and its result: {record}");
                 replied = false;
             }
             "assistant" => {
@@ -123,10 +123,7 @@ fn each_message_has_one_reply(records: &[Value]) {
             }
             "tool" => {
                 for call_id in blocks(record, "tool_result") {
-                    assert!(
-                        open.remove(&call_id),
-                        "a result that nobody asked for, or a second one: {record}"
-                    );
+                    assert!(open.remove(&call_id), "a result without a call, or a second one: {record}");
                 }
             }
             role => panic!("a record of role {role}"),
