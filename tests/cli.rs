@@ -158,7 +158,7 @@ async fn the_doctor_finds_a_healthy_system_healthy() {
         (database.value::<i64>("select count(*) from workers where $1 = ''", "").await > 0).then_some(())
     })
     .await;
-    // Asks the health endpoint of the running process, too.
+    // With this address, doctor also asks the running process for its health.
     let beside = command(&options, &[]).env("WAKEFUL_SERVER__LISTEN", &listen);
 
     let began = Instant::now();

@@ -94,7 +94,7 @@ fn said(body: &Value) -> Vec<String> {
     messages.iter().map(|message| message["content"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Answers every request, also one for a summary.
+/// Answers every request, including one for a summary.
 fn obliging(body: &Value) -> Answer {
     if asks_for_a_summary(body) {
         Answer::text("They want two things.")

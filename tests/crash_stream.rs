@@ -45,7 +45,7 @@ impl Survived {
         reply["content"][0]["text"].as_str().unwrap()
     }
 
-    /// (strategy, prior_seq) of each attempt that was cut off.
+    /// (strategy, prior_seq) of each resumption of an attempt that was cut off.
     fn resumed(&self) -> Vec<(&str, i64)> {
         let entries = self.traces.journal("GEN_RESUMED").into_iter();
         entries

@@ -192,7 +192,7 @@ async fn k13_a_kill_after_the_send_is_settled_as_the_channel_allows() {
         let surfaced = why.contains("Nobody knows whether a message by email was sent");
         assert_eq!(surfaced, status == "uncertain", "{why}");
 
-        // It holds up no later message, and no later message sends it again.
+        // The first delivery blocks no later message, and is not sent again with one.
         office.ask(&process.client(), "Second").await;
         process.client().wait_for(&office.session_id, "completed").await;
         office.is_done().await;

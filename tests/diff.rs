@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Talks that begin alike, and how each goes on.
+/// Talks with the same beginning and different ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 enum Talk {
@@ -49,7 +49,7 @@ impl World {
         World { database, options, process, client, talk, _model: model }
     }
 
-    /// Has a talk of two messages in a conversation of its own.
+    /// Runs a talk of two messages in a conversation of its own.
     async fn talk(&self, conversation: &str, talk: Talk) -> String {
         self.talk.store(talk as usize, Ordering::SeqCst);
         let mut id = String::new();

@@ -74,7 +74,7 @@ async fn without_a_limit_a_question_is_answered_days_later_by_another_host() {
 
     let process = options.serve(&database).await;
     let client = process.client();
-    // Workers look for expired questions before they log this.
+    // Wait until the worker runs. It must leave the question open.
     process.wait_for_log("\"Working\"").await;
     assert_eq!(client.session(&id).await["status"], "waiting_input");
     assert_eq!(client.chat("c1", "Four.").await["outcome"], "delivered");
@@ -214,7 +214,7 @@ async fn k27_a_kill_around_the_closing_of_a_question_closes_it_once() {
 
 const HOUR_OF_DEFAULT: Patience<'static> = Patience { agent: "default", seconds: 3600 };
 
-/// A model that asks once, and then goes on with any result.
+/// A model that asks one question, and continues with any result.
 async fn asking() -> ModelServer {
     ModelServer::start(|body, _| {
         let asked = body["messages"].as_array().unwrap().iter().any(|one| one["role"] == "tool");

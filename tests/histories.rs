@@ -69,7 +69,7 @@ struct World {
 }
 
 impl World {
-    /// Has the talks, while their worker is killed `kills` times.
+    /// Runs the talks, while their worker is killed `kills` times.
     async fn run(kills: usize) -> World {
         let model = ModelServer::start(|body, _| answer(body)).await;
         model.pace(Duration::from_millis(2));

@@ -1,4 +1,4 @@
-//! The journal of the real process, and the commands that only read: `session recover` and `session verify`.
+//! The journal of the real process, and the commands `session recover` and `session verify`.
 
 use crate::support::checker::Traces;
 use crate::support::{Answer, Database, ModelServer, Options, Program, World, eventually};

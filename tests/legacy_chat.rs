@@ -145,7 +145,7 @@ async fn while_the_cache_cannot_be_asked_a_chats_first_message_is_refused_and_no
         assert!(failed > 0);
         assert!(process.terminate().success());
 
-        // The setting for those who prefer to begin without a history.
+        // With this setting, a chat begins without a history while the cache fails.
         let ignoring = options.env("WAKEFUL_CHAT__LEGACY__ON_ERROR", "ignore").serve(&database).await;
         assert_eq!(say(&ignoring.client(), "c3", "Hi.").await.0, StatusCode::ACCEPTED);
         assert!(ignoring.terminate().success());

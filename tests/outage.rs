@@ -315,7 +315,7 @@ async fn k44_a_server_that_turns_read_only_stops_the_sending_and_says_so() {
 
     server.run(&["alter system set default_transaction_read_only = on", "select pg_reload_conf()"]).await;
     is_unready(&client, "read-only").await;
-    // From here on a send would succeed but could not be written down.
+    // From here on a send would succeed but could not be recorded.
     std::fs::write(options.path("says"), "").unwrap();
     is_refused(&client, "read-only").await;
     let claims = logged(&process, "Claiming failed");

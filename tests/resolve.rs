@@ -1,4 +1,4 @@
-//! An operator resolves an effect whose outcome nobody could know, and the session continues with it.
+//! An operator resolves an effect of unknown outcome, and the session continues with that.
 
 use crate::support::checker;
 use crate::support::client::texts;

@@ -54,7 +54,7 @@ pub async fn round(store: &Store, held: &mut Vec<Held>, shape: Shape, seconds: f
     Ok(Round { steps, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// One step.
+/// Commits one step.
 pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
     match shape {
         Shape::Step => {

@@ -48,7 +48,7 @@ const CUTS: &[Cut] = &[
     // uncertain.
     cut(GUARDED, STARTED, CutAt::BeforeAnswer, 1, 1),
     cut(IDEMPOTENT, STARTED, CutAt::BeforeAnswer, 0, 2),
-    // The effect has happened. The worker writes the outcome until it is committed.
+    // The effect has happened. The worker retries until its outcome is committed.
     cut(GUARDED, SETTLED, CutAt::BeforeServer, 0, 2),
     cut(GUARDED, SETTLED, CutAt::BeforeAnswer, 0, 2),
     cut(IDEMPOTENT, SETTLED, CutAt::BeforeAnswer, 0, 2),

@@ -32,7 +32,7 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
     assert_eq!(status, StatusCode::CREATED, "{forked}");
     let child = forked["session_id"].as_str().unwrap();
     client.wait_for(child, "completed").await;
-    // Send the same request again: the client may have lost the first answer too.
+    // Send the same request again, as a client does that lost the first answer.
     let (status, again) = client.post(&path, &body).await;
     assert_eq!((status, &again), (StatusCode::OK, &forked));
     let forks: i64 = world

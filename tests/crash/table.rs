@@ -29,7 +29,7 @@ pub(super) const ROWS: &[Row] = &[
     row("K17", IDEMPOTENT, Kill::At("K17=1*return"), 0, 0, (0, 2)),
     row("K17", BOTH, Kill::At("K17=1*return"), 0, 0, (2, 2)),
     // `started`: no one can tell from the outside whether the effect happened. At the failpoint it did not,
-    // and the one effect is the second message's. In the middle of the tool it did.
+    // so the one effect is the second message's. A kill in the middle of the tool comes after the effect.
     row("K18", GUARDED, Kill::At("K18=1*return"), 0, 1, (1, 0)),
     row("K18", GUARDED, Kill::DuringTool("charge"), 0, 1, (2, 0)),
     row("K18", IDEMPOTENT, Kill::At("K18=1*return"), 0, 0, (0, 2)),

@@ -62,7 +62,7 @@ async fn a_chat_of_a_real_redis_goes_on_and_its_entry_lives_as_long_as_it_would_
     let redis = Server::start().await;
     redis.run(&["set", "chat:ann:c1", &old_chat().to_string(), "EX", "86400"]).await;
     redis.run(&["lpush", "chat:ann:list", "x"]).await;
-    // Shorten its life by an hour, as if an hour had passed.
+    // Shorten the entry's life by an hour, as if an hour had passed.
     redis.run(&["expire", "chat:ann:c1", "82800"]).await;
     redis.run(&["config", "resetstat"]).await;
     let database = Database::new().await;

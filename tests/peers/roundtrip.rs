@@ -1,6 +1,6 @@
-//! The whole way of a mail between third-party servers: Python's smtplib (or Postfix) hands a mail over by
-//! LMTP, and PyPI's aiosmtpd receives the answer. Python's `email` decides what a mail says and how it is
-//! answered.
+//! A mail's way there and back between third-party servers: Python's smtplib (or Postfix) hands a mail over
+//! by LMTP, and PyPI's aiosmtpd receives the answer. Python's `email` parses the mails and writes the answers
+//! to them.
 
 use super::email_out::Aiosmtpd;
 use super::mail::{Postfix, queued};

@@ -49,7 +49,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
         (json!({"cron": null}), "`cron` is missing"),
         (json!({"time_zone": "Mars/Base"}), "`time_zone`: \"Mars/Base\" is no time zone"),
         (json!({"name": "a b"}), "`name` is \"a b\""),
-        // A lookup by that id would find this name instead.
+        // The name equals this schedule's id, so a lookup by id would find the wrong schedule.
         (json!({"name": made["schedule_id"]}), "does not begin with sched_"),
         (json!({"prompt": " "}), "`prompt`"),
         (json!({"agent": "nobody"}), "nobody"),

@@ -1,5 +1,5 @@
 //! Checks what a session left behind. It reads the tables, the request bodies and the effects file, and
-//! shares no code with what wrote them.
+//! shares no code with the product.
 
 use super::Database;
 use serde_json::Value;

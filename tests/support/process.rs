@@ -96,7 +96,7 @@ impl Options {
         command.args(&self.args).arg("--config").arg(&config);
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
-            // A defect that the tests are to notice is one of the processes.
+            // Keep this variable: it selects a defect that the processes must have.
             if name != "WAKEFUL_MUTANT" && ours.iter().any(|prefix| name.starts_with(prefix)) {
                 command.env_remove(name);
             }

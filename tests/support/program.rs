@@ -22,7 +22,7 @@ impl Program {
         let mut command = Command::new(env!("CARGO_BIN_EXE_wakeful"));
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
-            // A defect that the tests are to notice is one of the processes.
+            // Keep this variable: it selects a defect that the process must have.
             if name != "WAKEFUL_MUTANT" && ours.iter().any(|prefix| name.starts_with(prefix)) {
                 command.env_remove(name);
             }

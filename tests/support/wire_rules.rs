@@ -4,7 +4,7 @@
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Panics with the body if it breaks a rule.
+/// Panics, and prints the body, if a rule is broken.
 pub fn check(body: &str) {
     if let Err(rule) = broken(body) {
         panic!("{rule}: {body}");

@@ -103,7 +103,7 @@ async fn a_fork_of_a_fork_is_cut_where_its_grandparent_could_have_been() {
     let (ours, theirs) =
         (hydrated(&world, &grandchild.session_id).await, hydrated(&world, &direct.session_id).await);
     assert_eq!(ours.records, theirs.records, "origins are those who said it first");
-    // The child's own state has more in it, and none of that is copied.
+    // The child's own state has another entry, which the grandchild does not have.
     assert_eq!(ours.state, theirs.state);
     assert_eq!(ours.state.len(), 1);
     assert_eq!(hydrated(&world, &child.session_id).await.state.len(), 2);
