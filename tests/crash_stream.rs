@@ -82,8 +82,8 @@ async fn finished(database: &Database, id: &str, model: &RawModel, options: &Opt
         .into_iter()
         .map(|called| called["request_sha256"].as_str().expect("a hash"))
         .collect();
-    // A process that died before its request had already written the intent, so there may be more entries
-    // than bodies.
+    // A process that is killed before its request has already written the intent, so there can be more
+    // entries than bodies.
     assert_eq!(
         called[called.len() - sent.len()..],
         hashes,

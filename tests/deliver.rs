@@ -335,7 +335,7 @@ async fn k36_what_kills_whoever_sends_it_is_tried_a_few_times_and_no_more() {
     for (manners, status) in [("idempotent", "uncertain"), ("askable", "failed")] {
         let mut office = Office::new(manners).await;
         office.dies("K12=1*return").await;
-        // Make the death above the job's fifth.
+        // Raise the counters, so that the death above is the job's fifth.
         office.spoil("update jobs set died = 4, stuck = 5 where kind = 'deliver'").await;
         office.spoil("update deliveries set sending_at = sending_at - interval '1 hour'").await;
         let process = office.comes_back().await;

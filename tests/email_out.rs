@@ -19,7 +19,7 @@ use wakeful::workflow::record::Role;
 use wakeful::workflow::session::Seed;
 
 /// A world whose mail goes out by an SMTP server. A chat message that begins with `Mail ` makes the agent
-/// compose a mail to the addresses in it. A session that a mail opened replies by its own route.
+/// compose a mail to the addresses in it. A session opened by a mail replies by its reply route.
 struct Post {
     database: Database,
     model: ModelServer,

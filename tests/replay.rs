@@ -187,7 +187,7 @@ async fn what_the_code_would_let_out_the_database_keeps_in() {
         let refused = refused.expect_err("it is refused").to_string();
         assert!(refused.contains("tools of session") && refused.contains("not live"), "{refused}");
     }
-    // The trigger does not restrict a session whose tools are live.
+    // The database restricts only replays: a session whose tools are live may enqueue a delivery.
     sqlx::query(deliver).bind(&stage.world.session_id).execute(&stage.world.database.pool).await.unwrap();
 }
 

@@ -132,7 +132,7 @@ async fn a_charge_that_happened_becomes_the_calls_result_and_the_run_completes()
 async fn did_not_happen_is_refused_while_it_still_could_and_never_runs_the_call_again() {
     let paused = Paused::new(1, ASK).await.asks().await;
     let call = paused.call_id(0).await;
-    // The dead worker had a minute. Until then it might only be stopped.
+    // The worker had a minute for the call. Until that ends, it may be stopped and not dead.
     let (code, _, error) = paused.cli(&[&call, "--did-not-happen"]).await;
     assert_eq!(code, 4, "{error}");
     assert!(error.contains("may still carry it out until 20"), "{error}");

@@ -73,7 +73,7 @@ async fn a_run_that_is_cancelled_while_the_model_speaks_ends_without_it() {
     let id = id(&client.chat("c1", "one").await);
     model.asked(1).await;
     cancel(&client, &id).await;
-    // The model is never released.
+    // The model stays held in the middle of its answer.
     let session = client.wait_for(&id, "failed").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(session["cancel_requested"], false);

@@ -1,4 +1,4 @@
-//! Large outputs: kept whole beside the message that shows their ends, and carried with it.
+//! Large outputs: stored whole next to the message that shows their ends, and exported with it.
 
 use super::*;
 

@@ -62,7 +62,7 @@ async fn the_same_mail_again_is_a_duplicate_by_either_proof() {
     let (status, again) = post(&client, text.clone()).await;
     assert_eq!((status, &again["duplicate"]), (StatusCode::OK, &json!(true)));
     assert_eq!(first["session_id"], again["session_id"]);
-    // The way a mail server hands it over again: with one more trace line.
+    // The mail as a server hands it over a second time: with one more trace line.
     let traced = client
         .post_request("/v1/triggers/email/raw")
         .header("content-type", "message/rfc822")

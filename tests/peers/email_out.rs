@@ -1,5 +1,4 @@
-//! Mail to a third-party SMTP server, PyPI's aiosmtpd, with a signature that third-party code verifies,
-//! dkimpy.
+//! Mail to a third-party SMTP server, PyPI's aiosmtpd. A third-party library, dkimpy, verifies its signature.
 
 use crate::support::{Answer, Database, ModelServer, Options, PATIENCE, Program, eventually};
 use serde_json::{Value, json};

@@ -63,7 +63,7 @@ async fn at_either_level_the_journal_gives_the_row_back_after_every_commit() {
         driver.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail(5))))])).await;
         holds().await;
 
-        // A pause changes the state but does not happen, because a message arrives first.
+        // This pause would change the state, but a message arrives first, so the run does not pause.
         let (long, question) = (call("call_b", "compose_email"), call("call_c", "ask_user"));
         driver.continues(replied(vec![asks(&long), asks(&question)])).await;
         holds().await;

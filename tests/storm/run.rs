@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The shortest lease that the configuration accepts.
+/// A short lease, so that a dead worker's jobs are soon taken up.
 pub const LEASE: Duration = Duration::from_secs(2);
 
 /// How long after the last blow everything must be at rest. It is a limit only; no figure depends on it.

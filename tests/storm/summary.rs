@@ -69,7 +69,7 @@ impl Summary {
         self.took += other.took;
     }
 
-    /// One line.
+    /// Formats one line.
     pub fn line(&self) -> String {
         format!(
             "{} sessions, {} messages; {} kills, {} failpoints, {} stops, {} cuts, {} cut statements, {} restarts; \
@@ -90,7 +90,7 @@ impl Summary {
         )
     }
 
-    /// A table. It compares the time to resume with `lease`.
+    /// Formats a table. It compares the time to resume with `lease`.
     pub fn table(&self, lease: Duration, wall: Duration) -> String {
         let mut to_resume = self.to_resume.clone();
         to_resume.sort();

@@ -82,7 +82,7 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let (admin_url, name) = (self.admin_url.clone(), self.name.clone());
-        // The test's runtime may be ending here, so the last statement gets its own.
+        // The test's runtime may be ending here, so the last statement gets a runtime of its own.
         let dropped = std::thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
