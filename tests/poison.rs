@@ -202,8 +202,8 @@ async fn k36_a_process_that_was_stopped_for_long_is_not_taken_for_one_that_hangs
 
 #[tokio::test]
 async fn k36_the_user_is_told_once_though_the_failing_commit_is_killed_before_and_after() {
-    // `attempts` is lower than the number of deaths that are put down to a neighbour, so that number applies
-    // instead.
+    // A run fails only after a minimum number of deaths, because a neighbour may have caused some. `attempts`
+    // is below that minimum, so the minimum applies.
     let ward = Ward::new("attempts = 1\ntool_s = 1").await;
     let poisoned = ward.wake("poisoned", "poison abort").await;
     for _ in 1..=6 {

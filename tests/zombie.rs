@@ -129,7 +129,7 @@ fn deaf(options: Options) -> Options {
     options
         .env("WAKEFUL_QUEUE__LEASE_S", "3600")
         .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1800")
-        // With more it would claim its own job a second time.
+        // A second slot would claim the process's own job again.
         .arg("--concurrency")
         .arg("1")
 }

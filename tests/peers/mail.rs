@@ -91,8 +91,8 @@ impl Postfix {
             .expect("a port")
             .port();
         let path = dir.path().display();
-        // No lookup tables of its own, so that no address is local. smtpd still queries some, so its services
-        // must exist.
+        // No lookup tables, so that no address is local. smtpd still queries some, so the services that
+        // answer must exist.
         let main = format!(
             "compatibility_level = 3.6\nqueue_directory = {path}/queue\ndata_directory = {path}/data\n\
              command_directory = /usr/sbin\ndaemon_directory = /usr/lib/postfix/sbin\nmail_owner = postfix\n\

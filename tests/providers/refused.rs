@@ -95,7 +95,7 @@ async fn a_mail_that_mailgun_tries_again_hours_later_comes_in() {
 
 #[tokio::test]
 async fn what_sns_brings_while_too_much_comes_in_is_answered_so_that_it_tries_again() {
-    // Two chats hold both intake connections, and two of the two or three intake slots.
+    // Two chats hold both intake connections. They also take both intake slots, or two of three.
     for concurrency in ["2", "3"] {
         let busy = |options: Options| {
             options
