@@ -1,4 +1,4 @@
-//! Documents that name tests name tests that exist.
+//! Checks the documents: each test that they name exists, and each route is documented.
 
 use std::path::{Path, PathBuf};
 
@@ -52,7 +52,7 @@ fn every_route_stands_in_the_interfaces_document() {
         routes(&root.join("worker/http/src")).into_iter().chain(routes(&root.join("worker/channels/src")));
     let routes: Vec<String> = routes.collect();
     assert!(routes.len() >= 40, "the routes are read: {routes:?}");
-    // `/sessions/{id}/cancel` may stand as `/sessions/{id}/retry`, `/cancel`.
+    // A row may list `/sessions/{id}/cancel` as `/sessions/{id}/retry`, `/cancel`.
     let is_missing = |route: &&String| {
         let end = route.rfind('/').unwrap();
         let row = |line: &str| line.contains(&route[..end]) && line.contains(&format!("{}`", &route[end..]));
@@ -62,7 +62,7 @@ fn every_route_stands_in_the_interfaces_document() {
     assert!(missing.is_empty(), "routes that API.md does not name: {missing:#?}");
 }
 
-/// The paths of all routes in the sources below `dir`, as they stand there.
+/// The paths of all routes in the sources below `dir`, as written there.
 fn routes(dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -71,7 +71,7 @@ fn routes(dir: &Path) -> Vec<String> {
             found.extend(routes(&path));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let source = std::fs::read_to_string(&path).unwrap();
-            // A test's own server is none of ours.
+            // Skip the servers that unit tests start.
             let source = source.split("#[cfg(test)]").next().unwrap();
             let calls = source.split(".route(").skip(1);
             let quoted = calls.filter_map(|call| call.trim_start().strip_prefix('"')?.split('"').next());
@@ -152,7 +152,7 @@ fn a_name_that_nothing_has_is_noticed() {
     assert!(!exists(&tests, "nothing_of_this_name::*"));
 }
 
-/// What stands in backticks and looks like `module::test`.
+/// The texts in backticks that look like `module::test`.
 fn named(text: &str) -> Vec<String> {
     let quoted = text.split('`').skip(1).step_by(2);
     let test = |name: &&str| {
@@ -162,7 +162,8 @@ fn named(text: &str) -> Vec<String> {
     quoted.filter(test).map(str::to_owned).collect()
 }
 
-/// Whether the file of the name's module has a function of that name or, for a name that ends in `*`, one that begins so.
+/// Returns whether the file of the name's module has a function with that name. If the name ends in `*`, a
+/// function that begins with it is enough.
 fn exists(tests: &Path, name: &str) -> bool {
     let (module, function) = name.rsplit_once("::").unwrap();
     let path = module.replace("::", "/");

@@ -42,7 +42,8 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
 
-    // A follow-up comes while the model is called; two calls are asked for, in no order of their ids.
+    // A follow-up arrives during the model call. The model asks for two calls whose order is not that of
+    // their ids.
     world.send(&session_id, "For four persons.").await;
     let (reserve, email) = (call("call_b", "reserve"), call("call_a", "compose_email"));
     driver.continues(replied(vec![text("One moment."), asks(&reserve), asks(&email)])).await;
@@ -62,7 +63,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     assert_eq!(driver.session.state["email/call_a"]["subject"], "Table");
     assert_eq!(driver.session.last_step_number, 1);
 
-    // The follow-up enters the transcript with the reply to it; the reply asks the user.
+    // The follow-up enters the transcript with the reply to it. That reply asks the user.
     let question = call("call_c", "ask_user");
     driver.continues(replied(vec![asks(&question)])).await;
     assert!(driver.session.inbox.is_empty());
@@ -79,7 +80,8 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     );
     driver.continues(Outcome::Begun).await;
 
-    // An answer that races the pausing commit: the pause does not happen, and the answer is taken by the next plan.
+    // The answer arrives before the pausing commit: the run does not pause, and the next plan takes the
+    // answer.
     let question = call("call_d", "ask_user");
     driver.continues(replied(vec![asks(&question)])).await;
     world.send(&session_id, "By the window.").await;
@@ -93,7 +95,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     let answered = Performed { call: question, ending: CallEnd::Answered { inbox_id, text: answer } };
     driver.continues(Outcome::Called(vec![answered])).await;
 
-    // The last reply meets a follow-up: it is kept, and the run goes on.
+    // A follow-up arrives before the closing commit: the reply is kept, and the run continues.
     world.send(&session_id, "Thanks!").await;
     driver.continues(replied(vec![text("Done.")])).await;
     assert_eq!(driver.session.inbox.len(), 1);
@@ -183,7 +185,7 @@ async fn both_logs_refuse_to_be_rewritten() {
 #[tokio::test]
 async fn a_lost_lease_writes_nothing_in_any_table() {
     let world = World::new().await;
-    // Each kind of write, at the point of a session's life at which it is made.
+    // Each kind of write, at the point of a session's life where it is made.
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
     world.refuses(&driver, Outcome::Begun).await;
@@ -220,7 +222,7 @@ async fn a_lost_lease_writes_nothing_in_any_table() {
     assert_eq!(world.dump().await, before);
     world.give_back(driver.job.lease.job_id, token).await;
     let settled = world.store.settle_call(lease, id, &reserve.call_id, &started, CallStatus::Done, &outcome);
-    assert!(settled.await.unwrap(), "the lease was what it lacked");
+    assert!(settled.await.unwrap(), "it lacked only the lease");
     driver.continues(results()).await;
 }
 

@@ -1,4 +1,4 @@
-//! Commits a second: the store's step commit, and a whole turn of the worker in its two commits.
+//! Commits per second: the store's step commit, and a whole turn of the worker with its two commits.
 
 use crate::fixture::{self, Held, TEXT, USAGE};
 use anyhow::Result;
@@ -12,16 +12,17 @@ use wakeful::workflow::effect::Effect;
 use wakeful::workflow::record::{FinishReason, Reply};
 use wakeful::workflow::session::{CallOutcome, CallStatus};
 
-/// What one step is made of.
+/// How one step is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// One commit of two messages.
     Step,
-    /// As the step job does it: the assistant's message and its ledger row before the tool runs, then the rest.
+    /// As the step job does it: the assistant's message and its ledger row before the tool runs, then the
+    /// rest.
     Turn,
 }
 
-/// Steps, and how long they took.
+/// The steps of one round, and the time they took.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub steps: u64,
@@ -53,7 +54,7 @@ pub async fn round(store: &Store, held: &mut Vec<Held>, shape: Shape, seconds: f
     Ok(Round { steps, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// One step.
+/// Commits one step.
 pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
     match shape {
         Shape::Step => {
@@ -62,7 +63,7 @@ pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
         }
         Shape::Turn => turn(store, held).await?,
     }
-    // The transcript of a long round is nothing that a commit reads.
+    // A commit never reads the transcript, so a long round does not keep it.
     held.session.records.clear();
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Databases and sessions to measure on.
+//! Databases and sessions to measure.
 
 use anyhow::{Context, Result};
 use apalis_core::backend::Backend;
@@ -64,7 +64,7 @@ impl Database {
         Ok(Store::connect(&self.url, connections, "wakeful bench").await?)
     }
 
-    /// For looking, and for what no worker does.
+    /// A connection for queries, and for work that no worker does.
     pub async fn connect(&self) -> Result<PgConnection> {
         Ok(PgConnection::connect(&self.url).await?)
     }
@@ -77,7 +77,7 @@ impl Database {
     }
 }
 
-/// A queue whose jobs are taken by hand.
+/// A queue whose jobs the bench claims one by one.
 pub struct Claims {
     queue: Queue,
     context: WorkerContext,
@@ -100,7 +100,7 @@ impl Claims {
         Claims { queue, context: WorkerContext::new("bench"), draining }
     }
 
-    /// The next job. Its slot is free when it is dropped.
+    /// The next job. Dropping it frees its slot.
     pub async fn next(&mut self) -> Result<Job> {
         let task = poll_fn(|cx| self.queue.poll_next(cx, &self.context)).await;
         Ok(task.context("the queue ended")??.args)
@@ -113,14 +113,14 @@ impl Drop for Claims {
     }
 }
 
-/// A session in the hands of a worker.
+/// A session that the bench holds like a worker.
 pub struct Held {
     pub job: Job,
     pub session: Session,
 }
 
 impl Held {
-    /// Commits, and brings the copy up to date as the step job does.
+    /// Commits, and updates the copy as the step job does.
     pub async fn commit(&mut self, store: &Store, transition: &Transition) -> Result<()> {
         let performance = Performance { elapsed_s: 0.5, attempt: 1 };
         let commit = store.commit(&self.job.lease, &self.session, transition.clone(), performance).await?;
@@ -173,7 +173,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
     Ok(held)
 }
 
-/// Something like English, so that it compresses like messages do; the same every time.
+/// Text like English, so that it compresses as messages do. Always the same.
 pub fn text(bytes: usize) -> String {
     const WORDS: [&str; 24] = [
         "the",

@@ -1,4 +1,4 @@
-//! A store with claims in hand, and outcomes made up for it: what the tests of the store are made of.
+//! Helpers for the tests of the store: a store, claims on its jobs, and made-up outcomes.
 
 use super::LEASE;
 use crate::support::{Database, PATIENCE};
@@ -27,7 +27,7 @@ use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
 use wakeful::workflow::generation::Purpose;
 use wakeful::workflow::seed::Seed;
 
-/// No delivery grows too old, and an attempt is over within a second.
+/// No delivery expires, and an attempt may take one second.
 pub(super) const TERMS: Terms =
     Terms { max_age: None, attempt_limit: Duration::from_secs(1), longest_pause: Duration::from_secs(7200) };
 
@@ -61,7 +61,8 @@ impl World {
         Driver { world: self, session, job, policy: AgentPolicy::default() }
     }
 
-    /// Commits `outcome` while another claim has the job: nothing is written, and the store says so.
+    /// Commits `outcome` while another claim has the job. Asserts that the store reports it and writes
+    /// nothing.
     pub(super) async fn refuses(&self, driver: &Driver<'_>, outcome: Outcome) {
         let job_id = driver.job.lease.job_id;
         let token = self.steal(job_id).await;
@@ -81,7 +82,7 @@ impl World {
         assert!(self.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());
     }
 
-    /// As a later claim does. Gives the token that was there.
+    /// Changes the lease, as a later claim would. Returns the old token.
     pub(super) async fn steal(&self, job_id: i64) -> i64 {
         let token = sqlx::query_scalar("select lease from jobs where job_id = $1").bind(job_id);
         let token = token.fetch_one(&self.database.pool).await.unwrap();
@@ -164,7 +165,7 @@ impl Driver<'_> {
         store.commit(&self.job.lease, &self.session, transition.clone(), performance()).await.unwrap()
     }
 
-    /// Commits, and brings the warm copy along as the step job does.
+    /// Commits, and updates the warm copy as the step job does.
     pub(super) async fn commit(&mut self, outcome: Outcome) -> Commit {
         let transition = self.transition(outcome);
         let commit = self.write(&transition).await;
@@ -175,7 +176,8 @@ impl Driver<'_> {
             }
             let cold = self.world.store.hydrate(self.session.session_id.as_str()).await.unwrap();
             if self.world.one("select count(*) from session_events where type = 'GEN_SENT'").await > 0 {
-                // The deliverer's entries wake nobody, and nothing is planned on the journal's length.
+                // The deliverer journals GEN_SENT without waking the session, so the warm copy's event number
+                // may lag. No plan depends on it.
                 self.session.last_event_seq = cold.last_event_seq;
             }
             assert_eq!(self.session, cold);
@@ -228,7 +230,7 @@ impl Driver<'_> {
         self.sends_mail_as(call_id, call_id).await;
     }
 
-    /// The same where the model's id for the call is taken, and another one is given to it.
+    /// The same for a call id from the model that is taken. `given` is the id that the call gets instead.
     pub(super) async fn sends_mail_as(&mut self, asked: &str, given: &str) {
         self.continues(replied(vec![asks(&call(asked, "compose_email"))])).await;
         let email = call(given, "compose_email");

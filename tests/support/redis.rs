@@ -1,4 +1,4 @@
-//! As much of a Redis as the old cache needs: it reads entries, counts, and refuses everything that would write.
+//! The part of Redis that the old cache needs. It reads entries, records commands, and refuses every write.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ impl Redis {
         self.entries.lock().expect("nobody panics").insert(key.to_owned(), value.into());
     }
 
-    /// The commands about entries that came, each with its arguments.
+    /// The commands about entries received so far, each with its arguments.
     pub fn asked(&self) -> Vec<Vec<String>> {
         self.asked.lock().expect("nobody panics").clone()
     }
@@ -59,7 +59,7 @@ async fn serve(
             command.push(String::from_utf8(bytes).ok()?);
         }
         let answer = match command[0].to_uppercase().as_str() {
-            // Who it is that connects: real servers are told as well.
+            // The client's name and library. Real servers get it too.
             "CLIENT" => b"+OK\r\n".to_vec(),
             "GETRANGE" => {
                 asked.lock().expect("nobody panics").push(command.clone());
