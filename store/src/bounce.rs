@@ -6,7 +6,6 @@
 
 use crate::delivery::Claimed;
 use crate::error::bounded;
-use crate::failpoint::mutant;
 use crate::run::{Wakes, journal};
 use crate::{Result, Store};
 use serde::{Deserialize, Serialize};
@@ -113,7 +112,7 @@ impl Store {
         .fetch_one(&mut *tx)
         .await?;
         // `sending` too: a bounce may be quicker than our own commit, and shows that it went out.
-        if !matches!(row.status.as_str(), "sent" | "sending" | "uncertain") && !mutant("bounce_of_unsent") {
+        if !matches!(row.status.as_str(), "sent" | "sending" | "uncertain") {
             return Ok(Noted::NotOurs);
         }
         let before: Vec<Undelivered> = read(row.undelivered)?;

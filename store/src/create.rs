@@ -4,7 +4,6 @@
 //! who begins anew goes to the old session or to the new one, and is lost in neither.
 
 use crate::chain::shown;
-use crate::failpoint::failpoint;
 use crate::hydrate::from_text;
 use crate::run::{self, Locked};
 use crate::wake::{Continues, NewSession, pin};
@@ -372,7 +371,7 @@ async fn insert(
     )
     .execute(&mut *tx)
     .await?;
-    failpoint("K4");
+    crate::failpoint!("K4");
     insert_seeds(tx, session_id, &new.conversation_id, 0, &new.seeds).await
 }
 

@@ -4,7 +4,6 @@
 //! answer, so of the two that come at once the first one counts: an answer leaves no question to close, and a question that
 //! was closed leaves a message of its own. Looking again finds nothing more to do.
 
-use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Opened};
 use crate::step::to_json;
 use crate::{Result, Store};
@@ -75,7 +74,7 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let waits = session.status == SessionStatus::WaitingInput && !session.cancel_requested;
-        if !waits || !(mutant("expire_early") || has_waited(&mut tx, session_id, patience).await?) {
+        if !waits || !has_waited(&mut tx, session_id, patience).await? {
             return Ok(false);
         }
         let Some(run_id) = run::newest(&mut tx, session_id).await? else { return Ok(false) };
@@ -106,9 +105,9 @@ impl Store {
         }
         let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
         let _: Opened = run::open(&mut tx, &conversation, &session, &run_id, None, Some(&reason)).await?;
-        failpoint("K27_expire");
+        crate::failpoint!("K27_expire");
         tx.commit().await?;
-        failpoint("K27_expired");
+        crate::failpoint!("K27_expired");
         Ok(true)
     }
 }

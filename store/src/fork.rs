@@ -9,7 +9,6 @@
 
 mod copy;
 
-use crate::failpoint::failpoint;
 use crate::run::{self, Wakes};
 use crate::wake::{NewMessage, deliver};
 use crate::{Error, Result, Store, new_id};
@@ -231,7 +230,7 @@ impl Store {
         let state_sha256 = Blob::of_state(&state).sha256;
         copy::session(&mut tx, request, &parent, &cut, &child, &state, rebase.as_ref()).await?;
         copy::records(&mut tx, &parent, &cut, &child).await?;
-        failpoint("K29");
+        crate::failpoint!("K29");
         let mut events = vec![Event::SessionForked {
             parent_session_id: request.parent_session_id.as_str().into(),
             parent_conversation_id: parent.conversation_id.as_str().into(),

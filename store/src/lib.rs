@@ -44,6 +44,7 @@ pub mod error;
 pub mod event;
 pub mod expire;
 pub mod export;
+#[doc(hidden)]
 pub mod failpoint;
 pub mod fork;
 pub mod generation;

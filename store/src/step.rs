@@ -7,7 +7,6 @@
 mod statement;
 
 use crate::error::missed_fence;
-use crate::failpoint::mutant;
 use crate::queue::Lease;
 use crate::{Error, Result, Store, run};
 use statement::write;
@@ -124,7 +123,7 @@ impl Store {
         )
         .fetch_one(&mut *tx)
         .await?;
-        let unseen = wake_seq != session.wake_seq && !mutant("no_wake_seq");
+        let unseen = wake_seq != session.wake_seq;
         let transition = if unseen { transition.continuing() } else { transition };
         let wake_seq = write(&mut tx, lease, session, &transition, performance).await?;
         let Next::Close(closing) = &transition.next else {

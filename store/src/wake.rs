@@ -5,7 +5,6 @@
 
 use crate::bounce;
 use crate::create::find_or_create;
-use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
@@ -155,7 +154,7 @@ impl Store {
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
         let woken = deliver(&mut tx, session, message).await?;
-        failpoint("K1");
+        crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
     }
@@ -320,8 +319,8 @@ pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String
 /// Puts the message into the inbox and does what the session's status asks for.
 pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
     let client_key = match &message.client_key {
-        Some(key) if !mutant("no_dedupe") => key.clone(),
-        Some(_) | None => new_id("key"),
+        Some(key) => key.clone(),
+        None => new_id("key"),
     };
     let sha256 = {
         use sha2::Digest;

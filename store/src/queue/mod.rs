@@ -22,7 +22,6 @@ pub use heart::Heart;
 pub use notify::{News, Notifier, heard};
 pub use workers::WorkerView;
 
-use crate::failpoint::mutant;
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
@@ -224,7 +223,7 @@ impl Store {
     ) -> Result<Vec<ClaimedRow>> {
         // The time is a subquery so that it bounds the index scan: compared as it is, a volatile function is asked
         // anew for every row, the leased and the delayed ones too.
-        let rows = sqlx::query_as!(
+        Ok(sqlx::query_as!(
             ClaimedRow,
             r#"
             with ready as materialized (
@@ -272,20 +271,7 @@ impl Store {
             &*settings.runner
         )
         .fetch_all(&self.pool)
-        .await?;
-        if mutant("no_fence") { self.same_token(rows).await } else { Ok(rows) }
-    }
-
-    /// The defect `no_fence`: every claim of a job has the same token, so that none is ever lost.
-    async fn same_token(&self, mut rows: Vec<ClaimedRow>) -> Result<Vec<ClaimedRow>> {
-        for row in &mut rows {
-            row.token = 1;
-            sqlx::query("update jobs set lease = 1 where job_id = $1")
-                .bind(row.job_id)
-                .execute(&self.pool)
-                .await?;
-        }
-        Ok(rows)
+        .await?)
     }
 
     /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted, or counts

@@ -66,7 +66,6 @@ pub mod watchdog;
 
 pub use app::App;
 pub use wakeful_store as store;
-pub use wakeful_store::failpoint::{failpoint, mutant};
 pub use wakeful_workflow as workflow;
 
 use std::collections::BTreeMap;

@@ -110,7 +110,7 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
             if !job.lease.is_live() {
                 return Ok(());
             }
-            crate::failpoint("K12_claim");
+            wakeful_store::failpoint!("K12_claim");
             // Within it the attempt has to begin: what the claim writes down of the attempt's end goes by no later one.
             let term = job.lease.term();
             let claimed =
@@ -160,9 +160,9 @@ async fn one(
             return Err(Again { error, after: Some(after) });
         }
     };
-    crate::failpoint("K13");
+    wakeful_store::failpoint!("K13");
     let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(Again::later)?;
-    crate::failpoint("K14");
+    wakeful_store::failpoint!("K14");
     ctx.notifier.session(&claimed.session_id);
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
@@ -306,7 +306,7 @@ async fn next(
     if !job.lease.is_live() || !term.lasts() {
         return again("the lease may have ended before it was sent".to_owned(), before);
     }
-    crate::failpoint("K12");
+    wakeful_store::failpoint!("K12");
     let sent = tokio::time::timeout(SEND, channel.send(&outbound)).await;
     let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
     match sent.unwrap_or_else(|_| Err(unknown())) {

@@ -87,7 +87,7 @@ pub struct ToolCallContext {
 impl ToolCallContext {
     /// Whether the session may write mail to `address`.
     pub fn may_write_to(&self, address: &str) -> bool {
-        may_write_to(&self.recipients, &self.policy.participants, address) || crate::mutant("mail_to_anybody")
+        may_write_to(&self.recipients, &self.policy.participants, address)
     }
 }
 
