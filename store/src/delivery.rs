@@ -15,6 +15,23 @@ use sqlx::PgConnection;
 use std::time::Duration;
 use wakeful_workflow::event::Event;
 
+/// Calls `$then!` with the one text that makes deliver jobs: for the rows of a CTE `sent (space_id, conversation_id,
+/// channel, trace_context)`. A job that exists looks once more before it ends. sqlx reads literals only, so each
+/// statement puts this literal between its own.
+macro_rules! deliver_jobs {
+    ($then:ident) => {
+        $then!(
+            "
+            insert into jobs (kind, space_id, conversation_id, channel, trace_context)
+            select distinct 'deliver', sent.space_id, sent.conversation_id, sent.channel, sent.trace_context
+            from sent
+            on conflict (conversation_id, channel) where kind = 'deliver'
+                do update set pending = jobs.pending + 1"
+        )
+    };
+}
+pub(crate) use deliver_jobs;
+
 /// A receipt that is larger is replaced by a word about its size.
 const RECEIPT_BYTES: usize = 4096;
 
@@ -103,38 +120,37 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn turn_away(&self, conversation_id: &str, channel: &str, content: &Value) -> Result<bool> {
-        let told = sqlx::query_scalar!(
-            r#"with s as (
-                select session_id, space_id, conversation_id from conversation_sessions
-                where conversation_id = $1
-                order by ordinal desc
-                limit 1
-                -- Whoever writes a delivery of a session has its row: an export counts them by their order.
-                for update
-            ), told as (
-                insert into deliveries
-                    (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
-                select $2, s.space_id, s.conversation_id, $3, nextval('delivery_ordinals'), s.session_id,
-                    'full/' || floor(extract(epoch from clock_timestamp()) / 60)::bigint, $4::text::json
-                from s
-                on conflict (session_id, source_key, channel) do nothing
-                returning conversation_id, space_id, channel
-            ), deliver_jobs as (
-                insert into jobs (kind, space_id, conversation_id, channel)
-                select 'deliver', told.space_id, told.conversation_id, told.channel
-                from told
-                on conflict (conversation_id, channel) where kind = 'deliver'
-                    do update set pending = jobs.pending + 1
-            )
-            select exists (select from told) as "told!""#,
-            conversation_id,
-            new_id("dlv"),
-            channel,
-            content.to_string()
-        )
-        .fetch_one(&self.intake)
-        .await?;
-        Ok(told)
+        macro_rules! statement {
+            ($deliver_jobs:tt) => {
+                sqlx::query_scalar!(
+                    r#"with s as (
+                        select session_id, space_id, conversation_id from conversation_sessions
+                        where conversation_id = $1
+                        order by ordinal desc
+                        limit 1
+                        -- A writer of deliveries locks their session, because an export counts them by their order.
+                        for update
+                    ), sent as (
+                        insert into deliveries
+                            (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
+                        select $2, s.space_id, s.conversation_id, $3, nextval('delivery_ordinals'), s.session_id,
+                            'full/' || floor(extract(epoch from clock_timestamp()) / 60)::bigint, $4::text::json
+                        from s
+                        on conflict (session_id, source_key, channel) do nothing
+                        returning space_id, conversation_id, channel, null::text as trace_context
+                    ), deliver_jobs as ("#
+                        + $deliver_jobs
+                        + r#"
+                    )
+                    select exists (select from sent) as "told!""#,
+                    conversation_id,
+                    new_id("dlv"),
+                    channel,
+                    content.to_string()
+                )
+            };
+        }
+        Ok(deliver_jobs!(statement).fetch_one(&self.intake).await?)
     }
 
     /// Takes the oldest open delivery of the channel, fenced. Later ones wait for it, whatever becomes of it.
@@ -386,7 +402,7 @@ impl Store {
     }
 }
 
-/// Sees to it that a job sends what is open of the channel: an existing one looks once more before it ends.
+/// Makes the job that sends the channel's open deliveries. One that exists looks once more before it ends.
 pub(crate) async fn enqueue(
     tx: &mut PgConnection,
     space_id: &str,
@@ -394,18 +410,21 @@ pub(crate) async fn enqueue(
     channel: &str,
     trace_context: Option<&str>,
 ) -> Result<()> {
-    sqlx::query!(
-        "insert into jobs (kind, space_id, conversation_id, channel, trace_context)
-        values ('deliver', $1, $2, $3, $4)
-        on conflict (conversation_id, channel) where kind = 'deliver'
-            do update set pending = jobs.pending + 1",
-        space_id,
-        conversation_id,
-        channel,
-        trace_context
-    )
-    .execute(tx)
-    .await?;
+    macro_rules! statement {
+        ($deliver_jobs:tt) => {
+            sqlx::query!(
+                "with sent (space_id, conversation_id, channel, trace_context) as (
+                    select $1::text, $2::text, $3::text, $4::text
+                )"
+                    + $deliver_jobs,
+                space_id,
+                conversation_id,
+                channel,
+                trace_context
+            )
+        };
+    }
+    deliver_jobs!(statement).execute(tx).await?;
     Ok(())
 }
 

@@ -13,6 +13,7 @@ mod search;
 pub use healed::Healed;
 pub use search::{Cursor, Page};
 
+use crate::delivery::deliver_jobs;
 use crate::run::{self, Conversation, Locked, Wakes, journal};
 use crate::wake::clear_cancel;
 use crate::{Result, Store};
@@ -244,24 +245,28 @@ async fn make_deliver_jobs(
     conversation_id: &str,
     healed: &mut Vec<Healed>,
 ) -> Result<()> {
-    let channels = sqlx::query_scalar!(
-        "insert into jobs (kind, space_id, conversation_id, channel)
-        select distinct 'deliver', d.space_id, d.conversation_id, d.channel
-        from deliveries d
-        where d.conversation_id = $1
-            and d.status in ('queued', 'sending')
-            and not exists (
-                select from jobs
-                where jobs.kind = 'deliver'
-                    and jobs.conversation_id = d.conversation_id
-                    and jobs.channel = d.channel
+    macro_rules! statement {
+        ($deliver_jobs:tt) => {
+            sqlx::query_scalar!(
+                "with sent as (
+                    select d.space_id, d.conversation_id, d.channel, null::text as trace_context
+                    from deliveries d
+                    where d.conversation_id = $1
+                        and d.status in ('queued', 'sending')
+                        and not exists (
+                            select from jobs
+                            where jobs.kind = 'deliver'
+                                and jobs.conversation_id = d.conversation_id
+                                and jobs.channel = d.channel
+                        )
+                )"
+                    + $deliver_jobs
+                    + " returning jobs.channel",
+                conversation_id
             )
-        on conflict (conversation_id, channel) where kind = 'deliver' do nothing
-        returning channel",
-        conversation_id
-    )
-    .fetch_all(tx)
-    .await?;
+        };
+    }
+    let channels = deliver_jobs!(statement).fetch_all(tx).await?;
     healed.extend(channels.into_iter().flatten().map(|channel| Healed::DeliverJobMade { channel }));
     Ok(())
 }
