@@ -4,7 +4,6 @@
 //! Nothing here wakes a session. A bounce is news about what was done, and a machine's mail that began a run could keep an
 //! agent busy with other machines.
 
-use crate::delivery::Claimed;
 use crate::error::bounded;
 use crate::run::{Wakes, journal};
 use crate::{Result, Store};
@@ -134,7 +133,8 @@ impl Store {
 /// Notes whom the server refused of a delivery that others got, as its receipt says: `refused: [{address, reply}]`.
 pub(crate) async fn note_refused(
     tx: &mut PgConnection,
-    claimed: &Claimed,
+    session_id: &str,
+    delivery_id: &str,
     channel: &str,
     receipt: &Value,
 ) -> Result<()> {
@@ -155,7 +155,7 @@ pub(crate) async fn note_refused(
     if missed.is_empty() {
         return Ok(());
     }
-    note(tx, &claimed.session_id, &claimed.delivery_id, channel, &missed).await
+    note(tx, session_id, delivery_id, channel, &missed).await
 }
 
 /// Writes it down at the delivery, to be told, and in the journal. Wants the session's row locked.
@@ -193,7 +193,7 @@ async fn note(
 
 /// What the agent is to be told of the conversation's mail, marked as told by this transaction. `None`: nothing is new. What
 /// is being sent once more is told of when that has ended.
-pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+pub(crate) async fn take_notices(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
     let rows = sqlx::query!(
         r#"
         with due as (
@@ -220,9 +220,9 @@ pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result
         let missed: Vec<Undelivered> = read(row.undelivered)?;
         let error = row.last_error.unwrap_or_default();
         let end = match row.status.as_str() {
-            "failed" | "expired" => End::Unsent(&error),
-            "uncertain" => End::Unknown,
-            _ => End::Sent { after_all: row.after_all },
+            "failed" | "expired" => DeliveryEnd::Unsent(&error),
+            "uncertain" => DeliveryEnd::Unknown,
+            _ => DeliveryEnd::Sent { after_all: row.after_all },
         };
         let text = notice(&row.delivery_id, &content, &end, &missed);
         told.push((row.ordinal, text));
@@ -235,7 +235,7 @@ pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result
 const NOTE: &str = "[A note of the system, not of a person]";
 
 /// How a delivery ended that there is news of.
-enum End<'a> {
+enum DeliveryEnd<'a> {
     /// Nobody got it, for this reason.
     Unsent(&'a str),
     Unknown,
@@ -246,22 +246,22 @@ enum End<'a> {
 }
 
 /// One delivery's notice. What a strange server said stands in quotes: it is its word, and no instruction.
-fn notice(delivery_id: &str, content: &Value, end: &End<'_>, missed: &[Undelivered]) -> String {
+fn notice(delivery_id: &str, content: &Value, end: &DeliveryEnd<'_>, missed: &[Undelivered]) -> String {
     let subject =
         content["subject"].as_str().or_else(|| content["to"]["subject"].as_str()).unwrap_or_default();
     let mail = format!("{NOTE} Your mail {:?} ({delivery_id})", line(subject, 100));
     let before = match end {
-        End::Unsent(error) => {
+        DeliveryEnd::Unsent(error) => {
             return format!("{mail} was not sent to anybody: {:?}", line(error, REASON_CHARS));
         }
-        End::Unknown if missed.is_empty() => {
+        DeliveryEnd::Unknown if missed.is_empty() => {
             return format!("{mail} may not have been sent: nobody saw its sending end.");
         }
-        End::Sent { after_all: true } if missed.is_empty() => {
+        DeliveryEnd::Sent { after_all: true } if missed.is_empty() => {
             return format!("{mail} has been sent after all.");
         }
-        End::Sent { after_all: true } => "has been sent after all, and ",
-        End::Sent { after_all: false } | End::Unknown => "",
+        DeliveryEnd::Sent { after_all: true } => "has been sent after all, and ",
+        DeliveryEnd::Sent { after_all: false } | DeliveryEnd::Unknown => "",
     };
     let mut text = format!("{mail} {before}did not reach everybody:");
     for one in missed {

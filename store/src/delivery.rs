@@ -37,7 +37,7 @@ const RECEIPT_BYTES: usize = 4096;
 
 /// A delivery that this lease may bring to its end now.
 #[derive(Clone, Debug)]
-pub struct Claimed {
+pub struct ClaimedDelivery {
     pub delivery_id: String,
     pub session_id: String,
     pub content: Value,
@@ -163,7 +163,7 @@ impl Store {
         conversation_id: &str,
         channel: &str,
         terms: Terms,
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<ClaimedDelivery>> {
         let claimed = sqlx::query!(
             r#"
             with oldest as (
@@ -215,7 +215,7 @@ impl Store {
         .await?;
         claimed
             .map(|row| {
-                Ok(Claimed {
+                Ok(ClaimedDelivery {
                     delivery_id: row.delivery_id,
                     session_id: row.session_id,
                     content: crate::hydrate::from_text("delivery", &row.content)?,
@@ -311,7 +311,7 @@ impl Store {
     pub async fn settle_delivery(
         &self,
         lease: &Lease,
-        claimed: &Claimed,
+        claimed: &ClaimedDelivery,
         channel: &str,
         settled: &Settled,
     ) -> Result<bool> {
@@ -322,7 +322,7 @@ impl Store {
     async fn try_settle(
         &self,
         lease: &Lease,
-        claimed: &Claimed,
+        claimed: &ClaimedDelivery,
         channel: &str,
         settled: &Settled,
     ) -> Result<bool> {
@@ -372,14 +372,15 @@ impl Store {
             Some(reason) => {
                 let status = status.to_owned();
                 // An operator may have it tried again after such an end, and then it may have another one.
-                let Claimed { attempt, resent, .. } = claimed;
+                let ClaimedDelivery { attempt, resent, .. } = claimed;
                 let dedupe = format!("unsent/{delivery_id}/{resent}.{attempt}/{status}");
                 (dedupe, Event::DeliveryFailed { delivery_id, channel: channel_name, status, reason })
             }
         };
         journal(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
         if let Settled::Sent { receipt } = settled {
-            bounce::note_refused(&mut tx, claimed, channel, receipt).await?;
+            bounce::note_refused(&mut tx, &claimed.session_id, &claimed.delivery_id, channel, receipt)
+                .await?;
         }
         tx.commit().await?;
         Ok(true)

@@ -279,7 +279,7 @@ fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
 
 /// The rebase that held for the parent's requests after `message_number`.
 async fn rebase_at(tx: &mut PgConnection, session_id: &str, message_number: i64) -> Result<Option<Rebase>> {
-    let rebase = crate::context::newest_rebase(tx, session_id, message_number).await?;
+    let rebase = crate::outputs::newest_rebase(tx, session_id, message_number).await?;
     rebase.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("rebase", error))
 }
 

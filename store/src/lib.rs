@@ -10,9 +10,9 @@
 //! | read what a replay runs again, and find one that was begun | [`replay`] |
 //! | archive or terminate one | [`retire`] |
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
-//! | rebuild one from the database, or read some of its messages | [`hydrate`], [`record`] |
+//! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
-//! | read what a context points at | [`context`] |
+//! | read a tool's output, or a file that came with a message | [`outputs`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
 //! | hold the caches against the logs | [`verify`] |
 //! | take in a chat from before there were sessions | [`legacy`] |
@@ -36,7 +36,6 @@
 
 pub mod bounce;
 pub mod chain;
-pub mod context;
 pub mod create;
 pub mod delivery;
 pub mod diagnosis;
@@ -57,9 +56,9 @@ pub mod ledger;
 pub mod legacy;
 pub mod mail;
 pub mod outbox;
+pub mod outputs;
 pub mod queue;
 pub mod readiness;
-pub mod record;
 pub mod replay;
 pub mod resend;
 pub mod resolve;

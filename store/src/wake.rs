@@ -392,8 +392,8 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
     let dedupe = format!("message/{client_key}");
     let event = Event::MessageReceived { inbox_id };
     run::journal(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event]).await?;
-    if let Some(news) = bounce::news(&mut *tx, &session.conversation_id).await? {
-        bring_along(&mut *tx, &session.session_id, &run_id, outcome, &news).await?;
+    if let Some(notices) = bounce::take_notices(&mut *tx, &session.conversation_id).await? {
+        bring_along(&mut *tx, &session.session_id, &run_id, outcome, &notices).await?;
     }
     match outcome {
         // The commit that closes the ending run opens the next one.

@@ -161,7 +161,7 @@ impl Facts {
             last_event_seq: journal.last,
             last_message_number: last_message_number(tx, session_id, &row, session.base_message_number)
                 .await?,
-            rebase: crate::context::newest_rebase(tx, session_id, i64::MAX).await?.unwrap_or(Value::Null),
+            rebase: crate::outputs::newest_rebase(tx, session_id, i64::MAX).await?.unwrap_or(Value::Null),
             compaction_failures: compaction_failures(tx, session_id).await?,
             wrong_runs: wrong_runs(tx, session_id).await?,
             broken_steps: steps.broken,

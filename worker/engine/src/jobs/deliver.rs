@@ -10,7 +10,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{Instrument, Span, debug, info, info_span, warn};
-use wakeful_store::delivery::{Claimed, Settled, Terms};
+use wakeful_store::delivery::{ClaimedDelivery, Settled, Terms};
 use wakeful_store::queue::{self, Job, Term};
 use wakeful_workflow::agent::Limits;
 
@@ -141,7 +141,7 @@ async fn one(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     given_up: Option<&str>,
     term: Term,
 ) -> Result<(), Again> {
@@ -189,7 +189,7 @@ fn attempt_limit(ctx: &Ctx) -> Duration {
 }
 
 /// Why this attempt is the last one, if it is.
-fn given_up(claimed: &Claimed, deaths: i64) -> Option<String> {
+fn given_up(claimed: &ClaimedDelivery, deaths: i64) -> Option<String> {
     if claimed.maybe_sent && deaths >= Limits::DEATHS {
         return Some(format!("{deaths} workers died while they were sending it"));
     }
@@ -224,7 +224,7 @@ async fn next(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     given_up: Option<&str>,
     mut term: Term,
 ) -> Next {
@@ -339,7 +339,7 @@ async fn ask(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, Sen
 }
 
 /// A trace of its own for every message, linked to the claim whose commit enqueued it.
-fn delivery_span(job: &Job, channel_name: &str, claimed: &Claimed) -> Span {
+fn delivery_span(job: &Job, channel_name: &str, claimed: &ClaimedDelivery) -> Span {
     let span = info_span!(
         parent: None,
         "deliver",
@@ -367,7 +367,7 @@ async fn settle(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     settled: &Settled,
 ) -> wakeful_store::Result<bool> {
     let mut faults = 0;
