@@ -1,11 +1,11 @@
-//! Looking for sessions that nobody would go on with, a page of live rows at a time.
+//! Searches for sessions that no worker would continue, one page of live rows at a time.
 //!
-//! Every question walks along a partial index of what is open or waits, from where the last one stopped, and looks at no
-//! more than a page of it. So a look costs the same whatever the tables hold, and takes no lock.
+//! Every query walks along a partial index of open or waiting rows, from where the last one stopped, and reads at
+//! most one page. So one search costs the same whatever the size of the tables, and takes no lock.
 
 use crate::{Result, Store};
 
-/// Where the next look begins. Each worker has its own; a fresh one begins at the beginning.
+/// Where the next search begins. Each worker has its own; a new one begins at the start.
 #[derive(Clone, Debug, Default)]
 pub struct Cursor {
     open: String,
@@ -17,17 +17,17 @@ pub struct Cursor {
     chunk: (String, String, i64),
 }
 
-/// What one look found.
+/// Result of one search.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     /// Sessions that may need a heal, each once.
     pub sessions: Vec<String>,
-    /// Nothing lies beyond this page: the next look begins anew.
+    /// This was the last page: the next search begins at the start.
     pub last: bool,
 }
 
 impl Store {
-    /// Looks at the next `limit` rows of each kind.
+    /// Searches the next `limit` rows of each kind.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; the cursor may have moved.
