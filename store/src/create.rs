@@ -2,6 +2,7 @@
 //!
 //! The conversation's row is locked first. So two first messages at once make one session, and a message beside somebody
 //! who begins anew goes to the old session or to the new one, and is lost in neither.
+#![doc = include_str!("create.md")]
 
 use crate::chain::shown;
 use crate::hydrate::from_text;

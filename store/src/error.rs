@@ -1,4 +1,5 @@
 //! Errors that a caller handles differently. Every other result is an outcome of the call.
+#![doc = include_str!("error.md")]
 
 use wakeful_workflow::session::SessionStatus;
 

@@ -3,6 +3,7 @@
 //! A look finds them by the database's clock and takes no lock. What is done about one is decided under the locks of an
 //! answer, so of the two that come at once the first one counts: an answer leaves no question to close, and a question that
 //! was closed leaves a message of its own. Looking again finds nothing more to do.
+#![doc = include_str!("question.md")]
 
 use crate::run::{self, Opened};
 use crate::step::to_json;

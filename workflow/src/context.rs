@@ -4,6 +4,7 @@
 //! the selection begins and copies nothing. It is journalled in the commit of the call that it was decided for, and it
 //! is a function of the session alone, so that whoever finds that call cut off decides the same and sends the same
 //! bytes. Between two rebases a request only grows, which is what a provider's prompt cache keys on.
+#![doc = include_str!("context.md")]
 
 pub mod compaction;
 mod select;

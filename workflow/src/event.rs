@@ -7,6 +7,7 @@
 //! The text that a model streams (GEN_CHUNK elsewhere) is no entry: it is a row of `generation_chunks` and a live frame
 //! without a number. Chunks are committed asynchronously and may be lost with the server, and a journal number must
 //! never be used twice.
+#![doc = include_str!("event.md")]
 
 use crate::context::Rebase;
 use crate::id::{CallId, ConversationId, GenerationId, SessionId};

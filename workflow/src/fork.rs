@@ -3,6 +3,7 @@
 //! A cut is a message number: what was said up to there, it included, is the fork's. It never stands inside a tool turn,
 //! for the model would be shown calls that nobody answers; and it is moved back only, so that a fork never holds what was
 //! said later than it was asked for.
+#![doc = include_str!("fork.md")]
 
 use crate::agent::ToolDefinition;
 use crate::id::CallId;

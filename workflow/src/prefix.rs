@@ -4,6 +4,7 @@
 //! of every session in flight. That ends the provider's prompt cache, makes a replay another conversation, and is refused
 //! by models that bind their thinking to what stood before it. So the rendered system prompt and the tools' definitions
 //! are kept as bytes, named by their hash, and shared by all the sessions that begin with them.
+#![doc = include_str!("prefix.md")]
 
 use crate::advance::Blob;
 use crate::agent::ToolDefinition;

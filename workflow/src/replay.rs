@@ -4,6 +4,7 @@
 //! by place, the n-th message after the cut of one against the n-th of the other. (By number they would part where two
 //! sessions of one conversation took turns.) As long as who speaks is the same at every place, the two are aligned, and
 //! the user's messages are given to the replay exactly where the source took them, in mid-run as well.
+#![doc = include_str!("replay.md")]
 
 use crate::context::{Rebase, Strategy};
 use crate::fault::Fault;

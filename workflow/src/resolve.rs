@@ -1,4 +1,5 @@
 //! What a person may say of an effect whose outcome nobody could know, and what the model is told then.
+#![doc = include_str!("resolve.md")]
 
 use crate::session::{CallOutcome, CallStatus};
 use serde::{Deserialize, Serialize};

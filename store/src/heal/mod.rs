@@ -5,6 +5,7 @@
 //! The heal corrects the session's status, the conversation's pointers and the jobs to match it.
 //!
 //! A heal of a correct session writes nothing.
+#![doc = include_str!("README.md")]
 
 mod conversation;
 mod healed;

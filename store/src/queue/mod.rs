@@ -7,8 +7,9 @@
 //!
 //! `stuck` counts claims since the last progress (a committed message, a settled call, a step), including claims that
 //! `kill -9` ended. A job becomes a suspect when its holder died without giving it back twice in a row. A process
-//! holds at most one suspect, so a job that kills its worker takes few other jobs with it. A job that was given back
+//! holds at most one suspect, so a job that kills its worker takes no other suspect along. A job that was given back
 //! after a fault, as when a provider is down, is not a suspect.
+#![doc = include_str!("README.md")]
 
 mod backend;
 mod delay;

@@ -1,7 +1,8 @@
-//! Channels: where messages come from and go to. One folder a medium.
+//! Channels: where messages come from and go to. One folder per medium.
 //!
-//! What comes in is verified, translated and taken by [`crate::ingest`]: no trigger runs an agent. What goes out is a
-//! delivery, which [`crate::jobs::deliver`] hands to the [`Channel`] of its name.
+//! An incoming message is verified, translated and handed to [`crate::ingest`]; no trigger runs an agent
+//! itself. An outgoing message is a delivery, which [`crate::jobs::deliver`] hands to the [`Channel`] of its
+//! name.
 
 use crate::Ctx;
 use crate::config::Config;
@@ -18,17 +19,17 @@ pub mod herald;
 pub mod messenger;
 pub mod signed;
 
-/// What sends, by the configuration.
+/// Returns the channels that the configuration sets up for sending.
 ///
 /// # Errors
-/// A configuration that no sender can be made of.
+/// A configuration from which a channel cannot be built.
 pub fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
     let mut senders = email::senders(config)?;
     senders.extend(messenger::senders(config)?);
     Ok(senders)
 }
 
-/// The routes of `/v1/triggers` whose callers prove themselves by a signature of their own.
+/// The routes of `/v1/triggers` whose callers prove themselves with a signature instead of the bearer token.
 pub fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     Router::new().merge(email::webhooks(ctx)).merge(messenger::webhooks(ctx))
 }
@@ -38,10 +39,10 @@ pub fn guarded() -> Router<Arc<Ctx>> {
     Router::new().merge(herald::routes()).merge(cron::routes()).merge(email::routes())
 }
 
-/// What listens beside HTTP, until the process drains.
+/// Runs the listeners other than HTTP (LMTP) until the process drains.
 ///
 /// # Errors
-/// When it cannot listen.
+/// When a listener cannot be opened.
 pub async fn listen(ctx: Arc<Ctx>) -> anyhow::Result<()> {
     email::listen(ctx).await
 }
@@ -52,26 +53,27 @@ pub trait Channel: Send + Sync {
     /// The word in `deliveries.channel`.
     fn name(&self) -> &str;
 
-    /// Whether sending the same delivery id again does nothing more. Otherwise a delivery that was found half-way
-    /// is shown as uncertain and never sent again by itself.
+    /// Whether sending the same delivery id again has no further effect. If not, a delivery that was
+    /// interrupted while it was being sent is shown as uncertain and is never sent again automatically.
     fn is_idempotent(&self) -> bool;
 
-    /// Sends one message and gives the receipt.
+    /// Sends one message and returns the receipt.
     ///
     /// # Errors
-    /// [`SendError`], which says whether it may have gone out.
+    /// [`SendError`], which says whether the message may have gone out.
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
 
-    /// What became of a delivery whose sending nobody saw end. A channel that cannot be asked says so, which is the
-    /// default: then it is sent again if that is harmless, and else shown as uncertain.
+    /// Looks up what became of a delivery whose sending was interrupted. The default, for a channel that
+    /// cannot look it up, is [`Found::Unknown`]: the delivery is then sent again if the channel is
+    /// idempotent, and otherwise shown as uncertain.
     ///
     /// # Errors
-    /// When the answer could not be had just now; it is asked for again.
+    /// When the channel cannot answer right now; the caller asks again.
     async fn find(&self, _delivery_id: &str) -> Result<Found, SendError> {
         Ok(Found::Unknown)
     }
 
-    /// The same where a channel can look only in the place that the message was for.
+    /// Like [`Channel::find`], for a channel that can look only in the place where the message was sent.
     ///
     /// # Errors
     /// Those of [`Channel::find`].
@@ -80,13 +82,13 @@ pub trait Channel: Send + Sync {
     }
 }
 
-/// What a channel knows of a delivery's key.
+/// What a channel knows about a delivery id.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Found {
     Sent {
         receipt: Value,
     },
-    /// It was certainly not sent. An attempt that is still under way does not have to be known here.
+    /// It was certainly not sent. The channel need not know about an attempt that is still under way.
     NotSent,
     Unknown,
 }
@@ -94,12 +96,12 @@ pub enum Found {
 /// One delivery, ready to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Outbound<'a> {
-    /// The key under which it is sent: the same in every attempt.
+    /// The idempotency key: the same in every attempt.
     pub delivery_id: &'a str,
     pub content: &'a Value,
 }
 
-/// Why a message was not sent for certain.
+/// Why a message was not certainly sent.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// It was not sent and never will be.
@@ -108,8 +110,8 @@ pub enum SendError {
     /// It was not sent; trying again may help.
     #[error("{0}")]
     Later(String),
-    /// It was not sent, because the receiver takes no more for `after`. It is tried again then, which is no attempt that
-    /// counts: waiting for one's turn is no fault.
+    /// It was not sent, because the receiver accepts nothing more for the time `after`. It is tried again
+    /// after that time. Waiting is no fault, so this does not count as an attempt.
     #[error("{error}")]
     Throttled { error: String, after: Duration },
     /// It may have been sent.

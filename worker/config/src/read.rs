@@ -1,4 +1,4 @@
-//! Reading a section key by key: what a reader asks for is the schema, and what is left over is unknown.
+//! Reads a section key by key. The keys that the code asks for are the schema; any key left over is unknown.
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
@@ -10,13 +10,14 @@ use super::price::{USD_RULE, parse_usd};
 use super::problem::{Origin, Problem};
 use super::tree::{Node, Table, Value};
 
-/// How unlike a known key may be and still be taken for what was meant.
+/// How similar an unknown key must be to a known one to be suggested.
 const NEAR: f64 = 0.75;
 
-/// One table of the settings. Each getter takes its key out; [`Section::finish`] reports what nobody took.
+/// One table of the settings. Each getter removes its key; [`Section::finish`] reports the keys that are
+/// left.
 ///
-/// A getter that finds a value it cannot use reports it and answers as if it were not there, so that one run finds
-/// every problem.
+/// A getter that finds an unusable value reports it and returns as if the key were missing, so that one load
+/// reports every problem.
 pub(super) struct Section<'p> {
     path: String,
     table: Table,
@@ -29,7 +30,7 @@ impl<'p> Section<'p> {
         Section { path: String::new(), table, known: Vec::new(), problems }
     }
 
-    /// The table `key`, empty where it is absent.
+    /// The table `key`; empty if it is missing.
     pub fn section(&mut self, key: &str) -> Section<'p> {
         let path = self.full(key);
         let table = match self.take(key) {
@@ -39,7 +40,7 @@ impl<'p> Section<'p> {
         Section { path, table, known: Vec::new(), problems: self.problems }
     }
 
-    /// The tables of a table whose keys are names, each with the place where it begins.
+    /// The tables inside `key`, whose keys are names, each with the place where it begins.
     pub fn sections(&mut self, key: &str) -> Vec<(String, Origin, Section<'p>)> {
         let outer = self.section(key);
         let mut sections = Vec::new();
@@ -69,7 +70,7 @@ impl<'p> Section<'p> {
         }
     }
 
-    /// A text that `check` accepts. `rule` is what it must be, for the message.
+    /// A text that `check` accepts. `rule` describes it for the error message.
     pub fn text<T>(&mut self, key: &str, rule: &str, check: impl Fn(&str) -> Option<T>) -> Option<T> {
         let node = self.take(key)?;
         match &node.value {
@@ -93,7 +94,7 @@ impl<'p> Section<'p> {
         self.numeric(key, &rule, |text| text.parse().ok().filter(|number| range.contains(number)))
     }
 
-    /// Yes or no. From the environment it comes as text.
+    /// A boolean. The environment gives it as text.
     pub fn flag(&mut self, key: &str) -> Option<bool> {
         let node = self.take(key)?;
         let given = match &node.value {
@@ -116,7 +117,7 @@ impl<'p> Section<'p> {
         let node = self.take(key)?;
         let parsed = match &node.value {
             Value::Number(text) => parse(text),
-            // The environment knows text only.
+            // Values from the environment are always text.
             Value::Text(text) if node.origin.is_environment() => parse(text.trim()),
             Value::Text(_) | Value::Bool(_) | Value::Date(_) | Value::List(_) | Value::Table(_) => None,
         };
@@ -126,7 +127,7 @@ impl<'p> Section<'p> {
         parsed
     }
 
-    /// A list of texts. In the environment its items are separated by commas.
+    /// A list of texts, separated by commas in the environment.
     pub fn list(&mut self, key: &str) -> Option<Vec<String>> {
         let node = self.take(key)?;
         let items = texts(&node);
@@ -136,7 +137,7 @@ impl<'p> Section<'p> {
         items
     }
 
-    /// A path. One from a file is relative to that file's folder, one from the environment to the working folder.
+    /// A path. In a file it is relative to the file's folder, in the environment to the working folder.
     pub fn path(&mut self, key: &str) -> Option<PathBuf> {
         let node = self.take(key)?;
         let path = self.path_of(&node);
@@ -159,10 +160,10 @@ impl<'p> Section<'p> {
         }
     }
 
-    /// A secret: `key` itself, or the contents of the file that `key_file` names, without the white space around.
+    /// A secret: `key` itself, or the contents of the file that `key_file` names, trimmed.
     ///
-    /// One of them in a stronger source wins over the other; both in one source is a problem. `check` gives the rule
-    /// that the secret breaks. No problem ever shows the value.
+    /// If both are given, the stronger source wins; both in the same source is a problem. `check` returns the
+    /// rule that the secret breaks. No problem ever shows the value.
     pub fn secret(
         &mut self,
         key: &str,
@@ -180,14 +181,14 @@ impl<'p> Section<'p> {
         Some(SecretString::from(text))
     }
 
-    /// Several secrets: a list, or a file with one a line.
+    /// Several secrets: a list, or a file with one per line.
     pub fn secrets(&mut self, key: &str) -> Vec<SecretString> {
         let origin = self.origin(key);
         let text = self.secret_text(key, |node| texts(node).map(|items| items.join("\n")));
         let text = text.map(|(_, text)| text).unwrap_or_default();
         if text.starts_with('[') {
             let text = format!(
-                "{} must be a list, or in a variable secrets with commas between, or in a file one a line (its value is not \
+                "{} must be a list; in a variable, secrets with commas between; in a file, one per line (its value is not \
                  shown)",
                 self.full(key)
             );
@@ -243,12 +244,13 @@ impl<'p> Section<'p> {
         }
     }
 
-    /// Where `key` was written, for a rule that spans several keys. Ask before the key is taken.
+    /// Where `key` was written, for a rule that spans several keys. Call this before the getter removes the
+    /// key.
     pub fn origin(&self, key: &str) -> Option<Origin> {
         self.table.get(key).map(|node| node.origin.clone())
     }
 
-    /// Reports every key that nobody asked for.
+    /// Reports every key that no getter asked for.
     pub fn finish(self) {
         for (key, node) in &self.table {
             let name = self.full(key);
@@ -271,7 +273,7 @@ impl<'p> Section<'p> {
         self.table.remove(key)
     }
 
-    /// The key with the path to it, as TOML would write it.
+    /// The full path of the key, as TOML writes it.
     pub fn full(&self, key: &str) -> String {
         if self.path.is_empty() { quoted(key) } else { format!("{}.{}", self.path, quoted(key)) }
     }
@@ -301,10 +303,10 @@ fn texts(node: &Node) -> Option<Vec<String>> {
     }
 }
 
-/// A value for a message: one line, and not too long a one.
+/// A value for an error message: one line, cut to 60 characters.
 fn shown(value: &Value) -> String {
     match value {
-        // An address that carries a user name may carry a password too.
+        // A URL with a user name may also hold a password.
         Value::Text(text) if text.contains("://") && text.contains('@') => "(not shown)".to_owned(),
         Value::Text(text) if text.chars().count() > 60 => {
             format!("{:?}…", text.chars().take(60).collect::<String>())

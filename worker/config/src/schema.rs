@@ -17,10 +17,10 @@ use super::{
     AgentSettings, Config, Database, ModelSettings, Provider, Providers, Queue, Scripted, Server, Workspace,
 };
 
-/// What a model's name must look like, for messages.
+/// The rule for a model's name, for error messages.
 const MODEL_RULE: &str = "must be provider/model with a provider of: anthropic, openai, scripted";
 
-/// Reads everything. With problems, the configuration is not to be used.
+/// Reads everything. If it returns problems, the configuration must not be used.
 pub(super) fn read(table: Table) -> (Config, Vec<Problem>) {
     let problems = RefCell::new(Vec::new());
     let mut root = Section::root(table, &problems);
@@ -87,7 +87,7 @@ fn queue(mut section: Section<'_>) -> Queue {
     let lease_given = section.number("lease_s", 2..=3600);
     let lease_s = lease_given.unwrap_or(default_lease_s);
     let heartbeat_given = section.number("heartbeat_s", 1..=1800);
-    // A lease that somebody shortens brings its heartbeat along.
+    // A shortened lease shortens the default heartbeat.
     let heartbeat_s = heartbeat_given.unwrap_or(default_heartbeat_s.min(lease_s / 3).max(1));
     let queue = Queue {
         lease_s: lease_s.unsigned_abs(),
@@ -97,7 +97,8 @@ fn queue(mut section: Section<'_>) -> Queue {
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
         heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
     };
-    // A value that was refused already has its line; the default in its place must not cause another.
+    // A value that was refused has its own line already. The default in its place must not cause a second
+    // one.
     let usable = lease.is_some() == lease_given.is_some() && heartbeat.is_some() == heartbeat_given.is_some();
     if let Some(origin) = heartbeat.or(lease)
         && usable
@@ -142,7 +143,7 @@ fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
     agents
 }
 
-/// Whom an agent may write to: addresses, `*@domain`, `participants` or `*`.
+/// The addresses that an agent may mail: addresses, `*@domain`, `participants` or `*`.
 pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
     let origin = section.origin("recipients");
     let list = section.list("recipients")?;
@@ -207,7 +208,7 @@ fn context(mut section: Section<'_>) -> ContextPolicy {
     let (high_given, low_given) =
         (section.number("high", 2..=1_000_000), section.number("low", 1..=1_000_000));
     let high = high_given.unwrap_or(default.high);
-    // A high mark that somebody lowers brings the low one along.
+    // A lowered high mark lowers the default low mark.
     let low = low_given.unwrap_or(default.low.min(high * 2 / 3).max(1));
     let policy = ContextPolicy {
         strategy: section.text("strategy", rule, Strategy::parse).unwrap_or_default(),
@@ -221,7 +222,8 @@ fn context(mut section: Section<'_>) -> ContextPolicy {
             .number("compact_at_percent", 10..=95)
             .unwrap_or(default.compact_at_percent),
     };
-    // A value that was refused already has its line; the default in its place must not cause another.
+    // A value that was refused has its own line already. The default in its place must not cause a second
+    // one.
     let usable = high_at.is_some() == high_given.is_some() && low_at.is_some() == low_given.is_some();
     if let Some(origin) = low_at.or(high_at)
         && usable
@@ -273,7 +275,7 @@ fn provider(mut section: Section<'_>) -> Provider {
     let provider = Provider {
         base_url: section.text("base_url", rule, base_url),
         api_key: section.secret("api_key", |key| {
-            // Such a key cannot go into a header, and the first call would be a late time to learn it.
+            // Such a key cannot be sent in a header. Report it now, not at the first call.
             let sendable = key.bytes().all(|b| b.is_ascii_graphic());
             (!sendable).then_some("must be printable ASCII without spaces")
         }),
@@ -304,7 +306,8 @@ fn workspace(mut section: Section<'_>) -> Workspace {
     workspace
 }
 
-/// `provider/model` of a provider that we speak to. What follows the first slash is the provider's business.
+/// Whether this is `provider/model` with a known provider. Everything after the first slash is up to the
+/// provider.
 fn is_model(text: &str) -> bool {
     let known = |provider: &str| matches!(provider, "anthropic" | "openai" | "scripted");
     text.split_once('/').is_some_and(|(provider, model)| {
@@ -312,7 +315,7 @@ fn is_model(text: &str) -> bool {
     })
 }
 
-/// A number that its range has kept within `T`.
+/// Converts a number whose range already fits `T`.
 pub(super) fn narrow<T: TryFrom<i64>>(given: Option<i64>, default: T) -> T {
     given.and_then(|number| T::try_from(number).ok()).unwrap_or(default)
 }

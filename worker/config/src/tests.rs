@@ -59,7 +59,8 @@ fn the_example_loads_and_shows_the_defaults() {
 
 #[test]
 fn what_the_example_leaves_out_is_taken_too() {
-    // Lines such as `# key = value`: the ones that a reader will uncomment. Mail goes one way only, which is maildir's here.
+    // Lines such as `# key = value`, which a reader will uncomment. Skips the other ways to send mail,
+    // because the example uses maildir.
     let mut other_way = false;
     let uncommented: String = Config::example()
         .lines()
@@ -74,7 +75,7 @@ fn what_the_example_leaves_out_is_taken_too() {
             let is_key = body.contains(" = ") && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
             let is_table =
                 ["[models.", "[schedules.", "[email.mailboxes."].iter().any(|table| body.starts_with(table));
-            // A secret and its file exclude each other, and the files are not there.
+            // A secret and its file exclude each other, and the files do not exist here.
             if (is_key || is_table) && !key.ends_with("_file") {
                 format!("{body}\n")
             } else {
@@ -170,7 +171,7 @@ fn a_heartbeat_that_is_too_slow_for_its_lease_is_refused() {
     assert_eq!(good("[queue]\nlease_s = 30\nheartbeat_s = 15", &[]).queue.heartbeat_s, 15);
     // A shortened lease shortens the default heartbeat with it.
     assert_eq!(good("", &[("WAKEFUL_QUEUE__LEASE_S", "5")]).queue.heartbeat_s, 1);
-    // A lease that is refused for itself has one line, not two.
+    // A lease that is itself refused gives one line, not two.
     assert_eq!(lines("[queue]\nlease_s = 9999\nheartbeat_s = 16", &[]).len(), 1);
 }
 
@@ -280,14 +281,14 @@ fn a_secret_is_read_from_its_file_and_trimmed() {
     assert_eq!(config.providers.openai.api_key.unwrap().expose_secret(), "sk-1");
     assert_eq!(config.server.token.unwrap().expose_secret(), "sk-1");
 
-    // In a file, the path is relative to it.
+    // In a file, the path is relative to the file.
     fs::write(dir.path().join("w.toml"), "[server]\ntoken_file = \"key\"\ninternal_tokens_file = \"tokens\"")
         .unwrap();
     let config = Config::load(Some(&dir.path().join("w.toml")), vars(&[])).unwrap();
     assert_eq!(config.server.token.unwrap().expose_secret(), "sk-1");
     assert_eq!(config.server.internal_tokens[1].expose_secret(), "b");
 
-    // A stronger source replaces the file's secret, whichever form each has.
+    // A stronger source replaces the file's secret, in either form.
     let text = "[server]\ntoken = \"from the file\"";
     assert_eq!(good(text, &[("WAKEFUL_TOKEN_FILE", path)]).server.token.unwrap().expose_secret(), "sk-1");
 }

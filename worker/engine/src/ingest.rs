@@ -4,6 +4,7 @@
 //! process, and would keep its senders waiting for longer than they do. There are two bounds. `Intake::enter` counts
 //! everything that is being taken. The turns to write are as many as there are connections for it, and what does not get one
 //! in time goes away as well. Readers and workers have connections of their own ([`Store::connect`]).
+#![doc = include_str!("ingest.md")]
 
 use crate::Ctx;
 use crate::api::Problem;

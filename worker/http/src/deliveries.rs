@@ -1,4 +1,4 @@
-//! Outgoing messages: shown, and sent again.
+//! Outgoing messages: list, show and resend.
 
 use super::chat::{check_text, parse};
 use super::sessions::{Answer, limit, next_page, page};
@@ -19,7 +19,7 @@ use wakeful_store::resend::{Resend, Resent};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
-    /// A status, or `waiting` for those that are still to be sent.
+    /// A status, or `waiting` for deliveries that are still to be sent.
     status: Option<String>,
     session_id: Option<String>,
     conversation_id: Option<String>,
@@ -28,7 +28,7 @@ pub(super) struct ListQuery {
     limit: Option<i64>,
 }
 
-/// Newest first, without what they say.
+/// Deliveries, newest first, without their content.
 pub(super) async fn list(
     State(ctx): State<Arc<Ctx>>,
     query: Result<Query<ListQuery>, QueryRejection>,
@@ -53,7 +53,7 @@ pub(super) async fn list(
     page(&items, next)
 }
 
-/// One with its content.
+/// One delivery with its content.
 pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<Delivery>, Problem> {
     Ok(Json(ctx.store.delivery(Some(DEFAULT_SPACE), &id).await?))
 }
@@ -65,7 +65,7 @@ struct Asked {
     by: Option<String>,
 }
 
-/// Sends one again that was not sent: 202, or 200 when that was asked for before and has not ended since.
+/// Resends a delivery that was not sent: 202, or 200 if an earlier resend is still in progress.
 pub(super) async fn resend(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,

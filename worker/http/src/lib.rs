@@ -1,4 +1,5 @@
-//! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
+//! The HTTP API. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row
+//! is committed.
 
 mod bundle;
 pub(crate) mod chat;
@@ -34,10 +35,10 @@ use subtle::ConstantTimeEq;
 /// Largest request body.
 pub const BODY_LIMIT_BYTES: usize = 1 << 20;
 
-/// The space of whoever names none.
+/// The space of a caller who names none.
 pub const DEFAULT_SPACE: &str = "default";
 
-/// Every route of Wakeful's own.
+/// All routes of Wakeful.
 pub fn router(ctx: Arc<Ctx>) -> Router {
     let v1 = Router::new()
         .route(
@@ -70,7 +71,7 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/conversations/{id}/new", post(conversations::begin_anew))
         .merge(channel::guarded())
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
-        // After the guard: it wants a token of its own, and no other.
+        // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
         .nest("/triggers", channel::webhooks(&ctx).layer(from_fn_with_state(Arc::clone(&ctx), shed)));
     Router::new()
@@ -84,11 +85,11 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .with_state(ctx)
 }
 
-/// Lets a request pass that bears the token, if there is one.
+/// Requires the bearer token, if one is configured.
 pub(crate) async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     let Some(token) = &ctx.config.server.token else {
-        // Without a token the process listens on loopback only, where every page in a browser can reach it: under a
-        // name of its own, or from an origin of its own.
+        // Without a token the process listens on loopback only. A web page in a browser on this machine can
+        // reach loopback too, so refuse a foreign `Host` or `Origin`.
         let stranger = [HOST, ORIGIN].into_iter().find(|name| {
             request.headers().get(name).is_some_and(|value| !value.to_str().is_ok_and(is_local))
         });
@@ -121,7 +122,7 @@ pub(crate) async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: N
     response
 }
 
-/// An id in a path, of whatever a row is. 400 for what no id can be.
+/// The id of any row, from the path. 400 for a text that cannot be an id.
 pub(crate) struct Id(pub(crate) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -129,7 +130,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Problem> {
         let Path(id) = Path::<String>::from_request_parts(parts, state).await?;
-        // Postgres takes no NUL in a text, and no id of ours has a control character.
+        // Postgres stores no NUL in a text, and none of our ids has a control character.
         if id.chars().any(char::is_control) {
             return Err(Problem::bad_request("an id has no control characters"));
         }
@@ -151,7 +152,7 @@ fn is_local(value: &str) -> bool {
 /// The id under which a conversation is stored.
 ///
 /// # Errors
-/// 400 for an empty one, a long one, or one with control characters.
+/// 400 if it is empty, longer than 256 bytes, or has control characters.
 pub(crate) fn stored_conversation_id(id: &str) -> Result<String, Problem> {
     if id.is_empty() || id.len() > 256 || id.chars().any(char::is_control) {
         return Err(Problem::bad_request("a conversation id has 1 to 256 bytes and no control characters"));

@@ -9,6 +9,7 @@
 //! export. An imported session equals the one that was exported when [`normal::normal`] makes the same of both.
 //!
 //! To add a column: a field in `row.rs` that is skipped where it is empty, and its line in the store's `export` and `import`.
+#![doc = include_str!("README.md")]
 
 pub mod check;
 pub mod import;

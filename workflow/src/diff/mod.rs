@@ -8,6 +8,7 @@
 //! of requests are shown and do not count: [`Report::requests`] is for whoever wants equal bytes.
 //!
 //! A report is JSON under the name [`FORMAT`]: fields may be added to it, and none is removed or changes its meaning.
+#![doc = include_str!("README.md")]
 
 mod align;
 mod compare;

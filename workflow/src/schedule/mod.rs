@@ -7,6 +7,7 @@
 //! Daylight saving time is croner's rule. A pattern that names one time of day (`30 2 * * *`) fires once a day: where that
 //! time is skipped, at the first instant after the gap; where it comes twice, at the first of the two. Any other pattern
 //! (`*/15 * * * *`, `0 2,14 * * *`) follows the clock on the wall: what is skipped does not fire, what is repeated fires in both.
+#![doc = include_str!("README.md")]
 
 use chrono::{DateTime, SecondsFormat, SubsecRound, TimeDelta, Utc};
 use chrono_tz::Tz;

@@ -21,12 +21,12 @@ struct ChatMessage {
     user_id: Option<String>,
     text: String,
     client_key: Option<String>,
-    /// Of these two only a conversation's first message is asked.
+    /// Only a conversation's first message uses this field and the next.
     agent: Option<String>,
     repository_id: Option<String>,
 }
 
-/// Takes a message: 202, or 200 with the first answer when its `client_key` was used before.
+/// Accepts a message: 202, or 200 with the first answer when its `client_key` was used before.
 pub(super) async fn post_message(
     State(ctx): State<Arc<Ctx>>,
     conversation_id: Result<Path<String>, PathRejection>,
@@ -58,9 +58,10 @@ pub(crate) async fn wake(
 ) -> Result<Woken, Problem> {
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
-        // A session that a chat opens beside another one is of that one's agent.
+        // If the latest session is of a type that a chat does not continue, such as a notice's, the chat
+        // opens a session of its own with the same agent.
         None => {
-            // It is refused as the message itself would be, when too much comes in.
+            // When too much comes in, this query is refused just as the message would be.
             let _turn = ctx.intake.enter().await?;
             let latest = ctx.store.latest_trigger(&conversation_id).await?;
             latest.filter(|(latest, _)| opens_beside(latest, CHAT).is_some()).map(|(_, agent)| agent)
@@ -77,20 +78,20 @@ pub(crate) async fn wake(
     }
 }
 
-/// 202, or 200 for what was taken before.
+/// 202, or 200 for a message that was accepted before.
 pub(crate) fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
     let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     (status, Json(woken))
 }
 
-/// The header `Idempotency-Key`: the same as `client_key`, for clients that set it on every request.
+/// The header `Idempotency-Key`: means the same as `client_key`, for clients that set it on every request.
 pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let key = key.to_str().map_err(|_| Problem::bad_request("`Idempotency-Key` is not ASCII"))?;
     Ok(Some(key.to_owned()))
 }
 
-/// Reads a JSON body, with an error that says where it is wrong.
+/// Parses a JSON body. The error says where it is wrong.
 pub(crate) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let text = std::str::from_utf8(body).map_err(|error| {
         Problem::bad_request(format!("the body is not UTF-8: invalid at byte {}", error.valid_up_to()))
@@ -98,7 +99,7 @@ pub(crate) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Pr
     if text.trim().is_empty() {
         return Err(Problem::bad_request("the body is empty; a JSON object is expected"));
     }
-    // serde would take an array for the fields in their order.
+    // serde would also accept an array, and read the fields in order.
     if !text.trim_start().starts_with('{') {
         return Err(Problem::bad_request("the body is not the JSON that is expected: an object, at line 1"));
     }
@@ -106,7 +107,7 @@ pub(crate) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Pr
         .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
 }
 
-/// A message's text: something, and nothing that the database cannot hold.
+/// Checks a message's text: not empty, and without NUL, which the database cannot store.
 pub(crate) fn message_text(text: String) -> Result<String, Problem> {
     if text.trim().is_empty() {
         return Err(Problem::bad_request("`text` is empty"));
@@ -126,7 +127,7 @@ pub(crate) fn check_text(name: &str, text: Option<&str>, limit: usize) -> Result
     }
 }
 
-/// How often the cache of old chats was asked, and what to do about it.
+/// The lookups in the cache of old chats, counted per day, and advice about turning it off.
 pub(super) async fn legacy_counts(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Problem> {
     let settings = &ctx.config.chat.legacy;
     let counts = ctx.store.legacy_counts().await?;

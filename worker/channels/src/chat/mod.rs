@@ -1,4 +1,5 @@
-//! Chats: what was said before there were sessions.
+//! Chats that were kept before Wakeful had sessions.
+#![doc = include_str!("README.md")]
 
 pub mod legacy;
 mod reading;

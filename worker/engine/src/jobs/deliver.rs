@@ -1,4 +1,5 @@
 //! The deliver job: the outgoing messages of one channel of one conversation, in order.
+#![doc = include_str!("deliver.md")]
 
 use crate::Ctx;
 use crate::channel::{Channel, Found, Outbound, SendError};

@@ -1,4 +1,5 @@
 //! The jobs that apalis runs, the pool that runs them, and beside it the healer and who closes unanswered questions.
+#![doc = include_str!("README.md")]
 
 pub mod deliver;
 pub mod expire;

@@ -1,5 +1,6 @@
 //! Perform: the only door to models and tools. An [`Action`] comes in, an [`Outcome`] goes out, and no transaction is
 //! open meanwhile.
+#![doc = include_str!("README.md")]
 
 mod chunks;
 mod compact;

@@ -3,6 +3,8 @@
 //! The actors are an API process and two workers (`cast`). The play's director only talks to them by HTTP and
 //! signals, and looks into the database: what it shows (`timeline`) and what it concludes (`verdict`) is what
 //! was committed there.
+#![doc = include_str!("../demo.md")]
+
 mod cast;
 mod timeline;
 mod verdict;
