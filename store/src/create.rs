@@ -3,8 +3,6 @@
 //! The conversation's row is locked first. So two first messages at the same time create one session. A message that arrives
 //! during a restart goes to the old session or to the new one, and is never lost.
 #![doc = include_str!("create.md")]
-
-use crate::failpoint::failpoint;
 use crate::hydrate::from_text;
 use crate::run::{self, Locked};
 use crate::session::shown;
@@ -399,7 +397,7 @@ async fn insert(
     )
     .execute(&mut *tx)
     .await?;
-    failpoint("K4");
+    crate::failpoint!("K4");
     insert_seeds(tx, session_id, &new.conversation_id, 0, &new.seeds).await
 }
 

@@ -9,7 +9,6 @@
 
 mod copy;
 
-use crate::failpoint::failpoint;
 use crate::run::{self, Wakes};
 use crate::wake::{NewMessage, accept};
 use crate::{Error, Result, Store, new_id};
@@ -231,7 +230,7 @@ impl Store {
         let state_sha256 = Blob::of_state(&state).sha256;
         copy::session(&mut tx, request, &parent, &cut, &child, &state, rebase.as_ref()).await?;
         copy::records(&mut tx, &parent, &cut, &child).await?;
-        failpoint("K29");
+        crate::failpoint!("K29");
         let mut events = vec![Event::SessionForked {
             parent_session_id: request.parent_session_id.as_str().into(),
             parent_conversation_id: parent.conversation_id.as_str().into(),
@@ -280,7 +279,7 @@ fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
 
 /// The rebase that held for the parent's requests after `message_number`.
 async fn rebase_at(tx: &mut PgConnection, session_id: &str, message_number: i64) -> Result<Option<Rebase>> {
-    let rebase = crate::context::newest_rebase(tx, session_id, message_number).await?;
+    let rebase = crate::outputs::newest_rebase(tx, session_id, message_number).await?;
     rebase.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("rebase", error))
 }
 

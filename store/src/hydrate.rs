@@ -1,10 +1,10 @@
-//! Hydration: a session out of the database, in one round trip.
+//! Hydration: reads a session from the database in one round trip.
 //!
-//! One statement is one snapshot: `wake_seq` is never newer than the inbox and the ledger that it speaks of, and the
-//! transcript ends where the row says. Messages come as the text that was stored, and are parsed once.
+//! One statement is one snapshot. So `wake_seq` is never newer than the inbox and the ledger in it, and the
+//! transcript ends where the row says. Messages come as their stored text and are parsed once.
 //!
-//! A pending message whose outcome is `new_run` came after its session's run was asked to end: the run that it was
-//! promised reads it, and the one that is ending does not.
+//! A pending message with the outcome `new_run` arrived after its session's run was cancelled. The next run reads it;
+//! the run that is ending does not.
 
 use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;
@@ -18,7 +18,7 @@ use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
 use wakeful_workflow::strategy::Rebase;
 
-/// Reads a session: `columns` out of its row and `joins`, and with them whatever can change under a worker that has it.
+/// Selects `columns` with `joins`, and everything that can change while a worker has the session.
 macro_rules! select {
     ($columns:tt, $joins:tt, $session_id:expr) => {
         sqlx::query!(
@@ -52,8 +52,8 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model calls.
-    /// Equal to the copy that the worker had which committed last.
+    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model calls. The
+    /// result equals the warm copy of the worker that committed last.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
@@ -147,8 +147,8 @@ impl Store {
         })
     }
 
-    /// Brings a warm copy up to date after `wake_seq` moved or a call was cut off: inbox, ledger, model calls in
-    /// flight, the cancel flag and the state (which an operator may have rebuilt) are read again.
+    /// Updates a warm copy after `wake_seq` moved or a model call was cut off. Reads inbox, ledger, model calls in
+    /// flight, the cancel flag, and the state, which an operator may have rebuilt.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].

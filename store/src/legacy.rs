@@ -1,7 +1,6 @@
 //! Chats from before there were sessions, which a cache knew: taken in as what a session begins with, once.
 
 use crate::create::find_or_create;
-use crate::failpoint::failpoint;
 use crate::run::{self, Wakes};
 use crate::wake::{NewMessage, NewSession, Woken, accept};
 use crate::{Error, Result, Store};
@@ -89,7 +88,7 @@ impl Store {
             // Last, so that its row is held for as short as can be.
             count(&mut tx, "imported", imported.left_out).await?;
         }
-        failpoint("K1");
+        crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
     }

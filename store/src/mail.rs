@@ -1,7 +1,6 @@
 //! Mail that came in: which is known, which conversation it names, and its way into a session.
 
 use crate::create::find_or_create;
-use crate::failpoint::failpoint;
 use crate::wake::{By, NewMessage, NewSession, Woken, accept, acceptance_of, conflict};
 use crate::{Error, Result, Store, run};
 use chrono::{DateTime, Utc};
@@ -190,7 +189,7 @@ impl Store {
             let dropped = Error::corrupt("mail", format!("{:?} was dropped a moment ago", mail.message_id));
             return self.woken_before(mail, dropped).await;
         }
-        failpoint("K1");
+        crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
     }

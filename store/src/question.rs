@@ -5,7 +5,6 @@
 //! Searching again finds nothing more to do.
 #![doc = include_str!("question.md")]
 
-use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Opened};
 use crate::step::to_json;
 use crate::{Result, Store};
@@ -67,7 +66,7 @@ impl Store {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         let waits = session.status == SessionStatus::WaitingInput && !session.cancel_requested;
-        if !waits || !(mutant("expire_early") || has_waited(&mut tx, session_id, patience).await?) {
+        if !waits || !has_waited(&mut tx, session_id, patience).await? {
             return Ok(false);
         }
         let Some(run_id) = run::newest(&mut tx, session_id).await? else { return Ok(false) };
@@ -98,9 +97,9 @@ impl Store {
         }
         let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
         let _: Opened = run::open(&mut tx, &conversation, &session, &run_id, None, Some(&reason)).await?;
-        failpoint("K27_expire");
+        crate::failpoint!("K27_expire");
         tx.commit().await?;
-        failpoint("K27_expired");
+        crate::failpoint!("K27_expired");
         Ok(true)
     }
 }

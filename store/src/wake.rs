@@ -6,7 +6,6 @@
 use crate::bounce;
 use crate::create::find_or_create;
 pub use crate::create::{Continues, NewSession};
-use crate::failpoint::{failpoint, mutant};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
@@ -92,7 +91,7 @@ impl Store {
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
         let woken = accept(&mut tx, session, message).await?;
-        failpoint("K1");
+        crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
     }
@@ -242,8 +241,8 @@ impl Store {
 /// Puts the message into the inbox, and opens or resumes a run if [`inbox::accept`] says so.
 pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
     let client_key = match &message.client_key {
-        Some(key) if !mutant("no_dedupe") => key.clone(),
-        Some(_) | None => new_id("key"),
+        Some(key) => key.clone(),
+        None => new_id("key"),
     };
     let sha256 = {
         use sha2::Digest;
@@ -310,8 +309,8 @@ pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &New
     let event = Event::MessageReceived { inbox_id };
     run::append_events(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event])
         .await?;
-    if let Some(news) = bounce::news(&mut *tx, &session.conversation_id).await? {
-        bring_along(&mut *tx, &session.session_id, &run_id, outcome, &news).await?;
+    if let Some(notices) = bounce::take_notices(&mut *tx, &session.conversation_id).await? {
+        bring_along(&mut *tx, &session.session_id, &run_id, outcome, &notices).await?;
     }
     match arrival {
         // The commit that closes the cancelled run opens the next one.

@@ -194,10 +194,15 @@ async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_sta
 
     let steps = world.store.steps(&session_id, None, 100).await.unwrap();
     assert_eq!(steps.len(), 8);
+    let stored = world.store.hydrate(&session_id).await.unwrap().records;
+    let between = |from: i64, to: i64| -> Vec<_> {
+        let records = stored.iter();
+        records.filter(|record| record.message_number > from && record.message_number <= to).cloned().collect()
+    };
     let (mut records, mut state) = (Vec::new(), State::new());
     for step in &steps {
         let (from, to) = (step.from_message_number, step.to_message_number);
-        let of_step = world.store.messages_between(&session_id, from, to).await.unwrap();
+        let of_step = between(from, to);
         assert!(!of_step.is_empty());
         state = derive::fold(state, &of_step);
         records.extend(of_step);
@@ -205,7 +210,6 @@ async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_sta
     assert_eq!(records, driver.session.records, "and none of the other session's");
     assert_eq!(state, driver.session.state);
     assert_eq!(state.len(), 5, "four emails and a file: {state:?}");
-    assert!(world.store.messages_between(&session_id, 3, 3).await.unwrap().is_empty());
 }
 
 #[tokio::test]

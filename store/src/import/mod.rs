@@ -113,7 +113,7 @@ impl Store {
         // Dropping the transaction undoes it.
         unchanged(file, again.as_deref(), &summary.sha256)?;
         writer.end(&mut tx).await?;
-        crate::failpoint::failpoint("K42");
+        crate::failpoint!("K42");
         tx.commit().await?;
         Ok(Imported {
             session_id: Some(session_id),

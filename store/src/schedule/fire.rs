@@ -2,7 +2,6 @@
 
 use super::{FIRINGS_KEPT, Schedule, clock, find, timing};
 use crate::create::find_or_create;
-use crate::failpoint::{failpoint, mutant};
 use crate::wake::{Continues, NewMessage, NewSession, Woken, accept, acceptance_of};
 use crate::{Error, Result, Store, new_id};
 use chrono::{DateTime, Utc};
@@ -84,7 +83,7 @@ impl Store {
             skip(&mut tx, &schedule, passed.last, &reason).await?;
             fired.skipped.push((passed.last, reason));
         }
-        failpoint("K60");
+        crate::failpoint!("K60");
         for tick in decision.fire {
             match fire(&mut tx, &schedule, &timing, tick, compose).await? {
                 Became::Fired(woken) => fired.woken.push((tick, woken)),
@@ -95,12 +94,8 @@ impl Store {
                 Became::FiredBefore => {}
             }
         }
-        if mutant("schedule_stays") {
-            tx.commit().await?;
-            return Ok(Some(fired));
-        }
         advance(&mut tx, &schedule, decision.last_tick, decision.next_at).await?;
-        failpoint("K61");
+        crate::failpoint!("K61");
         tx.commit().await?;
         Ok(Some(fired))
     }

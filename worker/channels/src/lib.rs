@@ -17,7 +17,6 @@ pub mod herald;
 pub mod messenger;
 pub mod signed;
 
-pub(crate) use wakeful_store::failpoint::{failpoint, mutant};
 
 /// Returns the channels that the configuration sets up for sending.
 ///

@@ -144,7 +144,7 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
 }
 
 fn is_mac(key: &[u8], parts: &[&[u8]], given: &[u8]) -> bool {
-    mac(key, parts).verify_slice(given).is_ok() || crate::mutant("any_signature")
+    mac(key, parts).verify_slice(given).is_ok()
 }
 
 #[cfg(test)]

@@ -58,8 +58,6 @@ pub struct Permit<'a> {
 impl Intake {
     /// `concurrency` messages at once, each of which waits at most `wait` for one of `store`'s connections.
     pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
-        let concurrency =
-            if crate::mutant("intake_unbounded") { Semaphore::MAX_PERMITS } else { concurrency };
         let places = Arc::new(Semaphore::new(concurrency));
         Intake { places, turns: Semaphore::new(store.intake_connections() as usize), wait }
     }
@@ -122,7 +120,7 @@ async fn taken(
             Some(imported) => ctx.store.wake_imported(&new, &message, imported).await?,
             None => ctx.store.wake(&new, &message).await?,
         };
-        crate::failpoint("K2");
+        wakeful_store::failpoint!("K2");
         announce(ctx, &woken);
         Ok(woken)
     }
@@ -166,7 +164,7 @@ pub async fn take_mail(
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let woken = ctx.store.take_mail(mail, wakes, &message).await?;
-        crate::failpoint("K2");
+        wakeful_store::failpoint!("K2");
         announce(ctx, &woken);
         Ok(woken)
     }

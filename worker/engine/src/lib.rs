@@ -28,4 +28,3 @@ pub mod telemetry;
 pub mod tool;
 pub mod watchdog;
 
-pub(crate) use wakeful_store::failpoint::{failpoint, mutant};

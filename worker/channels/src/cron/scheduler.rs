@@ -61,7 +61,7 @@ async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store:
     };
     while !ctx.shutdown.draining.is_cancelled() {
         let Some(fired) = ctx.store.fire_due(None, agents, &compose).await? else { break };
-        crate::failpoint("K62");
+        wakeful_store::failpoint!("K62");
         tell(ctx, &fired);
     }
     let next = ctx.store.next_firing(agents).await?;

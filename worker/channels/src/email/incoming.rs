@@ -179,8 +179,7 @@ pub(super) async fn take_for(
         drop(permit);
         return dropped(ctx, &mail, incoming, &reasons).await;
     }
-    let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv)
-        || crate::mutant("join_by_header");
+    let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv);
     let signed = signed(ctx, addressed).await?;
     let named = ctx.store.conversations_named(DEFAULT_SPACE, &addressed.mailbox_id, &mail.answers).await?;
     let joined = thread::joins(facts, signed, dmarc_passed, &named);
@@ -196,9 +195,6 @@ pub(super) async fn take_for(
     // An empty text repeats nothing, and two questions may have the same answer.
     if facts.body.trim().is_empty() || asking.is_some() {
         exchange.same_body = 0;
-    }
-    if crate::mutant("loops_answered") {
-        exchange = policy::Exchange::default();
     }
     let suspicion = policy::loop_suspicion(exchange, settings.loop_limit);
     let message = NewMessage {

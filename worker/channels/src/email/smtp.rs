@@ -273,7 +273,7 @@ impl Channel for Smtp {
     }
 
     fn is_idempotent(&self) -> bool {
-        crate::mutant("mail_again")
+        false
     }
 
     /// The receipt is `{"smtp": "250 …", "message_id", "refused"?: [{"address", "reply"}]}`.

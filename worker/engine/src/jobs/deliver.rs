@@ -11,7 +11,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{Instrument, Span, debug, info, info_span, warn};
-use wakeful_store::delivery::{Claimed, Settled, Terms};
+use wakeful_store::delivery::{ClaimedDelivery, Settled, Terms};
 use wakeful_store::queue::{self, Job, Term};
 use wakeful_workflow::agent::Limits;
 use wakeful_workflow::delivery::{self, Answer, Attempt, Before, Decision, Doubt, Facts};
@@ -109,7 +109,7 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
             if !job.lease.is_live() {
                 return Ok(());
             }
-            crate::failpoint("K12_claim");
+            wakeful_store::failpoint!("K12_claim");
             // Within it the attempt has to begin: what the claim writes down of the attempt's end goes by no later one.
             let term = job.lease.term();
             let claimed =
@@ -140,7 +140,7 @@ async fn one(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     given_up: Option<&str>,
     term: Term,
 ) -> Result<(), Again> {
@@ -159,9 +159,9 @@ async fn one(
             return Err(Again { error, after: Some(after) });
         }
     };
-    crate::failpoint("K13");
+    wakeful_store::failpoint!("K13");
     let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(Again::later)?;
-    crate::failpoint("K14");
+    wakeful_store::failpoint!("K14");
     ctx.bus.notifier.session(&claimed.session_id);
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
@@ -188,7 +188,7 @@ fn attempt_limit(ctx: &Ctx) -> Duration {
 }
 
 /// Why this attempt is the last one, if it is.
-fn given_up(claimed: &Claimed, deaths: i64) -> Option<String> {
+fn given_up(claimed: &ClaimedDelivery, deaths: i64) -> Option<String> {
     if claimed.maybe_sent && deaths >= Limits::DEATHS {
         return Some(format!("{deaths} workers died while they were sending it"));
     }
@@ -218,7 +218,7 @@ async fn next(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     given_up: Option<&str>,
     mut term: Term,
 ) -> Next {
@@ -285,7 +285,7 @@ async fn next(
     if !job.lease.is_live() || !term.lasts() {
         return again("the lease may have ended before it was sent".to_owned());
     }
-    crate::failpoint("K12");
+    wakeful_store::failpoint!("K12");
     let sent = tokio::time::timeout(SEND, channel.send(&outbound)).await;
     let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
     let after = |attempt| delivery::after(&facts, before, attempt);
@@ -349,7 +349,7 @@ async fn ask(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, Sen
 }
 
 /// A trace of its own for every message, linked to the claim whose commit enqueued it.
-fn delivery_span(job: &Job, channel_name: &str, claimed: &Claimed) -> Span {
+fn delivery_span(job: &Job, channel_name: &str, claimed: &ClaimedDelivery) -> Span {
     let span = info_span!(
         parent: None,
         "deliver",
@@ -377,7 +377,7 @@ async fn settle(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     settled: &Settled,
 ) -> wakeful_store::Result<bool> {
     let mut faults = 0;

@@ -1,7 +1,6 @@
 //! The step job: the eight hops, one after the other, and again for the next step while the lease is kept.
 
 mod commit;
-mod mutant;
 mod span;
 mod tries;
 
@@ -20,8 +19,8 @@ use tries::Tries;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
-use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
-use wakeful_workflow::agent::{Agent, Limits, AgentPolicy};
+use wakeful_workflow::advance::{self, Compaction, CompactionEnd, Outcome};
+use wakeful_workflow::agent::{Agent, AgentPolicy, Limits};
 use wakeful_workflow::context::compaction;
 use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
@@ -128,7 +127,7 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
 
 /// One claim: hydrate once, then step after step with the warm copy.
 async fn claim(ctx: &Ctx, job: &Job, session_id: &str, counts: &mut Counts) -> wakeful_store::Result<End> {
-    crate::failpoint("K3");
+    wakeful_store::failpoint!("K3");
     let session = ctx.store.hydrate(session_id).await?;
     let span = span::of_run(ctx, &session);
     run(ctx, job, session, counts).instrument(span).await
@@ -176,11 +175,11 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
             telemetry::failed(&Span::current(), fault.kind());
         }
         let no_summary = no_summary(&session, &outcome);
-        let transition = mutant::advance(&session, outcome, policy);
+        let transition = advance::advance(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt: counts.attempt };
-        crate::failpoint(commit::failpoint_before(&transition));
+        commit::failpoint_before(&transition);
         let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
-        crate::failpoint("K22");
+        wakeful_store::failpoint!("K22");
         ctx.bus.notifier.session(session.session_id.as_str());
         if !transition.deliveries.is_empty() {
             ctx.bus.notifier.job();
@@ -254,7 +253,7 @@ async fn decide(
     agent: &Agent,
     tries: Tries,
 ) -> wakeful_store::Result<Decided> {
-    let action = mutant::plan(session, &agent.limits);
+    let action = plan(session, &agent.limits);
     if replay::feed(&ctx.store, &ctx.recordings, session, &action).await? {
         return Ok(Decided::Again);
     }

@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::record::without_nul;
+use wakeful_workflow::record::{value_without_nul, without_nul};
 
 /// Where a provider is reached, and how long it may take.
 #[derive(Clone, Debug)]
@@ -186,20 +186,8 @@ pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
         return if truncated { Err(text) } else { Ok(Value::Object(serde_json::Map::new())) };
     }
     match serde_json::from_str(&text) {
-        Ok(Value::Object(fields)) => Ok(cleaned(Value::Object(fields))),
+        Ok(Value::Object(fields)) => Ok(value_without_nul(Value::Object(fields))),
         Ok(_) | Err(_) => Err(without_nul(text)),
-    }
-}
-
-/// Replaces NUL in all strings and keys: what is stored could not hold it.
-pub fn cleaned(value: Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(without_nul(text)),
-        Value::Array(list) => list.into_iter().map(cleaned).collect(),
-        Value::Object(fields) => {
-            fields.into_iter().map(|(key, value)| (without_nul(key), cleaned(value))).collect()
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => value,
     }
 }
 

@@ -90,9 +90,9 @@ impl<'a> Writer<'a> {
             match self.ctx.store.append_chunk(self.session_id, self.generation_id, chunk_no, chunk).await {
                 Ok(true) => {
                     self.written += 1;
-                    crate::failpoint("K9");
+                    wakeful_store::failpoint!("K9");
                     self.ctx.bus.notifier.session(self.session_id.as_str());
-                    crate::failpoint("K8");
+                    wakeful_store::failpoint!("K8");
                 }
                 // The server crashed and has lost the one before.
                 Ok(false) if self.written > 0 => self.written -= 1,

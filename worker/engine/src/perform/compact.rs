@@ -51,7 +51,7 @@ pub(super) async fn compact(
         };
         let Begun { generation_id, started_at, repairs } =
             intent::begin(ctx, lease, session, &intent).await?;
-        crate::failpoint("K28");
+        wakeful_store::failpoint!("K28");
         let answered = call(ctx, lease, session, agent, model.as_ref(), &request).await;
         let end = match answered.and_then(written) {
             Err(fault @ Fault::ContextOverflow { .. }) => {

@@ -66,7 +66,7 @@ pub(super) async fn call_model(
     };
     let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
     ctx.bus.notifier.session(session.session_id.as_str());
-    crate::failpoint("K6");
+    wakeful_store::failpoint!("K6");
 
     let span = intent::span(session, &agent.model);
     let (pieces, inbox) = mpsc::unbounded_channel();
@@ -102,7 +102,7 @@ pub(super) async fn call_model(
         return Err(Interrupted::Moved);
     }
     let mut reply = answered?;
-    crate::failpoint("K10");
+    wakeful_store::failpoint!("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
     if cached_tokens == 0 && rebase.is_none() && lately_cached(session) {
@@ -189,7 +189,7 @@ impl Deltas for ToWriter {
     fn text(&mut self, delta: &str) {
         if self.first.is_none() {
             self.first = Some(self.began.elapsed());
-            crate::failpoint("K7");
+            wakeful_store::failpoint!("K7");
         }
         // A writer that is gone only means that nobody is shown the text before it is committed.
         let _ = self.pieces.send(Piece::Text(delta.to_owned()));

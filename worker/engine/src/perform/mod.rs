@@ -61,13 +61,7 @@ pub async fn perform(
                 None => recorded::answer(ctx, lease, session, agent).await,
             }
         }
-        Action::CallModel => {
-            let outcome = generate::call_model(ctx, lease, session, agent).await?;
-            if crate::mutant("tools_before_commit") {
-                tools::call_before_commit(ctx, lease, session, agent, &outcome).await;
-            }
-            Ok(outcome)
-        }
+        Action::CallModel => generate::call_model(ctx, lease, session, agent).await,
         Action::Compact => compact::compact(ctx, lease, session, agent).await,
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
         Action::Stop(stop) => Ok(Outcome::Stopped(stop)),

@@ -65,7 +65,7 @@ pub(super) async fn answer(
         context_strategy: agent.context.strategy,
     };
     let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
-    crate::failpoint("K6");
+    wakeful_store::failpoint!("K6");
     let details = &answer.record.details;
     Ok(Outcome::Replied(Generated {
         generation_id,
@@ -119,7 +119,7 @@ pub(super) async fn summary(
         context_strategy: Strategy::Compaction,
     };
     let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
-    crate::failpoint("K28");
+    wakeful_store::failpoint!("K28");
     let details = &answer.record.details;
     // It points at messages by number: where those are the same, so is what it points at.
     let recorded = answer.call.and_then(|call| call.rebase.clone());

@@ -8,9 +8,8 @@ use crate::tool::read_output::StoredOutputs;
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
 use futures::FutureExt;
 use futures::future::join_all;
-use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
@@ -19,7 +18,6 @@ use wakeful_workflow::advance::{CallEnd, Outcome, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files;
-use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{How, PlannedCall};
 use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::{Block, ToolCall};
@@ -40,32 +38,6 @@ pub(super) async fn call_tools(
     // Only what was recorded has a place; the order of what has none stays.
     performed.sort_by_key(|(_, place)| *place);
     Ok(Outcome::Called(performed.into_iter().map(|(performed, _)| performed).collect()))
-}
-
-/// The defect `tools_before_commit`: the calls of an answer run as soon as it is there, and what came of them is kept in
-/// memory until they are due.
-pub(super) async fn call_before_commit(
-    ctx: &Ctx,
-    lease: &Lease,
-    session: &Session,
-    agent: &Agent,
-    outcome: &Outcome,
-) {
-    let turn = Turn { ctx, lease, session, agent };
-    let Outcome::Replied(generated) = outcome else { return };
-    for block in &generated.reply.content {
-        if let Block::ToolCall(call) = block
-            && turn.refusal(call).is_none()
-            && let Ran::Output(output) = turn.invoke(call).await
-        {
-            early().insert(call.call_id.clone(), output);
-        }
-    }
-}
-
-fn early() -> std::sync::MutexGuard<'static, HashMap<CallId, ToolOutput>> {
-    static EARLY: LazyLock<Mutex<HashMap<CallId, ToolOutput>>> = LazyLock::new(Mutex::default);
-    EARLY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Turn<'a> {
@@ -163,12 +135,12 @@ impl Turn<'_> {
         }
         // The end that `started` will record, or an earlier one.
         let term = self.lease.term();
-        crate::failpoint("K17");
+        wakeful_store::failpoint!("K17");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
         let Some(started) = started else {
             return Err(Interrupted::Moved);
         };
-        crate::failpoint("K18");
+        wakeful_store::failpoint!("K18");
         // The commit may have taken long: an effect starts only while the lease that it recorded certainly lasts.
         if !self.lease.is_live() || !term.lasts() {
             return Err(Interrupted::Moved);
@@ -182,7 +154,7 @@ impl Turn<'_> {
                 return Ok(CallEnd::Uncertain { known: false });
             }
         };
-        crate::failpoint("K19");
+        wakeful_store::failpoint!("K19");
         if let CallEnd::Settled(status, outcome) = &ending
             && !self.settle(call, &started, *status, outcome).await?
         {
@@ -216,11 +188,6 @@ impl Turn<'_> {
 
     /// Runs the tool's code, within its time, and survives its panic.
     async fn invoke(&self, call: &ToolCall) -> Ran {
-        if crate::mutant("tools_before_commit")
-            && let Some(output) = early().remove(&call.call_id)
-        {
-            return Ran::Output(output);
-        }
         let limit = Duration::from_secs(self.agent.limits.tool_s);
         let cancelled = self.lease.lost().child_token();
         // Fires when this future is dropped, for whatever reason: what the tool has spawned hears of it.

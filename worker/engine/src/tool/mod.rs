@@ -6,13 +6,13 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
-use wakeful_store::context::OutputSlice;
+use wakeful_store::outputs::OutputSlice;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::policy::{SessionPolicy, ToolMode, may_write_to};
-use wakeful_workflow::record::{Attachment, without_nul};
+use wakeful_workflow::record::{Attachment, value_without_nul, without_nul};
 
 pub mod ask_user;
 pub mod compose_email;
@@ -87,7 +87,7 @@ pub struct ToolCallContext {
 impl ToolCallContext {
     /// Whether the session may write mail to `address`.
     pub fn may_write_to(&self, address: &str) -> bool {
-        may_write_to(&self.recipients, &self.policy.participants, address) || crate::mutant("mail_to_anybody")
+        may_write_to(&self.recipients, &self.policy.participants, address)
     }
 }
 
@@ -178,17 +178,6 @@ impl ToolError {
     /// The same text with every NUL replaced by U+FFFD.
     pub fn without_nul(self) -> Self {
         ToolError(without_nul(self.0))
-    }
-}
-
-fn value_without_nul(value: Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(without_nul(text)),
-        Value::Array(items) => Value::Array(items.into_iter().map(value_without_nul).collect()),
-        Value::Object(map) => Value::Object(
-            map.into_iter().map(|(key, value)| (without_nul(key), value_without_nul(value))).collect(),
-        ),
-        Value::Null | Value::Bool(_) | Value::Number(_) => value,
     }
 }
 

@@ -113,7 +113,7 @@ mod tests {
     use crate::tool::files::tests::context;
     use std::path::Path;
     use std::sync::Arc;
-    use wakeful_store::context::OutputSlice;
+    use wakeful_store::outputs::OutputSlice;
     use wakeful_workflow::id::CallId;
     use wakeful_workflow::record::Attachment;
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::fmt;
 use tracing::warn;
 use wakeful_store::Store;
-use wakeful_store::context::OutputSlice;
+use wakeful_store::outputs::OutputSlice;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::id::{CallId, SessionId};

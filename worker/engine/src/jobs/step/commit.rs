@@ -82,15 +82,15 @@ fn report(session: &Session, transition: &Transition, commit: Commit) {
     }
 }
 
-/// Which failpoint stands before this commit: a turn that asks for tools, or the end of a step.
-pub(super) fn failpoint_before(transition: &Transition) -> &'static str {
+/// The failpoint before a commit. The name says what the commit writes: a whole step, a summary, tool calls, or less.
+pub(super) fn failpoint_before(transition: &Transition) {
     if transition.step.is_some() {
-        "K21"
+        wakeful_store::failpoint!("K21");
     } else if transition.records.last().is_some_and(Record::is_summary) {
-        "K28_commit"
+        wakeful_store::failpoint!("K28_commit");
     } else if transition.calls_opened.is_empty() {
-        "K5"
+        wakeful_store::failpoint!("K5");
     } else {
-        "K10_commit"
+        wakeful_store::failpoint!("K10_commit");
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use tempfile::TempDir;
-use wakeful_store::context::OutputSlice;
+use wakeful_store::outputs::OutputSlice;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::ToolMode;
 

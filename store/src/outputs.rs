@@ -1,4 +1,4 @@
-//! What a context points at: rebases in the journal, and tools' outputs in messages and blobs.
+//! Outputs of tools and attached files, read from messages and blobs. A context only points at them.
 
 use crate::hydrate::from_text;
 use crate::{Result, Store};
@@ -11,14 +11,14 @@ use wakeful_workflow::record::{Attachment, Block, OutputPointer, ToolResult};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputSlice {
     pub text: String,
-    /// Where it begins: what was asked for, or the character that it fell into.
+    /// Byte where it begins: the requested one, or the next start of a character.
     pub offset: usize,
-    /// Of the whole output.
+    /// Size of the whole output.
     pub bytes: usize,
 }
 
-/// The newest rebase that was decided at or before `message_number`, as the journal has it: what a session that ends
-/// with that message goes on from.
+/// Returns the payload of the newest rebase at or before `message_number`. A session that ends with that message
+/// continues from it.
 pub(crate) async fn newest_rebase(
     tx: &mut PgConnection,
     session_id: &str,
@@ -39,8 +39,8 @@ pub(crate) async fn newest_rebase(
 }
 
 impl Store {
-    /// Up to `bytes` of what came of `call_id`, from `offset` on, cut between characters. `None`: the session has no
-    /// such result. Only the session's own messages are looked at, so that no id leads to another one's output.
+    /// Returns up to `bytes` of the output of `call_id`, from `offset` on, cut between characters. `None`: the session has
+    /// no such result. Reads only the session's own messages, so a guessed id cannot reach another session's output.
     ///
     /// # Errors
     /// [`crate::Error::Corrupt`] for a message that cannot be read, or whose blob is not there;
@@ -52,7 +52,7 @@ impl Store {
         offset: usize,
         bytes: usize,
     ) -> Result<Option<OutputSlice>> {
-        // The messages and not the ledger, which a fork does not have.
+        // Reads messages and not the ledger, because a fork copies no ledger.
         let contents = sqlx::query_scalar!(
             r#"select content::text as "content!" from conversation_records
             where session_id = $1 and role = 'tool' and content::text like '%' || $2 || '%'
@@ -79,7 +79,7 @@ impl Store {
         Ok(None)
     }
 
-    /// The files that came with the session's own messages, in the order of those.
+    /// Returns the files attached to the session's own messages, in message order.
     ///
     /// # Errors
     /// [`crate::Error::Corrupt`] for a pointer that cannot be read; [`crate::Error::Database`].
@@ -99,8 +99,8 @@ impl Store {
         Ok(files)
     }
 
-    /// Up to `bytes` of the file `sha256`, from `offset` on, cut between characters. `None`: no message of the session came
-    /// with such a file, whoever else's did, or what is there is not UTF-8.
+    /// Returns up to `bytes` of the file `sha256`, from `offset` on, cut between characters. `None`: no message of this
+    /// session has that file, or the bytes are not UTF-8.
     ///
     /// # Errors
     /// [`crate::Error::Corrupt`] where its blob is not there; [`crate::Error::Database`].
@@ -114,18 +114,10 @@ impl Store {
         let own = self.attachments(session_id).await?;
         let Some(file) = own.into_iter().find(|file| file.sha256 == sha256) else { return Ok(None) };
         let start = offset.min(file.bytes);
-        let part = sqlx::query_scalar!(
-            r#"select substring(bytes from $2 for $3) as "part!" from blobs where sha256 = $1"#,
-            file.sha256,
-            i32::try_from(start.saturating_add(1)).unwrap_or(i32::MAX),
-            i32::try_from(bytes).unwrap_or(i32::MAX)
-        )
-        .fetch_optional(&self.pool)
-        .await?
-        .ok_or_else(|| crate::Error::corrupt("attachment", format!("there is no blob {sha256}")))?;
+        let part = self.blob_part("attachment", sha256, start, bytes).await?;
         let is_text = match std::str::from_utf8(&part) {
             Ok(_) => true,
-            // What the edges cut of a character is no sign of anything.
+            // The part may begin or end inside a character; only a wrong byte in between shows that it is no text.
             Err(error) => offset > 0 || error.error_len().is_none(),
         };
         Ok(is_text.then(|| OutputSlice { bytes: file.bytes, ..between_characters(&part, start) }))
@@ -140,7 +132,19 @@ impl Store {
             return Ok(OutputSlice { bytes: whole, ..between_characters(part, start) });
         };
         let start = offset.min(whole);
-        let part = sqlx::query_scalar!(
+        let part = self.blob_part("tool output", &sha256, start, bytes).await?;
+        Ok(OutputSlice { bytes: whole, ..between_characters(&part, start) })
+    }
+
+    /// Up to `bytes` of a blob, from `start` on. `what` names its owner in the error.
+    async fn blob_part(
+        &self,
+        what: &'static str,
+        sha256: &str,
+        start: usize,
+        bytes: usize,
+    ) -> Result<Vec<u8>> {
+        sqlx::query_scalar!(
             r#"select substring(bytes from $2 for $3) as "part!" from blobs where sha256 = $1"#,
             sha256,
             i32::try_from(start.saturating_add(1)).unwrap_or(i32::MAX),
@@ -148,12 +152,11 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or_else(|| crate::Error::corrupt("tool output", format!("there is no blob {sha256}")))?;
-        Ok(OutputSlice { bytes: whole, ..between_characters(&part, start) })
+        .ok_or_else(|| crate::Error::corrupt(what, format!("there is no blob {sha256}")))
     }
 }
 
-/// `part`, which begins at `offset`, without what its edges cut of a character.
+/// Returns `part`, which begins at `offset`, without incomplete characters at its edges.
 fn between_characters(part: &[u8], offset: usize) -> OutputSlice {
     let inside = |byte: &&u8| (**byte & 0b1100_0000) == 0b1000_0000;
     let skipped = part.iter().take_while(inside).count();
@@ -167,7 +170,7 @@ fn between_characters(part: &[u8], offset: usize) -> OutputSlice {
     OutputSlice { text: text.to_owned(), offset: offset + skipped, bytes: 0 }
 }
 
-/// `text` as it stands within a JSON string, for `like`.
+/// Returns `text` as JSON writes it inside a string, escaped for `like`.
 fn like_of_json(text: &str) -> String {
     let json = Value::from(text).to_string();
     let inner = &json[1..json.len() - 1];
