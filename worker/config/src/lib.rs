@@ -122,9 +122,9 @@ pub struct Database {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// How long a claim holds without a heartbeat. At least twice `heartbeat_s`.
-    pub lease_s: u64,
-    pub heartbeat_s: u64,
+    /// How long a claim holds without a heartbeat. At least twice `heartbeat`.
+    pub lease: Duration,
+    pub heartbeat: Duration,
     /// How often to look for work when no notification came.
     pub poll_ms: u64,
     /// Steps at a time in one process.
@@ -133,6 +133,12 @@ pub struct Queue {
     pub slice_steps: u32,
     /// How often a worker looks for sessions that nobody would go on with.
     pub heal_s: u64,
+}
+
+impl Queue {
+    /// The defaults of `lease` and `heartbeat`.
+    pub const LEASE: Duration = Duration::from_secs(30);
+    pub const HEARTBEAT: Duration = Duration::from_secs(10);
 }
 
 /// `[agents.NAME]` as written.
