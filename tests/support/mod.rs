@@ -12,6 +12,7 @@ pub mod proxy;
 pub mod raw;
 pub mod redis;
 pub mod server;
+pub mod servers;
 pub mod smtp;
 pub mod wire;
 pub mod wire_rules;

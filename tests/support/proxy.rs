@@ -51,6 +51,7 @@ impl Proxy {
         let dir = TempDir::with_prefix("proxy-").expect("a temporary folder");
         // Encrypted statements could not be told apart.
         let proxied = postgres.clone().socket(dir.path()).ssl_mode(PgSslMode::Disable);
+        let _servers = super::servers::runtime().enter();
         let listener = UnixListener::bind(dir.path().join(socket_name(&postgres))).expect("a socket");
         let shared = Arc::new(Shared {
             postgres,
