@@ -103,8 +103,8 @@ impl Options {
         command
             .env("DATABASE_URL", database_url)
             .env("WAKEFUL_LOG", "info,wakeful=debug")
-            .env("WAKEFUL_QUEUE__LEASE_S", "0.6")
-            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.2")
+            .env("WAKEFUL_QUEUE__LEASE_S", "1.5")
+            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.3")
             .env("WAKEFUL_QUEUE__POLL_MS", "200")
             .env("OWN_TOOLS_EFFECTS", self.path("effects"))
             .env("OWN_TOOLS_HOLD", self.path("hold"))
