@@ -97,7 +97,7 @@ impl Drop for Database {
 
 fn admin_url() -> String {
     std::env::var("WAKEFUL_TEST_DATABASE_URL")
-        .expect("no Postgres for the tests: run them by `make test`, or under the example `with_postgres`")
+        .expect("no Postgres for the tests: run them by `make test`, or under the program `with_postgres`")
 }
 
 /// The migrated template of this build's migrations, made by whichever test comes first.

@@ -10,6 +10,7 @@ pub mod process;
 pub mod program;
 pub mod proxy;
 pub mod raw;
+#[cfg(feature = "legacy-redis")]
 pub mod redis;
 pub mod server;
 pub mod servers;

@@ -132,7 +132,7 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
     store.wake(&new, &message).await.expect("a message is taken").session_id
 }
 
-/// The built-in tools and those of the example `own_tools`, as a session's model is told of them.
+/// The built-in tools and those of `fixture_worker`, as a session's model is told of them.
 pub fn tools() -> Vec<ToolDefinition> {
     let built_in = Registry::built_in().expect("the built-in tools register");
     let names: Vec<&str> = built_in.names().collect();
