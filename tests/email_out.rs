@@ -10,7 +10,7 @@ use crate::support::{
     Answer, Client, Database, ModelServer, Options, Process, Program, SmtpServer, eventually,
 };
 use serde_json::{Value, json};
-use wakeful::channel::email::bounce;
+use wakeful::channels::email::bounce;
 use wakeful::store::Store;
 use wakeful::store::bounce::Noted;
 use wakeful::store::wake::{Continues, NewMessage, NewSession};

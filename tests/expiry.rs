@@ -4,7 +4,8 @@ use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
-use wakeful::store::expire::{OnExpired, Patience};
+use wakeful::store::expire::Patience;
+use wakeful::workflow::agent::OnExpired;
 
 /// More patience than a test has: time passes only where a test moves it.
 const HOUR: &str = "ask_expires_s = 3600";

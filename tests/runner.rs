@@ -176,13 +176,13 @@ async fn the_workers_may_be_those_of_the_same_process() {
     let model = asking().await;
     let options = options(&model);
     let ctx = program(&options, &database).await;
-    let working = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.news.clone()));
+    let working = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
     let mut runner = Runner::new(Arc::clone(&ctx));
     runner.start("A table, please.", None).await.unwrap();
     assert_eq!(runner.consume_until_pause(|_| {}).await.unwrap(), pauses("For how many?"));
     runner.continue_with("six").await.unwrap();
     assert_eq!(runner.consume_until_pause(|_| {}).await.unwrap(), completes("A table for six."));
-    ctx.draining.cancel();
+    ctx.shutdown.draining.cancel();
     working.await.unwrap().unwrap();
-    ctx.abort.cancel();
+    ctx.shutdown.abort.cancel();
 }

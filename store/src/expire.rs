@@ -9,18 +9,9 @@ use crate::run::{self, Opened};
 use crate::step::to_json;
 use crate::{Result, Store};
 use sqlx::PgConnection;
+use wakeful_workflow::agent::OnExpired;
 use wakeful_workflow::resolve::unanswered;
 use wakeful_workflow::session::SessionStatus;
-
-/// What becomes of a run whose question nobody answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnExpired {
-    /// The question's result says that no answer came, and the model goes on.
-    #[default]
-    TellModel,
-    /// The run is cancelled, for that reason.
-    Fail,
-}
 
 /// For how long the questions of one agent wait.
 #[derive(Clone, Copy, Debug)]

@@ -83,8 +83,8 @@ pub async fn measure(database: &Database, progress: &mut Progress) -> Result<Vec
         cost.rival = rival(&mut connection, &session_id, steps, times).await?;
         costs.push(cost);
     }
-    ctx.draining.cancel();
-    ctx.abort.cancel();
+    ctx.shutdown.draining.cancel();
+    ctx.shutdown.abort.cancel();
     ctx.store.close().await;
     store.close().await;
     Ok(costs)

@@ -87,6 +87,16 @@ pub enum OnUncertain {
     NeedsAttention,
 }
 
+/// What becomes of a run whose question nobody answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnExpired {
+    /// The question's result says that no answer came, and the model goes on.
+    #[default]
+    TellModel,
+    /// The run is cancelled, for that reason.
+    Fail,
+}
+
 /// A tool as a model is told of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolDefinition {

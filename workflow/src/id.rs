@@ -64,3 +64,22 @@ id!(
     /// One attempt of a model call, `gen_…`. A retry has a new one.
     GenerationId
 );
+
+/// The space of conversations for which no space is named.
+pub const DEFAULT_SPACE: &str = "default";
+
+/// A text that names no conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a conversation id has 1 to 256 bytes and no control characters")]
+pub struct InvalidConversationId;
+
+/// Returns the id under which a conversation of the default space is stored.
+///
+/// # Errors
+/// [`InvalidConversationId`] for an empty id, a long one, or one with control characters.
+pub fn stored_conversation_id(id: &str) -> Result<String, InvalidConversationId> {
+    if id.is_empty() || id.len() > 256 || id.chars().any(char::is_control) {
+        return Err(InvalidConversationId);
+    }
+    Ok(format!("{DEFAULT_SPACE}/{id}"))
+}

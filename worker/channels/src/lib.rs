@@ -1,15 +1,13 @@
-//! Channels: where messages come from and go to. One folder a medium.
+//! Channels: where messages come from and go to. One folder per medium.
 //!
-//! What comes in is verified, translated and taken by [`crate::ingest`]: no trigger runs an agent. What goes out is a
-//! delivery, which [`crate::jobs::deliver`] hands to the [`Channel`] of its name.
+//! What comes in is verified, translated and taken by [`wakeful_engine::ingest`]: no trigger runs an agent. What goes out is
+//! a delivery, which [`wakeful_engine::jobs::deliver`] hands to the [`Channel`] of its name.
 
-use crate::Ctx;
-use crate::config::Config;
-use async_trait::async_trait;
 use axum::Router;
-use serde_json::Value;
 use std::sync::Arc;
-use std::time::Duration;
+use wakeful_config::Config;
+use wakeful_engine::channel::Channel;
+use wakeful_engine::ctx::Ctx;
 
 pub mod chat;
 pub mod cron;
@@ -17,6 +15,8 @@ pub mod email;
 pub mod herald;
 pub mod messenger;
 pub mod signed;
+
+pub(crate) use wakeful_store::failpoint::{failpoint, mutant};
 
 /// What sends, by the configuration.
 ///
@@ -34,8 +34,12 @@ pub fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
 }
 
 /// The routes of `/v1` that the bearer token guards.
-pub fn guarded() -> Router<Arc<Ctx>> {
-    Router::new().merge(herald::routes()).merge(cron::routes()).merge(email::routes())
+///
+/// # Errors
+/// An address of the old cache of chats that is none.
+pub fn guarded(ctx: &Arc<Ctx>) -> anyhow::Result<Router<Arc<Ctx>>> {
+    let chat = chat::routes(ctx)?;
+    Ok(chat.merge(herald::routes()).merge(cron::routes()).merge(email::routes()))
 }
 
 /// What listens beside HTTP, until the process drains.
@@ -44,75 +48,4 @@ pub fn guarded() -> Router<Arc<Ctx>> {
 /// When it cannot listen.
 pub async fn listen(ctx: Arc<Ctx>) -> anyhow::Result<()> {
     email::listen(ctx).await
-}
-
-/// Sends outgoing messages of one kind.
-#[async_trait]
-pub trait Channel: Send + Sync {
-    /// The word in `deliveries.channel`.
-    fn name(&self) -> &str;
-
-    /// Whether sending the same delivery id again does nothing more. Otherwise a delivery that was found half-way
-    /// is shown as uncertain and never sent again by itself.
-    fn is_idempotent(&self) -> bool;
-
-    /// Sends one message and gives the receipt.
-    ///
-    /// # Errors
-    /// [`SendError`], which says whether it may have gone out.
-    async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
-
-    /// What became of a delivery whose sending nobody saw end. A channel that cannot be asked says so, which is the
-    /// default: then it is sent again if that is harmless, and else shown as uncertain.
-    ///
-    /// # Errors
-    /// When the answer could not be had just now; it is asked for again.
-    async fn find(&self, _delivery_id: &str) -> Result<Found, SendError> {
-        Ok(Found::Unknown)
-    }
-
-    /// The same where a channel can look only in the place that the message was for.
-    ///
-    /// # Errors
-    /// Those of [`Channel::find`].
-    async fn find_message(&self, message: &Outbound<'_>) -> Result<Found, SendError> {
-        self.find(message.delivery_id).await
-    }
-}
-
-/// What a channel knows of a delivery's key.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Found {
-    Sent {
-        receipt: Value,
-    },
-    /// It was certainly not sent. An attempt that is still under way does not have to be known here.
-    NotSent,
-    Unknown,
-}
-
-/// One delivery, ready to be sent.
-#[derive(Clone, Copy, Debug)]
-pub struct Outbound<'a> {
-    /// The key under which it is sent: the same in every attempt.
-    pub delivery_id: &'a str,
-    pub content: &'a Value,
-}
-
-/// Why a message was not sent for certain.
-#[derive(Debug, thiserror::Error)]
-pub enum SendError {
-    /// It was not sent and never will be.
-    #[error("{0}")]
-    Refused(String),
-    /// It was not sent; trying again may help.
-    #[error("{0}")]
-    Later(String),
-    /// It was not sent, because the receiver takes no more for `after`. It is tried again then, which is no attempt that
-    /// counts: waiting for one's turn is no fault.
-    #[error("{error}")]
-    Throttled { error: String, after: Duration },
-    /// It may have been sent.
-    #[error("{0}")]
-    Unknown(String),
 }

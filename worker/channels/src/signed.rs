@@ -5,23 +5,16 @@
 
 use axum::http::HeaderMap;
 use base64::Engine;
-use base64::alphabet::STANDARD;
-use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
-use base64::engine::{DecodePaddingMode, general_purpose};
+use base64::engine::general_purpose;
 use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretString};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
+use wakeful_config::webhook::{BASE64, webhook_key};
 
 /// How far a webhook's clock may be from ours, in seconds: the five minutes of Slack and of Standard Webhooks. What is older
 /// may be somebody who repeats what he has seen.
 const TOLERANCE_S: u64 = 300;
-
-/// The secret of Standard Webhooks in Base64, with its padding or without.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
 
 /// Why a webhook is not taken. Says nothing of what would have been right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -116,14 +109,6 @@ pub fn sign_webhook(secrets: &[SecretString], id: &str, timestamp_unix_s: i64, b
         format!("v1,{}", general_purpose::STANDARD.encode(mac))
     });
     signatures.collect::<Vec<_>>().join(" ")
-}
-
-/// The key in a secret of Standard Webhooks: Base64, after `whsec_`. `None` for what is none, or is shorter than the 24 bytes
-/// that the specification asks for.
-pub fn webhook_key(secret: &SecretString) -> Option<Vec<u8>> {
-    let text = secret.expose_secret();
-    let key = BASE64.decode(text.strip_prefix("whsec_").unwrap_or(text)).ok()?;
-    (key.len() >= 24).then_some(key)
 }
 
 /// Telegram's way, which signs nothing: `X-Telegram-Bot-Api-Secret-Token` is a secret itself.

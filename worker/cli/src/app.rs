@@ -1,13 +1,15 @@
 //! The application: what a program registers before it runs.
 
-use crate::channel::{self, Channel};
-use crate::config::Config;
-use crate::ingest::Intake;
-use crate::model::{Model, Models};
-use crate::tool::Tool;
-use crate::tool::registry::Registry;
-use crate::watchdog::Watchdog;
-use crate::{Ctx, cli};
+use wakeful_engine::channel::Channel;
+use wakeful_config::{Config, Invalid};
+use wakeful_engine::ingest::Intake;
+use wakeful_engine::model::{Model, Models};
+use wakeful_engine::tool::Tool;
+use wakeful_engine::tool::registry::Registry;
+use wakeful_engine::watchdog::Watchdog;
+use wakeful_engine::ctx::{Bus, Ctx, Plugins, Shutdown};
+use wakeful_engine::identity::Identity;
+use wakeful_engine::replay::Recordings;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,7 +26,7 @@ type Routes = Arc<dyn Fn(Arc<Ctx>) -> axum::Router + Send + Sync>;
 #[derive(Clone, Default)]
 pub struct App {
     tools: Vec<Arc<dyn Tool>>,
-    providers: Vec<(String, crate::model::Factory)>,
+    providers: Vec<(String, wakeful_engine::model::Factory)>,
     channels: Vec<Arc<dyn Channel>>,
     routes: Vec<Routes>,
 }
@@ -70,7 +72,7 @@ impl App {
 
     /// Runs the command line of this process, `wakeful`'s own with everything that was added.
     pub fn main(self) -> ExitCode {
-        cli::main(self)
+        crate::command::main(self)
     }
 
     /// Every tool: the built-in ones and those that were added.
@@ -108,7 +110,7 @@ impl App {
         for name in config.agent_names() {
             if let Ok(agent) = config.agent(&name) {
                 let known = tools.definitions(&agent.tools);
-                known.map_err(|error| cli::Usage(format!("agents.{name}.tools: {error}")))?;
+                known.map_err(|error| Invalid(format!("agents.{name}.tools: {error}")))?;
             }
         }
         let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
@@ -116,7 +118,7 @@ impl App {
         store.check_schema().await?;
         let models = self.models(&config)?;
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
-        for channel in channel::senders(&config)?.iter().chain(&self.channels) {
+        for channel in wakeful_channels::senders(&config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
         }
         // Who is left when it fires only closes connections, and hears no news.
@@ -131,47 +133,31 @@ impl App {
                     "agents.{name}.tools has compose_email, but nothing sends mail: set [email.smtp], or email.maildir \
                      (WAKEFUL_EMAIL__MAILDIR)"
                 );
-                return Err(cli::Usage(text).into());
+                return Err(Invalid(text).into());
             }
         }
-        let host = host_name();
+        // A wrong address of the old cache is told now, and not when the first chat comes.
+        wakeful_channels::chat::legacy::Cache::of(&config)?;
         Ok(Arc::new(Ctx {
-            notifier: Notifier::start(store.clone()),
-            news: News::listen(&store, abort.clone()),
-            worker_id: worker_id(&host),
-            workspaces: config.workspace.dir.clone().unwrap_or_else(|| "workspaces".into()),
-            host,
+            bus: Bus { notifier: Notifier::start(store.clone()), news: News::listen(&store, abort.clone()) },
             intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait),
-            legacy: channel::chat::legacy::Cache::of(&config)?,
             watchdog: Watchdog::default(),
-            recordings: crate::replay::Recordings::default(),
-            draining: CancellationToken::new(),
-            abort,
+            recordings: Recordings::default(),
+            identity: Identity::of_this_process(),
+            shutdown: Shutdown { draining: CancellationToken::new(), abort },
+            plugins: Plugins { tools, models, channels },
             store,
             config,
-            tools,
-            models,
-            channels,
         }))
     }
 
     /// The whole HTTP interface.
-    pub fn router(&self, ctx: &Arc<Ctx>) -> axum::Router {
+    ///
+    /// # Errors
+    /// A configuration that no channel's routes can be made of.
+    pub fn router(&self, ctx: &Arc<Ctx>) -> anyhow::Result<axum::Router> {
         let own = self.routes.iter().map(|routes| routes(Arc::clone(ctx)));
-        own.fold(crate::api::router(Arc::clone(ctx)), axum::Router::merge)
+        let (guarded, webhooks) = (wakeful_channels::guarded(ctx)?, wakeful_channels::webhooks(ctx));
+        Ok(own.fold(wakeful_http::router(Arc::clone(ctx), guarded, webhooks), axum::Router::merge))
     }
-}
-
-/// The name of this machine.
-pub(crate) fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
-}
-
-/// The host's beginning, the process, and a random end: a pid alone comes back after a restart.
-fn worker_id(host: &str) -> Arc<str> {
-    let host: String = host.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
-    let random = wakeful_store::new_id("w");
-    Arc::from(format!("{host}-{}-{}", std::process::id(), &random[random.len() - 6..]))
 }

@@ -1,8 +1,13 @@
-//! One replay, from its fork to its end: made or found again, fed with its source's messages, and waited for.
+//! Replays: a session is forked, and the fork runs the same loop again beside its source.
+//!
+//! The fork is an ordinary session, and what works on it is the ordinary step pool, with its queue and its leases, under a
+//! name of its own. So a replay that is killed goes on where it stood, as any run does.
+//!
+//! This is one replay, from its fork to its end: made or found again, fed with its source's messages, and waited for.
 
-use super::give;
-use crate::Ctx;
-use crate::jobs::pool;
+use wakeful_engine::replay::give;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::jobs::pool;
 use anyhow::Context as _;
 use sha2::Digest;
 use std::sync::Arc;
@@ -94,7 +99,7 @@ impl Request {
     }
 }
 
-/// Runs a replay to its end, or until `ctx.draining` fires. One that was cut off goes on where it stood, unless it is to be
+/// Runs a replay to its end, or until `ctx.shutdown.draining` fires. One that was cut off goes on where it stood, unless it is to be
 /// `fresh`.
 ///
 /// # Errors
@@ -123,8 +128,8 @@ pub async fn run(
     if let Some(seconds) = ctx.store.held_for_s(&session_id).await? {
         observer.waits(&session_id, seconds);
     }
-    ctx.notifier.job();
-    let stop = ctx.draining.child_token();
+    ctx.bus.notifier.job();
+    let stop = ctx.shutdown.draining.child_token();
     let pool = tokio::spawn(pool::run_steps(Arc::clone(ctx), runner.into(), stop.clone()));
     // Whoever drops this ends its pool as well.
     let guard = stop.clone().drop_guard();
@@ -203,9 +208,9 @@ async fn drive(
     observer: &dyn Observer,
     stop: &CancellationToken,
 ) -> anyhow::Result<End> {
-    let mut news = ctx.news.sessions();
+    let mut news = ctx.bus.news.sessions();
     let session = ctx.store.hydrate(session_id).await?;
-    let Some(source) = ctx.recordings.of(ctx, &session).await? else {
+    let Some(source) = ctx.recordings.of(&ctx.store, &session).await? else {
         anyhow::bail!("session {session_id} replays nothing");
     };
     let cut = source.rules.after_message_number;
@@ -222,8 +227,8 @@ async fn drive(
                 let session = ctx.store.hydrate(session_id).await?;
                 match replay::next_input(&session, &source.rules, &source.recording) {
                     Some(input) => {
-                        give(ctx, session_id, &input).await?;
-                        ctx.notifier.job();
+                        give(&ctx.store, session_id, &input).await?;
+                        ctx.bus.notifier.job();
                         continue;
                     }
                     None => return Ok(End::Over),
@@ -254,7 +259,7 @@ async fn is_at_the_end(ctx: &Ctx, session: &Session) -> anyhow::Result<bool> {
     if !replay::has_recorded_answers(session) {
         return Ok(false);
     }
-    let source = ctx.recordings.of(ctx, session).await?;
+    let source = ctx.recordings.of(&ctx.store, session).await?;
     Ok(source.is_some_and(|source| replay::is_at_the_end(session, &source.rules, &source.recording)))
 }
 
@@ -263,7 +268,7 @@ async fn unrecorded(ctx: &Ctx, session_id: &str) -> anyhow::Result<Vec<String>> 
     if session.policy.tool_mode != ToolMode::Recorded {
         return Ok(Vec::new());
     }
-    let Some(source) = ctx.recordings.of(ctx, &session).await? else { return Ok(Vec::new()) };
+    let Some(source) = ctx.recordings.of(&ctx.store, &session).await? else { return Ok(Vec::new()) };
     let calls = replay::unrecorded(&session, &source.rules, &source.recording);
     Ok(calls.into_iter().map(|(number, call)| format!("{} in message {number}", call.name)).collect())
 }

@@ -1,7 +1,8 @@
 //! A running process: the roles it plays, the signal that ends it, and the order in which it ends.
 
-use crate::jobs::pool;
-use crate::{App, Ctx, channel};
+use wakeful_engine::jobs::pool;
+use crate::App;
+use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub async fn bind(listen: SocketAddr) -> Result<TcpListener, CannotListen> {
     TcpListener::bind(listen).await.map_err(|source| CannotListen { listen, source })
 }
 
-/// Plays `roles` until a signal (SIGTERM, SIGINT) or `ctx.draining`; then readiness ends, steps in hand end or are
+/// Plays `roles` until a signal (SIGTERM, SIGINT) or `ctx.shutdown.draining`; then readiness ends, steps in hand end or are
 /// given back, and connections close.
 ///
 /// # Errors
@@ -54,30 +55,30 @@ pub async fn run(
     let signals = tokio::spawn(drain_on_signal(Arc::clone(&ctx)));
     let api = async {
         let Some(listener) = listener else { return anyhow::Ok(()) };
-        let (router, ctx) = (app.router(&ctx), Arc::clone(&ctx));
+        let (router, ctx) = (app.router(&ctx)?, Arc::clone(&ctx));
         let works = roles.contains(&Role::Worker);
         info!(listen = %listener.local_addr()?, "Listening");
         let stopped = async move {
-            ctx.draining.cancelled().await;
+            ctx.shutdown.draining.cancelled().await;
             // The workers go first: a client sees its step end before its stream does.
-            if works { ctx.abort.cancelled().await } else { ctx.abort.cancel() }
+            if works { ctx.shutdown.abort.cancelled().await } else { ctx.shutdown.abort.cancel() }
         };
         axum::serve(listener, router).with_graceful_shutdown(stopped).await.context("the HTTP server failed")
     };
     let worker = async {
         if roles.contains(&Role::Worker) {
-            info!(worker.id = %ctx.worker_id, concurrency = ctx.config.queue.concurrency, "Working");
-            let ran = pool::run(Arc::clone(&ctx), ctx.news.clone()).await;
-            ctx.abort.cancel();
+            info!(worker.id = %ctx.identity.worker_id, concurrency = ctx.config.queue.concurrency, "Working");
+            let ran = pool::run(Arc::clone(&ctx), ctx.bus.news.clone()).await;
+            ctx.shutdown.abort.cancel();
             ran
         } else {
             Ok(())
         }
     };
     let listeners =
-        async { if roles.contains(&Role::Api) { channel::listen(Arc::clone(&ctx)).await } else { Ok(()) } };
+        async { if roles.contains(&Role::Api) { wakeful_channels::listen(Arc::clone(&ctx)).await } else { Ok(()) } };
     let scheduler = async {
-        if roles.contains(&Role::Scheduler) { channel::cron::run(Arc::clone(&ctx)).await } else { Ok(()) }
+        if roles.contains(&Role::Scheduler) { wakeful_channels::cron::run(Arc::clone(&ctx)).await } else { Ok(()) }
     };
     let ended = tokio::try_join!(api, worker, listeners, scheduler);
     signals.abort();
@@ -99,11 +100,11 @@ pub(crate) async fn drain_on_signal(ctx: Arc<Ctx>) {
         _ = interrupt.recv() => {}
     }
     info!("Draining: no new work is begun");
-    ctx.draining.cancel();
+    ctx.shutdown.draining.cancel();
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     info!("A second signal: giving back what is in hand");
-    ctx.abort.cancel();
+    ctx.shutdown.abort.cancel();
 }

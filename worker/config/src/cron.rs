@@ -1,5 +1,6 @@
 //! `[schedules.NAME]`.
 
+use super::address::is_address;
 use super::problem::Origin;
 use super::read::Section;
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,21 +103,16 @@ fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) ->
         prompt: prompt.unwrap_or_default(),
         mail_to,
         missed: section.text("missed", "must be skip, one or all", Missed::parse).unwrap_or_default(),
-        missed_limit: super::schema::narrow(section.number("missed_limit", 1..=most), MISSED_LIMIT),
+        missed_limit: super::read::narrow(section.number("missed_limit", 1..=most), MISSED_LIMIT),
         overlap: section.text("overlap", "must be skip or queue", Overlap::parse).unwrap_or_default(),
     }
 }
 
 /// Whether a schedule may be called so.
-pub(crate) fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && !name.starts_with("sched_")
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-}
-
-/// Whether this is a mail address by itself.
-pub(crate) fn is_address(address: &str) -> bool {
-    address.parse::<lettre::Address>().is_ok()
 }
 
 #[cfg(test)]

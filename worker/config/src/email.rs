@@ -1,5 +1,6 @@
 //! `[email]`.
 
+use super::address::is_named_address;
 use super::email_providers::{self, EmailProviders};
 use super::mail_out::{self, Dkim, Smtp};
 use super::mailboxes::{self, Incoming};
@@ -28,7 +29,7 @@ pub(super) fn read(mut section: Section<'_>) -> Email {
     let email = Email {
         maildir: section.path("maildir"),
         from: section.text("from", "must be a mail address, such as agent@example.org", |text| {
-            text.parse::<lettre::message::Mailbox>().is_ok().then(|| text.to_owned())
+            is_named_address(text).then(|| text.to_owned())
         }),
         max_age_s: section.number("max_age_s", 1..=31_536_000).map(i64::unsigned_abs),
         providers: email_providers::read(&mut section),

@@ -32,7 +32,7 @@ pub struct Ses {
     /// The SNS topics that mail and bounces come from. Empty: none is taken.
     pub topic_arns: Vec<String>,
     /// Stands for `https://sns.REGION.amazonaws.com` where certificates and confirmations are fetched. Loopback only.
-    pub sns_url: Option<reqwest::Url>,
+    pub sns_url: Option<url::Url>,
     /// Whether outgoing mail goes by SES.
     pub send: bool,
     /// `None`: where the SDK finds it.
@@ -95,7 +95,7 @@ fn ses(mut section: Section<'_>) -> Option<Ses> {
         send: section.flag("send").unwrap_or(false),
         region: section.text("region", "must be a region, such as eu-central-1", plain),
         endpoint_url: section.text("endpoint_url", "must be an http:// or https:// address", |text| {
-            reqwest::Url::parse(text)
+            url::Url::parse(text)
                 .is_ok_and(|url| matches!(url.scheme(), "http" | "https"))
                 .then(|| text.to_owned())
         }),
@@ -109,8 +109,8 @@ fn ses(mut section: Section<'_>) -> Option<Ses> {
     (ses != Ses::default()).then_some(ses)
 }
 
-fn loopback(text: &str) -> Option<reqwest::Url> {
-    let url = reqwest::Url::parse(text).ok()?;
+fn loopback(text: &str) -> Option<url::Url> {
+    let url = url::Url::parse(text).ok()?;
     let host = url.host_str()?.trim_start_matches('[').trim_end_matches(']');
     let is_loopback = host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     (url.scheme() == "http" && is_loopback).then_some(url)

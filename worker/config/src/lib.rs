@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
-use wakeful_store::expire::OnExpired;
-use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain};
+use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
 use wakeful_workflow::context::ContextPolicy;
 use wakeful_workflow::policy::PARTICIPANTS;
 
+pub mod address;
 pub mod chat;
 pub mod cron;
 pub mod email;
@@ -32,6 +32,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 mod tree;
+pub mod webhook;
 
 pub use price::Price;
 pub use problem::ConfigError;
@@ -59,6 +60,12 @@ const DEFAULT_FILE: &str = "wakeful.toml";
 
 const ANTHROPIC_MODEL: &str = "anthropic/claude-sonnet-5";
 const OPENAI_MODEL: &str = "openai/gpt-5";
+
+/// A configuration that loads, and that something cannot be made of: an agent with a tool that does not exist, a sender
+/// without an address.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Invalid(pub String);
 
 /// A whole configuration. Its `Debug` form shows no secret.
 #[derive(Clone, Debug)]
@@ -204,6 +211,13 @@ pub struct Scripted {
 pub struct Workspace {
     /// The folder that holds one folder a session.
     pub dir: Option<PathBuf>,
+}
+
+impl Workspace {
+    /// The folder that holds one folder per session: `dir`, or `workspaces` in the working folder.
+    pub fn folder(&self) -> &Path {
+        self.dir.as_deref().unwrap_or(Path::new("workspaces"))
+    }
 }
 
 /// Why there is no such agent.

@@ -1,6 +1,8 @@
 //! `[email]`, what of it is about mail that comes in, and `[email.mailboxes.NAME]`.
 
+use super::address::is_address;
 use super::read::Section;
+use super::webhook::webhook_key;
 use secrecy::{ExposeSecret, SecretString};
 use std::net::SocketAddr;
 
@@ -61,7 +63,7 @@ pub(super) fn read(section: &mut Section<'_>) -> Incoming {
         loop_limit: section.number("loop_limit", 1..=10_000).unwrap_or(10),
         mailboxes: mailboxes(section),
     };
-    if incoming.raw_secrets.iter().any(|secret| crate::channel::signed::webhook_key(secret).is_none())
+    if incoming.raw_secrets.iter().any(|secret| webhook_key(secret).is_none())
         && let Some(origin) = raw_origin
     {
         let key = section.full("raw_secrets");
@@ -78,13 +80,13 @@ fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {
     for (name, origin, mut section) in section.sections("mailboxes") {
         let rule = "must be a plain mail address, such as support@example.org";
         let address = section.text("address", rule, |text| {
-            text.parse::<lettre::Address>().is_ok().then(|| text.to_lowercase())
+            is_address(text).then(|| text.to_lowercase())
         });
         let mailbox = Mailbox {
             name,
             address: address.unwrap_or_default(),
             agent: section.text("agent", "must be the name of an agent", |text| Some(text.to_owned())),
-            recipients: super::schema::recipients(&mut section),
+            recipients: super::read::recipients(&mut section),
             web_allow: section.list("web_allow"),
         };
         if mailbox.address.is_empty() || mailboxes.iter().any(|other| other.address == mailbox.address) {

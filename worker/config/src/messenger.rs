@@ -70,7 +70,7 @@ pub struct Webhook {
     pub secrets: Vec<SecretString>,
     pub agent: Option<String>,
     /// Where replies are posted to. `None`: they are read by the API.
-    pub reply_url: Option<reqwest::Url>,
+    pub reply_url: Option<url::Url>,
     /// `reply_url` may be a name of an address that is reachable only from within.
     pub private_network: bool,
 }
@@ -189,8 +189,8 @@ fn webhook(mut section: Section<'_>) -> Webhook {
 
 const URL_RULE: &str = "must be an address, such as https://example.org/path";
 
-fn url(text: &str) -> Option<reqwest::Url> {
-    let url: reqwest::Url = text.parse().ok()?;
+fn url(text: &str) -> Option<url::Url> {
+    let url: url::Url = text.parse().ok()?;
     (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(url)
 }
 

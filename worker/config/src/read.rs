@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use secrecy::SecretString;
+use wakeful_workflow::policy::PARTICIPANTS;
 
+use super::address::is_address;
 use super::price::{USD_RULE, parse_usd};
 use super::problem::{Origin, Problem};
 use super::tree::{Node, Table, Value};
@@ -343,4 +345,31 @@ fn parse_seconds(text: &str) -> Option<Duration> {
     }
     let ms = format!("{fraction:0<3}").parse::<u64>().ok()?;
     Some(Duration::from_secs(whole.parse().ok()?) + Duration::from_millis(ms))
+}
+
+/// Whom an agent may write to: addresses, `*@domain`, `participants` or `*`.
+pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
+    let origin = section.origin("recipients");
+    let list = section.list("recipients")?;
+    let fits = |one: &str| {
+        matches!(one, "*" | PARTICIPANTS)
+            || one
+                .strip_prefix("*@")
+                .is_some_and(|domain| is_address(&format!("x@{domain}")))
+            || is_address(one)
+    };
+    if let Some(wrong) = list.iter().find(|one| !fits(one))
+        && let Some(origin) = origin
+    {
+        let key = section.full("recipients");
+        let text =
+            format!("{key} has {wrong:?}: it must be an address, *@domain, participants, or * for everybody");
+        section.problem(origin, text);
+    }
+    Some(list)
+}
+
+/// A number that its range has kept within `T`.
+pub(super) fn narrow<T: TryFrom<i64>>(given: Option<i64>, default: T) -> T {
+    given.and_then(|number| T::try_from(number).ok()).unwrap_or(default)
 }

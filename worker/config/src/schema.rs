@@ -6,14 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use wakeful_store::expire::OnExpired;
-use wakeful_workflow::agent::{JournalLevel, Limits, OnUncertain};
+use wakeful_workflow::agent::{JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::context::{ContextPolicy, Strategy};
-use wakeful_workflow::policy::PARTICIPANTS;
 
 use super::price::Price;
 use super::problem::Problem;
-use super::read::Section;
+use super::read::{Section, narrow, recipients};
 use super::tree::Table;
 use super::{
     AgentSettings, Config, Database, ModelSettings, Provider, Providers, Queue, Scripted, Server, Workspace,
@@ -152,28 +150,6 @@ fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
         agents.insert(name, settings);
     }
     agents
-}
-
-/// Whom an agent may write to: addresses, `*@domain`, `participants` or `*`.
-pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
-    let origin = section.origin("recipients");
-    let list = section.list("recipients")?;
-    let fits = |one: &str| {
-        matches!(one, "*" | PARTICIPANTS)
-            || one
-                .strip_prefix("*@")
-                .is_some_and(|domain| format!("x@{domain}").parse::<lettre::Address>().is_ok())
-            || one.parse::<lettre::Address>().is_ok()
-    };
-    if let Some(wrong) = list.iter().find(|one| !fits(one))
-        && let Some(origin) = origin
-    {
-        let key = section.full("recipients");
-        let text =
-            format!("{key} has {wrong:?}: it must be an address, *@domain, participants, or * for everybody");
-        section.problem(origin, text);
-    }
-    Some(list)
 }
 
 fn on_uncertain(text: &str) -> Option<OnUncertain> {
@@ -322,9 +298,4 @@ fn is_model(text: &str) -> bool {
     text.split_once('/').is_some_and(|(provider, model)| {
         known(provider) && !model.is_empty() && !model.contains(|c: char| c.is_whitespace() || c.is_control())
     })
-}
-
-/// A number that its range has kept within `T`.
-pub(super) fn narrow<T: TryFrom<i64>>(given: Option<i64>, default: T) -> T {
-    given.and_then(|number| T::try_from(number).ok()).unwrap_or(default)
 }

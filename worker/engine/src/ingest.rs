@@ -5,13 +5,9 @@
 //! everything that is being taken. The turns to write are as many as there are connections for it, and what does not get one
 //! in time goes away as well. Readers and workers have connections of their own ([`Store::connect`]).
 
-use crate::Ctx;
-use crate::api::Problem;
+use crate::ctx::Ctx;
+use crate::origin::CannotBegin;
 use crate::telemetry::{self, names};
-use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
@@ -22,9 +18,27 @@ use wakeful_store::legacy::Imported;
 use wakeful_store::mail::{MailWakes, NewMail};
 use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
+use wakeful_workflow::id::InvalidConversationId;
 
 /// When a sender that was refused may come again. What is in hand takes milliseconds each.
-const RETRY_AFTER_S: u32 = 1;
+pub const RETRY_AFTER_S: u32 = 1;
+
+/// Why a message was not taken. Each edge says it in its own protocol's words.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// Too much comes in at once. Nothing was taken, and the same message may be sent again after [`RETRY_AFTER_S`].
+    #[error("too many messages come in at once; nothing was taken, send it again")]
+    Full,
+    /// No session can be made for it.
+    #[error(transparent)]
+    CannotBegin(#[from] CannotBegin),
+    /// The conversation id that it names cannot be one.
+    #[error(transparent)]
+    ConversationId(#[from] InvalidConversationId),
+    /// The store refused it, or failed.
+    #[error(transparent)]
+    Store(#[from] wakeful_store::Error),
+}
 
 /// How much may come in at once.
 #[derive(Debug)]
@@ -35,7 +49,7 @@ pub struct Intake {
 }
 
 /// The right to be taken, and a connection's worth of the database.
-pub(crate) struct Turn<'a> {
+pub struct Permit<'a> {
     _place: OwnedSemaphorePermit,
     _turn: SemaphorePermit<'a>,
 }
@@ -57,37 +71,26 @@ impl Intake {
     /// A turn to write.
     ///
     /// # Errors
-    /// 429 when too many are in already, or none of them has gone in time.
-    pub(crate) async fn enter(&self) -> Result<Turn<'_>, Problem> {
+    /// [`Refused::Full`] when too many are in already, or none of them has gone in time.
+    pub async fn enter(&self) -> Result<Permit<'_>, Refused> {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| full())?;
         let turn = tokio::time::timeout(self.wait, self.turns.acquire()).await.map_err(|_| full())?;
         // Nobody closes it.
         let turn = turn.map_err(|_| full())?;
-        Ok(Turn { _place: place, _turn: turn })
+        Ok(Permit { _place: place, _turn: turn })
     }
 }
 
-fn full() -> Problem {
+fn full() -> Refused {
     debug!("A message was refused: too many at once");
-    Problem::too_many("too many messages come in at once; nothing was taken, send it again", RETRY_AFTER_S)
-}
-
-/// Refuses a POST before its body is read, while no more can be taken.
-pub(crate) async fn shed(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
-    if request.method() == Method::POST && ctx.intake.is_full() {
-        let is_sns = request.headers().contains_key("x-amz-sns-message-type");
-        // SNS sends again what is answered with 5xx, and nothing that is answered with 4xx.
-        let told = if is_sns { full().under(StatusCode::SERVICE_UNAVAILABLE) } else { full() };
-        return told.into_response();
-    }
-    next.run(request).await
+    Refused::Full
 }
 
 /// Wakes the session that `new` finds or makes. When this returns, the message is durable.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::wake`], as answers; 429 while too much comes in, where nothing was taken.
-pub async fn take(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<Woken, Problem> {
+/// Those of [`wakeful_store::Store::wake`], and [`Refused::Full`] while too much comes in, where nothing was taken.
+pub async fn take(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<Woken, Refused> {
     taken(ctx, new, message, None).await
 }
 
@@ -100,7 +103,7 @@ pub async fn take_imported(
     new: NewSession,
     message: NewMessage,
     imported: &Imported,
-) -> Result<Woken, Problem> {
+) -> Result<Woken, Refused> {
     taken(ctx, new, message, Some(imported)).await
 }
 
@@ -109,7 +112,7 @@ async fn taken(
     new: NewSession,
     message: NewMessage,
     imported: Option<&Imported>,
-) -> Result<Woken, Problem> {
+) -> Result<Woken, Refused> {
     let _turn = ctx.intake.enter().await?;
     let span = send_span(&new.conversation_id);
     async {
@@ -129,13 +132,13 @@ async fn taken(
 /// A message for a session that exists. When this returns, it is durable.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::send`], as answers; 429 while too much comes in, where nothing was taken.
+/// Those of [`wakeful_store::Store::send`], and [`Refused::Full`] while too much comes in, where nothing was taken.
 pub async fn send(
     ctx: &Ctx,
     session_id: &str,
     conversation_id: &str,
     message: NewMessage,
-) -> Result<Woken, Problem> {
+) -> Result<Woken, Refused> {
     let _turn = ctx.intake.enter().await?;
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
@@ -150,14 +153,14 @@ pub async fn send(
 /// The same for a mail, which is remembered in the same commit. It was looked up within the turn in which it is taken.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::take_mail`], as answers.
-pub(crate) async fn take_mail(
+/// Those of [`wakeful_store::Store::take_mail`].
+pub async fn take_mail(
     ctx: &Ctx,
-    _turn: &Turn<'_>,
+    _turn: &Permit<'_>,
     mail: &NewMail,
     wakes: MailWakes<'_>,
     message: NewMessage,
-) -> Result<Woken, Problem> {
+) -> Result<Woken, Refused> {
     let span = send_span(&mail.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
@@ -171,7 +174,7 @@ pub(crate) async fn take_mail(
 }
 
 /// A message on its way into the queue. What it wakes is linked to it.
-pub(crate) fn send_span(conversation_id: &str) -> Span {
+pub fn send_span(conversation_id: &str) -> Span {
     info_span!(
         names::SEND_STEP,
         "otel.kind" = names::KIND_PRODUCER,
@@ -186,12 +189,12 @@ pub(crate) fn send_span(conversation_id: &str) -> Span {
 }
 
 /// Tells workers and readers of a message that was taken, and completes its span.
-pub(crate) fn announce(ctx: &Ctx, woken: &Woken) {
+pub fn announce(ctx: &Ctx, woken: &Woken) {
     let span = Span::current();
     span.record(names::SESSION_ID, woken.session_id.as_str());
     span.record(names::RUN_ID, woken.run_id.as_str());
     if !woken.duplicate {
-        ctx.notifier.job();
-        ctx.notifier.session(&woken.session_id);
+        ctx.bus.notifier.job();
+        ctx.bus.notifier.session(&woken.session_id);
     }
 }

@@ -1,9 +1,9 @@
 //! What a session is made of, whichever way it begins: an agent of the configuration, its prompt and its tools.
 
-use crate::api::DEFAULT_SPACE;
-use crate::config::{Config, DEFAULT_AGENT};
 use crate::tool::registry::Registry;
+use wakeful_config::{Config, DEFAULT_AGENT};
 use wakeful_store::wake::{Continues, NewSession};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful_workflow::record::Role;
 use wakeful_workflow::session::Seed;

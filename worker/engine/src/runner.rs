@@ -14,7 +14,7 @@
 //! let config = Config::load(None, std::env::vars())?;
 //! let ctx = wakeful::App::new().context(config, "postgres://localhost/wakeful").await?;
 //! // This process works as well. Without it, any `wakeful serve` on the database does.
-//! let pool = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.news.clone()));
+//! let pool = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
 //!
 //! let mut runner = Runner::new(Arc::clone(&ctx));
 //! runner.start("A table for tonight, please.", Some("You book tables.")).await?;
@@ -29,13 +29,14 @@
 //!         Pause::NeedsAttention { reason } => anyhow::bail!("an operator has to look: {reason}"),
 //!     }
 //! }
-//! ctx.draining.cancel();
+//! ctx.shutdown.draining.cancel();
 //! pool.await??;
 //! # Ok(())
 //! # }
 //! ```
 
-use crate::{Ctx, origin, telemetry};
+use crate::ctx::Ctx;
+use crate::{origin, telemetry};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::debug;
@@ -44,6 +45,7 @@ use wakeful_store::queue::heard;
 use wakeful_store::session::SessionSummary;
 use wakeful_store::wake::{NewMessage, NewSession};
 use wakeful_store::{Error, new_id};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::record::Role;
 use wakeful_workflow::session::{Seed, SessionStatus};
 
@@ -147,8 +149,8 @@ impl Runner {
     /// [`RunnerError::CannotBegin`], [`RunnerError::NoMessage`], [`RunnerError::Store`].
     pub async fn start(&mut self, prompt: &str, system_prompt: Option<&str>) -> Result<(), RunnerError> {
         let ctx = &self.ctx;
-        let conversation_id = format!("{}/{}", crate::api::DEFAULT_SPACE, new_id("conv"));
-        let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, self.agent.as_deref())?;
+        let conversation_id = format!("{}/{}", DEFAULT_SPACE, new_id("conv"));
+        let new = origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, self.agent.as_deref())?;
         let seeds = match system_prompt {
             Some(prompt) => vec![Seed { role: Role::System, content: prompt.to_owned(), is_new: true }],
             None => new.seeds.clone(),
@@ -186,7 +188,7 @@ impl Runner {
         mut on_event: impl FnMut(&JournalEntry),
     ) -> Result<Pause, RunnerError> {
         let active = self.active.as_mut().ok_or(RunnerError::NoActiveProcess)?;
-        let mut news = self.ctx.news.sessions();
+        let mut news = self.ctx.bus.news.sessions();
         loop {
             match look(&self.ctx, active, &mut on_event).await {
                 Ok(Some(pause)) => return Ok(pause),
@@ -197,7 +199,7 @@ impl Runner {
                 Err(error) => return Err(error.into()),
             }
             tokio::select! {
-                () = self.ctx.abort.cancelled() => return Err(RunnerError::Ending),
+                () = self.ctx.shutdown.abort.cancelled() => return Err(RunnerError::Ending),
                 () = heard(&mut news, &active.session_id) => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
@@ -221,8 +223,8 @@ impl Runner {
     }
 
     fn tell(&self, session_id: &str) {
-        self.ctx.notifier.job();
-        self.ctx.notifier.session(session_id);
+        self.ctx.bus.notifier.job();
+        self.ctx.bus.notifier.session(session_id);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Sessions as bundles: carried out under a token of their own, and taken in.
 
-use super::{DEFAULT_SPACE, Id, Problem};
-use crate::Ctx;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_engine::ctx::Ctx;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;

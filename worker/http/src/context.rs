@@ -1,10 +1,12 @@
 //! What the model would see if it were called now, and what each strategy would make of it.
 
-use super::{DEFAULT_SPACE, Id, Problem};
-use crate::Ctx;
-use crate::config::Config;
-use crate::model::Models;
-use crate::tool::registry::Registry;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_engine::ctx::Ctx;
+use wakeful_config::Config;
+use wakeful_engine::model::Models;
+use wakeful_engine::tool::registry::Registry;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -171,7 +173,7 @@ pub async fn view(
 ///
 /// # Errors
 /// In words, with the names that there are.
-pub(crate) fn strategy(word: &str) -> Result<Strategy, String> {
+pub fn strategy(word: &str) -> Result<Strategy, String> {
     Strategy::parse(word).ok_or_else(|| {
         let known = Strategy::ALL.map(Strategy::as_str).join(", ");
         format!("no strategy {word:?}; there are: {known}")
@@ -196,7 +198,7 @@ pub(super) async fn show(
     let Query(query) = query?;
     let asked = query.strategy.as_deref().map(strategy).transpose().map_err(Problem::bad_request)?;
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
-    let parts = (&ctx.store, &ctx.config, &ctx.tools, &ctx.models);
+    let parts = (&ctx.store, &ctx.config, &ctx.plugins.tools, &ctx.plugins.models);
     let view = view(parts, &id, asked, query.raw).await.map_err(|error| match error {
         ViewError::Store(error) => error.into(),
         ViewError::NotConfigured(text) => Problem::new(StatusCode::CONFLICT, text),

@@ -1,9 +1,12 @@
 //! A conversation: its sessions, and beginning anew in it.
 
-use super::chat::{check_text, idempotency_key, parse};
+use crate::body::{check_text, idempotency_key, parse};
 use super::sessions::{Answer, limit, next_page, page};
-use super::{Id, Problem, stored_conversation_id};
-use crate::{Ctx, origin};
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_workflow::id::stored_conversation_id;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::origin;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -88,7 +91,7 @@ pub(super) async fn begin_anew(
         Some(agent) => Some(agent),
         None => ctx.store.latest_agent(&conversation_id).await?,
     };
-    let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent.as_deref())?;
+    let new = origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
     let new = NewSession { repository_id: asked.repository_id, ..new };
     let begun = ctx.store.begin_anew(&new, client_key.as_deref()).await?;
     let status = if begun.duplicate { StatusCode::OK } else { StatusCode::CREATED };

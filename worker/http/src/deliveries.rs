@@ -1,10 +1,13 @@
 //! Outgoing messages: shown, and sent again.
 
-use super::chat::{check_text, parse};
+use crate::body::{check_text, parse};
 use super::sessions::{Answer, limit, next_page, page};
 use super::steer::REASON_BYTES;
-use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
-use crate::{Ctx, telemetry};
+use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::telemetry;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -77,8 +80,8 @@ pub(super) async fn resend(
     check_text("by", asked.by.as_deref(), 256)?;
     let asked = Resend { by: asked.by, reason: asked.reason, trace_context: telemetry::trace_context() };
     let resent = ctx.store.resend(Some(DEFAULT_SPACE), &id, &asked).await?;
-    ctx.notifier.job();
-    ctx.notifier.session(&resent.session_id);
+    ctx.bus.notifier.job();
+    ctx.bus.notifier.session(&resent.session_id);
     let status = if resent.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(resent)))
 }

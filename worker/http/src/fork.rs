@@ -1,10 +1,12 @@
 //! Forks of a session, and the tree that they make.
 
-use super::chat::{check_text, idempotency_key, message_text, parse};
-use super::{DEFAULT_SPACE, Id, Problem};
-use crate::Ctx;
-use crate::ingest::send_span;
-use crate::telemetry::{self, names};
+use crate::body::{check_text, idempotency_key, message_text, parse};
+use wakeful_workflow::id::DEFAULT_SPACE;
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::send_span;
+use wakeful_engine::telemetry::{self, names};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -87,8 +89,8 @@ async fn make(ctx: &Ctx, request: ForkRequest) -> Result<(StatusCode, Json<Forke
     if let Some(run_id) = &forked.run_id {
         span.record(names::RUN_ID, run_id.as_str());
         if !forked.duplicate {
-            ctx.notifier.job();
-            ctx.notifier.session(&forked.session_id);
+            ctx.bus.notifier.job();
+            ctx.bus.notifier.session(&forked.session_id);
         }
     }
     let status = if forked.duplicate { StatusCode::OK } else { StatusCode::CREATED };
@@ -122,15 +124,15 @@ impl Fork {
 
 fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
     check_text("model", Some(&id), 256)?;
-    ctx.models.get(&id).map_err(|fault| Problem::bad_request(format!("`model`: {fault}")))?;
+    ctx.plugins.models.get(&id).map_err(|fault| Problem::bad_request(format!("`model`: {fault}")))?;
     Ok(Model { context_window: i32::try_from(ctx.config.context_window(&id)).unwrap_or(i32::MAX), id })
 }
 
 fn known_tools(ctx: &Ctx, names: &[String]) -> Result<Vec<ToolDefinition>, Problem> {
     let tools =
-        ctx.tools.definitions(names).map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
+        ctx.plugins.tools.definitions(names).map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
     // The model would be told that its mail is on the way, and it never would be.
-    if tools.iter().any(|tool| tool.name == "compose_email") && !ctx.channels.contains_key("email") {
+    if tools.iter().any(|tool| tool.name == "compose_email") && !ctx.plugins.channels.contains_key("email") {
         return Err(Problem::bad_request("`tools` has compose_email, but nothing sends mail here"));
     }
     Ok(tools)

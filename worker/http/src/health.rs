@@ -1,6 +1,6 @@
 //! Whether the process lives, and whether it should be sent requests.
 
-use crate::Ctx;
+use wakeful_engine::ctx::Ctx;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -24,7 +24,7 @@ pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
             None => error.to_string(),
         },
     };
-    let draining = ctx.draining.is_cancelled();
+    let draining = ctx.shutdown.draining.is_cancelled();
     let ready = database == "ok" && !draining;
     let body = json!({
         "status": if ready { "ok" } else { "unavailable" },

@@ -1,50 +1,33 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
-mod bundle;
-pub(crate) mod chat;
-pub(crate) mod context;
+pub mod bundle;
+pub mod body;
+pub mod context;
 mod conversations;
 mod deliveries;
 mod fork;
+pub mod guard;
 mod health;
-mod problem;
-mod sessions;
+pub mod problem;
+pub mod sessions;
 mod steer;
 mod stream;
 
-pub use bundle::INTERNAL_TOKEN;
-pub use problem::{Problem, valid_verbs};
-pub use sessions::detail;
-pub(crate) use sessions::no_trigger;
-
-use crate::ingest::shed;
-use crate::{Ctx, channel};
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, FromRequestParts, Path, Request, State};
-use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
-use axum::http::request::Parts;
-use axum::http::{HeaderValue, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
-use secrecy::ExposeSecret;
+use body::BODY_LIMIT_BYTES;
+use guard::{guard, shed};
 use std::sync::Arc;
-use subtle::ConstantTimeEq;
-
-/// Largest request body.
-pub const BODY_LIMIT_BYTES: usize = 1 << 20;
-
-/// The space of whoever names none.
-pub const DEFAULT_SPACE: &str = "default";
+use wakeful_engine::ctx::Ctx;
 
 /// Every route of Wakeful's own.
-pub fn router(ctx: Arc<Ctx>) -> Router {
+///
+/// The channels bring their own: `guarded` stands in `/v1` behind the bearer token, and `webhooks` in `/v1/triggers`, whose
+/// callers prove themselves.
+pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>) -> Router {
     let v1 = Router::new()
-        .route(
-            "/chat/{conversation_id}/messages",
-            post(chat::post_message).layer(from_fn_with_state(Arc::clone(&ctx), shed)),
-        )
-        .route("/chat/legacy", get(chat::legacy_counts))
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(sessions::show))
         .route("/sessions/{id}/messages", get(sessions::messages).post(sessions::send))
@@ -68,11 +51,11 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .route("/conversations/{id}/sessions", get(conversations::sessions))
         .route("/conversations/{id}/history", get(conversations::history))
         .route("/conversations/{id}/new", post(conversations::begin_anew))
-        .merge(channel::guarded())
+        .merge(guarded)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         // After the guard: it wants a token of its own, and no other.
         .route("/sessions/{id}/export", get(bundle::export))
-        .nest("/triggers", channel::webhooks(&ctx).layer(from_fn_with_state(Arc::clone(&ctx), shed)));
+        .nest("/triggers", webhooks.layer(from_fn_with_state(Arc::clone(&ctx), shed)));
     Router::new()
         .nest("/v1", v1)
         .route("/sessions/{id}/export", get(bundle::export))
@@ -82,79 +65,4 @@ pub fn router(ctx: Arc<Ctx>) -> Router {
         .method_not_allowed_fallback(problem::no_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
         .with_state(ctx)
-}
-
-/// Lets a request pass that bears the token, if there is one.
-pub(crate) async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
-    let Some(token) = &ctx.config.server.token else {
-        // Without a token the process listens on loopback only, where every page in a browser can reach it: under a
-        // name of its own, or from an origin of its own.
-        let stranger = [HOST, ORIGIN].into_iter().find(|name| {
-            request.headers().get(name).is_some_and(|value| !value.to_str().is_ok_and(is_local))
-        });
-        return match stranger {
-            None => next.run(request).await,
-            Some(name) => {
-                let detail = format!("`{name}` is not this machine; set WAKEFUL_TOKEN to serve others");
-                Problem::new(StatusCode::FORBIDDEN, detail).into_response()
-            }
-        };
-    };
-    let given = request
-        .headers()
-        .get(AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer"))
-        .map_or("", |(_, token)| token.trim());
-    if bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())) {
-        return next.run(request).await;
-    }
-    let detail = if given.is_empty() {
-        "a bearer token is needed: `Authorization: Bearer …`"
-    } else {
-        "this bearer token is not the server's (WAKEFUL_TOKEN)"
-    };
-    let problem = Problem::new(StatusCode::UNAUTHORIZED, detail);
-    let mut response = problem.into_response();
-    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    response
-}
-
-/// An id in a path, of whatever a row is. 400 for what no id can be.
-pub(crate) struct Id(pub(crate) String);
-
-impl<S: Send + Sync> FromRequestParts<S> for Id {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Problem> {
-        let Path(id) = Path::<String>::from_request_parts(parts, state).await?;
-        // Postgres takes no NUL in a text, and no id of ours has a control character.
-        if id.chars().any(char::is_control) {
-            return Err(Problem::bad_request("an id has no control characters"));
-        }
-        Ok(Id(id))
-    }
-}
-
-/// Whether a `Host` or an `Origin` names this machine.
-fn is_local(value: &str) -> bool {
-    let authority = value.split_once("://").map_or(value, |(_, authority)| authority);
-    let Ok(authority) = authority.parse::<axum::http::uri::Authority>() else {
-        return false;
-    };
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost")
-        || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
-/// The id under which a conversation is stored.
-///
-/// # Errors
-/// 400 for an empty one, a long one, or one with control characters.
-pub(crate) fn stored_conversation_id(id: &str) -> Result<String, Problem> {
-    if id.is_empty() || id.len() > 256 || id.chars().any(char::is_control) {
-        return Err(Problem::bad_request("a conversation id has 1 to 256 bytes and no control characters"));
-    }
-    Ok(format!("{DEFAULT_SPACE}/{id}"))
 }

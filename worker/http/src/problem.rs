@@ -5,10 +5,8 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use tracing::error;
+use wakeful_workflow::id::InvalidConversationId;
 use wakeful_workflow::session::SessionStatus;
-
-/// The field that says how many messages wait.
-const PENDING: &str = "pending";
 
 /// An answer that says what was wrong.
 #[derive(Debug)]
@@ -47,13 +45,8 @@ impl Problem {
         Problem { retry_after_s: Some(retry_after_s), ..problem }
     }
 
-    /// How many messages wait in the session that takes no more. `None`: that is not what is wrong.
-    pub(crate) fn pending(&self) -> Option<i64> {
-        self.more.get(PENDING)?.as_i64()
-    }
-
     /// The same under another status: webhooks' senders have words of their own for what is refused for good.
-    pub(crate) fn under(self, status: StatusCode) -> Problem {
+    pub fn under(self, status: StatusCode) -> Problem {
         Problem { status, ..self }
     }
 
@@ -139,7 +132,7 @@ impl From<wakeful_store::Error> for Problem {
             Error::KeyReused { .. } => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             Error::InboxFull { pending } => Problem {
                 retry_after_s: Some(5),
-                ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).with(PENDING, pending)
+                ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).with("pending", pending)
             },
             Error::Bundle(_) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
             // What the database says may quote what it holds: it goes to the log and not to the client.
@@ -154,9 +147,27 @@ impl From<wakeful_store::Error> for Problem {
     }
 }
 
-impl From<crate::origin::CannotBegin> for Problem {
-    fn from(cannot: crate::origin::CannotBegin) -> Problem {
+impl From<wakeful_engine::origin::CannotBegin> for Problem {
+    fn from(cannot: wakeful_engine::origin::CannotBegin) -> Problem {
         Problem::bad_request(cannot.to_string())
+    }
+}
+
+impl From<wakeful_engine::ingest::Refused> for Problem {
+    fn from(refused: wakeful_engine::ingest::Refused) -> Problem {
+        use wakeful_engine::ingest::{RETRY_AFTER_S, Refused};
+        match refused {
+            Refused::Full => Problem::too_many(refused.to_string(), RETRY_AFTER_S),
+            Refused::CannotBegin(cannot) => cannot.into(),
+            Refused::ConversationId(invalid) => invalid.into(),
+            Refused::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<InvalidConversationId> for Problem {
+    fn from(invalid: InvalidConversationId) -> Problem {
+        Problem::bad_request(invalid.to_string())
     }
 }
 
@@ -165,7 +176,7 @@ impl From<BytesRejection> for Problem {
         if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
             return Problem::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the body is larger than {} bytes", super::BODY_LIMIT_BYTES),
+                format!("the body is larger than {} bytes", crate::body::BODY_LIMIT_BYTES),
             );
         }
         Problem::new(rejection.status(), rejection.body_text())
@@ -212,11 +223,11 @@ impl From<PathRejection> for Problem {
     }
 }
 
-pub(super) async fn no_route(uri: Uri) -> Problem {
+pub(crate) async fn no_route(uri: Uri) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
 }
 
-pub(super) async fn no_method(method: Method, uri: Uri) -> Problem {
+pub(crate) async fn no_method(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take {method}", uri.path()))
 }
 

@@ -1,8 +1,11 @@
 //! Sessions, shown, and sent messages.
 
-use super::chat::{answer, check_text, idempotency_key, message_text, parse};
-use super::{DEFAULT_SPACE, Id, Problem, stored_conversation_id};
-use crate::{Ctx, ingest};
+use crate::body::{answer, check_text, idempotency_key, message_text, parse};
+use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -99,7 +102,7 @@ pub(super) async fn list(
 }
 
 /// Why no session of this type can be asked for.
-pub(crate) fn no_trigger(trigger_type: &str) -> String {
+pub fn no_trigger(trigger_type: &str) -> String {
     format!("no trigger {trigger_type:?} has made a session; there are: {}", trigger::OWN.join(", "))
 }
 

@@ -1,8 +1,11 @@
 //! What an operator does to a session.
 
-use super::chat::{check_text, message_text, parse};
-use super::{DEFAULT_SPACE, Id, Problem};
-use crate::{Ctx, telemetry};
+use crate::body::{check_text, message_text, parse};
+use wakeful_workflow::id::DEFAULT_SPACE;
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::telemetry;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -125,8 +128,8 @@ pub(super) async fn resolve(
         trace_context: telemetry::trace_context(),
     };
     let resolved = ctx.store.resolve(&id, &decision).await?;
-    ctx.notifier.job();
-    ctx.notifier.session(&id);
+    ctx.bus.notifier.job();
+    ctx.bus.notifier.session(&id);
     let status = if resolved.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(resolved)))
 }
@@ -140,7 +143,7 @@ async fn reason(ctx: &Ctx, id: &str, body: &[u8]) -> Result<Option<String>, Prob
 }
 
 fn accepted(ctx: &Ctx, id: &str, body: Value) -> (StatusCode, Json<Value>) {
-    ctx.notifier.job();
-    ctx.notifier.session(id);
+    ctx.bus.notifier.job();
+    ctx.bus.notifier.session(id);
     (StatusCode::ACCEPTED, Json(body))
 }

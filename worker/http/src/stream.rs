@@ -5,8 +5,10 @@
 //! a worker's death, is told `gen_reset` and gets all chunks of the call in flight. So is one that was shown chunks which
 //! the database has lost since, by a crash of its own: they are committed before they are shown, but asynchronously.
 
-use super::{DEFAULT_SPACE, Id, Problem};
-use crate::Ctx;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use crate::body::Id;
+use crate::problem::Problem;
+use wakeful_engine::ctx::Ctx;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::HeaderMap;
@@ -57,7 +59,7 @@ pub(super) async fn stream(
         };
     let heartbeat = Duration::from_secs(ctx.config.server.sse_heartbeat_s);
     let reader = Reader {
-        news: ctx.news.sessions(),
+        news: ctx.bus.news.sessions(),
         ctx,
         session_id: id,
         after: last.or(query.after).unwrap_or(0),
@@ -96,7 +98,7 @@ impl Reader {
             }
             if self.frames.is_empty() {
                 tokio::select! {
-                    () = self.ctx.abort.cancelled() => return None,
+                    () = self.ctx.shutdown.abort.cancelled() => return None,
                     () = heard(&mut self.news, &self.session_id) => {}
                     () = tokio::time::sleep(LOOK) => {}
                 }

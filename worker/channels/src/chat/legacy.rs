@@ -4,49 +4,33 @@
 //! It is read before the wake's transaction and under no lock. Two first messages at once read it twice and make one session:
 //! the wake's locks decide, and who comes second finds the session.
 
-use crate::Ctx;
-use crate::api::Problem;
-use crate::config::Config;
-use crate::config::chat::{Legacy, OnError};
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use wakeful_config::Config;
+use wakeful_config::chat::{Legacy, OnError};
+use super::reading::Chat;
 use axum::http::StatusCode;
-use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use tracing::{debug, error, info, warn};
-use wakeful_store::legacy::{Asked, Imported, LegacyCount};
+use wakeful_store::legacy::{Asked, LegacyCount};
 use wakeful_store::wake::NewSession;
-use wakeful_workflow::session::Seed;
 
 /// How many entries are read at once: each may be as large as an entry may be.
 #[cfg(feature = "legacy-redis")]
 const READERS: usize = 16;
-
-/// A chat as the cache knew it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chat {
-    pub(super) seeds: Vec<Seed>,
-    pub(super) said_at: Vec<Option<i64>>,
-    pub(super) state: Map<String, Value>,
-    /// Messages that no seed can be made of.
-    pub(super) left_out: i64,
-}
-
-impl Chat {
-    /// What a session of it begins with: the prompt of today, and what was said.
-    pub(crate) fn begins(self, mut new: NewSession) -> (NewSession, Imported) {
-        let mut said_at = vec![None; new.seeds.len()];
-        new.seeds.extend(self.seeds);
-        said_at.extend(self.said_at);
-        (new, Imported { state: self.state, said_at, left_out: self.left_out })
-    }
-}
 
 /// The chat of a conversation that has no session, if the cache knows it.
 ///
 /// # Errors
 /// 503 while the cache cannot be asked and 502 for an entry that cannot be read, unless such a chat is to begin afresh. The
 /// store's, as answers.
-pub(crate) async fn find(ctx: &Ctx, new: &NewSession, user: Option<&str>) -> Result<Option<Chat>, Problem> {
-    let Some(cache) = &ctx.legacy else { return Ok(None) };
+pub(super) async fn find(
+    ctx: &Ctx,
+    cache: Option<&Cache>,
+    new: &NewSession,
+    user: Option<&str>,
+) -> Result<Option<Chat>, Problem> {
+    let Some(cache) = cache else { return Ok(None) };
     {
         let _turn = ctx.intake.enter().await?;
         if ctx.store.has_session(&new.conversation_id).await? {
@@ -160,7 +144,7 @@ impl Cache {
         let Some(url) = settings.redis_url.clone().filter(|_| settings.enabled) else { return Ok(None) };
         // What the crate says of a URL may quote it.
         let client = redis::Client::open(url.expose_secret()).map_err(|_| {
-            crate::cli::Usage("chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned())
+            wakeful_config::Invalid("chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned())
         })?;
         let (connection, readers) = (tokio::sync::Mutex::new(None), tokio::sync::Semaphore::new(READERS));
         Ok(Some(Cache { settings, client, connection, readers }))
@@ -242,7 +226,7 @@ impl Cache {
 }
 
 /// What the counts say, in a sentence for whoever wonders whether the cache is needed any more.
-pub(crate) fn advice(settings: &Legacy, counts: &[LegacyCount]) -> String {
+pub fn advice(settings: &Legacy, counts: &[LegacyCount]) -> String {
     if settings.redis_url.is_none() {
         return "no old cache is configured".to_owned();
     }

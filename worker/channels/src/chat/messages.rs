@@ -1,8 +1,11 @@
 //! The chat trigger.
 
-use super::{Problem, stored_conversation_id};
-use crate::channel::chat::legacy;
-use crate::{Ctx, ingest, origin};
+use super::legacy::{self, Cache};
+use wakeful_http::body::{answer, check_text, idempotency_key, message_text, parse};
+use wakeful_http::problem::Problem;
+use wakeful_workflow::id::stored_conversation_id;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::{ingest, origin};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
@@ -13,6 +16,14 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::trigger::{CHAT, opens_beside};
+
+/// What the routes of chats share.
+#[derive(Clone)]
+pub(super) struct Chats {
+    pub ctx: Arc<Ctx>,
+    /// The cache of chats from before there were sessions, where one is configured.
+    pub cache: Arc<Option<Cache>>,
+}
 
 /// The body of `POST /v1/chat/{conversation_id}/messages`.
 #[derive(Debug, Deserialize)]
@@ -28,7 +39,7 @@ struct ChatMessage {
 
 /// Takes a message: 202, or 200 with the first answer when its `client_key` was used before.
 pub(super) async fn post_message(
-    State(ctx): State<Arc<Ctx>>,
+    State(chats): State<Chats>,
     conversation_id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -45,17 +56,18 @@ pub(super) async fn post_message(
     let attachments = Vec::new();
     let new = NewMessage { client_key, text, sender: message.user_id, trace_context, attachments };
     let (agent, repository_id) = (message.agent.as_deref(), message.repository_id);
-    Ok(answer(wake(&ctx, conversation_id, agent, repository_id, new).await?))
+    Ok(answer(wake(&chats, conversation_id, agent, repository_id, new).await?))
 }
 
 /// Wakes the conversation's latest session with a message.
-pub(crate) async fn wake(
-    ctx: &Ctx,
+async fn wake(
+    chats: &Chats,
     conversation_id: String,
     agent: Option<&str>,
     repository_id: Option<String>,
     message: NewMessage,
 ) -> Result<Woken, Problem> {
+    let ctx = &*chats.ctx;
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
         // A session that a chat opens beside another one is of that one's agent.
@@ -66,72 +78,23 @@ pub(crate) async fn wake(
             latest.filter(|(latest, _)| opens_beside(latest, CHAT).is_some()).map(|(_, agent)| agent)
         }
     };
-    let new = origin::of_chat(&ctx.config, &ctx.tools, conversation_id, agent.as_deref())?;
+    let new = origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
     let new = NewSession { repository_id, ..new };
-    match legacy::find(ctx, &new, message.sender.as_deref()).await? {
+    match legacy::find(ctx, (*chats.cache).as_ref(), &new, message.sender.as_deref()).await? {
         Some(chat) => {
             let (new, imported) = chat.begins(new);
-            ingest::take_imported(ctx, new, message, &imported).await
+            Ok(ingest::take_imported(ctx, new, message, &imported).await?)
         }
-        None => ingest::take(ctx, new, message).await,
-    }
-}
-
-/// 202, or 200 for what was taken before.
-pub(crate) fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
-    let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
-    (status, Json(woken))
-}
-
-/// The header `Idempotency-Key`: the same as `client_key`, for clients that set it on every request.
-pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
-    let key = key.to_str().map_err(|_| Problem::bad_request("`Idempotency-Key` is not ASCII"))?;
-    Ok(Some(key.to_owned()))
-}
-
-/// Reads a JSON body, with an error that says where it is wrong.
-pub(crate) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    let text = std::str::from_utf8(body).map_err(|error| {
-        Problem::bad_request(format!("the body is not UTF-8: invalid at byte {}", error.valid_up_to()))
-    })?;
-    if text.trim().is_empty() {
-        return Err(Problem::bad_request("the body is empty; a JSON object is expected"));
-    }
-    // serde would take an array for the fields in their order.
-    if !text.trim_start().starts_with('{') {
-        return Err(Problem::bad_request("the body is not the JSON that is expected: an object, at line 1"));
-    }
-    serde_json::from_str(text)
-        .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
-}
-
-/// A message's text: something, and nothing that the database cannot hold.
-pub(crate) fn message_text(text: String) -> Result<String, Problem> {
-    if text.trim().is_empty() {
-        return Err(Problem::bad_request("`text` is empty"));
-    }
-    if text.contains('\0') {
-        return Err(Problem::bad_request("`text` contains a NUL character"));
-    }
-    Ok(text)
-}
-
-pub(crate) fn check_text(name: &str, text: Option<&str>, limit: usize) -> Result<(), Problem> {
-    match text {
-        Some(text) if text.is_empty() || text.len() > limit || text.chars().any(char::is_control) => {
-            Err(Problem::bad_request(format!("`{name}` has 1 to {limit} bytes and no control characters")))
-        }
-        Some(_) | None => Ok(()),
+        None => Ok(ingest::take(ctx, new, message).await?),
     }
 }
 
 /// How often the cache of old chats was asked, and what to do about it.
-pub(super) async fn legacy_counts(State(ctx): State<Arc<Ctx>>) -> Result<Json<Value>, Problem> {
-    let settings = &ctx.config.chat.legacy;
-    let counts = ctx.store.legacy_counts().await?;
+pub(super) async fn legacy_counts(State(chats): State<Chats>) -> Result<Json<Value>, Problem> {
+    let settings = &chats.ctx.config.chat.legacy;
+    let counts = chats.ctx.store.legacy_counts().await?;
     Ok(Json(json!({
-        "enabled": ctx.legacy.is_some(),
+        "enabled": chats.cache.is_some(),
         "advice": legacy::advice(settings, &counts),
         "items": counts,
     })))

@@ -1,4 +1,32 @@
-//! Chats: what was said before there were sessions.
+//! Chats: a message comes in by HTTP. Where the conversation has no session, what was said before there were sessions may be
+//! in an old cache.
 
+#[cfg_attr(not(feature = "legacy-redis"), allow(dead_code))]
 pub mod legacy;
+mod messages;
+#[cfg_attr(not(feature = "legacy-redis"), allow(dead_code))]
 mod reading;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
+use legacy::Cache;
+use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::guard::shed;
+
+/// `/v1/chat`.
+///
+/// # Errors
+/// Those of [`Cache::of`].
+pub(super) fn routes(ctx: &Arc<Ctx>) -> anyhow::Result<Router<Arc<Ctx>>> {
+    let cache = Arc::new(Cache::of(&ctx.config)?);
+    let message = messages::Chats { ctx: Arc::clone(ctx), cache };
+    Ok(Router::new()
+        .route(
+            "/chat/{conversation_id}/messages",
+            post(messages::post_message).layer(from_fn_with_state(Arc::clone(ctx), shed)),
+        )
+        .route("/chat/legacy", get(messages::legacy_counts))
+        .with_state(message))
+}

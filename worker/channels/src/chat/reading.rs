@@ -1,9 +1,30 @@
 //! What an entry of the old cache says: `{"messages": […], "state": {…}}`, read without trust.
 
-use super::legacy::Chat;
 use serde_json::{Map, Value};
+use wakeful_store::legacy::Imported;
+use wakeful_store::wake::NewSession;
 use wakeful_workflow::record::{Role, value_without_nul, without_nul};
 use wakeful_workflow::session::Seed;
+
+/// A chat as the cache knew it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    pub(super) seeds: Vec<Seed>,
+    pub(super) said_at: Vec<Option<i64>>,
+    pub(super) state: Map<String, Value>,
+    /// Messages that no seed can be made of.
+    pub(super) left_out: i64,
+}
+
+impl Chat {
+    /// What a session of it begins with: the prompt of today, and what was said.
+    pub(crate) fn begins(self, mut new: NewSession) -> (NewSession, Imported) {
+        let mut said_at = vec![None; new.seeds.len()];
+        new.seeds.extend(self.seeds);
+        said_at.extend(self.said_at);
+        (new, Imported { state: self.state, said_at, left_out: self.left_out })
+    }
+}
 
 /// More messages are no chat.
 const MESSAGES: usize = 20_000;

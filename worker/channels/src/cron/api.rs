@@ -2,10 +2,13 @@
 
 use super::definition::{Asked, read, session_of};
 use super::view::{self, View};
-use crate::api::chat::{answer, check_text, idempotency_key, parse};
-use crate::api::{DEFAULT_SPACE, Id, Problem};
-use crate::ingest::{announce, send_span};
-use crate::{Ctx, telemetry};
+use wakeful_http::body::{answer, check_text, idempotency_key, parse};
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_http::body::Id;
+use wakeful_http::problem::Problem;
+use wakeful_engine::ingest::{announce, send_span};
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::telemetry;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
@@ -98,7 +101,7 @@ async fn trigger(
     let client_key = asked.client_key.or(idempotency_key(&headers)?);
     check_text("client_key", client_key.as_deref(), 256)?;
     let compose = |schedule: &Schedule| {
-        session_of(&ctx.config, &ctx.tools, schedule).map_err(|cannot| cannot.to_string())
+        session_of(&ctx.config, &ctx.plugins.tools, schedule).map_err(|cannot| cannot.to_string())
     };
     let conversation_id = ctx.store.schedule(DEFAULT_SPACE, &id).await?.definition.conversation_id;
     async {

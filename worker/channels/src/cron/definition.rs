@@ -1,8 +1,9 @@
 //! What a schedule is made of, from a configuration, a request or a command line, and what its firings are made of.
 
-use crate::config::{AgentError, Config, DEFAULT_AGENT, cron};
-use crate::origin::{self, CannotBegin};
-use crate::tool::registry::Registry;
+use wakeful_config::address::is_address;
+use wakeful_config::{AgentError, Config, DEFAULT_AGENT, cron};
+use wakeful_engine::origin::{self, CannotBegin};
+use wakeful_engine::tool::registry::Registry;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -15,54 +16,44 @@ use wakeful_workflow::schedule::{Invalid, MISSED_LIMIT, Missed, Overlap, Timing}
 const PROMPT_BYTES: usize = 64 << 10;
 
 /// A definition as somebody writes it, or what is to be another in one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Asked {
+pub struct Asked {
     /// Letters, digits, - and _, at most 64.
-    #[arg(skip)]
     #[serde(default)]
     pub name: String,
     /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
-    #[arg(long)]
     #[serde(default)]
     pub cron: Option<String>,
     /// The IANA name of the time zone that the pattern is read in.
-    #[arg(long, value_name = "ZONE")]
     #[serde(default)]
     pub time_zone: Option<String>,
     /// The agent, `default` without it.
-    #[arg(long, value_name = "NAME")]
     #[serde(default)]
     pub agent: Option<String>,
     /// The conversation that its sessions stand in, `schedule-NAME` without it.
-    #[arg(long, value_name = "ID")]
     #[serde(default)]
     pub conversation_id: Option<String>,
     /// What the agent is told at each tick.
-    #[arg(long, value_name = "TEXT")]
     #[serde(default)]
     pub prompt: Option<String>,
     /// An address that its replies are mailed to; may be given several times. '' in an edit: none.
-    #[arg(long, value_name = "ADDRESS")]
     #[serde(default, deserialize_with = "addresses")]
     pub mail_to: Option<Vec<String>>,
     /// What becomes of ticks that nobody was there for: skip, one (without it), all.
-    #[arg(long, value_name = "POLICY", value_parser = missed)]
     #[serde(default, deserialize_with = "missed_in_json")]
     pub missed: Option<Missed>,
     /// How many ticks are made good at most, with `all`; 10 without it.
-    #[arg(long, value_name = "N")]
     #[serde(default)]
     pub missed_limit: Option<u32>,
     /// What becomes of a tick while an earlier firing is not through: skip, queue (without it).
-    #[arg(long, value_name = "POLICY", value_parser = overlap)]
     #[serde(default, deserialize_with = "overlap_in_json")]
     pub overlap: Option<Overlap>,
 }
 
 impl Asked {
     /// `before`, with what is asked for in its place.
-    pub(crate) fn over(self, before: &Definition) -> Asked {
+    pub fn over(self, before: &Definition) -> Asked {
         let conversation = before.conversation_id.split_once('/').map(|(_, id)| id.to_owned());
         Asked {
             name: before.name.clone(),
@@ -79,16 +70,10 @@ impl Asked {
     }
 }
 
-const MISSED_RULE: &str = "must be skip, one or all";
-const OVERLAP_RULE: &str = "must be skip or queue";
-
-fn missed(word: &str) -> Result<Missed, &'static str> {
-    Missed::parse(word).ok_or(MISSED_RULE)
-}
-
-fn overlap(word: &str) -> Result<Overlap, &'static str> {
-    Overlap::parse(word).ok_or(OVERLAP_RULE)
-}
+/// The words of `missed`.
+pub const MISSED_RULE: &str = "must be skip, one or all";
+/// The words of `overlap`.
+pub const OVERLAP_RULE: &str = "must be skip or queue";
 
 fn missed_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Missed>, D::Error> {
     given(from, "missed", MISSED_RULE, |value| Missed::parse(value.as_str()?))
@@ -99,7 +84,7 @@ fn overlap_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Overlap>
 }
 
 /// `mail_to`: a list of texts. That they are addresses is for whoever reads them.
-pub(in crate::channel) fn addresses<'de, D: Deserializer<'de>>(
+pub fn addresses<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Vec<String>>, D::Error> {
     given(from, "mail_to", "must be a list of mail addresses, such as [\"ann@example.org\"]", |value| {
@@ -123,7 +108,7 @@ fn given<'de, D: Deserializer<'de>, T>(
 }
 
 /// A value for a message: not too long a one.
-pub(in crate::channel) fn shown(value: &Value) -> String {
+pub fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 {
         text
@@ -136,7 +121,7 @@ pub(in crate::channel) fn shown(value: &Value) -> String {
 ///
 /// # Errors
 /// What is wrong with it, in words.
-pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
+pub fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
     if !cron::is_name(&asked.name) {
         return Err(format!("`name` is {:?}: it {}", asked.name, cron::NAME_RULE));
     }
@@ -160,7 +145,7 @@ pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> 
         return Err(format!("`prompt` has 1 to {PROMPT_BYTES} bytes and no NUL character"));
     }
     let mail_to = asked.mail_to.unwrap_or_default();
-    if let Some(wrong) = mail_to.iter().find(|address| !cron::is_address(address)) {
+    if let Some(wrong) = mail_to.iter().find(|address| !is_address(address)) {
         return Err(format!("`mail_to` has {wrong:?}: it must be a mail address"));
     }
     let missed_limit = asked.missed_limit.unwrap_or(cron::MISSED_LIMIT);
@@ -169,7 +154,7 @@ pub(crate) fn read(asked: Asked, config: &Config) -> Result<Definition, String> 
     }
     let conversation = asked.conversation_id.unwrap_or_else(|| conversation_of(&asked.name));
     Ok(Definition {
-        conversation_id: crate::api::stored_conversation_id(&conversation)
+        conversation_id: wakeful_workflow::id::stored_conversation_id(&conversation)
             .map_err(|problem| problem.to_string())?,
         name: asked.name,
         cron,
@@ -192,7 +177,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
         agent: schedule.agent.clone(),
         conversation_id: format!(
             "{}/{}",
-            crate::api::DEFAULT_SPACE,
+            wakeful_workflow::id::DEFAULT_SPACE,
             schedule.conversation.clone().unwrap_or_else(|| conversation_of(name))
         ),
         prompt: schedule.prompt.clone(),
@@ -208,7 +193,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
 ///
 /// # Errors
 /// When this process has no such agent.
-pub(crate) fn session_of(
+pub fn session_of(
     config: &Config,
     tools: &Registry,
     schedule: &Schedule,
@@ -219,7 +204,7 @@ pub(crate) fn session_of(
 }
 
 /// The policy of a session whose replies are mailed to these addresses, if there are any: a first mail, which answers none.
-pub(crate) fn mailing(config: &Config, mail_to: &[String], subject: &str) -> SessionPolicy {
+pub fn mailing(config: &Config, mail_to: &[String], subject: &str) -> SessionPolicy {
     if mail_to.is_empty() {
         return SessionPolicy::default();
     }

@@ -1,13 +1,13 @@
 //! Schedules: a tick that is due becomes a session.
 
-use crate::Ctx;
+use wakeful_engine::ctx::Ctx;
 use axum::Router;
 use std::sync::Arc;
 
 mod api;
-pub(crate) mod definition;
+pub mod definition;
 mod scheduler;
-pub(crate) mod view;
+pub mod view;
 
 /// `/v1/schedules`.
 pub(super) fn routes() -> Router<Arc<Ctx>> {

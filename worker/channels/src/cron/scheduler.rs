@@ -1,9 +1,10 @@
 //! The scheduler: sleeps until a tick is due, fires it, and sleeps again. Any number of them may run.
 
 use super::definition::{of_config, session_of};
-use crate::api::DEFAULT_SPACE;
-use crate::ingest::announce;
-use crate::{Ctx, origin};
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_engine::ingest::announce;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::origin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
@@ -19,12 +20,12 @@ const SHORTEST: Duration = Duration::from_millis(100);
 /// Between two attempts while the database is away, growing to the second.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
-/// Fires what is due, until `ctx.draining` fires. What is in hand then is committed, or never was.
+/// Fires what is due, until `ctx.shutdown.draining` fires. What is in hand then is committed, or never was.
 pub(super) async fn run(ctx: Arc<Ctx>) {
-    let mut news = ctx.news.schedules();
+    let mut news = ctx.bus.news.schedules();
     let agents = agents(&ctx);
     let (mut synced, mut again) = (false, AGAIN.0);
-    while !ctx.draining.is_cancelled() {
+    while !ctx.shutdown.draining.is_cancelled() {
         let wait = match look(&ctx, &agents, &mut synced).await {
             Ok(wait) => {
                 again = AGAIN.0;
@@ -38,7 +39,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
             }
         };
         tokio::select! {
-            () = ctx.draining.cancelled() => {}
+            () = ctx.shutdown.draining.cancelled() => {}
             () = tokio::time::sleep(wait) => {}
             heard = news.recv() => if let Err(RecvError::Closed) = heard {
                 // Nobody tells any more: the timer alone.
@@ -55,9 +56,9 @@ async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store:
         *synced = true;
     }
     let compose = |schedule: &Schedule| {
-        session_of(&ctx.config, &ctx.tools, schedule).map_err(|cannot| cannot.to_string())
+        session_of(&ctx.config, &ctx.plugins.tools, schedule).map_err(|cannot| cannot.to_string())
     };
-    while !ctx.draining.is_cancelled() {
+    while !ctx.shutdown.draining.is_cancelled() {
         let Some(fired) = ctx.store.fire_due(None, agents, &compose).await? else { break };
         crate::failpoint("K62");
         tell(ctx, &fired);
@@ -110,7 +111,7 @@ fn tell(ctx: &Ctx, fired: &Fired) {
 /// The agents that this process can begin a session of: ticks of others are left to processes that know them.
 fn agents(ctx: &Ctx) -> Vec<String> {
     let known = |name: &String| {
-        origin::of_chat(&ctx.config, &ctx.tools, format!("{DEFAULT_SPACE}/any"), Some(name)).is_ok()
+        origin::of_chat(&ctx.config, &ctx.plugins.tools, format!("{DEFAULT_SPACE}/any"), Some(name)).is_ok()
     };
     ctx.config.agent_names().into_iter().filter(known).collect()
 }

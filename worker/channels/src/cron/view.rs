@@ -6,11 +6,11 @@ use wakeful_store::schedule::Schedule;
 use wakeful_workflow::schedule::Timing;
 
 /// The most ticks that are told in advance.
-pub(crate) const NEXT_LIMIT: usize = 1000;
+pub const NEXT_LIMIT: usize = 1000;
 
 /// The schedule's row, with its conversation under the name that the API takes.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct View {
+pub struct View {
     #[serde(flatten)]
     pub schedule: Schedule,
     /// `active` or `paused`.
@@ -19,14 +19,14 @@ pub(crate) struct View {
 
 /// A tick to come.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Next {
+pub struct Next {
     pub tick: DateTime<Utc>,
     /// As the schedule's time zone has it.
     pub local: String,
 }
 
 impl View {
-    pub(crate) fn of(mut schedule: Schedule) -> View {
+    pub fn of(mut schedule: Schedule) -> View {
         let state = if schedule.paused_at.is_some() { "paused" } else { "active" };
         if let Some((_, id)) = schedule.definition.conversation_id.split_once('/') {
             schedule.definition.conversation_id = id.to_owned();
@@ -36,7 +36,7 @@ impl View {
 }
 
 /// The next `count` ticks after `now`.
-pub(crate) fn next(schedule: &Schedule, now: DateTime<Utc>, count: usize) -> Vec<Next> {
+pub fn next(schedule: &Schedule, now: DateTime<Utc>, count: usize) -> Vec<Next> {
     let definition = &schedule.definition;
     // It was read when it was written.
     let Ok(timing) = Timing::parse(&definition.cron, &definition.time_zone) else { return Vec::new() };

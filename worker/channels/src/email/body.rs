@@ -4,7 +4,7 @@
 //! has come of it. So large bodies take places, of which each door has its own: strangers at one of them close no other. And
 //! a body has to come at a pace: who stops sending is gone within seconds, and who goes on pays for the place.
 
-use crate::api::Problem;
+use wakeful_http::problem::Problem;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};

@@ -3,7 +3,7 @@
 //! Whoever knows a Message-ID of ours can write one. So a bounce changes nothing but what is said of the delivery, and only
 //! for its own recipients ([`wakeful_store::Store::note_bounce`]).
 
-use crate::Ctx;
+use wakeful_engine::ctx::Ctx;
 use wakeful_store::Result;
 use wakeful_store::bounce::Noted;
 
@@ -80,7 +80,7 @@ pub async fn take_bounce(ctx: &Ctx, bounce: &Bounce) -> Result<Noted> {
     let noted = ctx.store.note_bounce(delivery_id, recipient, status, diagnostic).await?;
     if let Noted::New { session_id } = &noted {
         tracing::warn!(delivery.id = %delivery_id, session.id = %session_id, status, "A mail came back");
-        ctx.notifier.session(session_id);
+        ctx.bus.notifier.session(session_id);
     }
     Ok(noted)
 }

@@ -2,17 +2,20 @@
 
 use super::bounce::{self, Bounce};
 use super::mailbox::{Addressed, mailboxes_of};
+use super::not_taken::NotTaken;
 use super::parse::{self, Read, Unreadable};
-use crate::api::{DEFAULT_SPACE, Problem};
-use crate::origin::{self, Trigger};
-use crate::{Ctx, ingest};
-use axum::http::StatusCode;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_engine::origin::{self, Trigger};
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
+use wakeful_engine::ingest::Refused;
+use wakeful_store::Error;
 use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
 use wakeful_store::wake::{Continues, NewMessage, Woken};
 use wakeful_workflow::mail::policy::{self, MailboxRules};
@@ -72,9 +75,8 @@ pub(super) struct Incoming {
 /// Takes a mail: one session for each mailbox of ours that it is for.
 ///
 /// # Errors
-/// What is no mail, or too large a one (413, 422), a mail for no mailbox of ours (422), and those of
-/// [`crate::ingest::take`].
-pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, Problem> {
+/// [`NotTaken`].
+pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, NotTaken> {
     let recipients = arrived.recipients.clone();
     let incoming = read(arrived).await?;
     let mut to: Vec<&str> = recipients.iter().map(String::as_str).collect();
@@ -84,9 +86,7 @@ pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, Problem> {
     }
     let mailboxes = mailboxes_of(&ctx.config.email, &to);
     if mailboxes.is_empty() {
-        let detail =
-            "the mail is for no mailbox of email.mailboxes; name its recipient by `rcpt`, or add the mailbox";
-        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
+        return Err(NotTaken::NoMailbox);
     }
     let mut taken = Vec::new();
     for addressed in &mailboxes {
@@ -98,39 +98,26 @@ pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, Problem> {
 /// Reads a mail, on a thread that it may hold up.
 ///
 /// # Errors
-/// 413 and 422; 429 where too many are being read, and 503 where there is no thread.
-pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
-    let unread = |error: Unreadable| {
-        let status = match error {
-            Unreadable::Hostile(Hostile::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
-            Unreadable::Hostile(Hostile::Headers | Hostile::Parts | Hostile::Depth | Hostile::Ambiguous)
-            | Unreadable::NoMail => StatusCode::UNPROCESSABLE_ENTITY,
-            Unreadable::NoThread => return Problem::unavailable(error.to_string(), 5),
-        };
-        Problem::new(status, error.to_string())
-    };
+/// [`NotTaken::Unreadable`], [`NotTaken::ReadersBusy`] and [`NotTaken::Defect`].
+pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotTaken> {
     if arrived.raw.len() > MAIL_BYTES {
-        return Err(unread(Hostile::TooLarge.into()));
+        return Err(Unreadable::from(Hostile::TooLarge).into());
     }
     let Arrived { raw, mail_from, recipients: _, dmarc_passed, unwanted } = arrived;
     let permit = tokio::time::timeout(READING_WAIT, READING.acquire()).await;
-    let permit =
-        permit.map_err(|_| Problem::too_many("too many mails are being read; send it again later", 1))?;
+    let permit = permit.map_err(|_| NotTaken::ReadersBusy)?;
     let read = tokio::task::spawn_blocking(move || {
         // Held until it is read, whether or not anybody still waits for that.
         let _permit = permit;
-        Ok((parse::read(&raw)?, bounce::read(&raw)))
+        Ok::<_, Unreadable>((parse::read(&raw)?, bounce::read(&raw)))
     })
     .await;
     // What the reader did not catch is a defect of ours, and no reason to lose a mail.
     let read = read.map_err(|error| {
         warn!(%error, "A mail could not be read");
-        Problem::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the mail could not be read; the server's log says why",
-        )
+        NotTaken::Defect
     })?;
-    let (mut read, bounces) = read.map_err(unread)?;
+    let (mut read, bounces) = read?;
     if mail_from.is_some() {
         read.facts.return_path = mail_from;
     }
@@ -140,17 +127,17 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, Problem> {
 /// Takes a mail for one mailbox.
 ///
 /// # Errors
-/// 429 while too much comes in, and those of [`wakeful_store::Store::take_mail`], as answers.
+/// [`NotTaken::Refused`].
 pub(super) async fn take_for(
     ctx: &Ctx,
     incoming: &Incoming,
     addressed: &Addressed<'_>,
-) -> Result<Taken, Problem> {
+) -> Result<Taken, NotTaken> {
     let Read { facts, files, body_sha256, .. } = &*incoming.read;
     let settings = &ctx.config.email.incoming;
     // Before it is looked up: where too much comes in it is refused as one too many, and not for want of a connection. It is
     // one turn for all of it, since a mail that held one and waited for another could wait for itself.
-    let turn = ctx.intake.enter().await?;
+    let permit = ctx.intake.enter().await?;
     let mut key = key_of(&incoming.read);
     let from = facts.from.as_ref().map(|from| from.address.as_str());
     // Anybody can write any Message-ID, also one that he expects of somebody else: his mail must not stand for that one.
@@ -185,7 +172,7 @@ pub(super) async fn take_for(
     let reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
     if !reasons.is_empty() {
         // A report may tell of a hundred mails of ours, and notes each in a transaction of its own.
-        drop(turn);
+        drop(permit);
         return dropped(ctx, &mail, incoming, &reasons).await;
     }
     let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv)
@@ -227,11 +214,11 @@ pub(super) async fn take_for(
     if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
         let wakes =
             MailWakes::Answer { session_id: &session_id, reply: route.as_ref(), proved: dmarc_passed };
-        match ingest::take_mail(ctx, &turn, &mail, wakes, message.clone()).await {
+        match ingest::take_mail(ctx, &permit, &mail, wakes, message.clone()).await {
             Ok(woken) => return Ok(Taken::Woke(woken)),
             // Somebody else has answered meanwhile.
-            Err(problem) if problem.status() == StatusCode::CONFLICT => {}
-            Err(problem) => return Err(problem),
+            Err(Refused::Store(Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. })) => {}
+            Err(refused) => return Err(refused.into()),
         }
     }
     let trigger = Trigger {
@@ -243,8 +230,8 @@ pub(super) async fn take_for(
         thread: if mail.joined { earlier(ctx, &mail.conversation_id).await? } else { Vec::new() },
     };
     let agent = addressed.agent.as_deref();
-    let new = origin::of_trigger(&ctx.config, &ctx.tools, mail.conversation_id.clone(), agent, trigger)?;
-    Ok(Taken::Woke(ingest::take_mail(ctx, &turn, &mail, MailWakes::New(&new), message).await?))
+    let new = origin::of_trigger(&ctx.config, &ctx.plugins.tools, mail.conversation_id.clone(), agent, trigger)?;
+    Ok(Taken::Woke(ingest::take_mail(ctx, &permit, &mail, MailWakes::New(&new), message).await?))
 }
 
 /// Remembers a mail that no agent is shown. What it says of mail of ours is noted first: a process that dies in between is
@@ -254,7 +241,7 @@ async fn dropped(
     mail: &NewMail,
     incoming: &Incoming,
     reasons: &[String],
-) -> Result<Taken, Problem> {
+) -> Result<Taken, NotTaken> {
     for one in incoming.bounces.iter() {
         bounce::take_bounce(ctx, one).await?;
     }
@@ -262,14 +249,14 @@ async fn dropped(
     if let Some(about) = incoming.read.facts.reported.first() {
         reason.push_str(&format!("; it is about {about}"));
     }
-    let _turn = ctx.intake.enter().await?;
+    let _permit = ctx.intake.enter().await?;
     ctx.store.drop_mail(mail, &reason).await?;
     info!(mailbox = %mail.mailbox_id, message_id = %mail.message_id, reason, "A mail was dropped");
     Ok(Taken::Dropped { reason })
 }
 
 /// The conversation of the plus-address that the mail was sent to, if it was signed by us and the mailbox has it.
-async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, Problem> {
+async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, NotTaken> {
     let settings = &ctx.config.email.incoming;
     let (Some(secret), Some(address), Some(token)) =
         (settings.thread_key(), &addressed.address, addressed.token)
@@ -283,7 +270,7 @@ async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, 
 }
 
 /// What was said in the conversation, newest last, as much of it as a further session is given.
-async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, Problem> {
+async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, NotTaken> {
     let said = ctx.store.mail_thread(conversation_id, THREAD_MAILS).await?;
     let mut left = THREAD_BYTES;
     let mut seeds: Vec<Seed> = said

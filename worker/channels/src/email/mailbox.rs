@@ -1,6 +1,6 @@
 //! Which mailboxes of ours a mail is for.
 
-use crate::config::email::Email;
+use wakeful_config::email::Email;
 use lettre::message::Mailbox as Named;
 
 /// The `mailbox_id` where no mailbox is configured.
@@ -101,7 +101,7 @@ fn token<'a>(own: &str, recipient: &'a str) -> Option<Option<&'a str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::mailboxes::{Incoming, Mailbox};
+    use wakeful_config::mailboxes::{Incoming, Mailbox};
 
     fn email(addresses: &[&str]) -> Email {
         let mailboxes = addresses

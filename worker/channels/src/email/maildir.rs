@@ -1,7 +1,7 @@
 //! Outgoing mail into a Maildir: what `wakeful dev` sends to, and what a person can open with any mail reader.
 
 use super::compose::compose;
-use crate::channel::{Channel, Found, Outbound, SendError};
+use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 use async_trait::async_trait;
 use lettre::message::Mailbox;
 use serde_json::{Value, json};

@@ -1,10 +1,10 @@
 //! Email.
 
-use crate::Ctx;
-use crate::channel::Channel;
-use crate::cli::Usage;
-use crate::config::Config;
-use crate::config::mail_out::Dkim;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::channel::Channel;
+use wakeful_config::Invalid;
+use wakeful_config::Config;
+use wakeful_config::mail_out::Dkim;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
@@ -19,6 +19,7 @@ pub mod incoming;
 mod lmtp;
 mod mailbox;
 pub mod maildir;
+mod not_taken;
 mod parse;
 mod provider;
 mod raw;
@@ -35,14 +36,14 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
         if let Some(agent) = &mailbox.agent {
             config
                 .agent(agent)
-                .map_err(|error| Usage(format!("email.mailboxes.{}.agent: {error}", mailbox.name)))?;
+                .map_err(|error| Invalid(format!("email.mailboxes.{}.agent: {error}", mailbox.name)))?;
         }
     }
     let from = config.email.from.as_deref().unwrap_or(NOBODY);
     let mut senders: Vec<Arc<dyn Channel>> = Vec::new();
     if let Some(dir) = &config.email.maildir {
         let maildir = maildir::Maildir::new(dir.clone(), from)
-            .map_err(|error| Usage(format!("email.from: {error}")))?;
+            .map_err(|error| Invalid(format!("email.from: {error}")))?;
         senders.push(Arc::new(maildir));
     }
     if let Some(smtp) = smtp_sender(config)? {
@@ -54,7 +55,7 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
     if senders.len() > 1 {
         let text = "[email] names several ways for mail to go out, and it goes one way only: keep one of email.maildir, \
                     email.smtp and email.ses.send";
-        return Err(Usage(text.to_owned()).into());
+        return Err(Invalid(text.to_owned()).into());
     }
     Ok(senders)
 }
@@ -63,33 +64,33 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
 ///
 /// # Errors
 /// A certificate or a key that cannot be used.
-pub(crate) fn smtp_sender(config: &Config) -> anyhow::Result<Option<smtp::Smtp>> {
+pub fn smtp_sender(config: &Config) -> anyhow::Result<Option<smtp::Smtp>> {
     let Some(server) = &config.email.smtp else { return Ok(None) };
     let from = config.email.from.as_deref().unwrap_or(NOBODY);
-    let from = from.parse().map_err(|error| Usage(format!("email.from: {error}")))?;
+    let from = from.parse().map_err(|error| Invalid(format!("email.from: {error}")))?;
     let signer = config.email.dkim.as_ref().map(signer).transpose()?;
-    let hello = crate::app::host_name();
-    Ok(Some(smtp::Smtp::new(server, from, &hello, signer).map_err(Usage)?))
+    let hello = wakeful_engine::identity::host_name();
+    Ok(Some(smtp::Smtp::new(server, from, &hello, signer).map_err(Invalid)?))
 }
 
-fn signer(config: &Dkim) -> Result<dkim::Signer, Usage> {
+fn signer(config: &Dkim) -> Result<dkim::Signer, Invalid> {
     let shown = config.key_file.display();
     let pem = std::fs::read(&config.key_file)
-        .map_err(|error| Usage(format!("email.dkim.key_file: cannot read {shown}: {error}")))?;
+        .map_err(|error| Invalid(format!("email.dkim.key_file: cannot read {shown}: {error}")))?;
     dkim::Signer::new(&config.domain, &config.selector, &pem)
-        .map_err(|error| Usage(format!("email.dkim.key_file: {shown}: {error}")))
+        .map_err(|error| Invalid(format!("email.dkim.key_file: {shown}: {error}")))
 }
 
 #[cfg(feature = "ses")]
-fn ses_sender(config: &crate::config::email_providers::Ses, from: &str) -> Result<Arc<dyn Channel>, Usage> {
-    let ses = ses::Ses::new(config, from).map_err(|error| Usage(format!("email.from: {error}")))?;
+fn ses_sender(config: &wakeful_config::email_providers::Ses, from: &str) -> Result<Arc<dyn Channel>, Invalid> {
+    let ses = ses::Ses::new(config, from).map_err(|error| Invalid(format!("email.from: {error}")))?;
     Ok(Arc::new(ses))
 }
 
 #[cfg(not(feature = "ses"))]
-fn ses_sender(_: &crate::config::email_providers::Ses, _: &str) -> Result<Arc<dyn Channel>, Usage> {
+fn ses_sender(_: &wakeful_config::email_providers::Ses, _: &str) -> Result<Arc<dyn Channel>, Invalid> {
     let text = "email.ses.send: this program was built without it: build it with `--features ses`, or send by other means";
-    Err(Usage(text.to_owned()))
+    Err(Invalid(text.to_owned()))
 }
 
 /// `/v1/triggers/email/…`: mail comes in.
@@ -110,7 +111,7 @@ pub(super) async fn listen(ctx: Arc<Ctx>) -> anyhow::Result<()> {
     match ctx.config.email.incoming.lmtp_listen {
         Some(address) => lmtp::listen(ctx, address).await,
         None => {
-            ctx.draining.cancelled().await;
+            ctx.shutdown.draining.cancelled().await;
             Ok(())
         }
     }

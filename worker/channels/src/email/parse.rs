@@ -30,7 +30,7 @@ const STACK_BYTES: usize = 64 << 20;
 
 /// Why it is not read. Trying again changes nothing, save for [`Unreadable::NoThread`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unreadable {
+pub enum Unreadable {
     #[error("{0}")]
     Hostile(#[from] Hostile),
     #[error("this is no mail: it has no header that could be read")]

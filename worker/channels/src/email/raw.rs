@@ -2,9 +2,11 @@
 
 use super::body::Door;
 use super::incoming::{self, Arrived, Taken};
-use crate::Ctx;
-use crate::api::{DEFAULT_SPACE, Problem, guard};
-use crate::channel::signed::{is_fresh, standard_webhooks};
+use wakeful_engine::ctx::Ctx;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_http::problem::Problem;
+use wakeful_http::guard::guard;
+use crate::signed::{is_fresh, standard_webhooks};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Query, Request, State};

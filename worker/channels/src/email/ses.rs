@@ -3,8 +3,8 @@
 //! SES takes the same mail twice, and sends it twice: what nobody saw end is shown as uncertain and not sent again.
 
 use super::compose::compose;
-use crate::channel::{Channel, Outbound, SendError};
-use crate::config::email_providers::Ses as Config;
+use wakeful_engine::channel::{Channel, Outbound, SendError};
+use wakeful_config::email_providers::Ses as Config;
 use async_trait::async_trait;
 use aws_sdk_sesv2::Client;
 use aws_sdk_sesv2::config::interceptors::BeforeTransmitInterceptorContextRef;

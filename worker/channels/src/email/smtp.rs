@@ -6,9 +6,9 @@
 
 use super::compose::compose;
 use super::dkim::Signer;
-use crate::channel::{Channel, Outbound, SendError};
-use crate::config::mail_out::{self, Security};
-use crate::jobs::deliver::SEND;
+use wakeful_engine::channel::{Channel, Outbound, SendError};
+use wakeful_config::mail_out::{self, Security};
+use wakeful_engine::channel::SEND;
 use async_trait::async_trait;
 use lettre::address::Envelope;
 use lettre::message::Mailbox;

@@ -3,12 +3,14 @@
 //! Somebody who then writes in a notice's conversation gets a session of their own beside it, which has seen the notice and
 //! what was made of it: [`wakeful_workflow::trigger::opens_beside`].
 
-use crate::api::chat::{answer, check_text, idempotency_key, parse};
-use crate::api::{Problem, stored_conversation_id};
-use crate::channel::cron::definition::{addresses, mailing, shown};
-use crate::config::DEFAULT_AGENT;
-use crate::config::cron::is_address;
-use crate::{Ctx, ingest, origin};
+use wakeful_http::body::{answer, check_text, idempotency_key, parse};
+use wakeful_http::problem::Problem;
+use wakeful_workflow::id::stored_conversation_id;
+use crate::cron::definition::{addresses, mailing, shown};
+use wakeful_config::DEFAULT_AGENT;
+use wakeful_config::address::is_address;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::{ingest, origin};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
@@ -130,7 +132,7 @@ async fn take(
         trigger_id: format!("{}:{conversation}:{client_key}", conversation.len()),
         continues: Continues::Trigger,
         policy: mailing(&ctx.config, &mail_to, &subject),
-        ..origin::of_chat(&ctx.config, &ctx.tools, conversation_id, Some(agent))?
+        ..origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, Some(agent))?
     };
     let message = NewMessage {
         client_key: Some(client_key),

@@ -1,6 +1,6 @@
 //! One request to a messenger, and what became of it.
 
-use crate::channel::SendError;
+use wakeful_engine::channel::SendError;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{ClientBuilder, RequestBuilder, StatusCode};
 use serde_json::Value;

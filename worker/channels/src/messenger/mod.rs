@@ -9,24 +9,29 @@ mod slack;
 mod telegram;
 mod webhook;
 
-use super::signed::{Unsigned, webhook_key};
-use crate::api::{Problem, stored_conversation_id};
-use crate::channel::Channel;
-use crate::cli::Usage;
-use crate::config::Config;
-use crate::{Ctx, ingest, origin};
+use super::signed::Unsigned;
+use wakeful_config::webhook::webhook_key;
+use wakeful_http::problem::Problem;
+use wakeful_workflow::id::stored_conversation_id;
+use wakeful_engine::channel::Channel;
+use wakeful_config::Invalid;
+use wakeful_config::Config;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::{ingest, origin};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use serde_json::Value;
 use std::sync::Arc;
 use tracing::{info, warn};
+use wakeful_engine::ingest::Refused;
+use wakeful_store::Error;
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::policy::ReplyRoute;
 
 /// What sends to messengers. Checks what the configuration's single keys cannot.
 pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
-    check(config).map_err(Usage)?;
+    check(config).map_err(Invalid)?;
     let messenger = &config.messenger;
     let mut senders: Vec<Arc<dyn Channel>> = Vec::new();
     if let Some(token) = &messenger.slack.token {
@@ -131,10 +136,10 @@ struct Incoming {
 }
 
 /// Commits it. The latest session of its conversation goes on with it, or a new one begins.
-async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Problem> {
+async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
     let conversation_id = stored_conversation_id(&incoming.conversation_id)?;
     let agent = incoming.agent.as_deref();
-    let new = origin::of_message(&ctx.config, &ctx.tools, conversation_id, agent, incoming.reply)?;
+    let new = origin::of_message(&ctx.config, &ctx.plugins.tools, conversation_id, agent, incoming.reply)?;
     let message = NewMessage {
         client_key: Some(incoming.key),
         text: incoming.text,
@@ -147,16 +152,22 @@ async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Problem> {
 
 /// The answer to a messenger that sends again whatever is not answered with 2xx: what would be refused the next time as well
 /// is said to be received, and the log says why nothing came of it.
-fn received(messenger: &str, taken: Result<Woken, Problem>) -> Result<StatusCode, Problem> {
+fn received(messenger: &str, taken: Result<Woken, Refused>) -> Result<StatusCode, Problem> {
     match taken {
         Ok(_) => Ok(StatusCode::OK),
-        // The same message under another event, in other words.
-        Err(problem) if problem.status() == StatusCode::UNPROCESSABLE_ENTITY => Ok(StatusCode::OK),
-        Err(problem) if matches!(problem.status(), StatusCode::BAD_REQUEST | StatusCode::CONFLICT) => {
-            warn!(error = %problem, "A message from {messenger} came to nothing");
+        Err(Refused::Store(Error::Bundle(_) | Error::KeyReused { .. })) => {
+            // The same message under another event, in other words.
             Ok(StatusCode::OK)
         }
-        Err(problem) => Err(problem),
+        Err(
+            refused @ (Refused::CannotBegin(_)
+            | Refused::ConversationId(_)
+            | Refused::Store(Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. })),
+        ) => {
+            warn!(error = %Problem::from(refused), "A message from {messenger} came to nothing");
+            Ok(StatusCode::OK)
+        }
+        Err(refused @ (Refused::Full | Refused::Store(_))) => Err(refused.into()),
     }
 }
 

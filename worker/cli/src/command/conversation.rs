@@ -3,8 +3,8 @@
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print};
 use super::session::{list_table, show::missed};
-use crate::api::DEFAULT_SPACE;
-use crate::config::Config;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_config::Config;
 use serde_json::Value;
 use wakeful_store::Store;
 use wakeful_store::history::{HistoryItem, HistoryTotals};

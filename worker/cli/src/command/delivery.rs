@@ -5,8 +5,8 @@ use super::output::{
 };
 use super::session::show::missed;
 use super::{Exit, Usage, exit_of};
-use crate::api::DEFAULT_SPACE;
-use crate::config::Config;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_config::Config;
 use std::fmt::Write as _;
 use wakeful_store::outbox::{Delivery, DeliveryFilter, statuses};
 use wakeful_store::resend::{Resend, Resent};
@@ -216,7 +216,7 @@ async fn resend(
     reason: Option<String>,
     by: Option<String>,
 ) -> anyhow::Result<Exit> {
-    let asked = Resend { by, reason, trace_context: crate::telemetry::trace_context() };
+    let asked = Resend { by, reason, trace_context: wakeful_engine::telemetry::trace_context() };
     let (mut resent, mut exit, mut broken) = (Vec::new(), Exit::Ok, None);
     for id in ids {
         let one = store.resend(None, id, &asked).await;

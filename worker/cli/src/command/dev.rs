@@ -1,11 +1,12 @@
 //! `wakeful dev`.
 
 use super::{Exit, Usage};
-use crate::config::{AgentSettings, Config, DEFAULT_AGENT, DEFAULT_DEPLOYMENT, Queue};
+use wakeful_config::{AgentSettings, Config, DEFAULT_AGENT, DEFAULT_DEPLOYMENT, Queue};
 use crate::dev::{Banner, Cluster, Home, Options, Style, samples};
 use crate::serve::{self, Role};
-use crate::telemetry::{self, Format};
-use crate::{App, Ctx};
+use wakeful_engine::telemetry::{self, Format};
+use crate::App;
+use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use secrecy::ExposeSecret as _;
 use std::net::SocketAddr;
@@ -131,17 +132,17 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
     let serving = async {
         let served = serve::run(&app, Arc::clone(&ctx), &Role::ALL, Some(listener)).await;
         // However it ended, there is nothing more to show.
-        ctx.draining.cancel();
+        ctx.shutdown.draining.cancel();
         served
     };
     let showing = async {
         let shown = tokio::select! {
             shown = show(&ctx, listen, &args, &home, given.is_some()) => shown.map(Some),
-            () = ctx.draining.cancelled() => Ok(None),
+            () = ctx.shutdown.draining.cancelled() => Ok(None),
         };
         screen.open.store(!args.once, Ordering::Relaxed);
         if args.once || shown.is_err() {
-            ctx.draining.cancel();
+            ctx.shutdown.draining.cancel();
         }
         shown
     };

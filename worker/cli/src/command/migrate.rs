@@ -1,7 +1,7 @@
 //! `wakeful migrate`.
 
 use super::Exit;
-use crate::config::Config;
+use wakeful_config::Config;
 use wakeful_store::Store;
 
 #[derive(Debug, clap::Args)]

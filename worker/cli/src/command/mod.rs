@@ -17,7 +17,7 @@ mod session;
 mod trigger;
 
 use crate::App;
-use crate::config::{Config, ConfigError};
+use wakeful_config::{Config, ConfigError, Invalid};
 use crate::serve::CannotListen;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -137,12 +137,12 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
     // Its log goes into the data directory, which dev finds.
-    let mut settings = crate::telemetry::Settings::from_env(std::env::vars());
+    let mut settings = wakeful_engine::telemetry::Settings::from_env(std::env::vars());
     if matches!(cli.command, Command::Replay(_)) && std::env::var_os("WAKEFUL_LOG").is_none() {
         // Its steps are what the progress shows.
         settings.filter = "error".to_owned();
     }
-    let telemetry = (!matches!(cli.command, Command::Dev(_))).then(|| crate::telemetry::init(&settings));
+    let telemetry = (!matches!(cli.command, Command::Dev(_))).then(|| wakeful_engine::telemetry::init(&settings));
     let exit = runtime.block_on(async {
         match cli.command {
             Command::Dev(args) => dev::run(app, config, args).await,
@@ -187,7 +187,7 @@ fn is_of_database(error: &anyhow::Error) -> bool {
 /// The exit status that a failure stands for.
 fn exit_of(error: &anyhow::Error) -> Exit {
     for cause in error.chain() {
-        if cause.is::<ConfigError>() || cause.is::<Usage>() {
+        if cause.is::<ConfigError>() || cause.is::<Invalid>() || cause.is::<Usage>() {
             return Exit::Usage;
         }
         if cause.is::<CannotListen>() {

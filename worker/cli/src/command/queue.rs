@@ -2,7 +2,7 @@
 
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, printable, span, until_reader_goes};
-use crate::config::Config;
+use wakeful_config::Config;
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_store::queue::{Depth, WorkerView};

@@ -5,10 +5,11 @@ mod suite;
 
 use super::output::{Output, OutputArgs, count, printable, until_reader_goes};
 use super::{CONNECT, Exit, Usage, report};
-use crate::api::DEFAULT_SPACE;
-use crate::config::Config;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_config::Config;
 use crate::replay::{self, End, Observer, Replayed, Request};
-use crate::{App, Ctx};
+use crate::App;
+use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use progress::Meter;
 use serde::Serialize;
@@ -162,8 +163,8 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
     };
     signals.abort();
     // No step is in hand: whoever listens goes home.
-    ctx.draining.cancel();
-    ctx.abort.cancel();
+    ctx.shutdown.draining.cancel();
+    ctx.shutdown.abort.cancel();
     ctx.store.close().await;
     until_reader_goes(ran)
 }

@@ -3,15 +3,15 @@
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, printable, span, until_reader_goes};
 use super::{Exit, Usage};
 use crate::App;
-use crate::api::DEFAULT_SPACE;
-use crate::channel::cron::definition::{Asked, read, session_of};
-use crate::channel::cron::view::{NEXT_LIMIT, Next, View, next};
-use crate::config::Config;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_channels::cron::definition::{Asked, MISSED_RULE, OVERLAP_RULE, read, session_of};
+use wakeful_channels::cron::view::{NEXT_LIMIT, Next, View, next};
+use wakeful_config::Config;
 use chrono::{DateTime, Utc};
 use std::fmt::Write as _;
 use wakeful_store::Store;
 use wakeful_store::schedule::{Firing, Schedule};
-use wakeful_workflow::schedule::written;
+use wakeful_workflow::schedule::{Missed, Overlap, written};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -31,7 +31,7 @@ enum Verb {
     Create {
         name: String,
         #[command(flatten)]
-        asked: Box<Asked>,
+        asked: Box<Fields>,
     },
     /// Change what is named of a schedule, and leave the rest. A new pattern or time zone counts from now on.
     ///
@@ -39,7 +39,7 @@ enum Verb {
     Edit {
         name: String,
         #[command(flatten)]
-        asked: Box<Asked>,
+        asked: Box<Fields>,
     },
     /// Remove a schedule, and what became of its ticks. The sessions that it made stay.
     ///
@@ -63,6 +63,64 @@ enum Verb {
         #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=NEXT_LIMIT as i64))]
         count: u16,
     },
+}
+
+/// The fields of a schedule on the command line.
+#[derive(Debug, clap::Args)]
+struct Fields {
+    /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
+    #[arg(long)]
+    cron: Option<String>,
+    /// The IANA name of the time zone that the pattern is read in.
+    #[arg(long, value_name = "ZONE")]
+    time_zone: Option<String>,
+    /// The agent, `default` without it.
+    #[arg(long, value_name = "NAME")]
+    agent: Option<String>,
+    /// The conversation that its sessions stand in, `schedule-NAME` without it.
+    #[arg(long, value_name = "ID")]
+    conversation_id: Option<String>,
+    /// What the agent is told at each tick.
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// An address that its replies are mailed to; may be given several times. '' in an edit: none.
+    #[arg(long, value_name = "ADDRESS")]
+    mail_to: Option<Vec<String>>,
+    /// What becomes of ticks that nobody was there for: skip, one (without it), all.
+    #[arg(long, value_name = "POLICY", value_parser = missed)]
+    missed: Option<Missed>,
+    /// How many ticks are made good at most, with `all`; 10 without it.
+    #[arg(long, value_name = "N")]
+    missed_limit: Option<u32>,
+    /// What becomes of a tick while an earlier firing is not through: skip, queue (without it).
+    #[arg(long, value_name = "POLICY", value_parser = overlap)]
+    overlap: Option<Overlap>,
+}
+
+impl Fields {
+    /// What was asked for, without a name.
+    fn asked(self) -> Asked {
+        Asked {
+            name: String::new(),
+            cron: self.cron,
+            time_zone: self.time_zone,
+            agent: self.agent,
+            conversation_id: self.conversation_id,
+            prompt: self.prompt,
+            mail_to: self.mail_to,
+            missed: self.missed,
+            missed_limit: self.missed_limit,
+            overlap: self.overlap,
+        }
+    }
+}
+
+fn missed(word: &str) -> Result<Missed, &'static str> {
+    Missed::parse(word).ok_or(MISSED_RULE)
+}
+
+fn overlap(word: &str) -> Result<Overlap, &'static str> {
+    Overlap::parse(word).ok_or(OVERLAP_RULE)
 }
 
 pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
@@ -98,13 +156,13 @@ async fn steer(
             })?;
         }
         Verb::Create { name, asked } => {
-            let asked = Asked { name, ..*asked };
+            let asked = Asked { name, ..asked.asked() };
             let definition = read(asked, config).map_err(Usage)?;
             let (schedule, created) = store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
             say(output, schedule, if created { "is made" } else { "is there already" })?;
         }
         Verb::Edit { name, asked } => {
-            let mut asked = *asked;
+            let mut asked = asked.asked();
             if asked == Asked::default() {
                 let text = "say what is to be another, such as --cron \"0 9 * * MON\"";
                 return Err(Usage(text.to_owned()).into());

@@ -2,7 +2,7 @@
 
 use super::Exit;
 use crate::App;
-use crate::config::Config;
+use wakeful_config::Config;
 use crate::serve::{self, Role};
 use std::net::SocketAddr;
 

@@ -4,7 +4,7 @@ use super::output::{Output, OutputArgs, printable};
 use super::printable::printable_lines;
 use super::{Exit, Usage};
 use crate::client::{Client, Failed, Rested, Taken, Trigger, Via};
-use crate::config::Config;
+use wakeful_config::Config;
 use anyhow::Context as _;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;

@@ -12,11 +12,11 @@ use wakeful_workflow::schedule::{Missed, Overlap};
 use wakeful_workflow::session::SessionStatus;
 
 use super::Home;
-use crate::Ctx;
-use crate::api::{DEFAULT_SPACE, stored_conversation_id};
+use wakeful_engine::ctx::Ctx;
+use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 use crate::client::{Client, Trigger, Via};
-use crate::config::DEFAULT_AGENT;
-use crate::config::cron::{DEFAULT_ZONE, MISSED_LIMIT, Schedule};
+use wakeful_config::DEFAULT_AGENT;
+use wakeful_config::cron::{DEFAULT_ZONE, MISSED_LIMIT, Schedule};
 
 /// The longest that a scheduler takes to start.
 const SCHEDULER: Duration = Duration::from_secs(20);

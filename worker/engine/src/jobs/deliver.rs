@@ -1,7 +1,7 @@
 //! The deliver job: the outgoing messages of one channel of one conversation, in order.
 
-use crate::Ctx;
-use crate::channel::{Channel, Found, Outbound, SendError};
+use crate::ctx::Ctx;
+use crate::channel::{Channel, Found, Outbound, SEND, SendError};
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};
@@ -21,9 +21,6 @@ const TRY_FOR: Duration = Duration::from_secs(5 * 3600);
 /// Nobody waits that long between two attempts: see [`Terms::longest_pause`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 
-/// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
-pub(crate) const SEND: Duration = Duration::from_secs(60);
-
 /// The longest that a job waits for a receiver that takes no more, whatever this one asks for: then it asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
@@ -40,7 +37,7 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let end = tokio::select! {
         end = work => end.unwrap_or_else(|_| Err(Again::later("internal error: the delivery panicked"))),
         () = job.lease.lost().cancelled() => Ok(()),
-        () = ctx.abort.cancelled() => {
+        () = ctx.shutdown.abort.cancelled() => {
             if let Err(error) = ctx.store.release(&job.lease).await {
                 warn!(%error, "A job was not released; it is free when its lease ends");
             }
@@ -163,7 +160,7 @@ async fn one(
     crate::failpoint("K13");
     let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(Again::later)?;
     crate::failpoint("K14");
-    ctx.notifier.session(&claimed.session_id);
+    ctx.bus.notifier.session(&claimed.session_id);
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
         Settled::Sent { .. } => {
@@ -241,7 +238,7 @@ async fn next(
         return expired();
     }
     let mut before = if claimed.maybe_sent { Before::MaybeSent } else { Before::Unsent };
-    let Some(channel) = ctx.channels.get(channel_name) else {
+    let Some(channel) = ctx.plugins.channels.get(channel_name) else {
         let remedy = match channel_name {
             "email" => "configure a way out for mail ([email]) on one of the workers".to_owned(),
             "slack" | "telegram" | "webhook" => {

@@ -3,17 +3,18 @@
 //! Nothing waits for a question in a process. Its age is in the database, by the database's clock, so it does not matter which
 //! worker looks, or whether one that was stopped for days does.
 
-use crate::Ctx;
+use crate::ctx::Ctx;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
-use wakeful_store::expire::{OnExpired, Patience};
+use wakeful_store::expire::Patience;
+use wakeful_workflow::agent::OnExpired;
 use wakeful_store::queue;
 
 /// Questions in one look.
 const PAGE: i64 = 200;
 
-/// Looks every `[queue] heal_s`, and more often where an agent has less patience than that, until `ctx.draining` fires.
+/// Looks every `[queue] heal_s`, and more often where an agent has less patience than that, until `ctx.shutdown.draining` fires.
 /// Ends at once where no agent's questions expire.
 pub(super) async fn run(ctx: Arc<Ctx>) {
     let agents: Vec<(&str, u64, OnExpired)> = ctx
@@ -33,7 +34,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
         }
         tokio::select! {
             () = tokio::time::sleep(queue::jittered(every)) => {}
-            () = ctx.draining.cancelled() => return,
+            () = ctx.shutdown.draining.cancelled() => return,
         }
     }
 }
@@ -51,8 +52,8 @@ async fn look(ctx: &Ctx, patience: Patience<'_>, then: OnExpired) -> wakeful_sto
                         session.id = session_id,
                         "Closed a question that nobody answered in {} s", patience.seconds
                     );
-                    ctx.notifier.job();
-                    ctx.notifier.session(session_id);
+                    ctx.bus.notifier.job();
+                    ctx.bus.notifier.session(session_id);
                 }
                 // One session that cannot go on keeps no other from it.
                 Err(error) => {
@@ -61,7 +62,7 @@ async fn look(ctx: &Ctx, patience: Patience<'_>, then: OnExpired) -> wakeful_sto
             }
         }
         match sessions.last() {
-            Some(last) if sessions.len() as i64 == PAGE && !ctx.draining.is_cancelled() => {
+            Some(last) if sessions.len() as i64 == PAGE && !ctx.shutdown.draining.is_cancelled() => {
                 after.clone_from(last)
             }
             Some(_) | None => return Ok(()),

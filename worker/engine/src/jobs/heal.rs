@@ -2,7 +2,7 @@
 //!
 //! No protocol relies on it. It finds what somebody else wrote into the tables, or what a restored database lacks.
 
-use crate::Ctx;
+use crate::ctx::Ctx;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -14,7 +14,7 @@ const PAGE: i64 = 500;
 /// Looks in one sweep: the next sweep goes on where this one stopped.
 const PAGES: usize = 20;
 
-/// Sweeps at once and then every `[queue] heal_s`, until `ctx.draining` fires.
+/// Sweeps at once and then every `[queue] heal_s`, until `ctx.shutdown.draining` fires.
 pub(super) async fn run(ctx: Arc<Ctx>) {
     let every = Duration::from_secs(ctx.config.queue.heal_s);
     let mut cursor = Cursor::default();
@@ -25,7 +25,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
         }
         tokio::select! {
             () = tokio::time::sleep(queue::jittered(every)) => {}
-            () = ctx.draining.cancelled() => return,
+            () = ctx.shutdown.draining.cancelled() => return,
         }
     }
 }
@@ -37,7 +37,7 @@ async fn sweep(ctx: &Ctx, cursor: &mut Cursor, sessions_healed: &mut u64) -> wak
         for session_id in &page.sessions {
             heal(ctx, session_id, sessions_healed).await;
         }
-        if page.last || ctx.draining.is_cancelled() {
+        if page.last || ctx.shutdown.draining.is_cancelled() {
             break;
         }
     }
@@ -59,8 +59,8 @@ async fn heal(ctx: &Ctx, session_id: &str, sessions_healed: &mut u64) {
             *sessions_healed += 1;
             let wrong: Vec<String> = healed.iter().map(ToString::to_string).collect();
             warn!(session.id = session_id, healed = wrong.join("; "), "Healed a session");
-            ctx.notifier.job();
-            ctx.notifier.session(session_id);
+            ctx.bus.notifier.job();
+            ctx.bus.notifier.session(session_id);
         }
         // One session that cannot be healed keeps no other from it.
         Err(error) => {

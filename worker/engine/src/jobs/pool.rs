@@ -1,7 +1,7 @@
 //! The pool: apalis runs the jobs, the heart keeps their leases, and a drain ends both in order.
 
 use super::{deliver::deliver, expire, heal, step::step};
-use crate::Ctx;
+use crate::ctx::Ctx;
 use apalis::prelude::{Monitor, ParallelizeExt, WorkerBuilder};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use wakeful_store::queue::{Heart, Holdings, Kind, News, Queue, Settings};
 /// How long running steps may take to end after a drain begins; then their leases are given back as they stand.
 pub const DRAIN: Duration = Duration::from_secs(20);
 
-/// Runs jobs until `ctx.draining` fires, then until none is in hand.
+/// Runs jobs until `ctx.shutdown.draining` fires, then until none is in hand.
 ///
 /// # Errors
 /// When apalis' monitor fails, which no fault of a job or of the database does.
@@ -23,7 +23,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let heart = tokio::spawn(heart(&ctx, &holdings, true).run(heart_stop.clone()));
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let expiry = tokio::spawn(expire::run(Arc::clone(&ctx)));
-    let draining = ctx.draining.clone();
+    let draining = ctx.shutdown.draining.clone();
     // A little more than the drain, so that the leases of what is dropped then are given back.
     let last = DRAIN + Duration::from_secs(2);
     ctx.watchdog.start(queue.lease, draining.clone(), last);
@@ -33,8 +33,8 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         let (ctx, news, holdings) = (Arc::clone(&ctx), news.clone(), Arc::clone(&holdings));
         move |kind: Kind| {
             let settings = settings(&ctx, kind, "", ctx.config.queue.concurrency);
-            let (store, worker_id) = (ctx.store.clone(), Arc::clone(&ctx.worker_id));
-            Queue::start(store, settings, worker_id, Arc::clone(&holdings), &news, ctx.draining.clone())
+            let (store, worker_id) = (ctx.store.clone(), Arc::clone(&ctx.identity.worker_id));
+            Queue::start(store, settings, worker_id, Arc::clone(&holdings), &news, ctx.shutdown.draining.clone())
         }
     };
     let (start_steps, start_deliveries) = (start.clone(), start);
@@ -90,9 +90,9 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
     let (step_ctx, stopped) = (Arc::clone(&ctx), stop.clone());
     let ran = Monitor::new()
         .register(move |_| {
-            let (store, worker_id) = (ctx.store.clone(), Arc::clone(&ctx.worker_id));
+            let (store, worker_id) = (ctx.store.clone(), Arc::clone(&ctx.identity.worker_id));
             let (settings, holdings) = (settings.clone(), Arc::clone(&holdings));
-            let queue = Queue::start(store, settings, worker_id, holdings, &ctx.news, stop.clone());
+            let queue = Queue::start(store, settings, worker_id, holdings, &ctx.bus.news, stop.clone());
             WorkerBuilder::new("replay")
                 .backend(queue)
                 .data(Arc::clone(&step_ctx))
@@ -117,9 +117,9 @@ fn heart(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heart {
     let queue = ctx.config.queue;
     Heart {
         store: ctx.store.clone(),
-        worker_id: Arc::clone(&ctx.worker_id),
+        worker_id: Arc::clone(&ctx.identity.worker_id),
         listed,
-        host: ctx.host.clone(),
+        host: ctx.identity.host.clone(),
         concurrency: i32::try_from(queue.concurrency).unwrap_or(i32::MAX),
         lease: queue.lease,
         every: queue.heartbeat,
@@ -140,7 +140,7 @@ fn settings(ctx: &Ctx, kind: Kind, runner: &str, concurrency: usize) -> Settings
 
 /// After the drain's time is up, every step that still runs is dropped and its lease given back.
 async fn abort_after_drain(ctx: Arc<Ctx>) {
-    ctx.draining.cancelled().await;
+    ctx.shutdown.draining.cancelled().await;
     tokio::time::sleep(DRAIN).await;
-    ctx.abort.cancel();
+    ctx.shutdown.abort.cancel();
 }

@@ -5,7 +5,7 @@ mod mutant;
 mod span;
 mod tries;
 
-use crate::Ctx;
+use crate::ctx::Ctx;
 use crate::perform::{Interrupted, perform};
 use crate::replay;
 use crate::telemetry;
@@ -59,7 +59,7 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
         let end = tokio::select! {
             end = work => end,
             () = job.lease.lost().cancelled() => Ok(End::Stale),
-            () = ctx.abort.cancelled() => Ok(release(&ctx, &job).await),
+            () = ctx.shutdown.abort.cancelled() => Ok(release(&ctx, &job).await),
         };
         let end = end.unwrap_or_else(|_| End::Retry {
             kind: "panic",
@@ -117,8 +117,8 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
     match ctx.store.give_up(&job.lease, session_id, &reason).await {
         Ok(true) => {
             warn!(session.id = session_id, %error, "The run is failed: its session cannot be read");
-            ctx.notifier.session(session_id);
-            ctx.notifier.job();
+            ctx.bus.notifier.session(session_id);
+            ctx.bus.notifier.job();
             End::Closed
         }
         Ok(false) => End::Stale,
@@ -181,9 +181,9 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
         crate::failpoint(commit::failpoint_before(&transition));
         let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
         crate::failpoint("K22");
-        ctx.notifier.session(session.session_id.as_str());
+        ctx.bus.notifier.session(session.session_id.as_str());
         if !transition.deliveries.is_empty() {
-            ctx.notifier.job();
+            ctx.bus.notifier.job();
         }
         match commit {
             Commit::Continued { wake_seq } => {
@@ -204,14 +204,14 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 }
                 if transition.step.is_some() {
                     steps += 1;
-                    if ctx.draining.is_cancelled() || gives_way(ctx, job, steps).await? {
+                    if ctx.shutdown.draining.is_cancelled() || gives_way(ctx, job, steps).await? {
                         return Ok(release(ctx, job).await);
                     }
                 }
             }
             Commit::Closed => {
                 // A run of the same conversation may have been opened by this close.
-                ctx.notifier.job();
+                ctx.bus.notifier.job();
                 return Ok(End::Closed);
             }
             Commit::Moved => {
@@ -255,7 +255,7 @@ async fn decide(
     tries: Tries,
 ) -> wakeful_store::Result<Decided> {
     let action = mutant::plan(session, &agent.limits);
-    if replay::feed(ctx, session, &action).await? {
+    if replay::feed(&ctx.store, &ctx.recordings, session, &action).await? {
         return Ok(Decided::Again);
     }
     if action == Action::Rest {
@@ -355,7 +355,7 @@ async fn release(ctx: &Ctx, job: &Job) -> End {
     if let Err(error) = ctx.store.release(&job.lease).await {
         warn!(%error, "A job was not released; it is free when its lease ends");
     }
-    ctx.notifier.job();
+    ctx.bus.notifier.job();
     End::Released
 }
 

@@ -3,7 +3,7 @@
 //! A model is two things: a pure projection of the context onto its protocol, and a call that streams. Adding a
 //! provider is a file here, its projection in `wakeful_workflow::wire`, and a line in `Models`.
 
-use crate::config::{Config, Provider};
+use wakeful_config::{Config, Provider};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

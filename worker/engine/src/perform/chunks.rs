@@ -3,7 +3,7 @@
 //! A chunk is written after the one before it or not at all, so that readers are shown a beginning and never a gap. What a
 //! server that crashed has lost of them is written again.
 
-use crate::Ctx;
+use crate::ctx::Ctx;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tracing::warn;
@@ -91,7 +91,7 @@ impl<'a> Writer<'a> {
                 Ok(true) => {
                     self.written += 1;
                     crate::failpoint("K9");
-                    self.ctx.notifier.session(self.session_id.as_str());
+                    self.ctx.bus.notifier.session(self.session_id.as_str());
                     crate::failpoint("K8");
                 }
                 // The server crashed and has lost the one before.

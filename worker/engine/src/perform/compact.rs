@@ -2,7 +2,7 @@
 
 use super::Interrupted;
 use super::intent::{self, Begun, Intent};
-use crate::Ctx;
+use crate::ctx::Ctx;
 use crate::model::{Model, NoDeltas};
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
@@ -24,7 +24,7 @@ pub(super) async fn compact(
     session: &Session,
     agent: &Agent,
 ) -> Result<Outcome, Interrupted> {
-    let model = ctx.models.get(&agent.model)?;
+    let model = ctx.plugins.models.get(&agent.model)?;
     let tools = ctx.configured_tools(session, agent)?;
     let window = ctx.config.context_window(&agent.model);
     let mut attempt = intent::next_attempt(session);

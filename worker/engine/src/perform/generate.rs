@@ -3,7 +3,7 @@
 use super::Interrupted;
 use super::chunks::{Piece, Writer};
 use super::intent::{self, Begun, Intent};
-use crate::Ctx;
+use crate::ctx::Ctx;
 use crate::model::Deltas;
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
@@ -29,7 +29,7 @@ pub(super) async fn call_model(
     session: &Session,
     agent: &Agent,
 ) -> Result<Outcome, Interrupted> {
-    let model = ctx.models.get(&agent.model)?;
+    let model = ctx.plugins.models.get(&agent.model)?;
     let (Built { context, rebase }, effects) = told(ctx, session, agent)?;
     let base = model.request(&context);
     let base_sha256 = base.sha256();
@@ -64,7 +64,7 @@ pub(super) async fn call_model(
         context_strategy: agent.context.strategy,
     };
     let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
-    ctx.notifier.session(session.session_id.as_str());
+    ctx.bus.notifier.session(session.session_id.as_str());
     crate::failpoint("K6");
 
     let span = intent::span(session, &agent.model);

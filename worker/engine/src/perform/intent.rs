@@ -1,7 +1,7 @@
 //! The intent of a model call: written down before the call, whether a model is then asked or a recording answers.
 
 use super::Interrupted;
-use crate::Ctx;
+use crate::ctx::Ctx;
 use crate::telemetry::names;
 use tracing::{Span, info_span};
 use wakeful_store::generation::NewGeneration;

@@ -8,7 +8,7 @@ mod intent;
 mod recorded;
 mod tools;
 
-use crate::Ctx;
+use crate::ctx::Ctx;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::Outcome;
 use wakeful_workflow::agent::Agent;

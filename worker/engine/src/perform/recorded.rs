@@ -2,7 +2,7 @@
 
 use super::Interrupted;
 use super::intent::{self, Begun, Intent};
-use crate::Ctx;
+use crate::ctx::Ctx;
 use tracing::{info, warn};
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome};
@@ -22,11 +22,11 @@ pub(super) async fn answer(
     session: &Session,
     agent: &Agent,
 ) -> Result<Outcome, Interrupted> {
-    let source = ctx.recordings.of(ctx, session).await?.ok_or_else(no_source)?;
+    let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     let (rules, recording) = (&source.rules, &*source.recording);
     let answer = replay::answer(session, rules, recording)?;
     let model_name = answer.call.map_or(&agent.model, |call| &call.model);
-    let model = ctx.models.get(model_name)?;
+    let model = ctx.plugins.models.get(model_name)?;
     let agent = as_then(agent, answer.call);
     // A rebase points at messages by number: where those are the source's, the context begins where it did there.
     let number = session.last_message_number + session.inbox.len() as i64 + 1;
@@ -93,12 +93,12 @@ pub(super) async fn summary(
     session: &Session,
     agent: &Agent,
 ) -> Result<Option<Outcome>, Interrupted> {
-    let source = ctx.recordings.of(ctx, session).await?.ok_or_else(no_source)?;
+    let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     let Some(answer) = replay::summary(session, &source.rules, &source.recording) else {
         return Ok(None);
     };
     let model_name = answer.call.map_or(&agent.model, |call| &call.model);
-    let model = ctx.models.get(model_name)?;
+    let model = ctx.plugins.models.get(model_name)?;
     let tools = ctx.configured_tools(session, agent)?;
     let nothing = || Fault::RecordingOver { message: "there is nothing to summarise here".to_owned() };
     let asked = compaction::request(session, tools.clone(), 0).ok_or_else(nothing)?;
@@ -168,7 +168,7 @@ pub(super) enum Recorded {
 
 /// Looks the call up in the source's log.
 pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Result<Recorded, Interrupted> {
-    let source = ctx.recordings.of(ctx, session).await?.ok_or_else(no_source)?;
+    let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     Ok(match replay::result(session, &source.rules, &source.recording, call_id) {
         Some(RecordedResult::Settled { status, result, message_number }) => {
             let content = match &result.output {

@@ -2,7 +2,7 @@
 
 use super::Interrupted;
 use super::recorded::{self, Recorded};
-use crate::Ctx;
+use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
 use crate::tool::read_output::StoredOutputs;
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
@@ -112,7 +112,7 @@ impl Turn<'_> {
     async fn rehearse(&self, call: &ToolCall) -> Ending {
         // A developer's process may lack a tool of the workers'.
         let told = self.session.prefix.as_ref().is_some_and(|prefix| prefix.tool(&call.name).is_some());
-        if told && call.malformed.is_none() && self.ctx.tools.get(&call.name).is_none() {
+        if told && call.malformed.is_none() && self.ctx.plugins.tools.get(&call.name).is_none() {
             return done(not_carried_out(&call.name));
         }
         if let Some(refusal) = self.refusal(call) {
@@ -246,7 +246,7 @@ impl Turn<'_> {
             { names::SESSION_ID } = %self.session.session_id,
             { names::CONVERSATION_ID } = %self.session.conversation_id,
         );
-        let running = AssertUnwindSafe(self.ctx.tools.run(&call.name, &context, call.arguments.clone()));
+        let running = AssertUnwindSafe(self.ctx.plugins.tools.run(&call.name, &context, call.arguments.clone()));
         let what =
             format!("tool {} (call {}) of session {}", call.name, call.call_id, self.session.session_id);
         let running = running.catch_unwind().instrument(span.clone());
@@ -290,7 +290,7 @@ impl Turn<'_> {
         let told = pinned.map(|prefix| prefix.tool(&call.name));
         // All three: what the agent may use now, what this process can run, what the model was told of.
         if !self.agent.tools.contains(&call.name)
-            || self.ctx.tools.get(&call.name).is_none()
+            || self.ctx.plugins.tools.get(&call.name).is_none()
             || told == Some(None)
         {
             return Some(ToolError(format!(
@@ -300,8 +300,8 @@ impl Turn<'_> {
             )));
         }
         match told.flatten() {
-            Some(told) => self.ctx.tools.validate_as(told, &call.arguments).err(),
-            None => self.ctx.tools.validate(&call.name, &call.arguments).err(),
+            Some(told) => self.ctx.plugins.tools.validate_as(told, &call.arguments).err(),
+            None => self.ctx.plugins.tools.validate(&call.name, &call.arguments).err(),
         }
     }
 }

@@ -1,15 +1,10 @@
-//! Replays: a session is forked, and the fork runs the same loop again beside its source.
-//!
-//! The fork is an ordinary session, and what works on it is the ordinary step pool, with its queue and its leases, under a
-//! name of its own. So a replay that is killed goes on where it stood, as any run does.
+//! What a replay gets of its source: the messages, at the model calls that they came before, and the recorded answers.
 
-mod driver;
 mod recordings;
 
-pub use driver::{End, Observer, Replayed, Request, run};
 pub use recordings::{Recordings, Source};
 
-use crate::Ctx;
+use wakeful_store::Store;
 use wakeful_store::wake::NewMessage;
 use wakeful_workflow::plan::Action;
 use wakeful_workflow::replay::{self, Input};
@@ -20,23 +15,23 @@ use wakeful_workflow::session::Session;
 ///
 /// # Errors
 /// [`wakeful_store::Error`].
-pub(crate) async fn feed(ctx: &Ctx, session: &mut Session, action: &Action) -> wakeful_store::Result<bool> {
+pub(crate) async fn feed(store: &Store, recordings: &Recordings, session: &mut Session, action: &Action) -> wakeful_store::Result<bool> {
     if session.policy.replay.is_none() || *action != Action::CallModel {
         return Ok(false);
     }
-    let Some(source) = ctx.recordings.of(ctx, session).await? else {
+    let Some(source) = recordings.of(store, session).await? else {
         return Ok(false);
     };
     let Some(input) = replay::due(session, &source.rules, &source.recording) else {
         return Ok(false);
     };
-    give(ctx, session.session_id.as_str(), &input).await?;
-    ctx.store.refresh(session).await?;
+    give(store, session.session_id.as_str(), &input).await?;
+    store.refresh(session).await?;
     Ok(true)
 }
 
 /// Sends a replay one of its source's messages. Sent again, it is the same message.
-async fn give(ctx: &Ctx, session_id: &str, input: &Input) -> wakeful_store::Result<()> {
+pub async fn give(store: &Store, session_id: &str, input: &Input) -> wakeful_store::Result<()> {
     let message = NewMessage {
         client_key: Some(input.client_key()),
         text: input.text.clone(),
@@ -44,6 +39,6 @@ async fn give(ctx: &Ctx, session_id: &str, input: &Input) -> wakeful_store::Resu
         trace_context: None,
         attachments: Vec::new(),
     };
-    ctx.store.feed(session_id, &message).await?;
+    store.feed(session_id, &message).await?;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The recordings that this process has read: a source is read once a replay, and not at every step of it.
 
-use crate::Ctx;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use wakeful_store::Store;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::Replay;
 use wakeful_workflow::replay::Recording;
@@ -26,7 +26,7 @@ impl Recordings {
     ///
     /// # Errors
     /// [`wakeful_store::Error`], among them that the source is not there.
-    pub async fn of(&self, ctx: &Ctx, session: &Session) -> wakeful_store::Result<Option<Source>> {
+    pub async fn of(&self, store: &Store, session: &Session) -> wakeful_store::Result<Option<Source>> {
         let Some(rules) = session.policy.replay.clone() else {
             return Ok(None);
         };
@@ -35,7 +35,7 @@ impl Recordings {
         if let Some(recording) = kept {
             return Ok(Some(Source { rules, recording }));
         }
-        let recording = Arc::new(ctx.store.recording(rules.source_session_id.as_str()).await?);
+        let recording = Arc::new(store.recording(rules.source_session_id.as_str()).await?);
         let mut kept = self.kept();
         kept.push_back((session.session_id.clone(), Arc::clone(&recording)));
         if kept.len() > KEPT {

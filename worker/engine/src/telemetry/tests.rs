@@ -1,17 +1,16 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
-use axum::routing::post;
 use opentelemetry::trace::TraceContextExt;
+use reqwest::StatusCode;
+use reqwest::header::HeaderMap;
 use serde_json::Value;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tracing::{Instrument, info, info_span};
+use tokio::net::TcpListener;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
+use wiremock::matchers::{method, path};
+use wiremock::{Mock, MockServer, Request, ResponseTemplate};
 
 use super::*;
 
@@ -53,18 +52,16 @@ fn start(settings: &Settings) -> (Dispatch, Guard, Lines) {
 }
 
 /// A collector that answers `status` and passes on what it was sent.
-async fn collector(status: StatusCode) -> (String, mpsc::UnboundedReceiver<(HeaderMap, Bytes)>) {
-    type Sender = mpsc::UnboundedSender<(HeaderMap, Bytes)>;
+async fn collector(status: StatusCode) -> (String, mpsc::UnboundedReceiver<(HeaderMap, Vec<u8>)>) {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let take = move |State(sender): State<Sender>, headers: HeaderMap, body: Bytes| async move {
-        let _ = sender.send((headers, body));
-        status
+    // It listens until the test ends.
+    let server = Box::leak(Box::new(MockServer::start().await));
+    let take = move |request: &Request| {
+        let _ = sender.send((request.headers.clone(), request.body.clone()));
+        ResponseTemplate::new(status)
     };
-    let app = Router::new().route("/v1/traces", post(take)).with_state(sender);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    (address, receiver)
+    Mock::given(method("POST")).and(path("/v1/traces")).respond_with(take).mount(server).await;
+    (server.uri(), receiver)
 }
 
 /// The drop of a guard blocks, and the collector must go on meanwhile.

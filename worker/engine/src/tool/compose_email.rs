@@ -2,9 +2,9 @@
 
 use super::{Tool, ToolCallContext, ToolError, ToolOutput, parse_arguments};
 use async_trait::async_trait;
-use lettre::Address;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use wakeful_config::address::is_address;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 
@@ -114,17 +114,15 @@ fn recipients(field: &str, addresses: &[String], seen: &mut Vec<String>) -> Resu
     for address in addresses {
         let address = address.trim();
         let plain = !address.chars().any(|c| c.is_control() || c.is_whitespace());
-        let parsed = if plain { address.parse::<Address>().ok() } else { None };
-        let Some(parsed) = parsed else {
+        if !plain || !is_address(address) {
             let shown: String = address.chars().take(80).collect();
             return Err(ToolError(format!(
                 "{shown:?} in `{field}` is no email address. Give plain addresses such as \"ann@example.com\"."
             )));
-        };
-        let parsed = parsed.to_string();
-        if !seen.iter().any(|other: &String| other.eq_ignore_ascii_case(&parsed)) {
-            seen.push(parsed.clone());
-            kept.push(parsed);
+        }
+        if !seen.iter().any(|other: &String| other.eq_ignore_ascii_case(address)) {
+            seen.push(address.to_owned());
+            kept.push(address.to_owned());
         }
     }
     Ok(kept)

@@ -6,7 +6,7 @@
 mod session;
 mod wire;
 
-use crate::Ctx;
+use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(super) async fn listen(ctx: Arc<Ctx>, address: SocketAddr) -> anyhow::Result
         // Whoever is one too many waits to be accepted.
         let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { break };
         let accepted = tokio::select! {
-            () = ctx.draining.cancelled() => break,
+            () = ctx.shutdown.draining.cancelled() => break,
             accepted = listener.accept() => accepted,
         };
         match accepted {

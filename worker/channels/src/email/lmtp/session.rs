@@ -1,11 +1,14 @@
 //! One connection of a mail server.
 
 use super::wire::{self, Data, Line};
-use crate::Ctx;
-use crate::api::Problem;
-use crate::channel::email::incoming::{self, Arrived, Taken};
-use crate::channel::email::mailbox::mailboxes_of;
-use axum::http::StatusCode;
+use wakeful_engine::ctx::Ctx;
+use crate::email::incoming::{self, Arrived, Taken};
+use crate::email::mailbox::mailboxes_of;
+use crate::email::not_taken::NotTaken;
+use crate::email::parse::Unreadable;
+use wakeful_engine::ingest::Refused;
+use wakeful_store::Error;
+use wakeful_workflow::mail::scan::Hostile;
 use smtp_proto::{Error as Syntax, Request};
 use std::borrow::Cow;
 use std::time::Duration;
@@ -69,7 +72,7 @@ impl Connection<'_> {
                 biased;
                 line = wire::line(&mut self.reader, COMMAND_BYTES) => Some(line?),
                 // Not in the middle of a mail: between two commands nothing is lost.
-                () = self.ctx.draining.cancelled() => None,
+                () = self.ctx.shutdown.draining.cancelled() => None,
                 () = tokio::time::sleep(COMMAND_TIME) => None,
             };
             let Some(line) = line else {
@@ -196,7 +199,7 @@ impl Connection<'_> {
         let limit = async {
             tokio::select! {
                 () = tokio::time::sleep(DATA_TIME) => {}
-                () = async { self.ctx.draining.cancelled().await; tokio::time::sleep(DRAIN_TIME).await } => {}
+                () = async { self.ctx.shutdown.draining.cancelled().await; tokio::time::sleep(DRAIN_TIME).await } => {}
             }
         };
         let data = tokio::select! {
@@ -222,8 +225,8 @@ impl Connection<'_> {
         let arrived = Arrived { raw, mail_from: Some(from), recipients, dmarc_passed: None, unwanted: None };
         let incoming = match incoming::read(arrived).await {
             Ok(incoming) => incoming,
-            Err(problem) => {
-                self.say_each(&envelope.to, &refusal(&problem));
+            Err(not_taken) => {
+                self.say_each(&envelope.to, &refusal(&not_taken));
                 return Ok(Next::GoOn);
             }
         };
@@ -236,7 +239,7 @@ impl Connection<'_> {
                 Ok(Taken::Woke(woken)) => format!("250 2.0.0 Taken as {}", woken.session_id),
                 Ok(Taken::Dropped { .. }) => "250 2.0.0 Taken, and kept from the agents".to_owned(),
                 Err(_) if crate::mutant("answer_first") => "250 2.0.0 Taken".to_owned(),
-                Err(problem) => refusal(&problem),
+                Err(not_taken) => refusal(&not_taken),
             };
             replies.push((addressed.mailbox_id, reply));
         }
@@ -270,14 +273,23 @@ impl Connection<'_> {
 }
 
 /// The reply for a mail that was not taken: 5xx for what will never be, 4xx for everything else, so that its server keeps it.
-fn refusal(problem: &Problem) -> String {
-    let (code, text) = match problem.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ("552 5.3.4", problem.to_string()),
-        StatusCode::UNPROCESSABLE_ENTITY => ("554 5.6.0", problem.to_string()),
+fn refusal(not_taken: &NotTaken) -> String {
+    let (code, text) = match not_taken {
+        NotTaken::Unreadable(Unreadable::Hostile(Hostile::TooLarge)) => ("552 5.3.4", not_taken.to_string()),
+        NotTaken::Unreadable(
+            Unreadable::Hostile(Hostile::Headers | Hostile::Parts | Hostile::Depth | Hostile::Ambiguous)
+            | Unreadable::NoMail,
+        )
+        | NotTaken::NoMailbox
+        | NotTaken::Refused(Refused::Store(Error::KeyReused { .. } | Error::Bundle(_))) => {
+            ("554 5.6.0", not_taken.to_string())
+        }
         // Its server's to know: it is sent too much at once, and nothing here is broken.
-        StatusCode::TOO_MANY_REQUESTS => ("451 4.3.2", problem.to_string()),
-        status => {
-            warn!(%status, %problem, "A mail was not taken, and is left with its server");
+        NotTaken::ReadersBusy | NotTaken::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
+            ("451 4.3.2", not_taken.to_string())
+        }
+        NotTaken::Unreadable(Unreadable::NoThread) | NotTaken::Defect | NotTaken::Refused(_) => {
+            warn!(error = %not_taken, "A mail was not taken, and is left with its server");
             ("451 4.3.0", "Not now: try again later".to_owned())
         }
     };

@@ -1,10 +1,10 @@
 //! Mail of ours that did not arrive, as its provider tells.
 
-use crate::Ctx;
-use crate::api::Problem;
-use crate::channel::email::bounce;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use crate::email::bounce;
 
-pub(super) use crate::channel::email::bounce::Bounce;
+pub(super) use crate::email::bounce::Bounce;
 
 /// Notes it at its delivery.
 ///

@@ -1,6 +1,6 @@
 //! The certificates that SNS signs with, fetched from its own host and kept for a day.
 
-use crate::api::Problem;
+use wakeful_http::problem::Problem;
 use futures::StreamExt;
 use reqwest::Url;
 use reqwest::redirect::Policy;

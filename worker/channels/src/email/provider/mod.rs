@@ -13,9 +13,9 @@ mod ses;
 mod sns;
 
 use super::incoming::{self, Arrived, Taken};
-use crate::Ctx;
-use crate::api::Problem;
-use crate::config::email_providers::EmailProviders;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use wakeful_config::email_providers::EmailProviders;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};

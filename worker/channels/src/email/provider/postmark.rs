@@ -5,10 +5,10 @@
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::rebuild::{File, Parts, mailbox};
 use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, not_set_up, unproved};
-use crate::Ctx;
-use crate::api::Problem;
-use crate::channel::email::body::Door;
-use crate::config::email_providers::Postmark;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use crate::email::body::Door;
+use wakeful_config::email_providers::Postmark;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};

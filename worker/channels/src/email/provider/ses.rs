@@ -3,9 +3,9 @@
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::sns::{Envelope, Kind};
 use super::{Arrived, Doors, Notice, SNS_LIMIT, answer, not_set_up};
-use crate::Ctx;
-use crate::api::Problem;
-use crate::channel::email::body::Door;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use crate::email::body::Door;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};

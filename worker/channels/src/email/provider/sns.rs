@@ -6,8 +6,8 @@
 
 use super::certificate::Certificates;
 use super::{forbidden, unproved};
-use crate::api::Problem;
-use crate::config::email_providers::topic_host;
+use wakeful_http::problem::Problem;
+use wakeful_config::email_providers::topic_host;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use chrono::{DateTime, Utc};

@@ -7,10 +7,10 @@ mod text;
 pub(super) use send::Slack;
 
 use super::{Incoming, ignored, parsed, received, take, unsigned};
-use crate::api::Problem;
-use crate::channel::signed;
-use crate::config::messenger::Answers;
-use crate::{Ctx, api};
+use wakeful_http::problem::Problem;
+use crate::signed;
+use wakeful_config::messenger::Answers;
+use wakeful_engine::ctx::Ctx;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -88,6 +88,6 @@ async fn admit(ctx: Arc<Ctx>, said: Said) -> Result<StatusCode, Problem> {
 async fn is_known(ctx: &Ctx, said: &Said) -> Result<bool, Problem> {
     // It is refused as the message itself would be, when too much comes in.
     let _turn = ctx.intake.enter().await?;
-    let conversation_id = api::stored_conversation_id(&said.conversation_id())?;
+    let conversation_id = wakeful_workflow::id::stored_conversation_id(&said.conversation_id())?;
     Ok(ctx.store.latest_agent(&conversation_id).await?.is_some())
 }

@@ -3,7 +3,7 @@
 use super::super::http::{self, Answer, word};
 use super::super::limits::{Limits, Rate};
 use super::{NAME, text::escaped};
-use crate::channel::{Channel, Found, Outbound, SendError};
+use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 use async_trait::async_trait;
 use reqwest::StatusCode;
 use secrecy::{ExposeSecret, SecretString};

@@ -6,9 +6,12 @@ mod update;
 pub(super) use send::Telegram;
 
 use super::{Incoming, ignored, parsed, received, take, unsigned};
-use crate::Ctx;
-use crate::api::{Problem, stored_conversation_id};
-use crate::channel::signed;
+use wakeful_engine::ingest::Refused;
+use wakeful_store::Error;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use wakeful_workflow::id::stored_conversation_id;
+use crate::signed;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
@@ -60,7 +63,9 @@ pub(super) async fn receive(
         agent: config.agent.clone(),
     };
     match take(&ctx, incoming).await {
-        Err(full) if full.pending().is_some() => turn_away(&ctx, &conversation_id, &route, &full).await,
+        Err(Refused::Store(full @ Error::InboxFull { .. })) => {
+            turn_away(&ctx, &conversation_id, &route, &full).await
+        }
         taken => received("Telegram", taken),
     }
 }
@@ -70,13 +75,13 @@ async fn turn_away(
     ctx: &Ctx,
     conversation_id: &str,
     route: &ReplyRoute,
-    full: &Problem,
+    full: &Error,
 ) -> Result<StatusCode, Problem> {
     let _turn = ctx.intake.enter().await?;
     let stored = stored_conversation_id(conversation_id)?;
     for word in outgoing(route, NAME, NOT_TAKEN) {
         if ctx.store.turn_away(&stored, NAME, &word.content).await? {
-            ctx.notifier.job();
+            ctx.bus.notifier.job();
         }
     }
     warn!(error = %full, conversation_id, "A message from Telegram was not taken, and its sender is told");

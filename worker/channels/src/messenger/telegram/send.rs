@@ -3,7 +3,7 @@
 use super::super::http::{self, word};
 use super::super::limits::{Limits, Rate};
 use super::NAME;
-use crate::channel::{Channel, Outbound, SendError};
+use wakeful_engine::channel::{Channel, Outbound, SendError};
 use async_trait::async_trait;
 use reqwest::StatusCode;
 use secrecy::{ExposeSecret, SecretString};

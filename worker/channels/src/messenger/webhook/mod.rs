@@ -6,9 +6,9 @@ mod send;
 pub(super) use send::Webhook;
 
 use super::{Incoming, take, unsigned};
-use crate::Ctx;
-use crate::api::Problem;
-use crate::channel::signed;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
+use crate::signed;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

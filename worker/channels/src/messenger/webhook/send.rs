@@ -3,9 +3,9 @@
 use super::super::http;
 use super::super::limits::{Limits, Rate};
 use super::{NAME, network};
-use crate::channel::signed::sign_webhook;
-use crate::channel::{Channel, Outbound, SendError};
-use crate::config::messenger;
+use crate::signed::sign_webhook;
+use wakeful_engine::channel::{Channel, Outbound, SendError};
+use wakeful_config::messenger;
 use async_trait::async_trait;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{StatusCode, Url};

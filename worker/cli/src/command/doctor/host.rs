@@ -3,7 +3,7 @@
 use super::super::output::printable;
 use super::Report;
 use crate::App;
-use crate::config::Config;
+use wakeful_config::Config;
 use std::path::{Path, PathBuf};
 
 /// Less than this in the workspace's file system is worth a word.

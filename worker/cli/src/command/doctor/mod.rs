@@ -6,7 +6,7 @@ mod system;
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, until_reader_goes};
 use crate::App;
-use crate::config::{Config, ConfigError};
+use wakeful_config::{Config, ConfigError};
 use serde::Serialize;
 
 #[derive(Debug, clap::Args)]
@@ -79,7 +79,7 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
         report.warning("configuration", warning.clone(), "correct or remove it");
     }
     host::check(&app, &config, &mut report);
-    if let Err(error) = crate::channel::senders(&config) {
+    if let Err(error) = wakeful_channels::senders(&config) {
         report.problem(
             "channels",
             format!("{error:#}"),

@@ -2,9 +2,9 @@
 
 use super::super::output::span;
 use super::Report;
-use crate::channel::chat::legacy;
-use crate::channel::email;
-use crate::config::Config;
+use wakeful_channels::chat::legacy;
+use wakeful_channels::email;
+use wakeful_config::Config;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};

@@ -1,6 +1,6 @@
 //! How far a replay is: a bar on a terminal, a line now and then elsewhere. On stderr, for stdout is data.
 
-use crate::cli::output::{count, dollars, printable, span};
+use crate::command::output::{count, dollars, printable, span};
 use crate::replay::Observer;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;

@@ -2,9 +2,9 @@
 
 use super::progress::Unseen;
 use super::{Compared, Wish, replayed};
-use crate::Ctx;
-use crate::cli::output::{Cell, Column, Format, Output, Table, Tone, count, dollars, printable, span};
-use crate::cli::{Exit, Usage};
+use wakeful_engine::ctx::Ctx;
+use crate::command::output::{Cell, Column, Format, Output, Table, Tone, count, dollars, printable, span};
+use crate::command::{Exit, Usage};
 use futures::StreamExt;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ fn bundles(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// `None`: it was interrupted.
 async fn line(ctx: &Arc<Ctx>, wish: &Wish, path: &Path) -> Option<Line> {
     let bundle = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if ctx.draining.is_cancelled() {
+    if ctx.shutdown.draining.is_cancelled() {
         return None;
     }
     let source = path.display().to_string();

@@ -130,7 +130,7 @@ pub(super) async fn from_server(output: &Output, args: &Args, server: &str) -> a
     let token = token(server)?;
     let url = url(server, args)?;
     let client = reqwest::Client::builder().connect_timeout(super::super::CONNECT).build()?;
-    let response = client.get(url).header(crate::api::INTERNAL_TOKEN, token).send().await;
+    let response = client.get(url).header(wakeful_http::bundle::INTERNAL_TOKEN, token).send().await;
     let response = match response {
         Ok(response) => response,
         Err(error) => {

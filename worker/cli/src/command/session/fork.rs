@@ -4,7 +4,7 @@ use super::super::Usage;
 use super::super::output::{Output, printable};
 use super::Exit;
 use crate::App;
-use crate::config::Config;
+use wakeful_config::Config;
 use anyhow::Context as _;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -84,9 +84,9 @@ fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest
     });
     for (option, text) in [("--text", &args.text), ("--prompt", &args.prompt)] {
         if let Some(text) = text
-            && (text.trim().is_empty() || text.len() > crate::api::BODY_LIMIT_BYTES)
+            && (text.trim().is_empty() || text.len() > wakeful_http::body::BODY_LIMIT_BYTES)
         {
-            let limit = crate::api::BODY_LIMIT_BYTES;
+            let limit = wakeful_http::body::BODY_LIMIT_BYTES;
             return Err(Usage(format!("{option} has 1 to {limit} bytes, and not spaces alone")).into());
         }
     }
@@ -124,15 +124,15 @@ fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest
         tool_mode,
         start: !args.no_start,
         client_key: args.client_key,
-        trace_context: crate::telemetry::trace_context(),
+        trace_context: wakeful_engine::telemetry::trace_context(),
         ..ForkRequest::new(&args.id, args.at.unwrap_or(if edited { At::LastUser } else { At::End }))
     })
 }
 
 fn prompt_of(file: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
-    if text.contains('\0') || text.len() > crate::api::BODY_LIMIT_BYTES {
-        let limit = crate::api::BODY_LIMIT_BYTES;
+    if text.contains('\0') || text.len() > wakeful_http::body::BODY_LIMIT_BYTES {
+        let limit = wakeful_http::body::BODY_LIMIT_BYTES;
         let what = format!("{}: a prompt has no NUL and at most {limit} bytes", file.display());
         return Err(Usage(what).into());
     }

@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::{Exit, Output, count, printable};
-use crate::api::DEFAULT_SPACE;
+use wakeful_workflow::id::DEFAULT_SPACE;
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};

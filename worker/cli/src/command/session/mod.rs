@@ -9,18 +9,20 @@ mod new;
 mod progress;
 mod recover;
 mod resolve;
-pub(in crate::cli) mod show;
+pub(in crate::command) mod show;
 mod tail;
 mod tree;
 mod verify;
 mod wake;
-pub(in crate::cli) mod why;
+pub(in crate::command) mod why;
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print, printable};
 use super::{Exit, Usage};
 use crate::App;
-use crate::api::{DEFAULT_SPACE, no_trigger, valid_verbs};
-use crate::config::Config;
+use wakeful_workflow::id::DEFAULT_SPACE;
+use wakeful_http::sessions::no_trigger;
+use wakeful_http::problem::valid_verbs;
+use wakeful_config::Config;
 use serde_json::json;
 use wakeful_store::session::{SessionFilter, SessionSummary};
 use wakeful_store::wake::NewMessage;
@@ -249,9 +251,9 @@ async fn send(
     if text.trim().is_empty() {
         return Err(Usage("the message is empty".to_owned()).into());
     }
-    if text.len() > crate::api::BODY_LIMIT_BYTES {
+    if text.len() > wakeful_http::body::BODY_LIMIT_BYTES {
         return Err(
-            Usage(format!("the message is larger than {} bytes", crate::api::BODY_LIMIT_BYTES)).into()
+            Usage(format!("the message is larger than {} bytes", wakeful_http::body::BODY_LIMIT_BYTES)).into()
         );
     }
     if client_key
@@ -264,7 +266,7 @@ async fn send(
         client_key,
         text,
         sender: None,
-        trace_context: crate::telemetry::trace_context(),
+        trace_context: wakeful_engine::telemetry::trace_context(),
         attachments: Vec::new(),
     };
     let woken = match store.send(id, &message).await {

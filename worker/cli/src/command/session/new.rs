@@ -2,9 +2,10 @@
 
 use super::super::output::{Output, printable};
 use super::{Exit, Usage};
-use crate::api::stored_conversation_id;
-use crate::config::Config;
-use crate::{App, origin};
+use wakeful_workflow::id::stored_conversation_id;
+use wakeful_config::Config;
+use crate::App;
+use wakeful_engine::origin;
 use wakeful_store::Store;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::NewSession;

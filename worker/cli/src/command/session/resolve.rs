@@ -35,8 +35,8 @@ pub(super) struct Args {
 
 pub(super) async fn resolve(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
     let resolution = match (args.happened, args.did_not_happen) {
-        (Some(result), _) if result.len() > crate::api::BODY_LIMIT_BYTES => {
-            let text = format!("the result is larger than {} bytes", crate::api::BODY_LIMIT_BYTES);
+        (Some(result), _) if result.len() > wakeful_http::body::BODY_LIMIT_BYTES => {
+            let text = format!("the result is larger than {} bytes", wakeful_http::body::BODY_LIMIT_BYTES);
             return Err(Usage(text).into());
         }
         (Some(result), _) => Resolution::Happened { result },
@@ -49,7 +49,7 @@ pub(super) async fn resolve(store: &Store, output: &Output, args: Args) -> anyho
         by: args.by,
         reason: args.reason,
         tell: args.tell,
-        trace_context: crate::telemetry::trace_context(),
+        trace_context: wakeful_engine::telemetry::trace_context(),
     };
     let mut resolved = store.resolve(&args.session, &decision).await;
     // Ids of calls are the providers'; ours of deliveries never equal one of the session's calls.

@@ -15,7 +15,7 @@ const MESSAGE_LINES: usize = 12;
 const MESSAGE_CHARS: usize = 1200;
 
 pub(super) async fn show(store: &Store, output: &Output, id: &str, full: bool) -> anyhow::Result<Exit> {
-    let detail = crate::api::detail(store, None, id).await?;
+    let detail = wakeful_http::sessions::detail(store, None, id).await?;
     let session = store.session(None, id).await?;
     let shown = Shown {
         runs: store.runs(id, NEWEST).await?,
@@ -332,7 +332,7 @@ fn deliveries(deliveries: &[DeliveryView]) -> Table {
 }
 
 /// `bob@example.org bounced (5.1.1), …`: whom a message that was sent did not reach.
-pub(in crate::cli) fn missed(undelivered: &Value) -> Option<String> {
+pub(in crate::command) fn missed(undelivered: &Value) -> Option<String> {
     let missed = undelivered.as_array().filter(|missed| !missed.is_empty())?;
     let word = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
     let one =

@@ -4,7 +4,7 @@ use super::super::delivery::{remedy, waits_for};
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
 use super::Exit;
 use super::show::header;
-use crate::config::Config;
+use wakeful_config::Config;
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -343,7 +343,7 @@ pub(super) fn resolve_call(session_id: &str, call_id: &str) -> String {
 }
 
 /// The two things that can be said of a delivery; the second sends it again.
-pub(in crate::cli) fn resolve_delivery(session_id: &str, delivery_id: &str) -> String {
+pub(in crate::command) fn resolve_delivery(session_id: &str, delivery_id: &str) -> String {
     let command = format!("wakeful session resolve {session_id} {delivery_id}");
     format!("{command} --happened ''\n{command} --did-not-happen\n")
 }

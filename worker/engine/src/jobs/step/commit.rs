@@ -1,6 +1,6 @@
 //! Hop 7: the commit, tried again while the database is away, and the line of the log that says what became of it.
 
-use crate::Ctx;
+use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
 use tracing::{Instrument, debug, info, info_span, warn};
 use wakeful_store::queue::{self, Job};

@@ -1,6 +1,6 @@
 //! The spans of a claim.
 
-use crate::Ctx;
+use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
 use tracing::{Span, info_span};
 use wakeful_store::queue::Job;

@@ -1,0 +1,31 @@
+//! Wakeful's engine: it performs what the workflow decides and commits what came of it. It knows no HTTP server, no medium
+//! and no command line.
+//!
+//! | to see | read |
+//! |---|---|
+//! | one step, hop by hop | [`jobs::step`] |
+//! | the only door to models and tools | [`perform`] |
+//! | how a message comes in, and how much comes in at once | [`ingest`], [`origin`] |
+//! | how a message goes out | [`jobs::deliver`], [`channel`] |
+//! | how a program starts a session, and goes on with it | [`runner`] |
+//! | how a replay gets its source's messages | [`replay`] |
+//! | what ends code that never yields | [`watchdog`] |
+//! | which tools and models there are, and how one is added | [`tool`], [`model`] |
+//! | what all of these share | [`ctx`] |
+//! | how the process is seen from outside | [`telemetry`] |
+
+pub mod channel;
+pub mod ctx;
+pub mod identity;
+pub mod ingest;
+pub mod jobs;
+pub mod model;
+pub mod origin;
+pub mod perform;
+pub mod replay;
+pub mod runner;
+pub mod telemetry;
+pub mod tool;
+pub mod watchdog;
+
+pub(crate) use wakeful_store::failpoint::{failpoint, mutant};

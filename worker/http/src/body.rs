@@ -1,0 +1,80 @@
+//! What handlers read of a request, and the answer to a message that was taken.
+
+use crate::problem::Problem;
+use axum::Json;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use wakeful_store::wake::Woken;
+
+/// Largest request body.
+pub const BODY_LIMIT_BYTES: usize = 1 << 20;
+
+/// An id in a path, of whatever a row is. 400 for what no id can be.
+pub struct Id(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Problem> {
+        let Path(id) = Path::<String>::from_request_parts(parts, state).await?;
+        // Postgres takes no NUL in a text, and no id of ours has a control character.
+        if id.chars().any(char::is_control) {
+            return Err(Problem::bad_request("an id has no control characters"));
+        }
+        Ok(Id(id))
+    }
+}
+
+/// 202, or 200 for what was taken before.
+pub fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
+    let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+    (status, Json(woken))
+}
+
+/// The header `Idempotency-Key`: the same as `client_key`, for clients that set it on every request.
+pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
+    let key = key.to_str().map_err(|_| Problem::bad_request("`Idempotency-Key` is not ASCII"))?;
+    Ok(Some(key.to_owned()))
+}
+
+/// Reads a JSON body, with an error that says where it is wrong.
+pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    let text = std::str::from_utf8(body).map_err(|error| {
+        Problem::bad_request(format!("the body is not UTF-8: invalid at byte {}", error.valid_up_to()))
+    })?;
+    if text.trim().is_empty() {
+        return Err(Problem::bad_request("the body is empty; a JSON object is expected"));
+    }
+    // serde would take an array for the fields in their order.
+    if !text.trim_start().starts_with('{') {
+        return Err(Problem::bad_request("the body is not the JSON that is expected: an object, at line 1"));
+    }
+    serde_json::from_str(text)
+        .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
+}
+
+/// A message's text: something, and nothing that the database cannot hold.
+pub fn message_text(text: String) -> Result<String, Problem> {
+    if text.trim().is_empty() {
+        return Err(Problem::bad_request("`text` is empty"));
+    }
+    if text.contains('\0') {
+        return Err(Problem::bad_request("`text` contains a NUL character"));
+    }
+    Ok(text)
+}
+
+/// Checks a short text of a request.
+///
+/// # Errors
+/// 400 for an empty text, one of more than `limit` bytes, or one with control characters.
+pub fn check_text(name: &str, text: Option<&str>, limit: usize) -> Result<(), Problem> {
+    match text {
+        Some(text) if text.is_empty() || text.len() > limit || text.chars().any(char::is_control) => {
+            Err(Problem::bad_request(format!("`{name}` has 1 to {limit} bytes and no control characters")))
+        }
+        Some(_) | None => Ok(()),
+    }
+}

@@ -1,0 +1,73 @@
+//! The middleware before the handlers: the bearer token, and the refusal of what comes in while no more can be taken.
+
+use crate::problem::Problem;
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use secrecy::ExposeSecret;
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::Refused;
+
+/// Lets a request pass that bears the token, if there is one.
+pub async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
+    let Some(token) = &ctx.config.server.token else {
+        // Without a token the process listens on loopback only, where every page in a browser can reach it: under a
+        // name of its own, or from an origin of its own.
+        let stranger = [HOST, ORIGIN].into_iter().find(|name| {
+            request.headers().get(name).is_some_and(|value| !value.to_str().is_ok_and(is_local))
+        });
+        return match stranger {
+            None => next.run(request).await,
+            Some(name) => {
+                let detail = format!("`{name}` is not this machine; set WAKEFUL_TOKEN to serve others");
+                Problem::new(StatusCode::FORBIDDEN, detail).into_response()
+            }
+        };
+    };
+    let given = request
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer"))
+        .map_or("", |(_, token)| token.trim());
+    if bool::from(given.as_bytes().ct_eq(token.expose_secret().as_bytes())) {
+        return next.run(request).await;
+    }
+    let detail = if given.is_empty() {
+        "a bearer token is needed: `Authorization: Bearer …`"
+    } else {
+        "this bearer token is not the server's (WAKEFUL_TOKEN)"
+    };
+    let problem = Problem::new(StatusCode::UNAUTHORIZED, detail);
+    let mut response = problem.into_response();
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
+
+/// Refuses a POST before its body is read, while no more can be taken.
+pub async fn shed(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
+    if request.method() == Method::POST && ctx.intake.is_full() {
+        let full = Problem::from(Refused::Full);
+        let is_sns = request.headers().contains_key("x-amz-sns-message-type");
+        // SNS sends again what is answered with 5xx, and nothing that is answered with 4xx.
+        let told = if is_sns { full.under(StatusCode::SERVICE_UNAVAILABLE) } else { full };
+        return told.into_response();
+    }
+    next.run(request).await
+}
+
+/// Whether a `Host` or an `Origin` names this machine.
+fn is_local(value: &str) -> bool {
+    let authority = value.split_once("://").map_or(value, |(_, authority)| authority);
+    let Ok(authority) = authority.parse::<axum::http::uri::Authority>() else {
+        return false;
+    };
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
