@@ -47,7 +47,7 @@ fn every_route_stands_in_the_interfaces_document() {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let document = std::fs::read_to_string(root.join("API.md")).unwrap();
     let routes =
-        routes(&root.join("worker/src/api")).into_iter().chain(routes(&root.join("worker/src/channel")));
+        routes(&root.join("worker/http/src")).into_iter().chain(routes(&root.join("worker/channels/src")));
     let routes: Vec<String> = routes.collect();
     assert!(routes.len() >= 40, "the routes are read: {routes:?}");
     // `/sessions/{id}/cancel` may stand as `/sessions/{id}/retry`, `/cancel`.

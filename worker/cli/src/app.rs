@@ -1,20 +1,20 @@
 //! The application: what a program registers before it runs.
 
-use wakeful_engine::channel::Channel;
-use wakeful_config::{Config, Invalid};
-use wakeful_engine::ingest::Intake;
-use wakeful_engine::model::{Model, Models};
-use wakeful_engine::tool::Tool;
-use wakeful_engine::tool::registry::Registry;
-use wakeful_engine::watchdog::Watchdog;
-use wakeful_engine::ctx::{Bus, Ctx, Plugins, Shutdown};
-use wakeful_engine::identity::Identity;
-use wakeful_engine::replay::Recordings;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use wakeful_config::{Config, Invalid};
+use wakeful_engine::channel::Channel;
+use wakeful_engine::ctx::{Bus, Ctx, Plugins, Shutdown};
+use wakeful_engine::identity::Identity;
+use wakeful_engine::ingest::Intake;
+use wakeful_engine::model::{Model, Models};
+use wakeful_engine::replay::Recordings;
+use wakeful_engine::tool::Tool;
+use wakeful_engine::tool::registry::Registry;
+use wakeful_engine::watchdog::Watchdog;
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
 use wakeful_workflow::fault::Fault;

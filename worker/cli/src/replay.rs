@@ -5,14 +5,14 @@
 //!
 //! This is one replay, from its fork to its end: made or found again, fed with its source's messages, and waited for.
 
-use wakeful_engine::replay::give;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::jobs::pool;
 use anyhow::Context as _;
 use sha2::Digest;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::jobs::pool;
+use wakeful_engine::replay::give;
 use wakeful_store::fork::{ForkRequest, Model, Purpose};
 use wakeful_store::replay::{Progress, Unfinished};
 use wakeful_workflow::fork::{At, Line, SystemPromptPatch, cut};

@@ -1,13 +1,13 @@
 //! A running process: the roles it plays, the signal that ends it, and the order in which it ends.
 
-use wakeful_engine::jobs::pool;
 use crate::App;
-use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::jobs::pool;
 
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
@@ -75,10 +75,15 @@ pub async fn run(
             Ok(())
         }
     };
-    let listeners =
-        async { if roles.contains(&Role::Api) { wakeful_channels::listen(Arc::clone(&ctx)).await } else { Ok(()) } };
+    let listeners = async {
+        if roles.contains(&Role::Api) { wakeful_channels::listen(Arc::clone(&ctx)).await } else { Ok(()) }
+    };
     let scheduler = async {
-        if roles.contains(&Role::Scheduler) { wakeful_channels::cron::run(Arc::clone(&ctx)).await } else { Ok(()) }
+        if roles.contains(&Role::Scheduler) {
+            wakeful_channels::cron::run(Arc::clone(&ctx)).await
+        } else {
+            Ok(())
+        }
     };
     let ended = tokio::try_join!(api, worker, listeners, scheduler);
     signals.abort();

@@ -43,10 +43,17 @@ mod tests {
         for bad in ["ann", "@example.org", "ann@", "Ann <ann@example.org>", "ann@exa mple.org", ""] {
             assert!(!is_address(bad), "{bad}");
         }
-        for good in ["Ann <ann@example.org>", "<ann@example.org>", "\"Ann, B.\" <ann@example.org>", " a@b.example "] {
+        for good in
+            ["Ann <ann@example.org>", "<ann@example.org>", "\"Ann, B.\" <ann@example.org>", " a@b.example "]
+        {
             assert!(is_named_address(good), "{good}");
         }
-        for bad in ["Ann, B. <ann@example.org>", "Ann ann@example.org", "Ann <ann@example.org", "a\r\nb <a@b.example>"] {
+        for bad in [
+            "Ann, B. <ann@example.org>",
+            "Ann ann@example.org",
+            "Ann <ann@example.org",
+            "a\r\nb <a@b.example>",
+        ] {
             assert!(!is_named_address(bad), "{bad}");
         }
     }

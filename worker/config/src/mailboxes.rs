@@ -79,9 +79,7 @@ fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {
     let mut mailboxes: Vec<Mailbox> = Vec::new();
     for (name, origin, mut section) in section.sections("mailboxes") {
         let rule = "must be a plain mail address, such as support@example.org";
-        let address = section.text("address", rule, |text| {
-            is_address(text).then(|| text.to_lowercase())
-        });
+        let address = section.text("address", rule, |text| is_address(text).then(|| text.to_lowercase()));
         let mailbox = Mailbox {
             name,
             address: address.unwrap_or_default(),

@@ -353,9 +353,7 @@ pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
     let list = section.list("recipients")?;
     let fits = |one: &str| {
         matches!(one, "*" | PARTICIPANTS)
-            || one
-                .strip_prefix("*@")
-                .is_some_and(|domain| is_address(&format!("x@{domain}")))
+            || one.strip_prefix("*@").is_some_and(|domain| is_address(&format!("x@{domain}")))
             || is_address(one)
     };
     if let Some(wrong) = list.iter().find(|one| !fits(one))

@@ -66,7 +66,8 @@ impl Ctx {
     /// # Errors
     /// [`Fault::NotConfigured`] when this process has no tool of that name.
     pub fn tools_of(&self, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
-        self.plugins.tools
+        self.plugins
+            .tools
             .definitions(&agent.tools)
             .map_err(|error| Fault::NotConfigured { message: format!("agent {:?}: {error}", agent.name) })
     }

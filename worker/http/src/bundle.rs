@@ -1,9 +1,7 @@
 //! Sessions as bundles: carried out under a token of their own, and taken in.
 
-use wakeful_workflow::id::DEFAULT_SPACE;
 use crate::body::Id;
 use crate::problem::Problem;
-use wakeful_engine::ctx::Ctx;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
@@ -18,9 +16,11 @@ use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
 use tokio::io::AsyncWriteExt as _;
 use tracing::{error, info};
+use wakeful_engine::ctx::Ctx;
 use wakeful_store::export::Export;
 use wakeful_store::import::{self, Imported};
 use wakeful_workflow::bundle::Limits;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// The header that an export wants.
 pub const INTERNAL_TOKEN: &str = "x-internal-token";

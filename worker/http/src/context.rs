@@ -1,12 +1,7 @@
 //! What the model would see if it were called now, and what each strategy would make of it.
 
-use wakeful_workflow::id::DEFAULT_SPACE;
 use crate::body::Id;
 use crate::problem::Problem;
-use wakeful_engine::ctx::Ctx;
-use wakeful_config::Config;
-use wakeful_engine::model::Models;
-use wakeful_engine::tool::registry::Registry;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -14,9 +9,14 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use wakeful_config::Config;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::model::Models;
+use wakeful_engine::tool::registry::Registry;
 use wakeful_store::{Error, Store};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::context::{self, Rebase, Strategy, Weight, compaction};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::record::{Block, Usage};
 
 /// A session's next model call, before it is made.

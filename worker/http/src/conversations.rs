@@ -1,12 +1,9 @@
 //! A conversation: its sessions, and beginning anew in it.
 
-use crate::body::{check_text, idempotency_key, parse};
 use super::sessions::{Answer, limit, next_page, page};
 use crate::body::Id;
+use crate::body::{check_text, idempotency_key, parse};
 use crate::problem::Problem;
-use wakeful_workflow::id::stored_conversation_id;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::origin;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -15,8 +12,11 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::origin;
 use wakeful_store::history;
 use wakeful_store::wake::NewSession;
+use wakeful_workflow::id::stored_conversation_id;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

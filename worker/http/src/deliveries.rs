@@ -1,13 +1,10 @@
 //! Outgoing messages: shown, and sent again.
 
-use crate::body::{check_text, parse};
 use super::sessions::{Answer, limit, next_page, page};
 use super::steer::REASON_BYTES;
-use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 use crate::body::Id;
+use crate::body::{check_text, parse};
 use crate::problem::Problem;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::telemetry;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -16,8 +13,11 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::telemetry;
 use wakeful_store::outbox::{Delivery, DeliveryFilter, statuses};
 use wakeful_store::resend::{Resend, Resent};
+use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

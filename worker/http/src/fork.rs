@@ -1,12 +1,8 @@
 //! Forks of a session, and the tree that they make.
 
-use crate::body::{check_text, idempotency_key, message_text, parse};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use crate::body::Id;
+use crate::body::{check_text, idempotency_key, message_text, parse};
 use crate::problem::Problem;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::ingest::send_span;
-use wakeful_engine::telemetry::{self, names};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -16,9 +12,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tracing::{Instrument, Span};
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::send_span;
+use wakeful_engine::telemetry::{self, names};
 use wakeful_store::fork::{ForkRequest, Forked, Model};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::fork::{At, SystemPromptPatch};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::ToolMode;
 
 /// The body of `POST /v1/sessions/{id}/fork`; an empty one is all defaults.
@@ -129,8 +129,11 @@ fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
 }
 
 fn known_tools(ctx: &Ctx, names: &[String]) -> Result<Vec<ToolDefinition>, Problem> {
-    let tools =
-        ctx.plugins.tools.definitions(names).map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
+    let tools = ctx
+        .plugins
+        .tools
+        .definitions(names)
+        .map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
     // The model would be told that its mail is on the way, and it never would be.
     if tools.iter().any(|tool| tool.name == "compose_email") && !ctx.plugins.channels.contains_key("email") {
         return Err(Problem::bad_request("`tools` has compose_email, but nothing sends mail here"));

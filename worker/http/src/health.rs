@@ -1,12 +1,12 @@
 //! Whether the process lives, and whether it should be sent requests.
 
-use wakeful_engine::ctx::Ctx;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
 
 /// 200 as long as the process answers. Never asks the database: a process is not killed for its database's sake.
 pub(super) async fn live() -> Json<serde_json::Value> {

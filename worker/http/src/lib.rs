@@ -1,7 +1,7 @@
 //! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
 
-pub mod bundle;
 pub mod body;
+pub mod bundle;
 pub mod context;
 mod conversations;
 mod deliveries;

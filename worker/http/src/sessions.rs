@@ -1,11 +1,8 @@
 //! Sessions, shown, and sent messages.
 
-use crate::body::{answer, check_text, idempotency_key, message_text, parse};
-use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 use crate::body::Id;
+use crate::body::{answer, check_text, idempotency_key, message_text, parse};
 use crate::problem::Problem;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::ingest;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -14,10 +11,13 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest;
 use wakeful_store::Error;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::diff::Report;
+use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger;
 

@@ -1,11 +1,8 @@
 //! What an operator does to a session.
 
-use crate::body::{check_text, message_text, parse};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use crate::body::Id;
+use crate::body::{check_text, message_text, parse};
 use crate::problem::Problem;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::telemetry;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -14,7 +11,10 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::telemetry;
 use wakeful_store::resolve::{Decision, Effect, Resolved};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::resolve::Resolution;
 
 /// A reason is one line for the journal.

@@ -5,10 +5,8 @@
 //! a worker's death, is told `gen_reset` and gets all chunks of the call in flight. So is one that was shown chunks which
 //! the database has lost since, by a crash of its own: they are committed before they are shown, but asynchronously.
 
-use wakeful_workflow::id::DEFAULT_SPACE;
 use crate::body::Id;
 use crate::problem::Problem;
-use wakeful_engine::ctx::Ctx;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::HeaderMap;
@@ -23,8 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
 use tracing::debug;
+use wakeful_engine::ctx::Ctx;
 use wakeful_store::generation::LiveGeneration;
 use wakeful_store::queue::heard;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// Journal entries read at once.
 const BATCH: i64 = 200;

@@ -4,14 +4,14 @@
 //! It is read before the wake's transaction and under no lock. Two first messages at once read it twice and make one session:
 //! the wake's locks decide, and who comes second finds the session.
 
-use wakeful_engine::ctx::Ctx;
-use wakeful_http::problem::Problem;
-use wakeful_config::Config;
-use wakeful_config::chat::{Legacy, OnError};
 use super::reading::Chat;
 use axum::http::StatusCode;
 use std::collections::BTreeMap;
 use tracing::{debug, error, info, warn};
+use wakeful_config::Config;
+use wakeful_config::chat::{Legacy, OnError};
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
 use wakeful_store::legacy::{Asked, LegacyCount};
 use wakeful_store::wake::NewSession;
 
@@ -144,7 +144,9 @@ impl Cache {
         let Some(url) = settings.redis_url.clone().filter(|_| settings.enabled) else { return Ok(None) };
         // What the crate says of a URL may quote it.
         let client = redis::Client::open(url.expose_secret()).map_err(|_| {
-            wakeful_config::Invalid("chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned())
+            wakeful_config::Invalid(
+                "chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned(),
+            )
         })?;
         let (connection, readers) = (tokio::sync::Mutex::new(None), tokio::sync::Semaphore::new(READERS));
         Ok(Some(Cache { settings, client, connection, readers }))

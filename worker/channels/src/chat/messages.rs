@@ -1,11 +1,6 @@
 //! The chat trigger.
 
 use super::legacy::{self, Cache};
-use wakeful_http::body::{answer, check_text, idempotency_key, message_text, parse};
-use wakeful_http::problem::Problem;
-use wakeful_workflow::id::stored_conversation_id;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::{ingest, origin};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
@@ -14,7 +9,12 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::{ingest, origin};
+use wakeful_http::body::{answer, check_text, idempotency_key, message_text, parse};
+use wakeful_http::problem::Problem;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
+use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::trigger::{CHAT, opens_beside};
 
 /// What the routes of chats share.

@@ -2,13 +2,6 @@
 
 use super::definition::{Asked, read, session_of};
 use super::view::{self, View};
-use wakeful_http::body::{answer, check_text, idempotency_key, parse};
-use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_http::body::Id;
-use wakeful_http::problem::Problem;
-use wakeful_engine::ingest::{announce, send_span};
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::telemetry;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
@@ -19,8 +12,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tracing::Instrument;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::{announce, send_span};
+use wakeful_engine::telemetry;
+use wakeful_http::body::Id;
+use wakeful_http::body::{answer, check_text, idempotency_key, parse};
+use wakeful_http::problem::Problem;
 use wakeful_store::schedule::{FIRINGS_KEPT, Schedule};
 use wakeful_store::wake::Woken;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 pub(super) fn routes() -> Router<Arc<Ctx>> {
     Router::new()

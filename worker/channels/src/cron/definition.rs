@@ -1,12 +1,12 @@
 //! What a schedule is made of, from a configuration, a request or a command line, and what its firings are made of.
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 use wakeful_config::address::is_address;
 use wakeful_config::{AgentError, Config, DEFAULT_AGENT, cron};
 use wakeful_engine::origin::{self, CannotBegin};
 use wakeful_engine::tool::registry::Registry;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
 use wakeful_store::schedule::{Definition, Schedule};
 use wakeful_store::wake::NewSession;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
@@ -84,9 +84,7 @@ fn overlap_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Overlap>
 }
 
 /// `mail_to`: a list of texts. That they are addresses is for whoever reads them.
-pub fn addresses<'de, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<Vec<String>>, D::Error> {
+pub fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
     given(from, "mail_to", "must be a list of mail addresses, such as [\"ann@example.org\"]", |value| {
         value.as_array()?.iter().map(|one| one.as_str().map(str::to_owned)).collect()
     })
@@ -193,11 +191,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
 ///
 /// # Errors
 /// When this process has no such agent.
-pub fn session_of(
-    config: &Config,
-    tools: &Registry,
-    schedule: &Schedule,
-) -> Result<NewSession, CannotBegin> {
+pub fn session_of(config: &Config, tools: &Registry, schedule: &Schedule) -> Result<NewSession, CannotBegin> {
     let definition = &schedule.definition;
     let new = origin::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
     Ok(NewSession { policy: mailing(config, &definition.mail_to, &definition.name), ..new })

@@ -1,8 +1,8 @@
 //! Schedules: a tick that is due becomes a session.
 
-use wakeful_engine::ctx::Ctx;
 use axum::Router;
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
 
 mod api;
 pub mod definition;

@@ -1,16 +1,16 @@
 //! The scheduler: sleeps until a tick is due, fires it, and sleeps again. Any number of them may run.
 
 use super::definition::{of_config, session_of};
-use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_engine::ingest::announce;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::origin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 use tracing::{info, warn};
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::announce;
+use wakeful_engine::origin;
 use wakeful_store::queue;
 use wakeful_store::schedule::{Fired, Schedule};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::schedule::written;
 
 /// The longest sleep: a notification may be lost, and the database's clock may be set.

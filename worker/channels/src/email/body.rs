@@ -4,7 +4,6 @@
 //! has come of it. So large bodies take places, of which each door has its own: strangers at one of them close no other. And
 //! a body has to come at a pace: who stops sending is gone within seconds, and who goes on pays for the place.
 
-use wakeful_http::problem::Problem;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::{Bytes, BytesMut};
@@ -12,6 +11,7 @@ use futures::StreamExt;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
+use wakeful_http::problem::Problem;
 
 /// A body that grows beyond this needs a place.
 const SMALL: usize = 1 << 20;

@@ -3,12 +3,12 @@
 //! The same delivery gives the same bytes in every attempt but for the date. So does its Message-ID, which is made of the
 //! delivery's id: whoever gets a mail twice can tell, an answer to it names the delivery, and so does a bounce.
 
-use wakeful_engine::channel::{Outbound, SendError};
 use lettre::Message;
 use lettre::address::Envelope;
 use lettre::message::header::{ContentType, HeaderName, HeaderValue, MIME_VERSION_1_0};
 use lettre::message::{Mailbox, MessageBuilder};
 use serde_json::Value;
+use wakeful_engine::channel::{Outbound, SendError};
 
 /// The most ids in `References`: the first, which names the thread, and the newest.
 const MAX_REFERENCES: usize = 50;

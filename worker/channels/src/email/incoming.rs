@@ -4,20 +4,20 @@ use super::bounce::{self, Bounce};
 use super::mailbox::{Addressed, mailboxes_of};
 use super::not_taken::NotTaken;
 use super::parse::{self, Read, Unreadable};
-use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_engine::origin::{self, Trigger};
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::ingest;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest;
 use wakeful_engine::ingest::Refused;
+use wakeful_engine::origin::{self, Trigger};
 use wakeful_store::Error;
 use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
 use wakeful_store::wake::{Continues, NewMessage, Woken};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::mail::policy::{self, MailboxRules};
 use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
 use wakeful_workflow::mail::{auth, subject_key, text, thread};
@@ -230,7 +230,8 @@ pub(super) async fn take_for(
         thread: if mail.joined { earlier(ctx, &mail.conversation_id).await? } else { Vec::new() },
     };
     let agent = addressed.agent.as_deref();
-    let new = origin::of_trigger(&ctx.config, &ctx.plugins.tools, mail.conversation_id.clone(), agent, trigger)?;
+    let new =
+        origin::of_trigger(&ctx.config, &ctx.plugins.tools, mail.conversation_id.clone(), agent, trigger)?;
     Ok(Taken::Woke(ingest::take_mail(ctx, &permit, &mail, MailWakes::New(&new), message).await?))
 }
 

@@ -1,7 +1,7 @@
 //! Which mailboxes of ours a mail is for.
 
-use wakeful_config::email::Email;
 use lettre::message::Mailbox as Named;
+use wakeful_config::email::Email;
 
 /// The `mailbox_id` where no mailbox is configured.
 const DEFAULT: &str = "default";

@@ -1,12 +1,12 @@
 //! Outgoing mail into a Maildir: what `wakeful dev` sends to, and what a person can open with any mail reader.
 
 use super::compose::compose;
-use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 use async_trait::async_trait;
 use lettre::message::Mailbox;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 
 /// A Maildir, one file a message, named after its delivery: written twice it is there once.
 #[derive(Clone, Debug)]

@@ -1,14 +1,14 @@
 //! Email.
 
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::channel::Channel;
-use wakeful_config::Invalid;
-use wakeful_config::Config;
-use wakeful_config::mail_out::Dkim;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use std::sync::Arc;
+use wakeful_config::Config;
+use wakeful_config::Invalid;
+use wakeful_config::mail_out::Dkim;
+use wakeful_engine::channel::Channel;
+use wakeful_engine::ctx::Ctx;
 
 mod body;
 pub mod bounce;
@@ -82,7 +82,10 @@ fn signer(config: &Dkim) -> Result<dkim::Signer, Invalid> {
 }
 
 #[cfg(feature = "ses")]
-fn ses_sender(config: &wakeful_config::email_providers::Ses, from: &str) -> Result<Arc<dyn Channel>, Invalid> {
+fn ses_sender(
+    config: &wakeful_config::email_providers::Ses,
+    from: &str,
+) -> Result<Arc<dyn Channel>, Invalid> {
     let ses = ses::Ses::new(config, from).map_err(|error| Invalid(format!("email.from: {error}")))?;
     Ok(Arc::new(ses))
 }

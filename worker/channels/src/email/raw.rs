@@ -2,10 +2,6 @@
 
 use super::body::Door;
 use super::incoming::{self, Arrived, Taken};
-use wakeful_engine::ctx::Ctx;
-use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_http::problem::Problem;
-use wakeful_http::guard::guard;
 use crate::signed::{is_fresh, standard_webhooks};
 use axum::Json;
 use axum::body::Body;
@@ -17,6 +13,10 @@ use chrono::Utc;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::guard::guard;
+use wakeful_http::problem::Problem;
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
 /// Of one mail.

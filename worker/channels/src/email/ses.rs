@@ -3,8 +3,6 @@
 //! SES takes the same mail twice, and sends it twice: what nobody saw end is shown as uncertain and not sent again.
 
 use super::compose::compose;
-use wakeful_engine::channel::{Channel, Outbound, SendError};
-use wakeful_config::email_providers::Ses as Config;
 use async_trait::async_trait;
 use aws_sdk_sesv2::Client;
 use aws_sdk_sesv2::config::interceptors::BeforeTransmitInterceptorContextRef;
@@ -22,6 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::OnceCell;
+use wakeful_config::email_providers::Ses as Config;
+use wakeful_engine::channel::{Channel, Outbound, SendError};
 
 /// One call: less than the deliver job gives it, so that the end of a call is seen as what it is.
 const CALL: Duration = Duration::from_secs(45);

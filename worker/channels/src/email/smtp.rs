@@ -6,9 +6,6 @@
 
 use super::compose::compose;
 use super::dkim::Signer;
-use wakeful_engine::channel::{Channel, Outbound, SendError};
-use wakeful_config::mail_out::{self, Security};
-use wakeful_engine::channel::SEND;
 use async_trait::async_trait;
 use lettre::address::Envelope;
 use lettre::message::Mailbox;
@@ -25,6 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
+use wakeful_config::mail_out::{self, Security};
+use wakeful_engine::channel::SEND;
+use wakeful_engine::channel::{Channel, Outbound, SendError};
 
 /// The end of an attempt is ours to tell, before the deliverer gives up on it: it would have to call it uncertain.
 const SPARE: Duration = Duration::from_secs(2);

@@ -3,14 +3,7 @@
 //! Somebody who then writes in a notice's conversation gets a session of their own beside it, which has seen the notice and
 //! what was made of it: [`wakeful_workflow::trigger::opens_beside`].
 
-use wakeful_http::body::{answer, check_text, idempotency_key, parse};
-use wakeful_http::problem::Problem;
-use wakeful_workflow::id::stored_conversation_id;
 use crate::cron::definition::{addresses, mailing, shown};
-use wakeful_config::DEFAULT_AGENT;
-use wakeful_config::address::is_address;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::{ingest, origin};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
@@ -22,8 +15,15 @@ use serde_json::Value;
 use sha2::Digest;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use wakeful_config::DEFAULT_AGENT;
+use wakeful_config::address::is_address;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::{ingest, origin};
+use wakeful_http::body::{answer, check_text, idempotency_key, parse};
+use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
+use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::trigger::HERALD;
 
 /// `/v1/triggers/herald`.

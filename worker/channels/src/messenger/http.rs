@@ -1,10 +1,10 @@
 //! One request to a messenger, and what became of it.
 
-use wakeful_engine::channel::SendError;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{ClientBuilder, RequestBuilder, StatusCode};
 use serde_json::Value;
 use std::time::Duration;
+use wakeful_engine::channel::SendError;
 
 /// The largest answer that is read.
 const ANSWER_BYTES: usize = 8 << 20;

@@ -10,23 +10,23 @@ mod telegram;
 mod webhook;
 
 use super::signed::Unsigned;
-use wakeful_config::webhook::webhook_key;
-use wakeful_http::problem::Problem;
-use wakeful_workflow::id::stored_conversation_id;
-use wakeful_engine::channel::Channel;
-use wakeful_config::Invalid;
-use wakeful_config::Config;
-use wakeful_engine::ctx::Ctx;
-use wakeful_engine::{ingest, origin};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use serde_json::Value;
 use std::sync::Arc;
 use tracing::{info, warn};
+use wakeful_config::Config;
+use wakeful_config::Invalid;
+use wakeful_config::webhook::webhook_key;
+use wakeful_engine::channel::Channel;
+use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
+use wakeful_engine::{ingest, origin};
+use wakeful_http::problem::Problem;
 use wakeful_store::Error;
 use wakeful_store::wake::{NewMessage, Woken};
+use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::policy::ReplyRoute;
 
 /// What sends to messengers. Checks what the configuration's single keys cannot.
@@ -162,7 +162,9 @@ fn received(messenger: &str, taken: Result<Woken, Refused>) -> Result<StatusCode
         Err(
             refused @ (Refused::CannotBegin(_)
             | Refused::ConversationId(_)
-            | Refused::Store(Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. })),
+            | Refused::Store(
+                Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. },
+            )),
         ) => {
             warn!(error = %Problem::from(refused), "A message from {messenger} came to nothing");
             Ok(StatusCode::OK)

@@ -3,11 +3,11 @@
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print};
 use super::session::{list_table, show::missed};
-use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_config::Config;
 use serde_json::Value;
+use wakeful_config::Config;
 use wakeful_store::Store;
 use wakeful_store::history::{HistoryItem, HistoryTotals};
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

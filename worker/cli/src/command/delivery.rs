@@ -5,12 +5,12 @@ use super::output::{
 };
 use super::session::show::missed;
 use super::{Exit, Usage, exit_of};
-use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_config::Config;
 use std::fmt::Write as _;
+use wakeful_config::Config;
 use wakeful_store::outbox::{Delivery, DeliveryFilter, statuses};
 use wakeful_store::resend::{Resend, Resent};
 use wakeful_store::{Error, Store};
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

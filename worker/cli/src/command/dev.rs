@@ -1,12 +1,9 @@
 //! `wakeful dev`.
 
 use super::{Exit, Usage};
-use wakeful_config::{AgentSettings, Config, DEFAULT_AGENT, DEFAULT_DEPLOYMENT, Queue};
+use crate::App;
 use crate::dev::{Banner, Cluster, Home, Options, Style, samples};
 use crate::serve::{self, Role};
-use wakeful_engine::telemetry::{self, Format};
-use crate::App;
-use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use secrecy::ExposeSecret as _;
 use std::net::SocketAddr;
@@ -15,6 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
+use wakeful_config::{AgentSettings, Config, DEFAULT_AGENT, DEFAULT_DEPLOYMENT, Queue};
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::telemetry::{self, Format};
 use wakeful_store::Store;
 use wakeful_workflow::session::SessionStatus;
 

@@ -17,7 +17,6 @@ mod session;
 mod trigger;
 
 use crate::App;
-use wakeful_config::{Config, ConfigError, Invalid};
 use crate::serve::CannotListen;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -25,6 +24,7 @@ use secrecy::ExposeSecret;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use wakeful_config::{Config, ConfigError, Invalid};
 use wakeful_store::Store;
 
 /// How long a command that a person waits for tries to connect.
@@ -142,7 +142,8 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
         // Its steps are what the progress shows.
         settings.filter = "error".to_owned();
     }
-    let telemetry = (!matches!(cli.command, Command::Dev(_))).then(|| wakeful_engine::telemetry::init(&settings));
+    let telemetry =
+        (!matches!(cli.command, Command::Dev(_))).then(|| wakeful_engine::telemetry::init(&settings));
     let exit = runtime.block_on(async {
         match cli.command {
             Command::Dev(args) => dev::run(app, config, args).await,

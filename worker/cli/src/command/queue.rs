@@ -2,9 +2,9 @@
 
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, printable, span, until_reader_goes};
-use wakeful_config::Config;
 use serde_json::json;
 use std::fmt::Write as _;
+use wakeful_config::Config;
 use wakeful_store::queue::{Depth, WorkerView};
 
 #[derive(Debug, clap::Args)]

@@ -5,11 +5,8 @@ mod suite;
 
 use super::output::{Output, OutputArgs, count, printable, until_reader_goes};
 use super::{CONNECT, Exit, Usage, report};
-use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_config::Config;
-use crate::replay::{self, End, Observer, Replayed, Request};
 use crate::App;
-use wakeful_engine::ctx::Ctx;
+use crate::replay::{self, End, Observer, Replayed, Request};
 use anyhow::Context as _;
 use progress::Meter;
 use serde::Serialize;
@@ -17,7 +14,10 @@ use sha2::Digest;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use wakeful_config::Config;
+use wakeful_engine::ctx::Ctx;
 use wakeful_workflow::diff::{self, Level, Report};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::{Answers, ToolMode};
 

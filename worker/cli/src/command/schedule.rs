@@ -3,14 +3,14 @@
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, printable, span, until_reader_goes};
 use super::{Exit, Usage};
 use crate::App;
-use wakeful_workflow::id::DEFAULT_SPACE;
+use chrono::{DateTime, Utc};
+use std::fmt::Write as _;
 use wakeful_channels::cron::definition::{Asked, MISSED_RULE, OVERLAP_RULE, read, session_of};
 use wakeful_channels::cron::view::{NEXT_LIMIT, Next, View, next};
 use wakeful_config::Config;
-use chrono::{DateTime, Utc};
-use std::fmt::Write as _;
 use wakeful_store::Store;
 use wakeful_store::schedule::{Firing, Schedule};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::schedule::{Missed, Overlap, written};
 
 #[derive(Debug, clap::Args)]

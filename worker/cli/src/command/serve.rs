@@ -2,9 +2,9 @@
 
 use super::Exit;
 use crate::App;
-use wakeful_config::Config;
 use crate::serve::{self, Role};
 use std::net::SocketAddr;
+use wakeful_config::Config;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

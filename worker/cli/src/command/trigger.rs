@@ -4,12 +4,12 @@ use super::output::{Output, OutputArgs, printable};
 use super::printable::printable_lines;
 use super::{Exit, Usage};
 use crate::client::{Client, Failed, Rested, Taken, Trigger, Via};
-use wakeful_config::Config;
 use anyhow::Context as _;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
+use wakeful_config::Config;
 
 /// More is no trigger.
 const INPUT_BYTES: u64 = 64 << 20;

@@ -12,11 +12,11 @@ use wakeful_workflow::schedule::{Missed, Overlap};
 use wakeful_workflow::session::SessionStatus;
 
 use super::Home;
-use wakeful_engine::ctx::Ctx;
-use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 use crate::client::{Client, Trigger, Via};
 use wakeful_config::DEFAULT_AGENT;
 use wakeful_config::cron::{DEFAULT_ZONE, MISSED_LIMIT, Schedule};
+use wakeful_engine::ctx::Ctx;
+use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 
 /// The longest that a scheduler takes to start.
 const SCHEDULER: Duration = Duration::from_secs(20);

@@ -1,7 +1,7 @@
 //! The deliver job: the outgoing messages of one channel of one conversation, in order.
 
-use crate::ctx::Ctx;
 use crate::channel::{Channel, Found, Outbound, SEND, SendError};
+use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use apalis::prelude::{BoxDynError, Data};

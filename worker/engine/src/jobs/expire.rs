@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
 use wakeful_store::expire::Patience;
-use wakeful_workflow::agent::OnExpired;
 use wakeful_store::queue;
+use wakeful_workflow::agent::OnExpired;
 
 /// Questions in one look.
 const PAGE: i64 = 200;

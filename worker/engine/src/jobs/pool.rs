@@ -34,7 +34,14 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
         move |kind: Kind| {
             let settings = settings(&ctx, kind, "", ctx.config.queue.concurrency);
             let (store, worker_id) = (ctx.store.clone(), Arc::clone(&ctx.identity.worker_id));
-            Queue::start(store, settings, worker_id, Arc::clone(&holdings), &news, ctx.shutdown.draining.clone())
+            Queue::start(
+                store,
+                settings,
+                worker_id,
+                Arc::clone(&holdings),
+                &news,
+                ctx.shutdown.draining.clone(),
+            )
         }
     };
     let (start_steps, start_deliveries) = (start.clone(), start);

@@ -3,12 +3,12 @@
 //! A model is two things: a pure projection of the context onto its protocol, and a call that streams. Adding a
 //! provider is a file here, its projection in `wakeful_workflow::wire`, and a line in `Models`.
 
-use wakeful_config::{Config, Provider};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::warn;
+use wakeful_config::{Config, Provider};
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{FinishReason, Reply, ToolCall};

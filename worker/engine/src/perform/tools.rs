@@ -246,7 +246,8 @@ impl Turn<'_> {
             { names::SESSION_ID } = %self.session.session_id,
             { names::CONVERSATION_ID } = %self.session.conversation_id,
         );
-        let running = AssertUnwindSafe(self.ctx.plugins.tools.run(&call.name, &context, call.arguments.clone()));
+        let running =
+            AssertUnwindSafe(self.ctx.plugins.tools.run(&call.name, &context, call.arguments.clone()));
         let what =
             format!("tool {} (call {}) of session {}", call.name, call.call_id, self.session.session_id);
         let running = running.catch_unwind().instrument(span.clone());

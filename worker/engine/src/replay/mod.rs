@@ -15,7 +15,12 @@ use wakeful_workflow::session::Session;
 ///
 /// # Errors
 /// [`wakeful_store::Error`].
-pub(crate) async fn feed(store: &Store, recordings: &Recordings, session: &mut Session, action: &Action) -> wakeful_store::Result<bool> {
+pub(crate) async fn feed(
+    store: &Store,
+    recordings: &Recordings,
+    session: &mut Session,
+    action: &Action,
+) -> wakeful_store::Result<bool> {
     if session.policy.replay.is_none() || *action != Action::CallModel {
         return Ok(false);
     }

@@ -6,7 +6,6 @@
 mod session;
 mod wire;
 
-use wakeful_engine::ctx::Ctx;
 use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
+use wakeful_engine::ctx::Ctx;
 
 /// Connections at a time: each may hold a whole mail.
 const CONNECTIONS: usize = 20;

@@ -1,14 +1,10 @@
 //! One connection of a mail server.
 
 use super::wire::{self, Data, Line};
-use wakeful_engine::ctx::Ctx;
 use crate::email::incoming::{self, Arrived, Taken};
 use crate::email::mailbox::mailboxes_of;
 use crate::email::not_taken::NotTaken;
 use crate::email::parse::Unreadable;
-use wakeful_engine::ingest::Refused;
-use wakeful_store::Error;
-use wakeful_workflow::mail::scan::Hostile;
 use smtp_proto::{Error as Syntax, Request};
 use std::borrow::Cow;
 use std::time::Duration;
@@ -16,6 +12,10 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tracing::warn;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::Refused;
+use wakeful_store::Error;
+use wakeful_workflow::mail::scan::Hostile;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
 /// How long the other side may be silent between two commands, and how long a mail may take (RFC 5321, 4.5.3.2).
@@ -285,7 +285,8 @@ fn refusal(not_taken: &NotTaken) -> String {
             ("554 5.6.0", not_taken.to_string())
         }
         // Its server's to know: it is sent too much at once, and nothing here is broken.
-        NotTaken::ReadersBusy | NotTaken::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
+        NotTaken::ReadersBusy
+        | NotTaken::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
             ("451 4.3.2", not_taken.to_string())
         }
         NotTaken::Unreadable(Unreadable::NoThread) | NotTaken::Defect | NotTaken::Refused(_) => {

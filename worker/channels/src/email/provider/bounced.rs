@@ -1,8 +1,8 @@
 //! Mail of ours that did not arrive, as its provider tells.
 
+use crate::email::bounce;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
-use crate::email::bounce;
 
 pub(super) use crate::email::bounce::Bounce;
 

@@ -1,6 +1,5 @@
 //! The certificates that SNS signs with, fetched from its own host and kept for a day.
 
-use wakeful_http::problem::Problem;
 use futures::StreamExt;
 use reqwest::Url;
 use reqwest::redirect::Policy;
@@ -9,6 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use wakeful_http::problem::Problem;
 
 /// What an answer may have.
 const ANSWER_BYTES: usize = 64 << 10;

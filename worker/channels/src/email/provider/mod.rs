@@ -13,9 +13,6 @@ mod ses;
 mod sns;
 
 use super::incoming::{self, Arrived, Taken};
-use wakeful_engine::ctx::Ctx;
-use wakeful_http::problem::Problem;
-use wakeful_config::email_providers::EmailProviders;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
@@ -24,6 +21,9 @@ use certificate::Certificates;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tracing::info;
+use wakeful_config::email_providers::EmailProviders;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
 
 /// A mail of 40 MB, in base64.
 const MAIL_LIMIT: usize = 55_000_000;

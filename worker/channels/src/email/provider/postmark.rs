@@ -5,10 +5,7 @@
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::rebuild::{File, Parts, mailbox};
 use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, not_set_up, unproved};
-use wakeful_engine::ctx::Ctx;
-use wakeful_http::problem::Problem;
 use crate::email::body::Door;
-use wakeful_config::email_providers::Postmark;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -22,6 +19,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
+use wakeful_config::email_providers::Postmark;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
 
 static DOOR: Door = Door::new();
 

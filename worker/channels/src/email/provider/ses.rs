@@ -3,8 +3,6 @@
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::sns::{Envelope, Kind};
 use super::{Arrived, Doors, Notice, SNS_LIMIT, answer, not_set_up};
-use wakeful_engine::ctx::Ctx;
-use wakeful_http::problem::Problem;
 use crate::email::body::Door;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -17,6 +15,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::{error, info, warn};
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
 
 static DOOR: Door = Door::new();
 

@@ -6,14 +6,14 @@
 
 use super::certificate::Certificates;
 use super::{forbidden, unproved};
-use wakeful_http::problem::Problem;
-use wakeful_config::email_providers::topic_host;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use chrono::{DateTime, Utc};
 use reqwest::Url;
 use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
+use wakeful_config::email_providers::topic_host;
+use wakeful_http::problem::Problem;
 use webpki::EndEntityCert;
 use webpki::aws_lc_rs::RSA_PKCS1_2048_8192_SHA256;
 

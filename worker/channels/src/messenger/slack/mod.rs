@@ -7,10 +7,7 @@ mod text;
 pub(super) use send::Slack;
 
 use super::{Incoming, ignored, parsed, received, take, unsigned};
-use wakeful_http::problem::Problem;
 use crate::signed;
-use wakeful_config::messenger::Answers;
-use wakeful_engine::ctx::Ctx;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -22,6 +19,9 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{Instrument, warn};
+use wakeful_config::messenger::Answers;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
 use wakeful_workflow::policy::ReplyRoute;
 
 /// The word in `deliveries.channel`.

@@ -3,12 +3,12 @@
 use super::super::http::{self, Answer, word};
 use super::super::limits::{Limits, Rate};
 use super::{NAME, text::escaped};
-use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 use async_trait::async_trait;
 use reqwest::StatusCode;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use std::time::Duration;
+use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 
 /// What a message of ours bears, beside its delivery's id.
 const EVENT_TYPE: &str = "wakeful_delivery";

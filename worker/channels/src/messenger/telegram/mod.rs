@@ -6,11 +6,6 @@ mod update;
 pub(super) use send::Telegram;
 
 use super::{Incoming, ignored, parsed, received, take, unsigned};
-use wakeful_engine::ingest::Refused;
-use wakeful_store::Error;
-use wakeful_engine::ctx::Ctx;
-use wakeful_http::problem::Problem;
-use wakeful_workflow::id::stored_conversation_id;
 use crate::signed;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -19,6 +14,11 @@ use axum::http::{HeaderMap, StatusCode};
 use secrecy::ExposeSecret;
 use std::sync::Arc;
 use tracing::warn;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::ingest::Refused;
+use wakeful_http::problem::Problem;
+use wakeful_store::Error;
+use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::policy::ReplyRoute;
 use wakeful_workflow::reply::outgoing;
 

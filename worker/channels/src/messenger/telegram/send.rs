@@ -3,12 +3,12 @@
 use super::super::http::{self, word};
 use super::super::limits::{Limits, Rate};
 use super::NAME;
-use wakeful_engine::channel::{Channel, Outbound, SendError};
 use async_trait::async_trait;
 use reqwest::StatusCode;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use std::time::Duration;
+use wakeful_engine::channel::{Channel, Outbound, SendError};
 
 /// Telegram's advice: no more than 30 messages a second, …
 const OF_BOT: Rate = Rate::per(40, 5);

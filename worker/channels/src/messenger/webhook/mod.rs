@@ -6,8 +6,6 @@ mod send;
 pub(super) use send::Webhook;
 
 use super::{Incoming, take, unsigned};
-use wakeful_engine::ctx::Ctx;
-use wakeful_http::problem::Problem;
 use crate::signed;
 use axum::Json;
 use axum::body::Bytes;
@@ -17,6 +15,8 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
+use wakeful_http::problem::Problem;
 use wakeful_store::wake::Woken;
 use wakeful_workflow::policy::ReplyRoute;
 

@@ -4,8 +4,6 @@ use super::super::http;
 use super::super::limits::{Limits, Rate};
 use super::{NAME, network};
 use crate::signed::sign_webhook;
-use wakeful_engine::channel::{Channel, Outbound, SendError};
-use wakeful_config::messenger;
 use async_trait::async_trait;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{StatusCode, Url};
@@ -13,6 +11,8 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use wakeful_config::messenger;
+use wakeful_engine::channel::{Channel, Outbound, SendError};
 
 /// The receiver says by itself when it takes no more.
 const UNLIMITED: Rate = Rate::per(1, 1000);

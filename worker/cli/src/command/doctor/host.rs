@@ -3,8 +3,8 @@
 use super::super::output::printable;
 use super::Report;
 use crate::App;
-use wakeful_config::Config;
 use std::path::{Path, PathBuf};
+use wakeful_config::Config;
 
 /// Less than this in the workspace's file system is worth a word.
 const LOW_DISK_BYTES: u64 = 1 << 30;

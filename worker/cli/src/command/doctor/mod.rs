@@ -6,8 +6,8 @@ mod system;
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, until_reader_goes};
 use crate::App;
-use wakeful_config::{Config, ConfigError};
 use serde::Serialize;
+use wakeful_config::{Config, ConfigError};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

@@ -2,11 +2,11 @@
 
 use super::super::output::span;
 use super::Report;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
 use wakeful_config::Config;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
 use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};
 use wakeful_store::{Error, Store};
 

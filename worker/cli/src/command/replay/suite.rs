@@ -2,13 +2,13 @@
 
 use super::progress::Unseen;
 use super::{Compared, Wish, replayed};
-use wakeful_engine::ctx::Ctx;
 use crate::command::output::{Cell, Column, Format, Output, Table, Tone, count, dollars, printable, span};
 use crate::command::{Exit, Usage};
 use futures::StreamExt;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use wakeful_engine::ctx::Ctx;
 use wakeful_workflow::diff::Level;
 
 /// What became of one bundle.

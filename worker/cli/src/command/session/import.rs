@@ -2,7 +2,6 @@
 
 use super::progress::Progress;
 use super::{Exit, Output, count, printable};
-use wakeful_workflow::id::DEFAULT_SPACE;
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,6 +9,7 @@ use tempfile::NamedTempFile;
 use wakeful_store::Store;
 use wakeful_store::import::{self, Imported};
 use wakeful_workflow::bundle::Limits;
+use wakeful_workflow::id::DEFAULT_SPACE;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

@@ -19,14 +19,14 @@ pub(in crate::command) mod why;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print, printable};
 use super::{Exit, Usage};
 use crate::App;
-use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_http::sessions::no_trigger;
-use wakeful_http::problem::valid_verbs;
-use wakeful_config::Config;
 use serde_json::json;
+use wakeful_config::Config;
+use wakeful_http::problem::valid_verbs;
+use wakeful_http::sessions::no_trigger;
 use wakeful_store::session::{SessionFilter, SessionSummary};
 use wakeful_store::wake::NewMessage;
 use wakeful_store::{Error, Store};
+use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::session::SessionStatus;
 
 #[derive(Debug, clap::Args)]
@@ -252,9 +252,11 @@ async fn send(
         return Err(Usage("the message is empty".to_owned()).into());
     }
     if text.len() > wakeful_http::body::BODY_LIMIT_BYTES {
-        return Err(
-            Usage(format!("the message is larger than {} bytes", wakeful_http::body::BODY_LIMIT_BYTES)).into()
-        );
+        return Err(Usage(format!(
+            "the message is larger than {} bytes",
+            wakeful_http::body::BODY_LIMIT_BYTES
+        ))
+        .into());
     }
     if client_key
         .as_ref()

@@ -2,13 +2,13 @@
 
 use super::super::output::{Output, printable};
 use super::{Exit, Usage};
-use wakeful_workflow::id::stored_conversation_id;
-use wakeful_config::Config;
 use crate::App;
+use wakeful_config::Config;
 use wakeful_engine::origin;
 use wakeful_store::Store;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::NewSession;
+use wakeful_workflow::id::stored_conversation_id;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
