@@ -5,7 +5,7 @@ use crate::support::checker::{Traces, dump};
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Program, eventually};
 use serde_json::{Value, json};
 
-/// A world whose mail uses the channel of the example `own_tools`. Each message gets a mail with its text as
+/// A world whose mail uses the channel of `fixture_worker`. Each message gets a mail with its text as
 /// subject, and a reply.
 struct Office {
     database: Database,
@@ -31,10 +31,10 @@ impl Office {
         })
         .await;
         let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
-        let options = options.env("WAKEFUL_EMAIL__MAX_AGE_S", "600").env("OWN_TOOLS_POST", manners);
+        let options = options.env("WAKEFUL_EMAIL__MAX_AGE_S", "600").env("FIXTURE_POST", manners);
         let path = |name: &str| options.path(name).display().to_string();
         let (sent, says) = (path("sent"), path("says"));
-        let options = options.env("OWN_TOOLS_SENT", sent).env("OWN_TOOLS_POST_SAYS", says);
+        let options = options.env("FIXTURE_SENT", sent).env("FIXTURE_POST_SAYS", says);
         Office { database: Database::new().await, model, options, session_id: String::new() }
     }
 

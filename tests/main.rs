@@ -34,6 +34,7 @@ mod histories;
 mod inbox;
 mod ingest;
 mod journal;
+#[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod messenger;
 mod obey;

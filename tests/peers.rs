@@ -3,6 +3,7 @@
 //! `make test-peers` installs it and runs these.
 
 mod email_out;
+#[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod mail;
 mod roundtrip;

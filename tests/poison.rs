@@ -129,6 +129,7 @@ async fn k36_a_tool_that_ends_its_process_fails_its_run_and_not_its_neighbours()
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn k36_a_tool_that_never_yields_is_ended_by_the_watchdog_and_fails_its_run_alone() {
     k36("spin", "has kept its thread for").await;
 }
@@ -201,6 +202,7 @@ async fn k36_a_process_that_was_stopped_for_long_is_not_taken_for_one_that_hangs
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn k36_the_user_is_told_once_though_the_failing_commit_is_killed_before_and_after() {
     // A run fails only after a minimum number of deaths, because a neighbour may have caused some. `attempts`
     // is below that minimum, so the minimum applies.

@@ -20,7 +20,7 @@ async fn k35_a_deploy_with_another_tool_schema_and_prompt_changes_no_request_of_
     client.wait_for(&session, "completed").await;
     process.kill();
 
-    let mut next = options.clone().env("OWN_TOOLS_NEXT", "1");
+    let mut next = options.clone().env("FIXTURE_NEXT", "1");
     next.config = next.config.replace("You are a test.", "You are the next version.");
     let process = next.serve(&database).await;
     let client = process.client();

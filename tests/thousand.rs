@@ -15,6 +15,7 @@ const STEPS: usize = 1000;
 const LONG: Long = Long { steps: STEPS, message_bytes: 2048, hashes: false };
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_thousand_steps_are_hydrated_in_one_statement_forked_without_their_blobs_and_carried_whole() {
     let database = Database::new().await;
     let store = database.store().await;
@@ -51,6 +52,7 @@ async fn a_thousand_steps_are_hydrated_in_one_statement_forked_without_their_blo
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_thousand_recorded_steps_are_replayed_with_a_thousand_equal_request_hashes() {
     let database = Database::new().await;
     let store = database.store().await;

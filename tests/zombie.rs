@@ -26,7 +26,7 @@ impl Zombie {
         model.hold_from(number);
         let options = world.options.clone().env("OPENAI_BASE_URL", &model.url);
         let held = world.options.path("held").display().to_string();
-        let process = change(options.env("OWN_TOOLS_HOLD", held)).serve(&world.database).await;
+        let process = change(options.env("FIXTURE_HOLD", held)).serve(&world.database).await;
         world.begin(&process.client()).await;
         Zombie { world, model, process }
     }

@@ -56,7 +56,7 @@ async fn main() -> ExitCode {
 
 async fn run(arguments: &Arguments) -> Result<()> {
     let url = std::env::var("WAKEFUL_TEST_DATABASE_URL")
-        .context("no Postgres: run this by `make bench`, or under the example `with_postgres`")?;
+        .context("no Postgres: run this by `make bench`, or under the program `with_postgres`")?;
     let mut progress = Progress::default();
     progress.say("making databases");
     let mut databases = Vec::new();

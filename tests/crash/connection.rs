@@ -65,6 +65,8 @@ async fn k32_a_commit_whose_answer_is_lost_applies_once() {
 async fn survive_cut(cut: &Cut) {
     let case = format!("{:?} {:?} {:?}", cut.tools, cut.statement, cut.at);
     let mut world = World::new("cut", cut.tools).await;
+    // A new connection must come before the lease ends, or another claim asks the model again.
+    world.options = world.options.env("WAKEFUL_QUEUE__LEASE_S", "3").env("WAKEFUL_QUEUE__HEARTBEAT_S", "1");
     let proxy = Proxy::start(&world.database.url);
     world.model.hold();
     let process = world.options.spawn(&proxy.url);

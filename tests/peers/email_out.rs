@@ -21,7 +21,7 @@ impl Aiosmtpd {
     pub async fn start(security: &str) -> Aiosmtpd {
         let peers = std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-peers`");
         let dir = TempDir::with_prefix("wakeful-aiosmtpd-").expect("a temporary folder");
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/peers/mail_server.py");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/peers/mail_server.py");
         let mut child = Command::new(format!("{peers}/smtp/bin/python"))
             .args([script.as_ref(), dir.path().as_os_str(), security.as_ref()])
             .stdin(Stdio::null())

@@ -90,7 +90,7 @@ impl Post {
 /// Runs `mail_client.py`.
 async fn python(command: &str, asked: Value) -> Value {
     let peers = std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-peers`");
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/peers/mail_client.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/peers/mail_client.py");
     let mut child = Command::new(format!("{peers}/smtp/bin/python"))
         .args([script, command])
         .stdin(Stdio::piped())

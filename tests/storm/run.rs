@@ -42,7 +42,7 @@ pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
         // No job is given up here; another test asks how often a job may die.
         .config("[agents.default.limits]\nattempts = 100")
         .env("OPENAI_BASE_URL", &model.url)
-        .env("OWN_TOOLS_TAKE_MS", "60")
+        .env("FIXTURE_TAKE_MS", "60")
         .env("WAKEFUL_QUEUE__LEASE_S", LEASE.as_secs().to_string())
         .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1")
         .arg("--concurrency=2");

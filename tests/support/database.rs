@@ -97,7 +97,7 @@ impl Drop for Database {
 
 fn admin_url() -> String {
     std::env::var("WAKEFUL_TEST_DATABASE_URL")
-        .expect("no Postgres for the tests: run them by `make test`, or under the example `with_postgres`")
+        .expect("no Postgres for the tests: run them by `make test`, or under the program `with_postgres`")
 }
 
 /// The name of the template with this build's migrations. The first test that needs it makes it.
@@ -131,7 +131,7 @@ async fn template(admin_url: &str) -> String {
 }
 
 fn migrations() -> Vec<String> {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../migrations");
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
     let mut files: Vec<_> =
         std::fs::read_dir(dir).expect("migrations").flatten().map(|entry| entry.path()).collect();
     files.sort();

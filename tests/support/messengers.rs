@@ -15,7 +15,6 @@ use sha2::Sha256;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 
 pub const SLACK_TOKEN: &str = "xoxb-of-the-test";
 pub const SLACK_SECRET: &str = "signing-secret-of-the-test";
@@ -87,7 +86,7 @@ struct Shared {
 
 impl Messengers {
     pub async fn start() -> Messengers {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = super::servers::listen();
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let shared = Arc::new(Shared::default());
         *shared.scopes.lock().unwrap() = "chat:write,channels:history,metadata.message:read".to_owned();
@@ -98,7 +97,8 @@ impl Messengers {
             .route("/{bot}/sendMessage", post(telegram_send))
             .route("/replies", post(receive_reply))
             .with_state(Arc::clone(&shared));
-        let server = tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") });
+        let server = super::servers::runtime()
+            .spawn(async move { axum::serve(listener, router).await.expect("it serves") });
         Messengers { url, shared, server }
     }
 

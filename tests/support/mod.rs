@@ -11,8 +11,10 @@ pub mod process;
 pub mod program;
 pub mod proxy;
 pub mod raw;
+#[cfg(feature = "legacy-redis")]
 pub mod redis;
 pub mod server;
+pub mod servers;
 pub mod smtp;
 pub mod wire;
 pub mod wire_rules;

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// The answer to one request.
@@ -63,11 +62,11 @@ impl ModelServer {
             held_from: watch::channel(usize::MAX).0,
             pace_ms: AtomicU64::new(0),
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = super::servers::listen();
         let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
         let router =
             Router::new().route("/v1/chat/completions", post(complete)).with_state(Arc::clone(&shared));
-        let server = tokio::spawn(async move {
+        let server = super::servers::runtime().spawn(async move {
             axum::serve(listener, router).await.expect("the model server serves");
         });
         ModelServer { url, shared, server }

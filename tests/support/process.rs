@@ -22,7 +22,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// `serve` with all roles on a free port, a short lease, and the tools of the example `own_tools`.
+    /// `serve` with all roles on a free port, a short lease, and the tools of `fixture_worker`.
     pub fn new() -> Options {
         Options {
             config: String::new(),
@@ -104,17 +104,17 @@ impl Options {
         command
             .env("DATABASE_URL", database_url)
             .env("WAKEFUL_LOG", "info,wakeful=debug")
-            .env("WAKEFUL_QUEUE__LEASE_S", "3")
-            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1")
+            .env("WAKEFUL_QUEUE__LEASE_S", "1.5")
+            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.3")
             .env("WAKEFUL_QUEUE__POLL_MS", "200")
-            .env("OWN_TOOLS_EFFECTS", self.path("effects"))
-            .env("OWN_TOOLS_HOLD", self.path("hold"))
+            .env("FIXTURE_EFFECTS", self.path("effects"))
+            .env("FIXTURE_HOLD", self.path("hold"))
             .envs(&self.env)
             .current_dir(self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the example own_tools was built");
+        let mut child = command.spawn().expect("fixture_worker was built");
         let log = Arc::new(Mutex::new(String::new()));
         let output = Arc::new(Mutex::new(String::new()));
         let stderr = child.stderr.take().expect("piped");
@@ -124,10 +124,9 @@ impl Options {
     }
 }
 
-/// The example `own_tools`: `wakeful` with the tests' own tools.
+/// `wakeful` with the tests' own tools.
 fn binary() -> PathBuf {
-    let wakeful = PathBuf::from(env!("CARGO_BIN_EXE_wakeful"));
-    wakeful.parent().expect("a folder").join("examples").join("own_tools")
+    PathBuf::from(env!("CARGO_BIN_EXE_fixture_worker"))
 }
 
 fn collect(pipe: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> std::thread::JoinHandle<()> {

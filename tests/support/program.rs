@@ -19,7 +19,10 @@ pub struct Program {
 impl Program {
     /// `wakeful`, in an environment that names no database, no model and no configuration.
     pub fn command(dir: &Path) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_wakeful"));
+        // Cargo tells a test only the programs of its own package. `make test` builds this one beside them.
+        let wakeful = Path::new(env!("CARGO_BIN_EXE_fixture_worker")).with_file_name("wakeful");
+        assert!(wakeful.exists(), "not built: {}; run `make test`", wakeful.display());
+        let mut command = Command::new(wakeful);
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
             // Keep this variable: it selects a defect that the process must have.

@@ -52,6 +52,7 @@ impl Proxy {
         let dir = TempDir::with_prefix("proxy-").expect("a temporary folder");
         // The proxy must read the statements, so they are not encrypted.
         let proxied = postgres.clone().socket(dir.path()).ssl_mode(PgSslMode::Disable);
+        let _servers = super::servers::runtime().enter();
         let listener = UnixListener::bind(dir.path().join(socket_name(&postgres))).expect("a socket");
         let shared = Arc::new(Shared {
             postgres,

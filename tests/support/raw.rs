@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,14 +121,14 @@ impl RawModel {
             script: Box::new(script),
             events: watch::channel(usize::MAX).0,
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = super::servers::listen();
         let address = format!("http://{}", listener.local_addr().expect("an address"));
         let path = match protocol {
             Protocol::Anthropic => "/v1/messages",
             Protocol::OpenAi => "/v1/chat/completions",
         };
         let router = Router::new().route(path, post(answer)).with_state(Arc::clone(&shared));
-        let server = tokio::spawn(async move {
+        let server = super::servers::runtime().spawn(async move {
             axum::serve(listener, router).await.expect("the model server serves");
         });
         RawModel { protocol, address, shared, server }

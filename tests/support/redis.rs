@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 pub struct Redis {
     pub url: String,
@@ -14,11 +14,11 @@ pub struct Redis {
 
 impl Redis {
     pub async fn start() -> Redis {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = super::servers::listen();
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let (entries, asked) = (Arc::default(), Arc::default());
         let shared = (Arc::clone(&entries), Arc::clone(&asked));
-        let server = tokio::spawn(async move {
+        let server = super::servers::runtime().spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (entries, asked) = shared.clone();
                 tokio::spawn(async move { serve(stream, &entries, &asked).await });

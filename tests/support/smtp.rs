@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedWriteHalf;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// A mail that the server accepted.
@@ -57,7 +57,7 @@ struct Shared {
 
 impl SmtpServer {
     pub async fn start() -> SmtpServer {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = super::servers::listen();
         let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new(Shared {
             mails: Mutex::default(),
@@ -66,7 +66,7 @@ impl SmtpServer {
             held: watch::channel(0).0,
         });
         let of_server = Arc::clone(&shared);
-        let server = tokio::spawn(async move {
+        let server = super::servers::runtime().spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let shared = Arc::clone(&of_server);
                 tokio::spawn(async move { drop(serve(stream, &shared).await) });

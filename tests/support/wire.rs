@@ -51,6 +51,7 @@ impl Proxy {
 
     pub fn come_back(&mut self) {
         let _ = std::fs::remove_file(self.socket());
+        let _servers = super::servers::runtime().enter();
         let listener = UnixListener::bind(self.socket()).expect("a socket");
         self.open = CancellationToken::new();
         let (open, postgres) = (self.open.clone(), self.postgres.clone());

@@ -134,7 +134,7 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
     store.wake(&new, &message).await.expect("a message is taken").session_id
 }
 
-/// The built-in tools and those of the example `own_tools`, as defined for a session's model.
+/// The built-in tools and those of `fixture_worker`, as defined for a session's model.
 pub fn tools() -> Vec<ToolDefinition> {
     let built_in = Registry::built_in().expect("the built-in tools register");
     let names: Vec<&str> = built_in.names().collect();

@@ -130,9 +130,9 @@ pub struct Database {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// How long a claim holds without a heartbeat. At least twice `heartbeat_s`.
-    pub lease_s: u64,
-    pub heartbeat_s: u64,
+    /// How long a claim holds without a heartbeat. At least twice `heartbeat`.
+    pub lease: Duration,
+    pub heartbeat: Duration,
     /// How often to look for work when no notification came.
     pub poll_ms: u64,
     /// How many steps one process runs at a time.
@@ -141,6 +141,12 @@ pub struct Queue {
     pub slice_steps: u32,
     /// How often a worker looks for sessions that stopped and that no job would continue.
     pub heal_s: u64,
+}
+
+impl Queue {
+    /// The defaults of `lease` and `heartbeat`.
+    pub const LEASE: Duration = Duration::from_secs(30);
+    pub const HEARTBEAT: Duration = Duration::from_secs(10);
 }
 
 /// `[agents.NAME]` as written.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use secrecy::SecretString;
 use wakeful_workflow::policy::PARTICIPANTS;
@@ -96,6 +97,14 @@ impl<'p> Section<'p> {
         self.numeric(key, &rule, |text| text.parse().ok().filter(|number| range.contains(number)))
     }
 
+    /// A length of time in seconds, with milliseconds as decimal places.
+    pub fn seconds(&mut self, key: &str, range: RangeInclusive<Duration>) -> Option<Duration> {
+        let (least, most) = (range.start().as_secs_f64(), range.end().as_secs_f64());
+        let rule =
+            format!("must be a number of seconds from {least} to {most} with at most 3 decimal places");
+        self.numeric(key, &rule, |text| parse_seconds(text).filter(|length| range.contains(length)))
+    }
+
     /// A boolean. The environment gives it as text.
     pub fn flag(&mut self, key: &str) -> Option<bool> {
         let node = self.take(key)?;
@@ -115,7 +124,7 @@ impl<'p> Section<'p> {
         self.numeric(key, USD_RULE, parse_usd)
     }
 
-    fn numeric(&mut self, key: &str, rule: &str, parse: impl Fn(&str) -> Option<i64>) -> Option<i64> {
+    fn numeric<T>(&mut self, key: &str, rule: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
         let node = self.take(key)?;
         let parsed = match &node.value {
             Value::Number(text) => parse(text),
@@ -324,6 +333,20 @@ fn shown(value: &Value) -> String {
 fn quoted(key: &str) -> String {
     let bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
     if bare { key.to_owned() } else { format!("{key:?}") }
+}
+
+/// Reads `30` or `0.6` exactly, to the millisecond.
+fn parse_seconds(text: &str) -> Option<Duration> {
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |part: &str, most: usize| {
+        (1..=most).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    if !digits(whole, 6) || !digits(fraction, 3) {
+        return None;
+    }
+    let ms = format!("{fraction:0<3}").parse::<u64>().ok()?;
+    Some(Duration::from_secs(whole.parse().ok()?) + Duration::from_millis(ms))
 }
 
 /// The addresses that an agent may mail: addresses, `*@domain`, `participants` or `*`.

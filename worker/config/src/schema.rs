@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::strategy::{ContextPolicy, Strategy};
@@ -79,17 +81,20 @@ fn database(mut section: Section<'_>) -> Database {
     database
 }
 
+/// What `queue.lease_s` and `queue.heartbeat_s` may be. Below half a second, one slow statement loses a lease.
+const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
+const HEARTBEAT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1800);
+
 fn queue(mut section: Section<'_>) -> Queue {
     let (lease, heartbeat) = (section.origin("lease_s"), section.origin("heartbeat_s"));
-    let (default_lease_s, default_heartbeat_s) = (30, 10);
-    let lease_given = section.number("lease_s", 2..=3600);
-    let lease_s = lease_given.unwrap_or(default_lease_s);
-    let heartbeat_given = section.number("heartbeat_s", 1..=1800);
+    let lease_given = section.seconds("lease_s", LEASE);
+    let lease_length = lease_given.unwrap_or(Queue::LEASE);
+    let heartbeat_given = section.seconds("heartbeat_s", HEARTBEAT);
     // A shortened lease shortens the default heartbeat.
-    let heartbeat_s = heartbeat_given.unwrap_or(default_heartbeat_s.min(lease_s / 3).max(1));
+    let heartbeat_interval = heartbeat_given.unwrap_or_else(|| default_heartbeat(lease_length));
     let queue = Queue {
-        lease_s: lease_s.unsigned_abs(),
-        heartbeat_s: heartbeat_s.unsigned_abs(),
+        lease: lease_length,
+        heartbeat: heartbeat_interval,
         poll_ms: narrow(section.number("poll_ms", 10..=60_000), 1_000),
         concurrency: narrow(section.number("concurrency", 1..=1024), 16),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
@@ -100,16 +105,24 @@ fn queue(mut section: Section<'_>) -> Queue {
     let usable = lease.is_some() == lease_given.is_some() && heartbeat.is_some() == heartbeat_given.is_some();
     if let Some(origin) = heartbeat.or(lease)
         && usable
-        && heartbeat_s * 2 > lease_s
+        && queue.heartbeat * 2 > queue.lease
     {
         let text = format!(
-            "queue.heartbeat_s = {heartbeat_s} must be at most half of queue.lease_s = {lease_s}, or one late beat \
-             loses the lease"
+            "queue.heartbeat_s = {} must be at most half of queue.lease_s = {}, or one late beat loses the lease",
+            queue.heartbeat.as_secs_f64(),
+            queue.lease.as_secs_f64()
         );
         section.problem(origin, text);
     }
     section.finish();
     queue
+}
+
+/// The heartbeat of a lease whose heartbeat is not configured: whole seconds, at most a third of the lease, and at most 10 s.
+/// A lease under 3 s is too short for that and beats at half its length, at most every second.
+fn default_heartbeat(lease: Duration) -> Duration {
+    let third = Duration::from_secs(lease.as_secs() / 3).min(Queue::HEARTBEAT);
+    third.max((lease / 2).min(Duration::from_secs(1)))
 }
 
 fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {

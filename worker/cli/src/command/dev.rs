@@ -230,9 +230,9 @@ fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
         config.email.maildir = Some(home.mail());
     }
     config.workspace.dir.get_or_insert_with(|| home.workspaces());
-    let Queue { lease_s, heartbeat_s, .. } = config.queue;
-    if (lease_s, heartbeat_s) == (30, 10) {
-        config.queue = Queue { lease_s: 5, heartbeat_s: 1, ..config.queue };
+    let Queue { lease, heartbeat, .. } = config.queue;
+    if (lease, heartbeat) == (Queue::LEASE, Queue::HEARTBEAT) {
+        config.queue = Queue { lease: Duration::from_secs(5), heartbeat: Duration::from_secs(1), ..config.queue };
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let Verb::Status = args.verb;
     let (depth, workers) = (store.queue_depth().await?, store.workers().await?);
     store.close().await;
-    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let printed = output.one(&json!({"queues": depth, "workers": workers}), || {
         if output.for_people() {
             pretty(&output, &depth, &workers, silent_after_s)

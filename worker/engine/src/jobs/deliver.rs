@@ -184,7 +184,7 @@ async fn one(
 
 /// An attempt begins while its lease lasts, and ends within its time.
 fn attempt_limit(ctx: &Ctx) -> Duration {
-    Duration::from_secs(ctx.config.queue.lease_s) + SEND
+    ctx.config.queue.lease + SEND
 }
 
 /// Why this attempt is the last one, if it is.

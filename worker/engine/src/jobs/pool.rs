@@ -26,7 +26,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let draining = ctx.shutdown.draining.clone();
     // A little more than the drain, so that the leases of what is dropped then are given back.
     let last = DRAIN + Duration::from_secs(2);
-    ctx.watchdog.start(Duration::from_secs(queue.lease_s), draining.clone(), last);
+    ctx.watchdog.start(queue.lease, draining.clone(), last);
     let deadline = tokio::spawn(abort_after_drain(Arc::clone(&ctx)));
 
     let start = {
@@ -128,8 +128,8 @@ fn heart(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heart {
         listed,
         host: ctx.identity.host.clone(),
         concurrency: i32::try_from(queue.concurrency).unwrap_or(i32::MAX),
-        lease: Duration::from_secs(queue.lease_s),
-        every: Duration::from_secs(queue.heartbeat_s),
+        lease: queue.lease,
+        every: queue.heartbeat,
         holdings: Arc::clone(holdings),
     }
 }
@@ -140,7 +140,7 @@ fn settings(ctx: &Ctx, kind: Kind, runner: &str, concurrency: usize) -> Settings
         kind,
         runner: Arc::from(runner),
         concurrency,
-        lease: Duration::from_secs(queue.lease_s),
+        lease: queue.lease,
         poll: Duration::from_millis(queue.poll_ms),
     }
 }

@@ -191,7 +191,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
 }
 
 async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
-    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let workers = store.workers().await?;
     let (alive, silent): (Vec<_>, Vec<_>) =
         workers.iter().partition(|worker| worker.beat_age_s < silent_after_s);

@@ -39,7 +39,7 @@ pub(super) struct Finding {
 
 pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &str) -> anyhow::Result<Exit> {
     let standing = store.standing(None, id).await?;
-    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let workers = store.workers().await?;
     let around = Surroundings {
         workers_alive: workers.iter().filter(|worker| worker.beat_age_s < silent_after_s).count(),

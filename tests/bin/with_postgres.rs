@@ -1,5 +1,5 @@
 //! Runs a command with a Postgres server that lasts as long as the command does:
-//! `cargo run --example with_postgres -- cargo test`.
+//! `cargo run --bin with_postgres -- cargo test --workspace`.
 //!
 //! The tests start here, and not each a server of its own, because a runner may give every test its own process.
 use std::process::ExitCode;

@@ -1,14 +1,16 @@
-//! A worker with tools of one's own: one that is safe to repeat and one that is not.
+//! The worker that the tests start and kill: `wakeful` with two more tools, one safe to repeat and one not, and a mail channel.
 //!
-//! `cargo run -p wakeful --example own_tools -- serve` is `wakeful serve` with two more tools, which agents use when
-//! their `tools` name them. The tests run this program, so it can also be told by environment to write each effect to
-//! a file (`OWN_TOOLS_EFFECTS`), to take a while (`OWN_TOOLS_TAKE_MS`), to wait in the middle of a call while a file
-//! exists (`OWN_TOOLS_HOLD`, and the same with `-charge` or `-reserve` at its end for one of them), to be the next version
-//! of itself, whose reservations ask for more (`OWN_TOOLS_NEXT`), to misbehave, and to send its mail by a channel of its own.
+//! Environment variables tell it how to behave:
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `FIXTURE_EFFECTS` | writes each effect of a tool to this file |
+//! | `FIXTURE_TAKE_MS` | each call takes so long |
+//! | `FIXTURE_HOLD` | each call waits while this file exists; with `-charge` or `-reserve` at its end, one tool's calls |
+//! | `FIXTURE_NEXT` | is the next version of itself: its reservations ask for more |
+//! | `FIXTURE_POST`, `FIXTURE_SENT`, `FIXTURE_POST_SAYS` | sends mail by its own channel, see `post.rs` |
 
-#[path = "own_tools/misbehave.rs"]
 mod misbehave;
-#[path = "own_tools/post.rs"]
 mod post;
 
 use async_trait::async_trait;
@@ -58,7 +60,7 @@ impl Tool for Reserve {
     fn definition(&self) -> ToolDefinition {
         let mut properties = json!({"persons": {"type": "integer", "minimum": 1}});
         let mut required = vec!["persons"];
-        if std::env::var_os("OWN_TOOLS_NEXT").is_some() {
+        if std::env::var_os("FIXTURE_NEXT").is_some() {
             properties["name"] = json!({"type": "string"});
             required.push("name");
         }
@@ -84,7 +86,7 @@ impl Tool for Reserve {
 
 /// The effect: a line in a file.
 fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
-    let Ok(path) = std::env::var("OWN_TOOLS_EFFECTS") else {
+    let Ok(path) = std::env::var("FIXTURE_EFFECTS") else {
         return Ok(());
     };
     let written = std::fs::OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| {
@@ -96,10 +98,10 @@ fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
 }
 
 async fn hold(tool: &str) {
-    if let Some(ms) = std::env::var("OWN_TOOLS_TAKE_MS").ok().and_then(|ms| ms.parse().ok()) {
+    if let Some(ms) = std::env::var("FIXTURE_TAKE_MS").ok().and_then(|ms| ms.parse().ok()) {
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }
-    if let Ok(path) = std::env::var("OWN_TOOLS_HOLD") {
+    if let Ok(path) = std::env::var("FIXTURE_HOLD") {
         let held = |path: &str| std::fs::exists(path).unwrap_or(false);
         while held(&path) || held(&format!("{path}-{tool}")) {
             tokio::time::sleep(Duration::from_millis(20)).await;

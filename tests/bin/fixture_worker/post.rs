@@ -25,15 +25,15 @@ enum Manners {
 }
 
 impl Post {
-    /// The channel that `OWN_TOOLS_POST` (`idempotent`, `guarded` or `askable`) asks for.
+    /// The channel that `FIXTURE_POST` (`idempotent`, `guarded` or `askable`) asks for.
     pub fn from_env() -> Option<Post> {
-        let manners = match std::env::var("OWN_TOOLS_POST").ok()?.as_str() {
+        let manners = match std::env::var("FIXTURE_POST").ok()?.as_str() {
             "idempotent" => Manners::Idempotent,
             "askable" => Manners::Askable,
             _ => Manners::Guarded,
         };
         let path = |name| std::env::var_os(name).map(PathBuf::from).unwrap_or_default();
-        Some(Post { manners, sent: path("OWN_TOOLS_SENT"), says: path("OWN_TOOLS_POST_SAYS") })
+        Some(Post { manners, sent: path("FIXTURE_SENT"), says: path("FIXTURE_POST_SAYS") })
     }
 }
 

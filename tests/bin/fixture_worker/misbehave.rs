@@ -9,7 +9,7 @@ use wakeful::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
 use wakeful::workflow::agent::ToolDefinition;
 use wakeful::workflow::effect::Effect;
 
-/// Ends or hangs the process in the way that `mode` names, unless the file `OWN_TOOLS_HOLD` with `-mended` at its end is
+/// Ends or hangs the process in the way that `mode` names, unless the file `FIXTURE_HOLD` with `-mended` at its end is
 /// there.
 pub struct Misbehave;
 
@@ -33,7 +33,7 @@ impl Tool for Misbehave {
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         super::record("misbehave", call)?;
-        let mended = std::env::var("OWN_TOOLS_HOLD").map(|hold| format!("{hold}-mended")).unwrap_or_default();
+        let mended = std::env::var("FIXTURE_HOLD").map(|hold| format!("{hold}-mended")).unwrap_or_default();
         let is_mended = || std::fs::exists(&mended).unwrap_or(false);
         if is_mended() {
             return Ok(ToolOutput::text("Behaved."));
