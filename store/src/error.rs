@@ -1,11 +1,12 @@
-//! What a caller does differently: everything else is an outcome of the call.
+//! Errors of the store: one variant for each case that a caller handles differently. Expected results are not
+//! errors.
 
 use wakeful_workflow::session::SessionStatus;
 
 /// Why the store did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The database said no, or could not be asked.
+    /// The database refused a statement or could not be reached.
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
     /// A row that the caller named does not exist.
@@ -14,13 +15,13 @@ pub enum Error {
     /// The request does not fit the session's status.
     #[error("session {session_id} is {}: {wanted} is not possible now", status.as_str())]
     Conflict { session_id: String, status: SessionStatus, wanted: &'static str },
-    /// What is asked does not fit what is known of it; the reason says what would.
+    /// The request does not fit the stored data; the reason says what would.
     #[error("session {session_id}: {reason}")]
     Refused { session_id: String, reason: String },
-    /// What is asked of a schedule does not fit it; the reason says what would.
+    /// The request does not fit the schedule; the reason says what would.
     #[error("schedule {name}: {reason}")]
     Schedule { name: String, reason: String },
-    /// The same idempotency key came with another body.
+    /// The same idempotency key came with another message.
     #[error("client_key {client_key:?} was used before with another message")]
     KeyReused { client_key: String },
     /// Too many messages wait in one session.
@@ -29,34 +30,34 @@ pub enum Error {
     /// The schema is not the one that this binary was built for.
     #[error("{0}")]
     Schema(String),
-    /// A bundle that is not taken. Nothing of it was written.
+    /// A bundle that is refused. Nothing of it was written.
     #[error("the bundle is refused: {0}")]
     Bundle(wakeful_workflow::bundle::Refused),
     /// A file that cannot be read or written.
     #[error("{path}: {source}")]
     File { path: String, source: std::io::Error },
-    /// A stored row does not read as what it must be.
+    /// A stored row cannot be parsed.
     #[error("corrupt {what}: {reason}")]
     Corrupt { what: &'static str, reason: String },
 }
 
-// Not by `#[from]`: the reason is in the text already, and a chain of causes would say it twice.
+// No `#[from]`: the text already contains the reason, and a chain of causes would repeat it.
 impl From<wakeful_workflow::bundle::Refused> for Error {
     fn from(refused: wakeful_workflow::bundle::Refused) -> Error {
         Error::Bundle(refused)
     }
 }
 
-/// Shorthand.
+/// The result of a store function.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether asking again later can help: the connection, the server's load or its restart is at fault.
+    /// Whether a later retry can help: the cause is the connection, the server's load or its restart.
     pub fn is_transient(&self) -> bool {
         self.outage().is_some()
     }
 
-    /// What is wrong with the database as a whole, where it is that and not the statement.
+    /// The state of the database that caused the error. `None` if the statement itself caused it.
     pub fn outage(&self) -> Option<Outage> {
         match self {
             Error::Database(error) => outage_of(error),
@@ -78,20 +79,20 @@ impl Error {
     }
 }
 
-/// What keeps the database from doing what it was asked, for now.
+/// Why the database cannot do its work at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outage {
     /// It is stopped, starting, or the connection broke.
     Away,
-    /// Every connection is taken, ours or the server's.
+    /// All connections are in use, in Wakeful's pool or on the server.
     Crowded,
-    /// It is a standby, or was told to take no writes.
+    /// It is a standby, or it was set to read-only.
     ReadOnly,
     /// Its disk is full.
     DiskFull,
     /// It ran out of memory or of another resource, or its files cannot be read or written.
     Ailing,
-    /// A lock or a time limit was in the way, or two transactions in each other's.
+    /// A lock or a time limit stopped the statement, or transactions blocked each other.
     Contended,
 }
 
@@ -108,7 +109,7 @@ impl Outage {
         }
     }
 
-    /// Whether the server answers and refuses to write: asking it a question does not show that.
+    /// Whether the server answers but refuses writes. A query cannot reveal that.
     pub fn refuses_writes(self) -> bool {
         match self {
             Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
@@ -136,7 +137,7 @@ fn of_code(code: &str) -> Option<Outage> {
         "25006" => Outage::ReadOnly,
         "53100" => Outage::DiskFull,
         "53300" => Outage::Crowded,
-        // The last two are our own time limits, on a server that is too slow just now.
+        // The last two come from Wakeful's own time limits, when the server is too slow.
         "55P03" | "25P03" | "57014" => Outage::Contended,
         "57P01" | "57P02" | "57P03" => Outage::Away,
         _ if code.starts_with("08") => Outage::Away,
@@ -146,7 +147,8 @@ fn of_code(code: &str) -> Option<Outage> {
     })
 }
 
-/// A text of somebody else's, as a column takes it: without NUL, which Postgres refuses, and not endless.
+/// A foreign text in a form that a column accepts: limited in length, and without NUL, which Postgres
+/// refuses.
 pub(crate) fn bounded(text: &str) -> String {
     const BYTES: usize = 2000;
     let clean = wakeful_workflow::record::without_nul(text.to_owned());
@@ -157,7 +159,7 @@ pub(crate) fn bounded(text: &str) -> String {
     format!("{}…", &clean[..end])
 }
 
-/// Whether the statement raised division by zero: a predicate of the fence missed.
+/// Whether the statement raised division by zero, which means that a predicate of the fence did not match.
 pub(crate) fn missed_fence(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "22012")
 }

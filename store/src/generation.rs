@@ -1,8 +1,9 @@
 //! Model calls in flight: the intent of a call and the text that readers are shown while it streams.
 //!
-//! Committed asynchronously, since losing the newest of it loses nothing: the answer itself is a record. These rows
-//! touch neither the session nor the journal, whose numbers must never be used twice. A server that crashes may have
-//! lost rows that readers were shown; what is left of a generation's chunks is always its beginning, without a gap.
+//! These rows commit asynchronously. Losing the newest ones does no harm, because the answer itself is a
+//! record. They touch neither the session nor the journal, whose numbers must never be used twice. A server
+//! crash may lose rows that readers have seen. The chunks that remain are always the beginning of the text,
+//! without a gap.
 
 use crate::queue::Lease;
 use crate::{Result, Store};
@@ -10,7 +11,7 @@ use wakeful_workflow::context::Strategy;
 use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::session::Purpose;
 
-/// A model call about to be made.
+/// A model call that is about to start.
 #[derive(Clone, Debug)]
 pub struct NewGeneration<'a> {
     pub session_id: &'a SessionId,
@@ -22,34 +23,34 @@ pub struct NewGeneration<'a> {
     pub request_sha256: &'a str,
     /// Hash of the same request without its prefill.
     pub base_sha256: &'a str,
-    /// What the projection changed in the request.
+    /// How many repairs the projection made in the request.
     pub repairs: i64,
-    /// The attempt whose text the request ends with.
+    /// The attempt whose text is the request's prefill.
     pub resumes: Option<&'a GenerationId>,
     pub purpose: Purpose,
     pub context_strategy: Strategy,
 }
 
-/// What a live reader is shown of a model call in flight.
+/// A model call in flight, as live readers see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveGeneration {
     pub generation_id: String,
     pub attempt: i64,
     pub step_number: i64,
-    /// Number of its last chunk, -1 when it has none.
+    /// Number of its last chunk; -1 if it has none.
     pub last_chunk: i64,
-    /// Chunks after the asked number: (number, text). The first has the number 0.
+    /// The requested chunks as (number, text). The first chunk of a generation has number 0.
     pub chunks: Vec<(i64, String)>,
 }
 
 impl Store {
-    /// Writes down that a model is about to be called, and gives the database's time of it. `None`: the lease is lost,
-    /// so the call must not be made.
+    /// Records that a model call is about to start, and returns the database's time. `None` means that the
+    /// lease is lost: do not make the call.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<Option<String>> {
-        // As JSON writes it, which is how hydration reads it.
+        // In JSON's format, which hydration reads.
         let started_at = sqlx::query_scalar!(
             r#"insert into generations
                 (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes,
@@ -77,11 +78,12 @@ impl Store {
         Ok(started_at)
     }
 
-    /// Appends streamed text as chunk `chunk_no`, once, however often it is asked to. `false`: the chunk before it is not
-    /// there, or, of the first, the generation is not; nothing was written, for that would leave a gap.
+    /// Appends streamed text as chunk `chunk_no`. Repeating the call has no further effect. Returns `false`
+    /// and writes nothing if that would leave a gap: the previous chunk is missing or, for the first chunk,
+    /// the generation.
     ///
     /// # Errors
-    /// [`crate::Error::Database`]; then it is unknown whether it was written.
+    /// [`crate::Error::Database`]. The chunk may have been written or not.
     pub async fn append_chunk(
         &self,
         session_id: &SessionId,
@@ -89,7 +91,8 @@ impl Store {
         chunk_no: i64,
         text: &str,
     ) -> Result<bool> {
-        // The inserting part and the last line see the same snapshot, and nobody but this caller writes chunks of it.
+        // Both parts of the statement see the same snapshot, and only this caller writes chunks of this
+        // generation.
         let appended = sqlx::query_scalar!(
             r#"
             with g as (
@@ -118,7 +121,7 @@ impl Store {
         Ok(appended)
     }
 
-    /// Writes down that nobody is to go on from this generation's text.
+    /// Marks a generation so that no later attempt resumes its text.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -135,7 +138,7 @@ impl Store {
         Ok(())
     }
 
-    /// What a generation has said, as far as its chunks go.
+    /// The text of a generation, as far as its chunks go.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -156,8 +159,8 @@ impl Store {
         Ok(text.unwrap_or_default())
     }
 
-    /// The newest model call in flight of a session that is to answer its user, with its chunks after `after_chunk` if it is still `known`, else
-    /// with all of them.
+    /// The newest model call in flight that is to answer the session's user. Includes its chunks after
+    /// `after_chunk` if it is the `known` generation, otherwise all of its chunks.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

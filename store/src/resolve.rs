@@ -1,7 +1,9 @@
-//! What a person says of an effect whose outcome nobody could know: a tool call or a delivery that is `uncertain`.
+//! Stores a person's decision about an effect with an unknown outcome: a tool call or a delivery that is
+//! `uncertain`.
 //!
-//! The logs are not rewritten. A call that the model has not been told of gets its outcome in the ledger, where the next
-//! plan finds it; one that it has been told of is settled in the ledger alone, and a message can bring the news.
+//! The logs are not rewritten. If the model has not been told about a call yet, the decision becomes the
+//! call's outcome in the ledger, where the next plan finds it. If the model was told already, only the ledger
+//! changes, and a message can tell the model.
 
 use crate::delivery::enqueue;
 use crate::run::{self, Locked, Wakes, journal};
@@ -16,7 +18,7 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::resolve::Resolution;
 use wakeful_workflow::session::SessionStatus;
 
-/// The effect that is meant.
+/// The effect to resolve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     Call(String),
@@ -28,37 +30,38 @@ pub enum Effect {
 pub struct Decision {
     pub effect: Effect,
     pub resolution: Resolution,
-    /// Who says so.
+    /// Who decided.
     pub by: Option<String>,
     pub reason: Option<String>,
-    /// Whether a model that was told OUTCOME UNKNOWN is sent a message with what is known now.
+    /// Whether a model that was told OUTCOME UNKNOWN gets a message about the decision.
     pub tell: bool,
     /// W3C traceparent of the request.
     pub trace_context: Option<String>,
 }
 
-/// What the decision did. The same decision again gets the same answer.
+/// The result of a decision. The same decision again gets the same result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Resolved {
     pub session_id: String,
     /// The call's id or the delivery's.
     pub effect: String,
     pub resolution: String,
-    /// What the ledger row or the delivery is now.
+    /// The new status of the ledger row or of the delivery.
     pub status: String,
-    /// The run that goes on by it.
+    /// The run that continues because of the decision.
     pub run_id: Option<String>,
     #[serde(skip)]
     pub duplicate: bool,
 }
 
 impl Store {
-    /// Settles an uncertain effect. A run that paused for it goes on when nothing else of its turn is uncertain.
+    /// Settles an uncertain effect. A run that paused for it continues when nothing else in its turn is
+    /// uncertain.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that is not uncertain or was resolved otherwise, and for "did
-    /// not happen" while the process that began it may still live; [`Error::Conflict`] when the news cannot be sent;
-    /// [`Error::Database`].
+    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that is not uncertain or was resolved
+    /// differently, and for "did not happen" while the process that began the effect may still live;
+    /// [`Error::Conflict`] if the model cannot be sent a message; [`Error::Database`].
     pub async fn resolve(&self, session_id: &str, decision: &Decision) -> Result<Resolved> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
@@ -101,7 +104,7 @@ async fn resolve_call(
         None if call.status != "uncertain" => {
             return Err(refused(session, format!("call {call_id} is {}, not uncertain", call.status)));
         }
-        // Its worker may be telling the model this very moment.
+        // The call's worker may be telling the model at this moment.
         None if !call.told && session.status.is_open() => {
             let reason =
                 format!("the run of call {call_id} goes on: resolve it when the run has paused or ended");
@@ -155,7 +158,7 @@ async fn resolve_call(
     Ok(answer(session, call_id, resolution, status.as_str(), run_id, false))
 }
 
-/// The run that goes on, unless another call of its turn is undecided.
+/// The run to continue. `None` if another call of its turn is still uncertain.
 async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<String>> {
     let undecided = sqlx::query_scalar!(
         r#"select exists (
@@ -172,7 +175,7 @@ async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<Strin
     if undecided { Ok(None) } else { run::newest(tx, &session.session_id).await }
 }
 
-/// A message of its own: the transcript keeps what the model was told at the time.
+/// Tells the model in a new message, because the transcript keeps what the model was told before.
 async fn tell(
     tx: &mut PgConnection,
     session: &Locked,
@@ -261,7 +264,8 @@ async fn resolve_delivery(
     Ok(answer(session, delivery_id, resolution, status, None, false))
 }
 
-/// The answer that this decision got before, if it is the one that was taken. `None`: none was, or none that binds.
+/// The result of the earlier decision, if it was the same one. `None` if there was none, or if it left the
+/// outcome open.
 fn first_answer(
     session: &Locked,
     effect: &str,
@@ -274,7 +278,7 @@ fn first_answer(
         let run_id = taken["run_id"].as_str().map(str::to_owned);
         return Ok(Some(answer(session, effect, resolution, status, run_id, true)));
     }
-    // It left the question open: whoever finds out later may still say so.
+    // The earlier decision left the outcome open, so a later one may settle it.
     if taken["outcome"] == Resolution::LetModelDecide.as_str() && status == "uncertain" {
         return Ok(None);
     }
@@ -283,7 +287,7 @@ fn first_answer(
     Err(refused(session, format!("{effect} was resolved before{by}, as {word}; that stands")))
 }
 
-/// `taken` with this resolution in it: equal to `taken` when it is the same one.
+/// `taken` with this resolution put in. Equal to `taken` if the resolution is the same.
 fn merged(resolution: &Resolution, taken: &Value) -> Value {
     let mut merged = taken.clone();
     let result = match resolution {
@@ -327,7 +331,7 @@ fn answer(
     }
 }
 
-/// A process that was stopped between its last look and the effect could still do it.
+/// A process that was paused between its last check and the effect could still carry out the effect.
 fn may_live(session: &Locked, effect: &str, until: Option<DateTime<Utc>>) -> Error {
     let until = until.map(|until| until.to_rfc3339_opts(chrono::SecondsFormat::Millis, true));
     refused(

@@ -1,4 +1,4 @@
-//! Archived and terminated: how a person takes a session out of use. Its logs stay as they are.
+//! Archive and terminate: how a person takes a session out of use. Its logs stay unchanged.
 
 use crate::run::{self, Wakes, journal};
 use crate::wake::conflict;
@@ -7,7 +7,8 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 
 impl Store {
-    /// Puts a session away: it takes no messages and never runs again. What it has enqueued is still sent.
+    /// Archives a session: it accepts no more messages and never runs again. Its enqueued deliveries are
+    /// still sent.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] unless the session is at rest (created, completed, failed),
@@ -16,7 +17,7 @@ impl Store {
         self.retire(session_id, SessionStatus::Archived, "archive", reason).await
     }
 
-    /// Ends a session for good; an archived one, too.
+    /// Ends a session for good. Works on an archived session too.
     ///
     /// # Errors
     /// Those of [`Store::archive`].

@@ -1,8 +1,8 @@
-//! What made a session: the trigger's type is an open word, and this is what Wakeful knows of it.
+//! What created a session. Programs may add trigger types of their own; this file defines Wakeful's.
 
 use serde::{Deserialize, Serialize};
 
-/// The type of a session that begins its conversation anew: it is its own trigger.
+/// The type of a session that restarts its conversation. The session is its own trigger.
 pub const NEW: &str = "new";
 
 /// The type of a schedule's firing.
@@ -17,18 +17,18 @@ pub const HERALD: &str = "herald";
 /// The type of a chat about a notice.
 pub const HERALD_CHAT: &str = "herald-chat";
 
-/// The types that are Wakeful's own. There may be others, of routes of somebody's own.
+/// Wakeful's own types. A program's own routes may use others.
 pub const OWN: [&str; 11] =
     [CHAT, "email", "message", CRON, HERALD, HERALD_CHAT, NEW, "api", "fork", "replay", "import"];
 
-/// The type of the session that a message opens beside its conversation's latest one. `None`: it goes on with that one. A
-/// notice is answered for whoever it went to; somebody who then writes about it in a chat is somebody else's turn, and reads the
-/// replies there.
+/// The type of the new session that a message opens next to its conversation's latest session. `None` if the
+/// message continues the latest one. Replies to a notice go to its recipient. A person who then writes about
+/// the notice in a chat reads the replies in the chat, so that chat is a session of its own.
 pub fn opens_beside(latest: &str, arriving: &str) -> Option<&'static str> {
     (latest == HERALD && arriving == CHAT).then_some(HERALD_CHAT)
 }
 
-/// Who or what is behind a session, whatever way it came.
+/// Who or what created a session, by whatever route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TriggerSource {
@@ -45,7 +45,8 @@ pub enum TriggerSource {
 }
 
 impl TriggerSource {
-    /// The source behind a trigger's type. A type that is not Wakeful's own is that of a route of somebody's own.
+    /// The source behind a trigger type. An unknown type belongs to a program's own route and counts as a
+    /// webhook.
     pub fn of(trigger_type: &str) -> TriggerSource {
         match trigger_type {
             "chat" | "email" | "message" | "herald" | "herald-chat" | NEW => TriggerSource::User,
@@ -72,8 +73,8 @@ impl TriggerSource {
     }
 }
 
-/// Whether what a session of this trigger's type has to say goes out as mail. `herald-chat` is a herald's notice in a
-/// chat that its reader has open.
+/// Whether sessions with this trigger type reply by mail. `herald-chat` does not: it is a chat about a
+/// herald's notice, and its reader has that chat open.
 pub fn replies_by_mail(trigger_type: &str) -> bool {
     matches!(trigger_type, "email" | "cron" | "herald")
 }

@@ -1,13 +1,14 @@
-//! Two sessions side by side: what was called before what was kept, and that before what was said.
+//! Compares two sessions. Tool calls matter more than state, and state matters more than prose.
 //!
-//! [`diff`] lays the turns of two sessions side by side and says of each what differs and how much that matters
-//! ([`Level`]). It reads nothing and keeps no time, is symmetric, and its work is bounded whatever the transcripts hold.
+//! [`diff`] pairs the turns of two sessions. For each pair it reports what differs and how much that matters
+//! ([`Level`]). It is pure and symmetric, and its work is bounded whatever the transcripts hold.
 //!
-//! What is Wakeful's own never counts: the ids of sessions, runs and messages, the numbers of messages and steps, and
-//! the ids of calls, as long as they stand for calls that stand side by side. Tokens, money, time, models and the hashes
-//! of requests are shown and do not count: [`Report::requests`] is for whoever wants equal bytes.
+//! Values that Wakeful assigns never count: the ids of sessions, runs and messages, the numbers of messages
+//! and steps, and the ids of paired calls. Tokens, money, time, models and request hashes are shown but do
+//! not count. To check for equal bytes, read [`Report::requests`].
 //!
-//! A report is JSON under the name [`FORMAT`]: fields may be added to it, and none is removed or changes its meaning.
+//! A report is JSON with the format name [`FORMAT`]. Later versions may add fields. They never remove a field
+//! or change its meaning.
 
 mod align;
 mod compare;
@@ -31,7 +32,7 @@ use compare::Comparison;
 use serde::Serialize;
 use turn::Turn;
 
-/// What a report says it is.
+/// Format name of a report.
 pub const FORMAT: &str = "wakeful-diff/1";
 
 /// How much a difference matters.
@@ -48,7 +49,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The word that is shown.
+    /// The level's name in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Level::Equal => "equal",
@@ -59,7 +60,7 @@ impl Level {
     }
 }
 
-/// What came of laying two sessions side by side.
+/// The result of comparing two sessions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// [`FORMAT`].
@@ -68,30 +69,31 @@ pub struct Report {
     pub verdict: Level,
     pub left: Subject,
     pub right: Subject,
-    /// What the two were given to begin with, where it differs. It does not count: a replay changes it on purpose.
+    /// Differences in what the two sessions started with. They do not count, because a replay changes this on
+    /// purpose.
     pub setup: Vec<SetupDifference>,
     /// The first turn that differs.
     pub first_divergence: Option<Divergence>,
     /// The first turn in which another tool was called, or the same one with other arguments.
     pub first_tool_divergence: Option<Divergence>,
     pub turns: Vec<TurnDiff>,
-    /// Where the states at the end differ.
+    /// Differences between the final states.
     pub state: Vec<ValueDifference>,
     pub requests: Requests,
     pub totals: Both<Totals>,
-    /// Over the turns that stand side by side and were measured on both sides: what a copied beginning cost is known on
-    /// one side only.
+    /// Sums over the paired turns that both sides measured. The cost of a copied beginning is known on one
+    /// side only.
     pub compared: Both<Totals>,
 }
 
-/// The same thing of either side.
+/// The same value for both sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Both<T> {
     pub left: T,
     pub right: T,
 }
 
-/// Whose transcript it is.
+/// One of the two sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Subject {
     pub session_id: String,
@@ -102,7 +104,7 @@ pub struct Subject {
     pub turns: usize,
 }
 
-/// Something that the sessions were given to begin with.
+/// A difference in what the sessions started with.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SetupDifference {
     /// `model`, `agent`, `system_prompt`, `tools` or `seeds`.
@@ -110,31 +112,31 @@ pub struct SetupDifference {
     pub words: Vec<Piece>,
 }
 
-/// A turn that differs, in a sentence.
+/// The first turn that differs, with a sentence about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Divergence {
     /// Which of [`Report::turns`], from 1.
     pub turn: usize,
     pub level: Level,
-    /// Numbers of the messages with which the turn begins.
+    /// Number of the turn's first message on each side.
     pub left_message: Option<i64>,
     pub right_message: Option<i64>,
     pub what: String,
 }
 
-/// One turn: what was said to the model, what it answered, and what became of the calls that it asked for.
+/// One turn: the input of the model, its answer, and the results of its calls.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TurnDiff {
     /// From 1.
     pub turn: usize,
     pub level: Level,
-    /// `None` where the other side alone has such a turn.
+    /// `None` if only the other side has this turn.
     pub left: Option<TurnView>,
     pub right: Option<TurnView>,
     pub request: RequestMatch,
-    /// Calls before state before prose.
+    /// Sorted: calls, then state, then prose.
     pub differences: Vec<Difference>,
-    /// Differences that are not listed, for there are too many.
+    /// Number of further differences that are not listed.
     pub unlisted: usize,
 }
 
@@ -147,31 +149,31 @@ pub struct TurnView {
     pub answer_message: Option<i64>,
     /// Names of the tools that it called.
     pub calls: Vec<String>,
-    /// The beginning of what was said to the model, and of what it said.
+    /// Excerpts of the model's input (`input`) and of its answer (`text`).
     pub input: String,
     pub text: String,
     pub finish_reason: Option<&'static str>,
-    /// What it took, where that is known.
+    /// Usage and time of the answer, if known.
     pub answer: Option<Answer>,
 }
 
-/// Whether the model was asked with the same bytes.
+/// Whether both sides sent the model the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestMatch {
     Equal,
     Differs,
-    /// One of the two was not made here, or is not known.
+    /// At least one side's request hash is not known.
     Unknown,
 }
 
-/// How many turns asked with the same bytes.
+/// How many turns sent the same bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Requests {
     pub equal: usize,
     pub differ: usize,
     pub unknown: usize,
-    /// The first turn that asked with other bytes.
+    /// The first turn that sent other bytes.
     pub first_that_differs: Option<usize>,
 }
 
@@ -183,7 +185,7 @@ pub struct Difference {
     pub part: Part,
 }
 
-/// What of a turn differs.
+/// The part of a turn that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "part", rename_all = "snake_case")]
 pub enum Part {
@@ -203,27 +205,27 @@ pub enum Part {
         position: Both<usize>,
         name: Both<String>,
         arguments: Vec<ValueDifference>,
-        /// Argument text that was no JSON object.
+        /// Whether the calls differ in argument text that is not a JSON object.
         malformed: bool,
     },
-    /// What the turn did to the state. A path begins with the state's key.
+    /// The turn changed the state in another way. A path begins with the state's key.
     State {
         changes: Vec<ValueDifference>,
     },
-    /// What a call gave.
+    /// The result of a call.
     Result {
         name: Both<Option<String>>,
         /// Whether it failed.
         is_error: Both<Option<bool>>,
         words: Vec<Piece>,
-        /// In the details, which no model sees.
+        /// Differences in the details, which no model sees.
         details: Vec<ValueDifference>,
     },
-    /// What was said to the model.
+    /// The input of the model.
     Input {
         words: Vec<Piece>,
     },
-    /// What the model said.
+    /// The text of the model's answer.
     Text {
         words: Vec<Piece>,
     },
@@ -231,7 +233,7 @@ pub enum Part {
         left: Option<&'static str>,
         right: Option<&'static str>,
     },
-    /// What no other part shows: blocks of a provider's own, the order of blocks, who may see a message.
+    /// Anything else: a provider's own blocks, the order of blocks, the visibility of a message.
     Shape {
         what: String,
     },
@@ -244,7 +246,7 @@ pub struct Totals {
     pub tool_calls: i64,
     #[serde(flatten)]
     pub usage: Usage,
-    /// From the beginning of each step until its commit.
+    /// From the start of each step until its commit.
     pub time_ms: i64,
 }
 
@@ -265,7 +267,7 @@ impl Totals {
     }
 }
 
-/// Lays `right` beside `left`.
+/// Compares two sessions.
 pub fn diff(left: &Side, right: &Side) -> Report {
     let turns = Both { left: Turn::of(&left.records), right: Turn::of(&right.records) };
     let rows = align::turns(left, &turns.left, right, &turns.right);

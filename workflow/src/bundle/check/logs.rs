@@ -1,4 +1,4 @@
-//! Journal, ledger, outbox and inbox: whatever one of them points at is there.
+//! Checks journal, ledger, outbox and inbox: the target of every reference must exist.
 
 use super::super::{CallRow, DeliveryRow, EventRow, InboxRow, RecordRow, SessionRow, scan};
 use super::rows::{Rows, calls_of};
@@ -10,16 +10,16 @@ use crate::record::{Block, Role};
 use crate::session::{CallStatus, SessionStatus, State};
 use std::collections::{HashMap, HashSet};
 
-/// A state is one line's at most.
+/// Maximum size of a state, which must fit in one line.
 const STATE_BYTES: usize = 8 << 20;
 
-/// The part of the check that sees what points at one another.
+/// The part of the check that handles references between rows.
 #[derive(Default)]
 pub(super) struct Logs {
-    /// The state that the messages make so far, and what it weighs.
+    /// The state that results from the messages so far, and its size in bytes.
     fold: State,
     weight: usize,
-    /// By call: the message that asks, and the one that answers.
+    /// By call: the number of the message that asks for it, and of the one that answers it.
     asked: HashMap<Key, i64>,
     answered: HashMap<Key, i64>,
     next_seq: i64,
@@ -31,12 +31,12 @@ pub(super) struct Logs {
     sources: HashSet<Key>,
     pub(super) inbox_ids: Vec<i64>,
     client_keys: HashSet<Key>,
-    /// What entries point at and later sections have to bring.
+    /// Targets of journal entries that later sections must contain.
     wanted_deliveries: HashSet<Key>,
     wanted_inbox: HashSet<i64>,
-    /// A call or a delivery.
+    /// Calls or deliveries.
     wanted_effects: HashSet<Key>,
-    /// The newest rebase, and the summaries that failed since the run began or one succeeded.
+    /// The latest rebase, and the number of failed summaries since the run began or a summary succeeded.
     rebase: Option<Rebase>,
     failures: i64,
 }
@@ -94,7 +94,7 @@ impl Logs {
             return Err(format!("entry {seq} stands where {} is due", self.next_seq));
         }
         times(&[("ts", Some(&row.ts))])?;
-        // A message may have been promised a run that has not begun.
+        // MESSAGE_RECEIVED may name a run that has not begun yet.
         let promised = row.kind == "MESSAGE_RECEIVED";
         if row.run_id.as_ref().is_some_and(|id| !scan::is_id(id) || !(promised || rows.has_run(id))) {
             return Err(format!("entry {seq} is of a run that is not in here"));
@@ -116,7 +116,7 @@ impl Logs {
     }
 
     /// # Errors
-    /// What is not there.
+    /// The missing target.
     fn points(&mut self, event: &Event, rows: &Rows) -> Fits {
         let call = |id: &str, known: &HashMap<Key, i64>| match known.contains_key(&key(id)) {
             true => Ok(()),
@@ -144,7 +144,7 @@ impl Logs {
                 if !(0..=rows.last_message()).contains(&at) {
                     return Err(format!("message {at}"));
                 }
-                // What was decided on `at` leaves out no more than what was there.
+                // A rebase decided at message `at` cannot leave out later messages.
                 let begins = [
                     Some(rebase.keep_from_message_number),
                     rebase.user_messages_from,
@@ -247,7 +247,7 @@ impl Logs {
             ("settled_at", row.settled_at.as_ref()),
             ("not_after", row.not_after.as_ref()),
         ])?;
-        // A channel has no control characters, so no two pairs give one text.
+        // A channel has no control characters, so different pairs never give the same text.
         let source = key(&format!("{}\n{}", row.channel, row.source_key));
         if row.attempt < 0 || !self.sources.insert(source) {
             return Err(format!("{:?} is sent twice", row.source_key));
