@@ -27,7 +27,7 @@ pub struct Imported {
 /// Why the cache gave no chat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// It did not know the chat.
+    /// The cache did not know the chat.
     Missed,
     /// The cache could not be reached, or its data could not be read.
     Failed,
@@ -40,7 +40,7 @@ pub struct LegacyCount {
     /// `imported`, `missed` or `failed`.
     pub outcome: String,
     pub chats: i64,
-    /// Tool messages and the like, of which no seed can be made.
+    /// Messages that cannot become seeds, such as tool messages.
     pub messages_left_out: i64,
     pub last_at: DateTime<Utc>,
 }

@@ -149,9 +149,9 @@ fn intake_connections(max_connections: u32) -> u32 {
     (max_connections / 4).max(2)
 }
 
-/// sqlx would ask before every use whether the connection is alive: one round trip more for each statement. A
-/// connection that was in use a moment ago (sqlx looks when it comes back) is taken as it is. If it died since, its
-/// statement fails as it would have failed in the middle, and callers repeat what is transient.
+/// By default sqlx tests each connection before use, which costs one more round trip per statement. A
+/// connection that was used a moment ago is not tested (sqlx checks it when it is returned). If it has died
+/// since, its statement fails as it would have failed halfway, and callers retry transient errors.
 fn pool_options(max_connections: u32) -> PgPoolOptions {
     PgPoolOptions::new()
         .max_connections(max_connections)

@@ -224,7 +224,7 @@ impl Store {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     pub session_id: String,
-    /// Seconds since it was made.
+    /// Seconds since its creation.
     pub age_s: i64,
 }
 

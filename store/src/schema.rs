@@ -48,7 +48,7 @@ impl Store {
         // the schema ends with this connection, even after an error.
         let mut connection = self.options.clone().options([("statement_timeout", "0")]).connect().await?;
         connection.lock().await.map_err(failed)?;
-        // Looked at under the lock: what another process has just applied is not missing any more.
+        // Read this under the lock: another process may have just applied a migration.
         connection.ensure_migrations_table(TABLE).await.map_err(failed)?;
         if let Some(version) = connection.dirty_version(TABLE).await.map_err(failed)? {
             return Err(Error::Schema(format!("migration {version} was left half-done: mend it by hand")));

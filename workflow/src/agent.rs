@@ -57,8 +57,9 @@ pub struct Limits {
     pub steps: i64,
     /// Input and output tokens per run.
     pub tokens: i64,
-    /// Claims of one step without progress before its run fails. The delays between eight of them add up to about a
-    /// minute, which a short outage of a provider stays below. Claims that died count from [`Limits::DEATHS`] on.
+    /// Claims of one step without progress before its run fails. The delays between eight claims add up to
+    /// about a minute, so a short outage of a provider does not fail a run. Claims whose process died count
+    /// only from [`Limits::DEATHS`] deaths on.
     pub attempts: i64,
     /// Seconds that one tool call may take.
     pub tool_s: u64,

@@ -1,7 +1,7 @@
 //! Recovery over any journal: this database, a file of lines, or memory.
 //!
-//! The fold is `workflow`'s and reads nothing. What reads is here, beside the journal that is a table, so that a program
-//! of one's own has all three from one place.
+//! The fold is in `workflow` and reads nothing. The readers of all three journals are here, so that a program
+//! finds them in one place.
 
 mod lines;
 mod memory;
@@ -15,9 +15,9 @@ use crate::Result;
 use std::future::Future;
 use wakeful_workflow::recover::{self, Checkpoint, Entry, Recovered};
 
-/// Where entries are kept in the order in which they happened.
+/// A journal: entries in the order in which they happened.
 pub trait Journal {
-    /// The newest checkpoint of `id` with its state; none where there is none, or no such journal.
+    /// The newest checkpoint of `id` with its state. `None` if there is no checkpoint or no such journal.
     fn last_checkpoint(&self, id: &str) -> impl Future<Output = Result<Option<Checkpoint>>> + Send;
 
     /// Every entry of `id` whose number is above `seq`, in order.
@@ -30,7 +30,7 @@ pub trait Journal {
 /// Those of `journal`.
 pub async fn recover(journal: &impl Journal, id: &str) -> Result<Recovered> {
     let checkpoint = journal.last_checkpoint(id).await?;
-    // Entries that come between the two reads are after the checkpoint, whatever they are.
+    // Entries that are written between the two reads come after the checkpoint, so the fold includes them.
     let entries = journal.entries_after(id, checkpoint.as_ref().map_or(0, |one| one.seq)).await?;
     Ok(recover::recover(checkpoint, entries))
 }

@@ -43,7 +43,7 @@ pub const BLOB_BYTES: i64 = 40 << 20;
 /// Maximum size of a bundle. Everything else has fixed bounds, so that a check needs little memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The whole, unpacked.
+    /// The whole bundle, unpacked.
     pub bytes: u64,
     /// One line.
     pub line_bytes: usize,

@@ -176,7 +176,7 @@ fn a_summary_is_copied_and_changes_neither_who_is_to_answer_nor_the_step() {
         assert_eq!(at(place).last_step_number, 1, "{place}: the step of the summary has not been answered");
     }
     assert_eq!((at("5").kept, at("end").last_step_number), (4, 3));
-    // It ends no turn: a call before it may be answered after it.
+    // A summary ends no turn: a call before it may be answered after it.
     let mut summed_up = lines(&[Said::User, Said::Calls(1), Said::Text, Said::Result(0)]);
     summed_up[2].summary = true;
     assert_eq!(cut(&summed_up, BASE, &At::Message(4), false).unwrap().at_message_number, 2);

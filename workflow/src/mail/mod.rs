@@ -21,7 +21,7 @@ pub struct AttachmentFacts {
     pub file_name: String,
     pub media_type: String,
     pub bytes: usize,
-    /// It was too large to be kept: only its name is known.
+    /// Whether the file was too large to keep. Then only these facts are known.
     pub left_out: bool,
 }
 

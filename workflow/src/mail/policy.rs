@@ -114,7 +114,7 @@ pub fn reply_route(
     let subject = facts.subject.trim();
     let is_reply = subject.get(..3).is_some_and(|mark| mark.eq_ignore_ascii_case("re:"));
     let subject = if is_reply { subject.to_owned() } else { format!("Re: {subject}") };
-    // RFC 5322, 3.6.4: the parent's references and the parent, or what it answered where it has none.
+    // RFC 5322, 3.6.4: the parent's references (without any, its `In-Reply-To`), then the parent.
     let before = if facts.references.is_empty() { &facts.in_reply_to } else { &facts.references };
     // Keep the first id, which names the thread, and the newest ones.
     let skipped = before.len().saturating_sub(REFERENCES - 2).max(1);
@@ -135,10 +135,11 @@ pub fn reply_route(
     })
 }
 
-/// The route of a session that asked by mail, as the mail that answers leaves it: what follows answers that mail, in one
-/// thread with everything before. `asked` is the route by which the question went, under the Message-ID `question`; `answer`
-/// is the [`reply_route`] of the answer. `proved`: its DMARC result is a pass. Whoever else writes in the name of somebody
-/// changes nothing about whom it goes to; who is proved is answered, and who was to hear of it before gets a copy.
+/// The reply route of a session after someone answered its question by mail. Later messages answer that mail,
+/// in one thread with everything before. `asked` is the route of the question and `question` its Message-ID.
+/// `answer` is the [`reply_route`] of the answer. `proved` means that the answer passed DMARC. Without proof,
+/// the recipients stay the same. With proof, messages go to the answer's sender, and the earlier recipients
+/// get copies.
 pub fn renewed(asked: &ReplyRoute, question: Option<&str>, answer: &ReplyRoute, proved: bool) -> ReplyRoute {
     let texts = |list: &Value| -> Vec<String> {
         list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()

@@ -53,7 +53,7 @@ pub enum Invalid {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missed {
-    /// They are passed over.
+    /// None of them fires.
     Skip,
     /// The newest one fires, for all of them.
     #[default]
@@ -87,7 +87,7 @@ impl Missed {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
-    /// It is passed over.
+    /// It does not fire.
     Skip,
     /// It waits for its turn in the schedule's conversation.
     #[default]

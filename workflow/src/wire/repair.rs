@@ -324,7 +324,8 @@ impl Turns<'_> {
         }
     }
 
-    /// Ends the open turn: every call has its result after this, and held back notes are said.
+    /// Ends the open turn. Gives each unanswered call a synthetic result, then adds the notes that were held
+    /// back.
     fn close(&mut self) {
         for open in std::mem::take(&mut self.open).into_iter().filter(|open| !open.answered) {
             self.repairs.unanswered_calls += 1;
