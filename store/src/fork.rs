@@ -220,7 +220,7 @@ impl Store {
             && let Some(number) = parent.rehearsed(&mut tx, &cut).await?
         {
             return Err(request.refused(format!(
-                "message {number} tells of a call that was only rehearsed there: fork it before that one, or not live"
+                "message {number} reports a call that was only rehearsed: cut before that message, or fork it not live"
             )));
         }
         if !copy::take_conversation(&mut tx, &parent, &conversation_id, &cut).await? {
@@ -295,7 +295,7 @@ async fn rebase_at(tx: &mut PgConnection, session_id: &str, message_number: i64)
 fn runs_what_is_there(request: &ForkRequest, parent: &Parent) -> Result<()> {
     let replays = request.purpose == Purpose::Replay || request.replay.is_some();
     if parent.redacted && (request.start || replays) {
-        let reason = "it was imported from a redacted bundle: what was said is not there to be gone on with";
+        let reason = "it was imported from a redacted bundle: without its texts it cannot be continued";
         return Err(request.refused(reason));
     }
     Ok(())

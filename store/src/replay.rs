@@ -27,7 +27,7 @@ impl Store {
         if redacted {
             return Err(Error::Refused {
                 session_id: session_id.to_owned(),
-                reason: "it was imported from a redacted bundle: what was said is not there to be run again"
+                reason: "it was imported from a redacted bundle: without its texts it cannot be run again"
                     .to_owned(),
             });
         }

@@ -51,7 +51,7 @@ impl Store {
         // Read this under the lock: another process may have just applied a migration.
         connection.ensure_migrations_table(TABLE).await.map_err(failed)?;
         if let Some(version) = connection.dirty_version(TABLE).await.map_err(failed)? {
-            return Err(Error::Schema(format!("migration {version} was left half-done: mend it by hand")));
+            return Err(Error::Schema(format!("migration {version} was left half-done: repair it by hand")));
         }
         let applied = applied(&mut connection).await?;
         if let Some(newer) = newer_than_binary(&applied) {

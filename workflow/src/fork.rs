@@ -137,11 +137,11 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
     };
     let wanted = if edited {
         let Some(message) = asked.checked_sub(1).map(|last| &lines[last]) else {
-            return Err(Uncut("the start is no message whose text could be another".to_owned()));
+            return Err(Uncut("the start is not a message, so it has no text to replace".to_owned()));
         };
         if message.role != Role::User {
             return Err(Uncut(format!(
-                "message {} is the {}'s: only a user's text can be another{}",
+                "message {} is the {}'s: only the text of a user's message can be replaced{}",
                 message.message_number,
                 message.role.as_str(),
                 users(lines)

@@ -248,7 +248,7 @@ pub fn answer<'a>(
     match beside.next() {
         None => over("the source has no further answer".to_owned()),
         Some(_) if !beside.is_aligned() => {
-            over("the transcript is no longer beside the source's, so no answer of it fits".to_owned())
+            over("the replay has diverged from its source, so no recorded answer fits".to_owned())
         }
         Some(record) if record.role == Role::Assistant => {
             Ok(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })

@@ -78,7 +78,7 @@ impl<'f> Source<'f> {
         if self.line.pop() != Some(b'\n') {
             let reason = match self.line.len() >= self.limits.line_bytes {
                 true => format!("it is longer than {} bytes", self.limits.line_bytes),
-                false => "it is cut off: there is no end of the line".to_owned(),
+                false => "it is cut off: the line has no end".to_owned(),
             };
             return Err(checker.next_refused(reason).into());
         }

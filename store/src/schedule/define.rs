@@ -10,7 +10,7 @@ use sqlx::PgConnection;
 const SYNC: i64 = i64::from_be_bytes(*b"schedule");
 
 /// Why the API cannot create, change or remove a schedule of a configuration.
-const OF_CONFIGURATION: &str = "stands in the configuration, and the file decides: change or remove it there and restart \
+const OF_CONFIGURATION: &str = "is defined in the configuration, and the file decides: change or remove it there and restart \
                                 the schedulers, or pause it here";
 
 /// Who writes a definition.
@@ -116,7 +116,7 @@ impl Store {
             return Err(refused(&schedule, OF_CONFIGURATION));
         }
         if !created && schedule.definition != *definition {
-            return Err(refused(&schedule, "exists and is another one: change it, or take another name"));
+            return Err(refused(&schedule, "exists with other settings: change it, or take another name"));
         }
         tell(&mut tx).await?;
         tx.commit().await?;

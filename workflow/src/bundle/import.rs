@@ -22,7 +22,7 @@ const TRIGGER: &str = "import";
 
 /// Error of a run that was open at the export.
 const CUT_OFF: &str =
-    "imported: it was exported in the middle of this run, which goes on elsewhere or not at all";
+    "imported: the session was exported in the middle of this run, and the run does not continue here";
 
 /// Error of a delivery that was not sent before the export.
 const NOT_SENT: &str = "imported: nothing of a bundle is sent";

@@ -192,8 +192,8 @@ impl<'a> Comparison<'a> {
         // only where the numbers are equal.
         let as_many = left.records().count() == right.records().count();
         for (what, differs) in [
-            ("another one may see a message", as_many && internal(left) != internal(right)),
-            ("what only the provider understands differs", raw(left) != raw(right)),
+            ("the visibility of a message differs", as_many && internal(left) != internal(right)),
+            ("the provider's own blocks differ", raw(left) != raw(right)),
             ("the messages came in another order", as_many && order(left) != order(right)),
         ] {
             if differs {
@@ -203,7 +203,7 @@ impl<'a> Comparison<'a> {
         if found.level.is_none() {
             found.add(
                 Level::Prose,
-                Part::Shape { what: "a message is put together in another way".to_owned() },
+                Part::Shape { what: "the blocks or the details of a message differ".to_owned() },
             );
         }
     }

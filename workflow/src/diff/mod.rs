@@ -366,10 +366,10 @@ impl Part {
             Part::Turn { on } => format!("only on the {}", on.as_str()),
             Part::CallOnly { on, name, .. } => format!("{name} is called only on the {}", on.as_str()),
             Part::Call { name, .. } if name.left != name.right => {
-                format!("{} is called, and {} on the right", name.left, name.right)
+                format!("{} is called on the left, and {} on the right", name.left, name.right)
             }
             Part::Call { name, malformed: true, .. } => {
-                format!("{} is called with arguments that are no JSON object", name.left)
+                format!("{} is called with arguments that are not a JSON object", name.left)
             }
             Part::Call { name, arguments, .. } => {
                 format!("{} is called with another {}", name.left, paths(arguments))
@@ -383,16 +383,16 @@ impl Part {
                     None => "has no result",
                 };
                 if is_error.left == is_error.right {
-                    format!("{name} gives something else")
+                    format!("{name} returns another result")
                 } else {
                     format!("{name} {}, and {} on the right", word(is_error.left), word(is_error.right))
                 }
             }
-            Part::Input { .. } => "something else is said to the model".to_owned(),
-            Part::Text { .. } => "the model says it in other words".to_owned(),
+            Part::Input { .. } => "the model gets another input".to_owned(),
+            Part::Text { .. } => "the model answers in other words".to_owned(),
             Part::FinishReason { left, right } => {
                 format!(
-                    "it stops for {}, and for {} on the right",
+                    "the model stops for {}, and for {} on the right",
                     left.unwrap_or("nothing"),
                     right.unwrap_or("nothing")
                 )

@@ -204,10 +204,10 @@ fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
         None => reasons.push("it does not have one sender".to_owned()),
         Some(from) => {
             if rules.own.iter().any(|own| own.eq_ignore_ascii_case(&from.address)) {
-                reasons.push("it is from a mailbox of ours".to_owned());
+                reasons.push("it is from one of this system's mailboxes".to_owned());
             }
             if nobody_reads(from) {
-                reasons.push(format!("nobody reads {}", from.address));
+                reasons.push(format!("no person reads {}", from.address));
             }
         }
     }

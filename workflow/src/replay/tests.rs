@@ -139,7 +139,7 @@ fn the_recorded_answer_is_the_one_in_the_same_place() {
     assert!(refused(&replay(0)).contains("message 2 of the source is no answer"), "{}", refused(&replay(0)));
     let mut other = replay(2);
     other.records.push(example::user(4, "in between"));
-    assert!(refused(&other).contains("no longer beside"));
+    assert!(refused(&other).contains("has diverged"));
 }
 
 #[test]

@@ -151,7 +151,8 @@ fn end(current: Current) -> Fits {
         return Ok(());
     }
     scan::bytes(&current.json).map_err(|reason| format!("blob {sha256}: {reason}"))?;
-    let no = |error: serde_json::Error| format!("blob {sha256} is not what points at it says: {error}");
+    let no =
+        |error: serde_json::Error| format!("blob {sha256} is not of the kind that its row expects: {error}");
     if state {
         serde_json::from_slice::<crate::session::State>(&current.json).map_err(no)?;
     }

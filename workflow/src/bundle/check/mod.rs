@@ -200,7 +200,7 @@ fn header(line: &[u8]) -> Result<Header, String> {
     let mut before = 0;
     for (first, last) in &header.gaps {
         if *first <= before || last < first || *last > header.cut.message_number {
-            return Err(format!("gaps: {first} to {last} is no stretch of other messages here"));
+            return Err(format!("gaps: {first} to {last} is not a valid range of other sessions' messages"));
         }
         before = *last;
     }

@@ -73,7 +73,7 @@ impl Rows {
         self.seeds += 1;
         match row.role {
             Role::System | Role::User | Role::Assistant => Ok(()),
-            Role::Tool => Err("a seed is no result of a tool".to_owned()),
+            Role::Tool => Err("a seed cannot be the result of a tool".to_owned()),
         }
     }
 
@@ -88,7 +88,7 @@ impl Rows {
         ])?;
         let place = (row.created_at.clone(), row.run_id.clone());
         if place <= self.last_run {
-            return Err(format!("run {} is not in its place", row.run_id));
+            return Err(format!("run {} is out of order", row.run_id));
         }
         self.last_run = place;
         let sums = Sums {
@@ -122,7 +122,10 @@ impl Rows {
         }
         times(&[("created_at", Some(&row.created_at))])?;
         if !(0..=self.last_step + 1).contains(&row.step_number) {
-            return Err(format!("message {number} is of step {}, which there is not", row.step_number));
+            return Err(format!(
+                "message {number} belongs to step {}, which does not exist",
+                row.step_number
+            ));
         }
         // Messages that a fork got from its parent keep the parent's run ids.
         let inherited = number <= self.forked_at;
@@ -266,7 +269,7 @@ impl Rows {
 fn usage(row: &RecordRow) -> Fits {
     let Some(usage) = row.details.get("usage") else { return Ok(()) };
     let Ok(usage) = serde_json::from_value::<Option<Usage>>(usage.clone()) else {
-        return Err(format!("message {} has a usage that is none", row.message_number));
+        return Err(format!("message {} has an invalid usage", row.message_number));
     };
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } =
         usage.unwrap_or_default();
@@ -283,7 +286,7 @@ fn attachments(row: &RecordRow) -> Fits {
     let Some(files) = row.details.get("attachments") else { return Ok(()) };
     match serde_json::from_value::<Vec<Attachment>>(files.clone()) {
         Ok(files) if files.iter().all(|file| file.bytes as i64 <= BLOB_BYTES) => Ok(()),
-        Ok(_) | Err(_) => Err(format!("message {} has attachments that are none", row.message_number)),
+        Ok(_) | Err(_) => Err(format!("message {} has invalid attachments", row.message_number)),
     }
 }
 
