@@ -147,7 +147,7 @@ fn of_code(code: &str) -> Option<Outage> {
     })
 }
 
-/// A foreign text in a form that a column accepts: limited in length, and without NUL, which Postgres
+/// Makes a text from outside fit a column: cuts it to a maximum length, and replaces NUL, which Postgres
 /// refuses.
 pub(crate) fn bounded(text: &str) -> String {
     const BYTES: usize = 2000;

@@ -45,8 +45,8 @@ pub struct ForkRequest {
     /// The rules of a replay; the fork fills in its cut. `None` with recorded tools means that the parent's
     /// results are used.
     pub replay: Option<Replay>,
-    /// Name of the only process that may run it, as that process claims jobs. Empty means the deployed
-    /// workers.
+    /// Name of the one process that may run the fork. That process claims jobs under this name. Empty means
+    /// any deployed worker.
     pub runner: String,
     /// Whether to open a run. Otherwise the fork waits for a message.
     pub start: bool,

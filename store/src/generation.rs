@@ -79,8 +79,8 @@ impl Store {
     }
 
     /// Appends streamed text as chunk `chunk_no`. Repeating the call has no further effect. Returns `false`
-    /// and writes nothing if that would leave a gap: the previous chunk is missing or, for the first chunk,
-    /// the generation.
+    /// and writes nothing if the previous chunk is missing, because that would leave a gap. The first chunk
+    /// needs the generation itself.
     ///
     /// # Errors
     /// [`crate::Error::Database`]. The chunk may have been written or not.

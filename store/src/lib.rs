@@ -86,9 +86,9 @@ use std::time::Duration;
 /// A connection that was used this recently is not tested before its next use.
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
-/// Timeout for a connection that accepts a message. The number of messages accepted at once is limited to the
-/// number of these connections, so no message waits for another one. This timeout is only for a server that
-/// may be away.
+/// Timeout for getting a connection for an incoming message. No more messages are accepted at once than there
+/// are such connections, so a message never waits for another one. It waits only for a server that may be
+/// away.
 const INTAKE_CONNECT: Duration = Duration::from_secs(5);
 
 /// The database, shared by all parts of Wakeful. Cloning shares the pools.

@@ -413,7 +413,7 @@ impl Store {
     }
 }
 
-/// Whether a trigger's session was not created because it exists in another conversation already. A
+/// Whether a trigger's session could not be created because it exists already, in another conversation. A
 /// transaction that ended a moment ago may have created it.
 fn made_elsewhere(refused: &Error) -> bool {
     match refused {

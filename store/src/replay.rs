@@ -120,8 +120,8 @@ impl Store {
         Ok(rows.into_iter().map(|row| Unfinished { session_id: row.session_id, age_s: row.age_s }).collect())
     }
 
-    /// The newest finished replay of this runner name. The next replay's key contains it, so that the same
-    /// command begins a new replay.
+    /// The newest finished replay with this runner name. The next replay's key contains its id, so that
+    /// repeating the command starts a new replay.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -48,7 +48,7 @@ impl Store {
         // the schema ends with this connection, even after an error.
         let mut connection = self.options.clone().options([("statement_timeout", "0")]).connect().await?;
         connection.lock().await.map_err(failed)?;
-        // Read this under the lock: another process may have just applied a migration.
+        // Take the lock before reading: another process may have just applied a migration.
         connection.ensure_migrations_table(TABLE).await.map_err(failed)?;
         if let Some(version) = connection.dirty_version(TABLE).await.map_err(failed)? {
             return Err(Error::Schema(format!("migration {version} was left half-done: repair it by hand")));

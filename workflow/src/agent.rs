@@ -66,9 +66,10 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The minimum number of deaths at one step that fails its run. A process that dies also interrupts its
-    /// neighbours' claims: twice before the step that killed it is claimed alone, and once more for each time
-    /// that step made some progress first. The neighbours' runs must not fail because of that.
+    /// The number of deaths at one step from which its run may fail. When a process dies, its other claims
+    /// die too. That can happen twice to a harmless step before the step that kills the process is claimed
+    /// alone, and once more for each time that step made some progress first. Runs of harmless steps must not
+    /// fail because of that.
     pub const DEATHS: i64 = 5;
 }
 

@@ -212,8 +212,8 @@ pub fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<In
     (next.role == Role::User && beside.is_aligned()).then(|| Input::of(next))
 }
 
-/// The next user's message for a replay at rest: the first one of the source that the replay was not given
-/// yet. After a divergence the replay still gets the messages in order, one each time it rests.
+/// The user's next message for a replay at rest: the source's first one that the replay was not given yet.
+/// After a divergence the replay still gets the messages in order, one each time it rests.
 pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
     let beside = Beside::new(replay, rules, recording);
     let given = beside.own.iter().filter(|record| is_input(record)).count() + beside.pending;

@@ -79,7 +79,7 @@ impl Stage {
     /// The start of the next section.
     fn section_after(&self) -> Stage {
         match self {
-            // Seeds are numbered from 0.
+            // A page starts after the given number, and seeds are numbered from 0.
             Stage::Head => Stage::Seeds(-1),
             Stage::Seeds(_) => Stage::Runs,
             Stage::Runs => Stage::Records(0),

@@ -143,8 +143,8 @@ impl Parent {
     }
 }
 
-/// The journal entry that records each message. A user's message counts from its arrival, wherever it is in
-/// the transcript.
+/// The number of the journal entry that records each message. A user's message counts from its arrival, even
+/// if it entered the transcript later.
 async fn said_at(tx: &mut PgConnection, session_id: &str) -> Result<HashMap<i64, i64>> {
     let rows = sqlx::query!(
         r#"

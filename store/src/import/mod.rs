@@ -58,7 +58,8 @@ impl Imported {
     }
 }
 
-/// Checks a whole bundle and writes nothing. Calls `told` with the bytes of the file that were read so far.
+/// Checks a whole bundle and writes nothing. Calls `told` with the number of bytes of the file that were read
+/// so far.
 ///
 /// # Errors
 /// [`Error::Bundle`], [`Error::NotFound`] for a missing file, [`Error::File`].

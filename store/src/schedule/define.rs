@@ -63,8 +63,7 @@ impl Store {
         now: Option<DateTime<Utc>>,
     ) -> Result<Synced> {
         let mut tx = self.pool.begin().await?;
-        // One process at a time: each writes many rows, and two with different rows would wait for one
-        // another.
+        // One process at a time: each writes many rows, and two with different rows could deadlock.
         sqlx::query!("select pg_advisory_xact_lock($1)", SYNC).execute(&mut *tx).await?;
         let now = clock(&mut tx, now).await?;
         let mut synced = Synced::default();

@@ -50,7 +50,7 @@ pub struct Step {
 }
 
 impl Side {
-    /// The side of a hydrated session.
+    /// Builds the side of a hydrated session.
     pub fn of(session: Session, model: String, answers: BTreeMap<i64, Answer>) -> Side {
         let Prefix { system, tools } =
             session.prefix.unwrap_or_else(|| Prefix { system: system_of(&session.seeds), tools: Vec::new() });

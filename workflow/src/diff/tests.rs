@@ -191,7 +191,8 @@ fn parallel_calls_are_compared_each_with_its_own() {
     };
     assert_eq!((position.left, arguments[0].path.as_str()), (2, "/place"));
 
-    // A call on one side only is reported once, with its name. Its result is no second difference.
+    // A call on one side only is reported once, with its name. Its result does not count as a second
+    // difference.
     let mut fewer = turn(["call_c", "call_d"], ["Paris", "Rome"]);
     fewer[1].content.remove(1);
     fewer.pop();

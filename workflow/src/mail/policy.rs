@@ -14,7 +14,7 @@ const REFERENCES: usize = 20;
 pub struct MailboxRules {
     /// Addresses of all mailboxes of this system, in lower case.
     pub own: Vec<String>,
-    /// Recipients that its sessions may write to. Replaces the agent's recipients.
+    /// Recipients that the mailbox's sessions may write to. If given, they replace the agent's recipients.
     pub recipients: Option<Vec<String>>,
     /// Hosts that the sessions' tools may reach.
     pub web_allow: Option<Vec<String>>,
@@ -27,7 +27,8 @@ pub struct Extracted {
     pub machine: Vec<String>,
     /// Addresses of the sender and the recipients, without this system's own mailboxes.
     pub participants: Vec<String>,
-    /// The sender's address, unless it is one of ours. Without proof, only the sender takes part.
+    /// The sender's address, unless it is one of this system's mailboxes. Without proof, only the sender
+    /// takes part.
     pub sender: Option<String>,
     pub recipients: Option<Vec<String>>,
     pub web: Option<WebPolicy>,

@@ -17,8 +17,8 @@ pub const HEADER_BYTES: usize = 64 << 10;
 pub const PARTS: usize = 1000;
 /// Maximum nesting of parts.
 pub const DEPTH: usize = 32;
-/// Maximum number of types anywhere in the bytes that announce a mail within the mail. Ordinary text may
-/// contain some.
+/// Maximum number of content types of a mail within the mail (`message/rfc822`), anywhere in the bytes.
+/// Ordinary text may contain some.
 const MAIL_TYPES: usize = 100;
 /// Bytes of a boundary that tell it from others. RFC 2046 allows no longer ones.
 const BOUNDARY_BYTES: usize = 70;
@@ -53,7 +53,7 @@ pub struct Scanned {
 
 /// Replaces `message` in the type of an encoded mail within a mail. Has the same length.
 pub const ENCODED: &str = "x-email";
-/// Replaces `digest`. Has the same length; the space after a type has no meaning.
+/// Replaces `digest`. The space keeps the length; it has no meaning after a type.
 const MIXED: &[u8; 6] = b"mixed ";
 
 impl Scanned {

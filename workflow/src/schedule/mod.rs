@@ -190,8 +190,8 @@ impl Timing {
     fn newest(&self, after: DateTime<Utc>, until: DateTime<Utc>, limit: usize) -> VecDeque<DateTime<Utc>> {
         let mut window = TimeDelta::minutes(1);
         loop {
-            // Search in growing windows. A pattern of every second that was not decided for a year must not
-            // take thirty million steps.
+            // Search backwards in growing windows: after a year without decisions, a pattern of every second
+            // must not take thirty million steps.
             let from = until.checked_sub_signed(window).map_or(after, |from| from.max(after));
             let mut ticks = VecDeque::new();
             for tick in self.ticks(from).take_while(|tick| *tick <= until) {
