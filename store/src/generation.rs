@@ -1,4 +1,4 @@
-//! Model calls in flight: the intent of a call and the text that readers are shown while it streams.
+//! Model calls in flight: the intent of each call, and the text that readers see while the call streams.
 //!
 //! These rows commit asynchronously. Losing the newest ones does no harm, because the answer itself is a
 //! record. They touch neither the session nor the journal, whose numbers must never be used twice. A server

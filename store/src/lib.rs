@@ -7,14 +7,14 @@
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | close a question that nobody answered | [`expire`] |
 //! | say what became of an uncertain effect | [`resolve`] |
-//! | read what a replay runs again, and find one that was begun | [`replay`] |
-//! | archive or terminate one | [`retire`] |
+//! | read the recording for a replay, and find an unfinished replay | [`replay`] |
+//! | archive or terminate a session | [`retire`] |
 //! | fork a session; show the tree of forks | [`fork`], [`tree`] |
 //! | rebuild one from the database, or read some of its messages | [`hydrate`], [`record`] |
 //! | commit what a step did | [`step`] |
 //! | read what a context points at | [`context`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
-//! | hold the caches against the logs | [`verify`] |
+//! | check the caches against the logs | [`verify`] |
 //! | import a chat from before sessions existed | [`legacy`] |
 //! | run a tool at most once | [`ledger`] |
 //! | show a model call as it streams | [`generation`] |

@@ -118,8 +118,8 @@ impl Recording {
         let said = if result.is_error { CallStatus::Failed } else { CallStatus::Done };
         let status = match self.settled.get(call_id) {
             Some(CallStatus::Abandoned) => CallStatus::Abandoned,
-            // An uncertain call of the source is certain in a replay: the replay does not run the tool, so
-            // nobody has to check it.
+            // The replay does not run the tool. So even if the source's call is uncertain, nobody has to
+            // check the replay's.
             Some(
                 CallStatus::Invoked
                 | CallStatus::Started

@@ -19,7 +19,7 @@ pub fn unanswered(seconds: u64) -> CallOutcome {
 pub enum Resolution {
     /// It took effect, with this result.
     Happened { result: String },
-    /// It did not take effect, and cannot any more.
+    /// It did not take effect, and can no longer take effect.
     DidNotHappen,
     /// The outcome stays unknown, and the model is told so.
     LetModelDecide,

@@ -58,8 +58,7 @@ impl Imported {
     }
 }
 
-/// Checks a whole bundle and writes nothing. Calls `told` with the number of bytes of the file that were read
-/// so far.
+/// Checks a whole bundle and writes nothing. Calls `told` with the number of bytes of the file read so far.
 ///
 /// # Errors
 /// [`Error::Bundle`], [`Error::NotFound`] for a missing file, [`Error::File`].
@@ -82,7 +81,7 @@ async fn checked(file: PathBuf, limits: Limits, told: impl Fn(u64) + Send + 'sta
 
 impl Store {
     /// Imports the bundle in `file` (plain or gzip) into the space, as a new session of a new conversation.
-    /// Importing the same bundle twice gives two sessions. Calls `told` with the bytes of the file that were
+    /// Importing the same bundle twice gives two sessions. Calls `told` with the number of bytes of the file
     /// read so far.
     ///
     /// # Errors

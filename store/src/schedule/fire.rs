@@ -275,7 +275,7 @@ async fn skip(tx: &mut PgConnection, schedule: &Schedule, tick: DateTime<Utc>, r
     record(tx, schedule, tick, false, None, Some(&crate::error::bounded(reason))).await
 }
 
-/// Records the result of a tick, and deletes the oldest records.
+/// Records the result of a tick, and deletes all but the newest [`FIRINGS_KEPT`] records.
 async fn record(
     tx: &mut PgConnection,
     schedule: &Schedule,

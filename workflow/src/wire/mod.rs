@@ -29,7 +29,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// SHA-256 of the body in lower-case hex: equal for a replay of the same call.
+    /// SHA-256 of the body in lower-case hex. A replay of the same call has the same hash.
     pub fn sha256(&self) -> String {
         use sha2::Digest;
         hex::encode(sha2::Sha256::digest(&self.body))

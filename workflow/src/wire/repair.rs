@@ -26,7 +26,7 @@ pub(super) struct Dialect {
     /// Whether the protocol takes a provider block of this `type` in a message of this role.
     pub carries: fn(Role, &str) -> bool,
     pub max_id_bytes: usize,
-    /// Whether turns of one role must alternate.
+    /// Whether roles must alternate, so that consecutive turns of one role are merged.
     pub merge_turns: bool,
     /// Whether the model continues an assistant text at the end of the request.
     pub prefill: bool,
