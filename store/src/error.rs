@@ -1,24 +1,24 @@
-//! Errors of the store: one variant for each case that a caller handles differently. Expected results are not
-//! errors.
+//! Errors that a caller handles differently. Every other result is an outcome of the call.
+#![doc = include_str!("error.md")]
 
 use wakeful_workflow::session::SessionStatus;
 
-/// Why the store did not do what it was asked to.
+/// Reason why the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The database refused a statement or could not be reached.
+    /// The database returned an error, or could not be reached.
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
     /// A row that the caller named does not exist.
     #[error("{what} {id} does not exist")]
     NotFound { what: &'static str, id: String },
-    /// The request does not fit the session's status.
+    /// The session's status does not allow the request.
     #[error("session {session_id} is {}: {wanted} is not possible now", status.as_str())]
     Conflict { session_id: String, status: SessionStatus, wanted: &'static str },
-    /// The request does not fit the stored data; the reason says what would.
+    /// The state of the effect does not allow the request; the reason says which request would be accepted.
     #[error("session {session_id}: {reason}")]
     Refused { session_id: String, reason: String },
-    /// The request does not fit the schedule; the reason says what would.
+    /// The schedule does not allow the request; the reason says which request would be accepted.
     #[error("schedule {name}: {reason}")]
     Schedule { name: String, reason: String },
     /// The same idempotency key came with another message.
@@ -27,21 +27,21 @@ pub enum Error {
     /// Too many messages wait in one session.
     #[error("{pending} messages wait in this session already")]
     InboxFull { pending: i64 },
-    /// The schema is not the one that this binary was built for.
+    /// The schema is not the one of this binary.
     #[error("{0}")]
     Schema(String),
-    /// A bundle that is refused. Nothing of it was written.
+    /// The bundle was refused. Nothing of it was written.
     #[error("the bundle is refused: {0}")]
     Bundle(wakeful_workflow::bundle::Refused),
-    /// A file that cannot be read or written.
+    /// A file could not be read or written.
     #[error("{path}: {source}")]
     File { path: String, source: std::io::Error },
-    /// A stored row cannot be parsed.
+    /// A stored row has an invalid value.
     #[error("corrupt {what}: {reason}")]
     Corrupt { what: &'static str, reason: String },
 }
 
-// No `#[from]`: the text already contains the reason, and a chain of causes would repeat it.
+// No `#[from]`: the message contains the cause, and a chain of causes would print it twice.
 impl From<wakeful_workflow::bundle::Refused> for Error {
     fn from(refused: wakeful_workflow::bundle::Refused) -> Error {
         Error::Bundle(refused)
@@ -52,12 +52,12 @@ impl From<wakeful_workflow::bundle::Refused> for Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether a later retry can help: the cause is the connection, the server's load or its restart.
+    /// Whether a retry can help: the connection, the server's load or its restart is the cause.
     pub fn is_transient(&self) -> bool {
         self.outage().is_some()
     }
 
-    /// The state of the database that caused the error. `None` if the statement itself caused it.
+    /// The outage, if the database as a whole is the cause and not the statement.
     pub fn outage(&self) -> Option<Outage> {
         match self {
             Error::Database(error) => outage_of(error),
@@ -79,10 +79,10 @@ impl Error {
     }
 }
 
-/// Why the database cannot do its work at the moment.
+/// Temporary state in which the database refuses work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outage {
-    /// It is stopped, starting, or the connection broke.
+    /// It is stopped or starting, or the connection broke.
     Away,
     /// All connections are in use, in Wakeful's pool or on the server.
     Crowded,
@@ -92,7 +92,7 @@ pub enum Outage {
     DiskFull,
     /// It ran out of memory or of another resource, or its files cannot be read or written.
     Ailing,
-    /// A lock or a time limit stopped the statement, or transactions blocked each other.
+    /// A statement ran into a lock, a time limit or a deadlock.
     Contended,
 }
 
@@ -109,7 +109,7 @@ impl Outage {
         }
     }
 
-    /// Whether the server answers but refuses writes. A query cannot reveal that.
+    /// Whether the server answers reads and refuses writes, so that a read does not show the outage.
     pub fn refuses_writes(self) -> bool {
         match self {
             Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
@@ -137,7 +137,7 @@ fn of_code(code: &str) -> Option<Outage> {
         "25006" => Outage::ReadOnly,
         "53100" => Outage::DiskFull,
         "53300" => Outage::Crowded,
-        // The last two come from Wakeful's own time limits, when the server is too slow.
+        // The last two are our own time limits; the server is too slow at the moment.
         "55P03" | "25P03" | "57014" => Outage::Contended,
         "57P01" | "57P02" | "57P03" => Outage::Away,
         _ if code.starts_with("08") => Outage::Away,
@@ -147,8 +147,7 @@ fn of_code(code: &str) -> Option<Outage> {
     })
 }
 
-/// Makes a text from outside fit a column: cuts it to a maximum length, and replaces NUL, which Postgres
-/// refuses.
+/// Foreign text as a column takes it: of bounded length and without NUL, which Postgres refuses.
 pub(crate) fn bounded(text: &str) -> String {
     const BYTES: usize = 2000;
     let clean = wakeful_workflow::record::without_nul(text.to_owned());
@@ -159,7 +158,7 @@ pub(crate) fn bounded(text: &str) -> String {
     format!("{}…", &clean[..end])
 }
 
-/// Whether the statement raised division by zero, which means that a predicate of the fence did not match.
+/// Whether the statement raised division by zero: a predicate of its fence did not match.
 pub(crate) fn missed_fence(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "22012")
 }

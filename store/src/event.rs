@@ -1,5 +1,4 @@
-//! Reads the journal in order, without gaps, and with the contents that its entries refer to. So a printed
-//! entry is complete.
+//! Reads the journal in order, without a gap, and resolves its pointers. So a printed entry is complete by itself.
 
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
@@ -33,9 +32,9 @@ impl Store {
         .ok_or_else(|| crate::Error::NotFound { what: "session", id: session_id.to_owned() })
     }
 
-    /// Up to `limit` entries after `after`. Each one includes what it refers to: the `text` of a message, the
-    /// `context_state` or the `value`. Numbers follow the order of commits, so a reader that asks for entries
-    /// after the last one it saw misses nothing.
+    /// Returns up to `limit` entries after `after`, each with the `text` of the message, the `context_state` or the
+    /// `value` that it points at. Numbers are given in commit order, so a reader that asks for entries after the last
+    /// one it has seen misses none.
     ///
     /// # Errors
     /// [`crate::Error::Corrupt`] for a blob that is not JSON, [`crate::Error::Database`].

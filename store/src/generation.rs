@@ -1,9 +1,9 @@
-//! Model calls in flight: the intent of each call, and the text that readers see while the call streams.
+//! Model calls in flight: the intent of a call, and the text that live readers see while it streams.
 //!
-//! These rows commit asynchronously. Losing the newest ones does no harm, because the answer itself is a
-//! record. They touch neither the session nor the journal, whose numbers must never be used twice. A server
-//! crash may lose rows that readers have seen. The chunks that remain are always the beginning of the text,
-//! without a gap.
+//! These rows are committed asynchronously. Losing the newest of them loses nothing, because the answer itself is a
+//! record. They touch neither the session nor the journal, whose numbers must never be used twice. After a crash of
+//! the server, rows that readers saw may be gone. The chunks that remain are the beginning of the text, without a
+//! gap.
 
 use crate::queue::Lease;
 use crate::{Result, Store};
@@ -19,11 +19,11 @@ pub struct NewGeneration<'a> {
     pub step_number: i64,
     pub attempt: i64,
     pub model: &'a str,
-    /// Hash of the bytes that are sent.
+    /// Hash of the request's bytes.
     pub request_sha256: &'a str,
     /// Hash of the same request without its prefill.
     pub base_sha256: &'a str,
-    /// How many repairs the projection made in the request.
+    /// Number of repairs that the projection made in the request.
     pub repairs: i64,
     /// The attempt whose text is the request's prefill.
     pub resumes: Option<&'a GenerationId>,
@@ -31,7 +31,7 @@ pub struct NewGeneration<'a> {
     pub context_strategy: Strategy,
 }
 
-/// A model call in flight, as live readers see it.
+/// State of a model call in flight for a live reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveGeneration {
     pub generation_id: String,
@@ -44,13 +44,13 @@ pub struct LiveGeneration {
 }
 
 impl Store {
-    /// Records that a model call is about to start, and returns the database's time. `None` means that the
-    /// lease is lost: do not make the call.
+    /// Records that a model is about to be called, and returns the database's time. `None`: the lease is lost, so the
+    /// caller must not call the model.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<Option<String>> {
-        // In JSON's format, which hydration reads.
+        // Formatted as in JSON, because hydration reads it from JSON.
         let started_at = sqlx::query_scalar!(
             r#"insert into generations
                 (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes,
@@ -78,12 +78,11 @@ impl Store {
         Ok(started_at)
     }
 
-    /// Appends streamed text as chunk `chunk_no`. Repeating the call has no further effect. Returns `false`
-    /// and writes nothing if the previous chunk is missing, because that would leave a gap. The first chunk
-    /// needs the generation itself.
+    /// Appends streamed text as chunk `chunk_no`, once, however often it is called. `false`: the chunk before is
+    /// missing (for the first chunk: the generation). Nothing was written, because that would leave a gap.
     ///
     /// # Errors
-    /// [`crate::Error::Database`]. The chunk may have been written or not.
+    /// [`crate::Error::Database`]; the chunk may have been written.
     pub async fn append_chunk(
         &self,
         session_id: &SessionId,
@@ -91,8 +90,7 @@ impl Store {
         chunk_no: i64,
         text: &str,
     ) -> Result<bool> {
-        // Both parts of the statement see the same snapshot, and only this caller writes chunks of this
-        // generation.
+        // The insert and the last line see the same snapshot, and only this caller writes chunks of the generation.
         let appended = sqlx::query_scalar!(
             r#"
             with g as (
@@ -121,7 +119,7 @@ impl Store {
         Ok(appended)
     }
 
-    /// Marks a generation so that no later attempt resumes its text.
+    /// Records that no later attempt may continue this generation's text.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -138,7 +136,7 @@ impl Store {
         Ok(())
     }
 
-    /// The text of a generation, as far as its chunks go.
+    /// Returns a generation's text, as far as its chunks go.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -159,8 +157,8 @@ impl Store {
         Ok(text.unwrap_or_default())
     }
 
-    /// The newest model call in flight that is to answer the session's user. Includes its chunks after
-    /// `after_chunk` if it is the `known` generation, otherwise all of its chunks.
+    /// Returns the newest model call in flight that answers the user, with its chunks after `after_chunk` if it is
+    /// still the `known` one, else with all chunks.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

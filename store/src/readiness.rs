@@ -1,6 +1,5 @@
-//! Whether the database would accept a write now. A query cannot tell: a server with a full disk answers
-//! every query and refuses only writes that need space. So the store remembers the last refusal until a write
-//! succeeds.
+//! Whether the database would accept a write now. A read does not show it: a server with a full disk answers queries
+//! and refuses inserts. So the store remembers the last refusal until a write succeeds.
 
 use crate::error::Outage;
 use crate::{Error, Result, Store};
@@ -8,14 +7,14 @@ use sqlx::{ConnectOptions, Connection};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a refusal counts if no write follows. A process that only accepts messages gets none while it is
-/// not ready, so it would never notice that the database has recovered.
+/// How long a refusal is remembered without a write. A process that only takes messages gets none while it is not
+/// ready, so no write would ever clear the refusal.
 const REMEMBERED: Duration = Duration::from_secs(90);
 
-/// How long the pool may take to answer.
+/// Longest wait for the pool.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// The last write that the database refused because of its own state. Cloning shares it.
+/// The last write that the database refused as a whole. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Refusal(Arc<Mutex<Option<(Outage, Instant)>>>);
 
@@ -31,7 +30,7 @@ impl Refusal {
 }
 
 impl Store {
-    /// Whether the database answers and accepts writes. Returns `None` if so, otherwise what is wrong.
+    /// Checks that the database answers and takes writes. Returns `None`, or the outage.
     ///
     /// # Errors
     /// [`Error::Database`] when it does not answer.
@@ -41,13 +40,14 @@ impl Store {
         );
         match tokio::time::timeout(ANSWER, asked.fetch_one(&self.pool)).await {
             Ok(Ok(true)) => Ok(Some(Outage::ReadOnly)),
-            // A server that is writable again says so in its settings. A full disk is not visible there.
+            // The server itself reports that it is read-only. It does not report a full disk, so use the remembered
+            // refusal.
             Ok(Ok(false)) => Ok(self.refusal.get().filter(|outage| *outage != Outage::ReadOnly)),
             Ok(Err(error)) if !matches!(error, sqlx::Error::PoolTimedOut) => Err(error.into()),
-            // The pool reports only that it waited. A separate connection shows the reason.
+            // A pool only reports that it waited. A separate connection gives the reason.
             Ok(Err(_)) | Err(_) => match tokio::time::timeout(ANSWER, self.options.connect()).await {
                 Ok(Ok(connection)) => {
-                    // The connection was only a test.
+                    // The connection was opened only for this check.
                     let _ = connection.close().await;
                     Ok(Some(Outage::Crowded))
                 }

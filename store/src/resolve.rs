@@ -1,9 +1,8 @@
-//! Stores a person's decision about an effect with an unknown outcome: a tool call or a delivery that is
-//! `uncertain`.
+//! A person's decision about an effect with an unknown outcome: a tool call or a delivery that is `uncertain`.
 //!
-//! The logs are not rewritten. If the model has not been told about a call yet, the decision becomes the
-//! call's outcome in the ledger, where the next plan finds it. If the model was told already, only the ledger
-//! changes, and a message can tell the model.
+//! A decision does not rewrite the logs. If the model has not been told of the call, the ledger gets the outcome and
+//! the next plan finds it. If it has been told, the decision settles the ledger row, and a new message may tell the
+//! model.
 
 use crate::delivery::enqueue;
 use crate::run::{self, Locked, Wakes, journal};
@@ -18,7 +17,7 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::resolve::Resolution;
 use wakeful_workflow::session::SessionStatus;
 
-/// The effect to resolve.
+/// The effect to decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     Call(String),
@@ -30,38 +29,37 @@ pub enum Effect {
 pub struct Decision {
     pub effect: Effect,
     pub resolution: Resolution,
-    /// Who decided.
+    /// The person who decides.
     pub by: Option<String>,
     pub reason: Option<String>,
-    /// Whether a model that was told OUTCOME UNKNOWN gets a message about the decision.
+    /// Whether to send a message with the new outcome to a model that was told OUTCOME UNKNOWN.
     pub tell: bool,
     /// W3C traceparent of the request.
     pub trace_context: Option<String>,
 }
 
-/// The result of a decision. The same decision again gets the same result.
+/// Result of the decision. The same decision again gets the same answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Resolved {
     pub session_id: String,
-    /// The call's id or the delivery's.
+    /// Id of the call or the delivery.
     pub effect: String,
     pub resolution: String,
-    /// The new status of the ledger row or of the delivery.
+    /// The new status of the ledger row or the delivery.
     pub status: String,
-    /// The run that continues because of the decision.
+    /// The run that goes on because of it.
     pub run_id: Option<String>,
     #[serde(skip)]
     pub duplicate: bool,
 }
 
 impl Store {
-    /// Settles an uncertain effect. A run that paused for it continues when nothing else in its turn is
-    /// uncertain.
+    /// Settles an uncertain effect. A run that paused for it goes on if nothing else of its turn is uncertain.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that is not uncertain or was resolved
-    /// differently, and for "did not happen" while the process that began the effect may still live;
-    /// [`Error::Conflict`] if the model cannot be sent a message; [`Error::Database`].
+    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that is not uncertain or was decided otherwise, and for
+    /// "did not happen" while the process that began it may still be alive; [`Error::Conflict`] when the message to
+    /// the model cannot be sent; [`Error::Database`].
     pub async fn resolve(&self, session_id: &str, decision: &Decision) -> Result<Resolved> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
@@ -104,7 +102,7 @@ async fn resolve_call(
         None if call.status != "uncertain" => {
             return Err(refused(session, format!("call {call_id} is {}, not uncertain", call.status)));
         }
-        // The call's worker may be telling the model at this moment.
+        // A worker may be telling the model at this moment.
         None if !call.told && session.status.is_open() => {
             let reason =
                 format!("the run of call {call_id} goes on: resolve it when the run has paused or ended");
@@ -158,7 +156,7 @@ async fn resolve_call(
     Ok(answer(session, call_id, resolution, status.as_str(), run_id, false))
 }
 
-/// The run to continue. `None` if another call of its turn is still uncertain.
+/// Returns the paused run that may go on. `None`: another call of its turn is undecided.
 async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<String>> {
     let undecided = sqlx::query_scalar!(
         r#"select exists (
@@ -175,7 +173,7 @@ async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<Strin
     if undecided { Ok(None) } else { run::newest(tx, &session.session_id).await }
 }
 
-/// Tells the model in a new message, because the transcript keeps what the model was told before.
+/// A new message, because the transcript keeps what the model was told at the time.
 async fn tell(
     tx: &mut PgConnection,
     session: &Locked,
@@ -264,8 +262,8 @@ async fn resolve_delivery(
     Ok(answer(session, delivery_id, resolution, status, None, false))
 }
 
-/// The result of the earlier decision, if it was the same one. `None` if there was none, or if it left the
-/// outcome open.
+/// Returns the earlier answer if the effect was resolved with the same decision. `None`: it was not resolved, or the
+/// earlier decision left it open.
 fn first_answer(
     session: &Locked,
     effect: &str,
@@ -278,7 +276,7 @@ fn first_answer(
         let run_id = taken["run_id"].as_str().map(str::to_owned);
         return Ok(Some(answer(session, effect, resolution, status, run_id, true)));
     }
-    // The earlier decision left the outcome open, so a later one may settle it.
+    // The earlier answer left the question open, so a later decision may still close it.
     if taken["outcome"] == Resolution::LetModelDecide.as_str() && status == "uncertain" {
         return Ok(None);
     }
@@ -287,7 +285,7 @@ fn first_answer(
     Err(refused(session, format!("{effect} was resolved before{by}, as {word}; that decision is final")))
 }
 
-/// `taken` with this resolution put in. Equal to `taken` if the resolution is the same.
+/// Returns `taken` with this resolution in it. It equals `taken` if the resolution is the same.
 fn merged(resolution: &Resolution, taken: &Value) -> Value {
     let mut merged = taken.clone();
     let result = match resolution {
@@ -331,7 +329,7 @@ fn answer(
     }
 }
 
-/// A process that was paused between its last check and the effect could still carry out the effect.
+/// A process that was suspended between its last check and the effect could still perform it.
 fn may_live(session: &Locked, effect: &str, until: Option<DateTime<Utc>>) -> Error {
     let until = until.map(|until| until.to_rfc3339_opts(chrono::SecondsFormat::Millis, true));
     refused(

@@ -1,4 +1,4 @@
-//! Archive and terminate: how a person takes a session out of use. Its logs stay unchanged.
+//! Archive and terminate: a person takes a session out of use. Its logs stay.
 
 use crate::run::{self, Wakes, journal};
 use crate::wake::conflict;
@@ -7,8 +7,7 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 
 impl Store {
-    /// Archives a session: it accepts no more messages and never runs again. Its enqueued deliveries are
-    /// still sent.
+    /// Archives a session: it takes no messages and never runs again. Its queued deliveries are still sent.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] unless the session is at rest (created, completed, failed),
@@ -17,7 +16,7 @@ impl Store {
         self.retire(session_id, SessionStatus::Archived, "archive", reason).await
     }
 
-    /// Ends a session for good. Works on an archived session too.
+    /// Ends a session for good, also an archived one.
     ///
     /// # Errors
     /// Those of [`Store::archive`].

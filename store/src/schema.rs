@@ -1,11 +1,11 @@
-//! Migrations: brings the schema up to date, and checks that it is the one that this binary was built for.
+//! Migrations: the schema, and whether it is the one that this binary was built for.
 
 use crate::{Error, Result, Store};
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
-/// sqlx's table of applied migrations.
+/// The table in which sqlx records applied migrations.
 const TABLE: &str = "_sqlx_migrations";
 
 /// One migration of this binary.
@@ -16,14 +16,14 @@ pub struct Migration {
     pub applied: bool,
 }
 
-/// Creates the empty database `name` on the server of `admin_url`, whose user must have the right to do so.
-/// Returns `false` if the database exists already, and leaves it unchanged.
+/// Creates the empty database `name` on the server of `admin_url`. The user needs the right to do so. `false`: it
+/// exists already and was not changed.
 ///
 /// # Errors
 /// [`Error::Database`].
 pub async fn create_database(admin_url: &str, name: &str) -> Result<bool> {
     let mut admin = PgConnection::connect(admin_url).await?;
-    // sqlx cannot check these two at compile time, because the second takes no parameter.
+    // sqlx cannot check these statements at compile time: the second takes no parameter.
     let exists = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
         .bind(name)
         .fetch_one(&mut admin)
@@ -37,18 +37,18 @@ pub async fn create_database(admin_url: &str, name: &str) -> Result<bool> {
 }
 
 impl Store {
-    /// Applies the missing migrations in order. Several processes may call this at once; the later ones wait.
-    /// Calls `progress` for each migration that this call applied, and returns their number.
+    /// Applies the missing migrations in order. Several processes may call this at once; the later ones wait. Calls
+    /// `progress` for each migration that this call applied, and returns their number.
     ///
     /// # Errors
-    /// [`Error::Schema`] if the database is newer than the binary or a migration failed. Earlier migrations
-    /// stay applied.
+    /// [`Error::Schema`] when the database is newer than the binary or a migration failed. Earlier migrations stay
+    /// applied.
     pub async fn migrate(&self, progress: impl Fn(&Migration)) -> Result<usize> {
-        // A separate connection, because a migration may take longer than the statement timeout. The lock on
-        // the schema ends with this connection, even after an error.
+        // Uses its own connection: a migration may take longer than the pool's time limits, and the schema lock ends
+        // with the connection in every case.
         let mut connection = self.options.clone().options([("statement_timeout", "0")]).connect().await?;
         connection.lock().await.map_err(failed)?;
-        // Take the lock before reading: another process may have just applied a migration.
+        // Read under the lock, so that a migration that another process has just applied is not applied twice.
         connection.ensure_migrations_table(TABLE).await.map_err(failed)?;
         if let Some(version) = connection.dirty_version(TABLE).await.map_err(failed)? {
             return Err(Error::Schema(format!("migration {version} was left half-done: repair it by hand")));
@@ -77,7 +77,7 @@ impl Store {
         Ok(count)
     }
 
-    /// Every migration of this binary, and whether it was applied.
+    /// Returns every migration of this binary, and whether it was applied.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -93,10 +93,10 @@ impl Store {
             .collect())
     }
 
-    /// Fails unless the schema is exactly this binary's.
+    /// Returns an error unless the schema is exactly this binary's.
     ///
     /// # Errors
-    /// [`Error::Schema`] for an older or a newer schema, with the remedy.
+    /// [`Error::Schema`], for an older and for a newer schema, with the remedy.
     pub async fn check_schema(&self) -> Result<()> {
         let applied = applied(&mut *self.pool.acquire().await?).await?;
         if let Some(newer) = newer_than_binary(&applied) {

@@ -1,19 +1,19 @@
 //! A journal as lines of JSON, as `wakeful session tail --after 0 -o jsonl` or another program writes it.
 //!
-//! A line is `{"seq", "ts", "type", "run_id", "step_number", "payload"}`. `entry_type` and `data` are
-//! accepted for `type` and `payload`. Without a `seq`, the line's position counts. The lines must contain
-//! states and values themselves, because there is no database here that a reference could point to.
+//! A line is `{"seq", "ts", "type", "run_id", "step_number", "payload"}`. `entry_type` and `data` are accepted for
+//! `type` and `payload`. Without a `seq` the line's number counts. States and values must be in their lines, because
+//! there is no database that a pointer could point into.
 
 use super::Journal;
 use crate::{Error, Result};
 use serde_json::Value;
 use wakeful_workflow::recover::{Checkpoint, Entry};
 
-/// A journal that was read from lines. It is the only one, so it ignores ids.
+/// A journal read from lines. It holds a single journal and ignores the id.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lines {
     entries: Vec<Line>,
-    /// Notes for the reader: a torn last line, missing entries.
+    /// Warnings for the reader: an incomplete last line, missing entries.
     pub notes: Vec<String>,
 }
 
@@ -25,7 +25,7 @@ struct Line {
     payload: Value,
 }
 
-/// A line that is not a journal entry. Lines are numbered from 1.
+/// A line that is not a journal entry, by its number from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {number}: {reason}")]
 pub struct LinesError {
@@ -34,12 +34,10 @@ pub struct LinesError {
 }
 
 impl Lines {
-    /// Reads a whole journal. Leaves out and notes a last line that was not finished (a crash while
-    /// appending).
+    /// Reads a whole journal. Skips an incomplete last line (a crash while appending) and adds a note.
     ///
     /// # Errors
-    /// [`LinesError`] for any other line that is not an entry, or whose number is not greater than the
-    /// previous one.
+    /// [`LinesError`] for any other line that is not an entry, or whose number is not above the one before.
     pub fn read(bytes: &[u8]) -> std::result::Result<Lines, LinesError> {
         let mut lines = Lines::default();
         for (index, text) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
@@ -63,7 +61,7 @@ impl Lines {
     fn push(&mut self, line: Line, before: Option<i64>) {
         let Line { number, seq, kind, .. } = &line;
         match before {
-            // A checkpoint contains everything before it.
+            // A checkpoint contains everything before it, so a gap before it does no harm.
             _ if kind == "checkpoint" => self.notes.clear(),
             None if *seq > 1 => self.notes.push(format!(
                 "the journal begins with entry {seq} and has no checkpoint before: what came earlier is not recovered"

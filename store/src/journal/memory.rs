@@ -6,15 +6,14 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use wakeful_workflow::recover::{Checkpoint, Entry};
 
-/// Journals by id. Entries are numbered from 1 as they are appended.
+/// Journals by their ids. Each append gives the next number, from 1.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     journals: BTreeMap<String, Vec<(String, Value)>>,
 }
 
 impl Memory {
-    /// Appends an entry to the journal of `id` and returns its number. The payload must contain states and
-    /// values themselves.
+    /// Appends an entry to the journal of `id`, and returns its number. States and values are in the payload.
     pub fn append(&mut self, id: &str, kind: &str, payload: Value) -> i64 {
         let journal = self.journals.entry(id.to_owned()).or_default();
         journal.push((kind.to_owned(), payload));

@@ -1,7 +1,7 @@
 //! Recovery over any journal: this database, a file of lines, or memory.
 //!
-//! The fold is in `workflow` and reads nothing. The readers of all three journals are here, so that a program
-//! finds them in one place.
+//! The fold is in `workflow` and does no IO. All readers are here, beside the journal in the database, so that
+//! another program finds them in one place.
 
 mod lines;
 mod memory;
@@ -15,22 +15,22 @@ use crate::Result;
 use std::future::Future;
 use wakeful_workflow::recover::{self, Checkpoint, Entry, Recovered};
 
-/// A journal: entries in the order in which they happened.
+/// A store of journal entries in order.
 pub trait Journal {
-    /// The newest checkpoint of `id` with its state. `None` if there is no checkpoint or no such journal.
+    /// Returns the newest checkpoint of `id` with its state. `None`: there is no checkpoint or no such journal.
     fn last_checkpoint(&self, id: &str) -> impl Future<Output = Result<Option<Checkpoint>>> + Send;
 
-    /// Every entry of `id` whose number is above `seq`, in order.
+    /// Returns every entry of `id` with a number above `seq`, in order.
     fn entries_after(&self, id: &str, seq: i64) -> impl Future<Output = Result<Vec<Entry>>> + Send;
 }
 
-/// Recovers `id`: its newest checkpoint, and the entries after it.
+/// Recovers `id` from its newest checkpoint and the entries after it.
 ///
 /// # Errors
 /// Those of `journal`.
 pub async fn recover(journal: &impl Journal, id: &str) -> Result<Recovered> {
     let checkpoint = journal.last_checkpoint(id).await?;
-    // Entries that are written between the two reads come after the checkpoint, so the fold includes them.
+    // Entries that arrive between the two reads come after the checkpoint, so they are included.
     let entries = journal.entries_after(id, checkpoint.as_ref().map_or(0, |one| one.seq)).await?;
     Ok(recover::recover(checkpoint, entries))
 }
