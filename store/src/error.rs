@@ -1,5 +1,4 @@
 //! Errors that a caller handles differently. Every other result is an outcome of the call.
-#![doc = include_str!("error.md")]
 
 use wakeful_workflow::session::SessionStatus;
 
