@@ -9,7 +9,7 @@
 //! | say what became of an uncertain effect | [`resolve`] |
 //! | read the recording for a replay, and find an unfinished replay | [`replay`] |
 //! | archive or terminate a session | [`retire`] |
-//! | fork a session; show the tree of forks | [`fork`], [`tree`] |
+//! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild one from the database, or read some of its messages | [`hydrate`], [`record`] |
 //! | commit what a step did | [`step`] |
 //! | read what a context points at | [`context`] |
@@ -83,24 +83,23 @@ use sqlx::{ConnectOptions, Connection};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A connection that was used this recently is not tested before its next use.
+/// A connection that was alive so recently is not asked again.
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
-/// Timeout for getting a connection for an incoming message. No more messages are accepted at once than there
-/// are such connections, so a message never waits for another one. It waits only for a server that may be
-/// away.
+/// Messages are let in as many at a time as there are connections for them, so none waits for another one's: only for a
+/// server that may be away.
 const INTAKE_CONNECT: Duration = Duration::from_secs(5);
 
-/// The database, shared by all parts of Wakeful. Cloning shares the pools.
+/// The database, as every part of Wakeful holds it. Cloning shares the pools.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) pool: PgPool,
-    /// Connections with asynchronous commit. Only generations and their chunks use them.
+    /// Connections with asynchronous commit: for generations and their chunks, and nothing else.
     pub(crate) streams: PgPool,
-    /// Connections for incoming messages. With a separate pool, readers cannot block messages, and messages
-    /// cannot block readers and workers.
+    /// Connections for what comes in. Whoever reads cannot keep a message out, and messages cannot keep readers and
+    /// workers from theirs.
     pub(crate) intake: PgPool,
-    /// Options for separate connections: heartbeat and LISTEN must never wait for the pool.
+    /// How to make a connection of one's own: heartbeat and LISTEN must never wait for the pool.
     pub(crate) options: PgConnectOptions,
     pub(crate) refusal: readiness::Refusal,
 }
@@ -113,10 +112,10 @@ impl Store {
     pub async fn connect(url: &str, max_connections: u32, application: &str) -> Result<Store> {
         let options = PgConnectOptions::from_str(url)?
             .application_name(application)
-            // Wakeful's statements take milliseconds. One that hangs must not hold its locks indefinitely.
+            // A statement of ours takes milliseconds; one that hangs must not hold its locks for ever.
             .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
         let pool = match pool_options(max_connections).connect_with(options.clone()).await {
-            // The pool reports only that it waited. One more try, with a single connection, shows the reason.
+            // The pool knows that it waited, and not for what: one more try of a single connection says it.
             Err(sqlx::Error::PoolTimedOut) => {
                 options.connect().await?;
                 return Err(sqlx::Error::PoolTimedOut.into());
@@ -136,7 +135,7 @@ impl Store {
         self.intake.options().get_max_connections()
     }
 
-    /// Closes the pools.
+    /// Ends the pools' connections.
     pub async fn close(&self) {
         self.streams.close().await;
         self.intake.close().await;
@@ -144,14 +143,14 @@ impl Store {
     }
 }
 
-/// A message takes a few short statements, so a quarter of the connections for workers and readers is enough.
+/// A message takes a handful of short statements: a quarter of what the workers and readers have is plenty.
 fn intake_connections(max_connections: u32) -> u32 {
     (max_connections / 4).max(2)
 }
 
-/// By default sqlx tests each connection before use, which costs one more round trip per statement. A
-/// connection that was used a moment ago is not tested (sqlx checks it when it is returned). If it has died
-/// since, its statement fails as it would have failed halfway, and callers retry transient errors.
+/// sqlx would ask before every use whether the connection is alive: one round trip more for each statement. A
+/// connection that was in use a moment ago (sqlx looks when it comes back) is taken as it is. If it died since, its
+/// statement fails as it would have failed in the middle, and callers repeat what is transient.
 fn pool_options(max_connections: u32) -> PgPoolOptions {
     PgPoolOptions::new()
         .max_connections(max_connections)
