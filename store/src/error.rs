@@ -21,7 +21,7 @@ pub enum Error {
     /// The schedule does not allow the request; the reason says which request would be accepted.
     #[error("schedule {name}: {reason}")]
     Schedule { name: String, reason: String },
-    /// The same idempotency key came with another body.
+    /// The same idempotency key came with another message.
     #[error("client_key {client_key:?} was used before with another message")]
     KeyReused { client_key: String },
     /// Too many messages wait in one session.
@@ -48,7 +48,7 @@ impl From<wakeful_workflow::bundle::Refused> for Error {
     }
 }
 
-/// Shorthand.
+/// The result of a store function.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -84,9 +84,9 @@ impl Error {
 pub enum Outage {
     /// It is stopped or starting, or the connection broke.
     Away,
-    /// Every connection is taken, ours or the server's.
+    /// All connections are in use, in Wakeful's pool or on the server.
     Crowded,
-    /// It is a standby, or was told to take no writes.
+    /// It is a standby, or it was set to read-only.
     ReadOnly,
     /// Its disk is full.
     DiskFull,

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 
-/// One journal entry with what it points at.
+/// One journal entry with the contents that it refers to.
 #[derive(Clone, Debug, Serialize)]
 pub struct JournalEntry {
     pub seq: i64,
@@ -18,7 +18,7 @@ pub struct JournalEntry {
 }
 
 impl Store {
-    /// Number of the session's newest entry; 0 when there is none.
+    /// Number of the session's newest entry; 0 if there is none.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Database`].

@@ -11,7 +11,7 @@ use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::strategy::Strategy;
 
-/// A model call about to be made.
+/// A model call that is about to start.
 #[derive(Clone, Debug)]
 pub struct NewGeneration<'a> {
     pub session_id: &'a SessionId,
@@ -25,7 +25,7 @@ pub struct NewGeneration<'a> {
     pub base_sha256: &'a str,
     /// Number of repairs that the projection made in the request.
     pub repairs: i64,
-    /// The attempt whose text the request ends with.
+    /// The attempt whose text is the request's prefill.
     pub resumes: Option<&'a GenerationId>,
     pub purpose: Purpose,
     pub context_strategy: Strategy,
@@ -37,9 +37,9 @@ pub struct LiveGeneration {
     pub generation_id: String,
     pub attempt: i64,
     pub step_number: i64,
-    /// Number of its last chunk, -1 when it has none.
+    /// Number of its last chunk; -1 if it has none.
     pub last_chunk: i64,
-    /// Chunks after the asked number: (number, text). The first has the number 0.
+    /// The requested chunks as (number, text). The first chunk of a generation has number 0.
     pub chunks: Vec<(i64, String)>,
 }
 

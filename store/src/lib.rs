@@ -2,20 +2,20 @@
 //!
 //! | to | read |
 //! |---|---|
-//! | start or wake a session, or begin anew | [`wake`], [`create`], [`run`] |
-//! | know a mail again, and take it | [`mail`] |
+//! | start or wake a session, or restart a conversation | [`wake`], [`create`], [`run`] |
+//! | recognise a known mail, and accept a new one | [`mail`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
 //! | close a question that nobody answered | [`question`] |
 //! | say what became of an uncertain effect | [`resolve`] |
-//! | read what a replay runs again, and find one that was begun | [`replay`] |
-//! | archive or terminate one | [`retire`] |
+//! | read the recording for a replay, and find an unfinished replay | [`replay`] |
+//! | archive or terminate a session | [`retire`] |
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
 //! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
 //! | read a tool's output, or a file that came with a message | [`outputs`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
-//! | hold the caches against the logs | [`verify`] |
-//! | take in a chat from before there were sessions | [`legacy`] |
+//! | check the caches against the logs | [`verify`] |
+//! | import a chat from before sessions existed | [`legacy`] |
 //! | run a tool at most once | [`ledger`] |
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued; send it again; show it | [`delivery`], [`resend`], [`outbox`] |
@@ -24,15 +24,15 @@
 //! | hand out work | [`queue`] |
 //! | make a database, bring it up to date, and know whether it takes writes | [`schema`], [`readiness`] |
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
-//! | lay two of them side by side | [`side`] |
+//! | compare two sessions | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
 //! | define, fire and show schedules | [`schedule`] |
-//! | know a webhook's token that was used before | [`webhook`] |
-//! | find out what is wrong with the whole | [`diagnosis`] |
+//! | detect a webhook token that was used before | [`webhook`] |
+//! | diagnose the whole system | [`diagnosis`] |
 //!
-//! Locks are taken in one order everywhere: schedule, conversation, session, job. A statement sees one snapshot, and after
-//! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
-//! decide a race.
+//! All code takes locks in one order: schedule, conversation, session, job. A statement sees one snapshot.
+//! After waiting for a row, Postgres re-checks only that row's own columns. So only predicates on the row
+//! being updated decide a race.
 
 pub mod bounce;
 pub mod chain;

@@ -228,7 +228,7 @@ async fn resolve_delivery(
     let status = match resolution {
         Resolution::LetModelDecide => {
             let reason = format!(
-                "delivery {delivery_id} was decided on by the model already: say whether it happened, or did not"
+                "the model cannot decide about delivery {delivery_id}: say whether it happened, or did not"
             );
             return Err(refused(session, reason));
         }
@@ -289,7 +289,7 @@ fn first_answer(
     }
     let by = taken["by"].as_str().map(|by| format!(" by {by}")).unwrap_or_default();
     let word = taken["outcome"].as_str().unwrap_or("something else");
-    Err(refused(session, format!("{effect} was resolved before{by}, as {word}; that stands")))
+    Err(refused(session, format!("{effect} was resolved before{by}, as {word}; that decision is final")))
 }
 
 /// Returns `taken` with this resolution in it. It equals `taken` if the resolution is the same.

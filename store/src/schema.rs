@@ -51,7 +51,7 @@ impl Store {
         // Read under the lock, so that a migration that another process has just applied is not applied twice.
         connection.ensure_migrations_table(TABLE).await.map_err(failed)?;
         if let Some(version) = connection.dirty_version(TABLE).await.map_err(failed)? {
-            return Err(Error::Schema(format!("migration {version} was left half-done: mend it by hand")));
+            return Err(Error::Schema(format!("migration {version} was left half-done: repair it by hand")));
         }
         let applied = applied(&mut connection).await?;
         if let Some(newer) = newer_than_binary(&applied) {

@@ -1,4 +1,4 @@
-//! What made a session: the trigger's type is an open word, and this is what Wakeful knows of it.
+//! What created a session. Programs may add trigger types of their own; this file defines Wakeful's.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub const HERALD: &str = "herald";
 /// The type of a chat about a notice.
 pub const HERALD_CHAT: &str = "herald-chat";
 
-/// The types that are Wakeful's own. There may be others, of routes of somebody's own.
+/// Wakeful's own types. A program's own routes may use others.
 pub const OWN: [&str; 11] =
     [CHAT, "email", "message", CRON, HERALD, HERALD_CHAT, NEW, "api", "fork", "replay", "import"];
 
@@ -47,7 +47,7 @@ pub fn answers_in_place(trigger_type: &str) -> bool {
     }
 }
 
-/// Who or what is behind a session, whatever way it came.
+/// Who or what created a session, by whatever route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TriggerSource {
@@ -64,7 +64,8 @@ pub enum TriggerSource {
 }
 
 impl TriggerSource {
-    /// The source behind a trigger's type. A type that is not Wakeful's own is that of a route of somebody's own.
+    /// The source behind a trigger type. An unknown type belongs to a program's own route and counts as a
+    /// webhook.
     pub fn of(trigger_type: &str) -> TriggerSource {
         match trigger_type {
             "chat" | "email" | "message" | "herald" | "herald-chat" | NEW => TriggerSource::User,

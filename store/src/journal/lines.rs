@@ -1,4 +1,4 @@
-//! A journal as lines of JSON: what `wakeful session tail --after 0 -o jsonl` prints, or what another program wrote.
+//! A journal as lines of JSON, as `wakeful session tail --after 0 -o jsonl` or another program writes it.
 //!
 //! A line is `{"seq", "ts", "type", "run_id", "step_number", "payload"}`. `entry_type` and `data` are accepted for
 //! `type` and `payload`. Without a `seq` the line's number counts. States and values must be in their lines, because

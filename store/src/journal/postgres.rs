@@ -1,4 +1,4 @@
-//! The journal that is this database.
+//! Journals in this database.
 
 use super::Journal;
 use crate::hydrate::from_bytes;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// The same thing of either side.
+/// The same value for both sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Both<T> {
     pub left: T,

@@ -1,13 +1,14 @@
-//! Two sessions side by side: what was called before what was kept, and that before what was said.
+//! Compares two sessions. Tool calls matter more than state, and state matters more than prose.
 //!
-//! [`diff`] lays the turns of two sessions side by side and says of each what differs and how much that matters
-//! ([`Level`]). It reads nothing and keeps no time, is symmetric, and its work is bounded whatever the transcripts hold.
+//! [`diff`] pairs the turns of two sessions. For each pair it reports what differs and how much that matters
+//! ([`Level`]). It is pure and symmetric, and its work is bounded whatever the transcripts hold.
 //!
-//! What is Wakeful's own never counts: the ids of sessions, runs and messages, the numbers of messages and steps, and
-//! the ids of calls, as long as they stand for calls that stand side by side. Tokens, money, time, models and the hashes
-//! of requests are shown and do not count: [`Report::requests`] is for whoever wants equal bytes.
+//! Values that Wakeful assigns never count: the ids of sessions, runs and messages, the numbers of messages
+//! and steps, and the ids of paired calls. Tokens, money, time, models and request hashes are shown but do
+//! not count. To check for equal bytes, read [`Report::requests`].
 //!
-//! A report is JSON under the name [`FORMAT`]: fields may be added to it, and none is removed or changes its meaning.
+//! A report is JSON with the format name [`FORMAT`]. Later versions may add fields. They never remove a field
+//! or change its meaning.
 #![doc = include_str!("README.md")]
 
 mod align;
@@ -37,10 +38,10 @@ pub use words::{Of, Piece};
 use compare::Comparison;
 use turn::Turn;
 
-/// What a report says it is.
+/// Format name of a report.
 pub const FORMAT: &str = "wakeful-diff/1";
 
-/// Lays `right` beside `left`.
+/// Compares two sessions.
 pub fn diff(left: &Side, right: &Side) -> Report {
     let turns = Both { left: Turn::of(&left.records), right: Turn::of(&right.records) };
     let rows = align::turns(left, &turns.left, right, &turns.right);

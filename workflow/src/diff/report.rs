@@ -21,7 +21,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The word that is shown.
+    /// The level's name in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Level::Equal => "equal",
@@ -32,7 +32,7 @@ impl Level {
     }
 }
 
-/// What came of laying two sessions side by side.
+/// The result of comparing two sessions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// [`FORMAT`].
@@ -41,23 +41,24 @@ pub struct Report {
     pub verdict: Level,
     pub left: Subject,
     pub right: Subject,
-    /// What the two were given to begin with, where it differs. It does not count: a replay changes it on purpose.
+    /// Differences in what the two sessions started with. They do not count, because a replay changes this on
+    /// purpose.
     pub setup: Vec<SetupDifference>,
     /// The first turn that differs.
     pub first_divergence: Option<Divergence>,
     /// The first turn in which another tool was called, or the same one with other arguments.
     pub first_tool_divergence: Option<Divergence>,
     pub turns: Vec<TurnDiff>,
-    /// Where the states at the end differ.
+    /// Differences between the final states.
     pub state: Vec<ValueDifference>,
     pub requests: Requests,
     pub totals: Both<Totals>,
-    /// Over the turns that stand side by side and were measured on both sides: what a copied beginning cost is known on
-    /// one side only.
+    /// Sums over the paired turns that both sides measured. The cost of a copied beginning is known on one
+    /// side only.
     pub compared: Both<Totals>,
 }
 
-/// Whose transcript it is.
+/// One of the two sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Subject {
     pub session_id: String,
@@ -68,7 +69,7 @@ pub struct Subject {
     pub turns: usize,
 }
 
-/// Something that the sessions were given to begin with.
+/// A difference in what the sessions started with.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SetupDifference {
     /// `model`, `agent`, `system_prompt`, `tools` or `seeds`.
@@ -76,31 +77,31 @@ pub struct SetupDifference {
     pub words: Vec<Piece>,
 }
 
-/// A turn that differs, in a sentence.
+/// The first turn that differs, with a sentence about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Divergence {
     /// Which of [`Report::turns`], from 1.
     pub turn: usize,
     pub level: Level,
-    /// Numbers of the messages with which the turn begins.
+    /// Number of the turn's first message on each side.
     pub left_message: Option<i64>,
     pub right_message: Option<i64>,
     pub what: String,
 }
 
-/// One turn: what was said to the model, what it answered, and what became of the calls that it asked for.
+/// One turn: the input of the model, its answer, and the results of its calls.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TurnDiff {
     /// From 1.
     pub turn: usize,
     pub level: Level,
-    /// `None` where the other side alone has such a turn.
+    /// `None` if only the other side has this turn.
     pub left: Option<TurnView>,
     pub right: Option<TurnView>,
     pub request: RequestMatch,
-    /// Calls before state before prose.
+    /// Sorted: calls, then state, then prose.
     pub differences: Vec<Difference>,
-    /// Differences that are not listed, for there are too many.
+    /// Number of further differences that are not listed.
     pub unlisted: usize,
 }
 
@@ -113,31 +114,31 @@ pub struct TurnView {
     pub answer_message: Option<i64>,
     /// Names of the tools that it called.
     pub calls: Vec<String>,
-    /// The beginning of what was said to the model, and of what it said.
+    /// Excerpts of the model's input (`input`) and of its answer (`text`).
     pub input: String,
     pub text: String,
     pub finish_reason: Option<&'static str>,
-    /// What it took, where that is known.
+    /// Usage and time of the answer, if known.
     pub answer: Option<Answer>,
 }
 
-/// Whether the model was asked with the same bytes.
+/// Whether both sides sent the model the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestMatch {
     Equal,
     Differs,
-    /// One of the two was not made here, or is not known.
+    /// At least one side's request hash is not known.
     Unknown,
 }
 
-/// How many turns asked with the same bytes.
+/// How many turns sent the same bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Requests {
     pub equal: usize,
     pub differ: usize,
     pub unknown: usize,
-    /// The first turn that asked with other bytes.
+    /// The first turn that sent other bytes.
     pub first_that_differs: Option<usize>,
 }
 
@@ -149,7 +150,7 @@ pub struct Difference {
     pub part: Part,
 }
 
-/// What of a turn differs.
+/// The part of a turn that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "part", rename_all = "snake_case")]
 pub enum Part {
@@ -169,27 +170,27 @@ pub enum Part {
         position: Both<usize>,
         name: Both<String>,
         arguments: Vec<ValueDifference>,
-        /// Argument text that was no JSON object.
+        /// Whether the calls differ in argument text that is not a JSON object.
         malformed: bool,
     },
-    /// What the turn did to the state. A path begins with the state's key.
+    /// The turn changed the state in another way. A path begins with the state's key.
     State {
         changes: Vec<ValueDifference>,
     },
-    /// What a call gave.
+    /// The result of a call.
     Result {
         name: Both<Option<String>>,
         /// Whether it failed.
         is_error: Both<Option<bool>>,
         words: Vec<Piece>,
-        /// In the details, which no model sees.
+        /// Differences in the details, which no model sees.
         details: Vec<ValueDifference>,
     },
-    /// What was said to the model.
+    /// The input of the model.
     Input {
         words: Vec<Piece>,
     },
-    /// What the model said.
+    /// The text of the model's answer.
     Text {
         words: Vec<Piece>,
     },
@@ -197,7 +198,7 @@ pub enum Part {
         left: Option<&'static str>,
         right: Option<&'static str>,
     },
-    /// What no other part shows: blocks of a provider's own, the order of blocks, who may see a message.
+    /// Anything else: a provider's own blocks, the order of blocks, the visibility of a message.
     Shape {
         what: String,
     },
@@ -210,7 +211,7 @@ pub struct Totals {
     pub tool_calls: i64,
     #[serde(flatten)]
     pub usage: Usage,
-    /// From the beginning of each step until its commit.
+    /// From the start of each step until its commit.
     pub time_ms: i64,
 }
 
@@ -243,10 +244,10 @@ impl Part {
             Part::Turn { on } => format!("only on the {}", on.as_str()),
             Part::CallOnly { on, name, .. } => format!("{name} is called only on the {}", on.as_str()),
             Part::Call { name, .. } if name.left != name.right => {
-                format!("{} is called, and {} on the right", name.left, name.right)
+                format!("{} is called on the left, and {} on the right", name.left, name.right)
             }
             Part::Call { name, malformed: true, .. } => {
-                format!("{} is called with arguments that are no JSON object", name.left)
+                format!("{} is called with arguments that are not a JSON object", name.left)
             }
             Part::Call { name, arguments, .. } => {
                 format!("{} is called with another {}", name.left, paths(arguments))
@@ -260,16 +261,16 @@ impl Part {
                     None => "has no result",
                 };
                 if is_error.left == is_error.right {
-                    format!("{name} gives something else")
+                    format!("{name} returns another result")
                 } else {
                     format!("{name} {}, and {} on the right", word(is_error.left), word(is_error.right))
                 }
             }
-            Part::Input { .. } => "something else is said to the model".to_owned(),
-            Part::Text { .. } => "the model says it in other words".to_owned(),
+            Part::Input { .. } => "the model gets another input".to_owned(),
+            Part::Text { .. } => "the model answers in other words".to_owned(),
             Part::FinishReason { left, right } => {
                 format!(
-                    "it stops for {}, and for {} on the right",
+                    "the model stops for {}, and for {} on the right",
                     left.unwrap_or("nothing"),
                     right.unwrap_or("nothing")
                 )

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 /// `Err` says, to a person, why a row does not fit.
 pub(super) type Fits = Result<(), String>;
 
-/// No number of a bundle is larger, so that none overflows where it is counted on.
+/// Maximum of any number in a bundle, so that sums cannot overflow.
 pub(super) const MOST_NUMBER: i64 = 1 << 40;
 
 pub(super) fn times(times: &[(&str, Option<&String>)]) -> Fits {
@@ -17,7 +17,7 @@ pub(super) fn times(times: &[(&str, Option<&String>)]) -> Fits {
     }
 }
 
-/// What a call's or a delivery's id is kept as: short, and nobody can make two of them equal.
+/// A short key in place of an id. The author of a bundle cannot make two of them collide.
 pub(super) type Key = [u8; 16];
 
 pub(super) fn key(text: &str) -> Key {
@@ -27,7 +27,7 @@ pub(super) fn key(text: &str) -> Key {
     key
 }
 
-/// Equal as the database sees it: `jsonb` keeps a number's value and not its spelling.
+/// Equality as in the database: `jsonb` keeps a number's value and not its spelling.
 pub(super) fn same_state(a: &State, b: &State) -> bool {
     fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
         use serde_json::Value;

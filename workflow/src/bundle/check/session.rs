@@ -1,4 +1,5 @@
-//! The session's row: it is the header's, its words and numbers are possible, and it reaches out of nothing.
+//! Checks the session's row: it matches the header, its words and numbers are valid, and its paths stay in
+//! the workspace.
 
 use super::fits::{Fits, MOST_NUMBER, times};
 use super::{Open, scan};
