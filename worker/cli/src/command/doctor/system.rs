@@ -285,7 +285,7 @@ fn troubles(troubles: &Troubles, report: &mut Report) {
     if let Some(session) = &troubles.uncertain_call_session {
         report.warning(
             "tool calls",
-            format!("{} are uncertain: it is not known whether they took effect", troubles.uncertain_calls),
+            format!("{} are uncertain: they may have taken effect", troubles.uncertain_calls),
             format!(
                 "look at the newest: wakeful session why {session}; then say what you found: wakeful session resolve \
                  {session} {} --happened RESULT (or --did-not-happen, --let-model-decide)",
@@ -300,7 +300,7 @@ fn deliveries(troubles: &Troubles, report: &mut Report) {
     if let Some(session) = &troubles.uncertain_delivery_session {
         report.warning(
             "deliveries",
-            format!("{} are uncertain: it is not known whether they were sent", troubles.uncertain_deliveries),
+            format!("{} are uncertain: they may have been sent", troubles.uncertain_deliveries),
             format!("look at the newest: wakeful session why {session}"),
         );
     }

@@ -42,7 +42,7 @@ impl Observer for Meter {
     fn finds(&self, found: &Unfinished) {
         let (id, age) = (printable(&found.session_id), span(found.age_s as f64));
         self.bar.suspend(|| {
-            eprintln!("going on with {id}, begun {age} ago by the same command (--fresh starts over)");
+            eprintln!("going on with {id}, begun {age} ago by the same command (--fresh begins anew)");
         });
     }
 
