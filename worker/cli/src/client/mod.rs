@@ -111,7 +111,7 @@ impl Client {
     /// Waits until the session rests, through any number of runs, and returns its last words.
     ///
     /// # Errors
-    /// [`Failed`] on a refusal, or when the server stays unreachable for longer than [`ANSWER`].
+    /// [`Failed`] on a refusal, or when the server stays unreachable for longer than 30 s.
     pub async fn rest(&self, session_id: &str) -> Result<Rested, Failed> {
         let mut silent_since = None;
         loop {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 
-/// Asks the user. The run waits, for as long as it takes, and the answer becomes this call's result.
+/// Asks the user a question. The run waits without a time limit, and the answer becomes this call's result.
 pub struct AskUser;
 
 #[derive(Deserialize)]
