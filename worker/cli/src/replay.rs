@@ -174,7 +174,7 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
         tool_mode: Some(request.tool_mode),
         replay: Some(Replay {
             source_session_id: source.clone(),
-            // The fork fills this in.
+            // Set by the store when it makes the fork.
             after_message_number: 0,
             fed: true,
             answers: request.answers,

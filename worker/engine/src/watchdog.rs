@@ -3,8 +3,8 @@
 //! A time limit is a timer of the runtime and can only drop code that yields. Code that never yields (a loop
 //! without `await`, a blocking call that hangs) keeps its thread. A few such threads stop the heartbeat and
 //! all other tasks. Nothing inside a process can take a thread back, so the watchdog ends the process and the
-//! supervisor restarts it. The claim then counts as one that died: its job is handled as a suspect next time,
-//! and at the attempt limit its run fails.
+//! supervisor restarts it. The claim then counts as one that died: the queue treats its job as a suspect, and
+//! at the attempt limit its run fails.
 //!
 //! Time here is the time during which this thread was able to run. `CLOCK_MONOTONIC` stops while the machine
 //! is suspended (`CLOCK_BOOTTIME`, which leases use, does not). Each tick also counts as at most two ticks.

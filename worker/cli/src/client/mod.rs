@@ -32,8 +32,8 @@ pub enum Failed {
     /// The server refused the request.
     #[error("the server says {status}: {detail}")]
     Refused { status: StatusCode, detail: String },
-    /// The server cannot be reached, or its answer is not valid HTTP.
-    #[error("{url} gives no answer: {reason}")]
+    /// No complete answer came from the server.
+    #[error("no answer from {url}: {reason}")]
     Unreachable { url: String, reason: String },
 }
 
@@ -41,7 +41,7 @@ pub enum Failed {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
     pub status: StatusCode,
-    /// The body as JSON, or as a JSON string when it is not JSON.
+    /// The body parsed as JSON. A body that is not JSON becomes a JSON string.
     pub body: Value,
 }
 
@@ -87,7 +87,7 @@ impl Client {
         for (name, value) in request.headers {
             built = built.header(name, value);
         }
-        // A signed webhook needs no token, so do not give the token away with it.
+        // A signed webhook needs no token, so send none with it.
         let built = match &self.token {
             Some(token) if !request.signed => built.bearer_auth(token.expose_secret()),
             Some(_) | None => built,

@@ -7,7 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use sha2::Sha256;
 
-/// An event from outside that the server is told of.
+/// An event from outside, to be sent to the server.
 #[derive(Clone, Debug)]
 pub enum Trigger {
     Chat {
@@ -25,7 +25,7 @@ pub enum Trigger {
         via: Via,
         /// The provider's own JSON, byte for byte.
         body: Vec<u8>,
-        /// What the provider signs with.
+        /// The secret that the provider signs with.
         secret: SecretString,
         /// The sender's id of the message.
         message_id: String,
@@ -56,7 +56,7 @@ pub struct Request {
     pub signed: bool,
 }
 
-/// A secret that has not the form of this provider's secrets.
+/// A secret that does not have the form of this provider's secrets.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadSecret(&'static str);

@@ -27,8 +27,9 @@ const SAMPLES_REST: Duration = Duration::from_secs(90);
 pub(super) struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
-    /// Where the data is kept [default: $XDG_DATA_HOME/wakeful/dev, or ~/.local/share/wakeful/dev; for root a
-    /// directory in /var/tmp, if the other user that runs root's Postgres cannot reach the default].
+    /// Where the data is kept [default: $XDG_DATA_HOME/wakeful/dev, or ~/.local/share/wakeful/dev]. When root
+    /// starts it, Postgres runs as another user. If that user cannot reach this directory, one in /var/tmp is
+    /// used instead.
     #[arg(long, value_name = "DIR", global = true)]
     data_dir: Option<PathBuf>,
     /// The address of the HTTP interface [default: 127.0.0.1:7070].

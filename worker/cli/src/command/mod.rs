@@ -213,8 +213,8 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     Exit::Failed
 }
 
-/// Checks that `path` is a regular file, because a bundle is read twice. Opening a pipe would also block
-/// until it has a writer, deaf to signals.
+/// Checks that `path` is a regular file, because a bundle is read twice. Also, opening a pipe would block
+/// until another process writes to it, and no signal could interrupt that.
 ///
 /// # Errors
 /// [`Usage`] when `path` exists and is not a regular file. A missing file is reported later, by the code that

@@ -47,7 +47,8 @@ pub(super) struct Args {
     /// Run every bundle in this folder, and print one line for each.
     #[arg(long, value_name = "DIR")]
     suite: Option<PathBuf>,
-    /// Which difference makes the exit status 8: only tool calls; tool calls or the state; or any.
+    /// Which differences make the exit status 8. tools: different tool calls. state: these, or a different
+    /// state. any: every difference. none: no difference.
     #[arg(long, value_enum, default_value = "any")]
     fail_on: FailOn,
     /// Number of bundles to run at the same time.

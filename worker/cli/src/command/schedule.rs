@@ -36,7 +36,7 @@ enum Verb {
     /// Change the given settings of a schedule and keep the rest. A new pattern or time zone applies from now
     /// on.
     ///
-    /// Change a schedule of the configuration file in that file: the file wins.
+    /// A schedule from the configuration file can be changed only in that file.
     Edit {
         name: String,
         #[command(flatten)]
@@ -44,7 +44,7 @@ enum Verb {
     },
     /// Remove a schedule and the history of its ticks. Its sessions stay.
     ///
-    /// Remove a schedule of the configuration file in that file: the file wins.
+    /// A schedule from the configuration file can be removed only in that file.
     Delete { name: String },
     /// Stop firing a schedule until it is resumed.
     Pause { name: String },
@@ -67,7 +67,7 @@ enum Verb {
 }
 
 pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
-    // Next to `wakeful dev`, use dev's agent and model.
+    // On the database of `wakeful dev`, use dev's agent and model.
     super::dev::adopt(&mut config, app)?;
     let store = super::open_store(&config, "wakeful schedule").await?;
     let output = Output::new(&args.output);

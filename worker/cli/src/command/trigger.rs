@@ -148,7 +148,8 @@ fn client(config: &Config, args: &Args) -> anyhow::Result<Client> {
         None => config.server.token.clone(),
     };
     let client = Client::new(&url, token)?;
-    Ok(client.ok_or_else(|| Usage(format!("--url {url:?} is no address such as http://127.0.0.1:7070")))?)
+    Ok(client
+        .ok_or_else(|| Usage(format!("--url {url:?} is not an address such as http://127.0.0.1:7070")))?)
 }
 
 fn trigger(config: &Config, verb: Verb, now: i64) -> anyhow::Result<Trigger> {
@@ -238,7 +239,7 @@ fn input(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
 }
 
 fn said(taken: &Taken, sessions: &[String]) -> String {
-    let before = if taken.is_duplicate() { " (it was taken before)" } else { "" };
+    let before = if taken.is_duplicate() { " (it was accepted before)" } else { "" };
     match sessions {
         [] => match taken.body["items"]
             .as_array()
@@ -246,8 +247,8 @@ fn said(taken: &Taken, sessions: &[String]) -> String {
             .flatten()
             .find_map(|item| item["dropped"].as_str())
         {
-            Some(why) => format!("taken, and kept from the agents: {}\n", printable(why)),
-            None => format!("taken: {}{before}\n", taken.status),
+            Some(why) => format!("accepted, but kept from the agents: {}\n", printable(why)),
+            None => format!("accepted: {}{before}\n", taken.status),
         },
         sessions => sessions.iter().map(|id| format!("{}{before}\n", printable(id))).collect(),
     }

@@ -1,5 +1,5 @@
 //! The sample messages of a first `wakeful dev`, some of which `wakeful demo` uses too. One table holds the
-//! texts and the way in of each. They are sent to the running process as outside requests.
+//! text and the trigger of each. They are sent to the running process as outside requests.
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -189,8 +189,8 @@ pub struct State {
     pub last: String,
 }
 
-/// Sends the missing samples to the process that listens here, unless there are sessions of other origin
-/// already. Returns how many it sent.
+/// Sends the missing samples to the process that listens here, unless other sessions exist already. Returns
+/// how many it sent.
 ///
 /// If a start is killed in between, the next start sends the rest: each sample is either durable or missing.
 pub async fn send(ctx: &Ctx, listen: SocketAddr, home: &Home) -> Result<usize> {

@@ -76,8 +76,7 @@ enum Part {
         input: Value,
         json: String,
     },
-    /// Thinking, server tools and kinds of blocks yet unknown. Collected field by field and never
-    /// interpreted.
+    /// Thinking, server tools and unknown kinds of blocks. Collected field by field and never interpreted.
     Raw {
         raw: Map<String, Value>,
         json: String,
@@ -196,7 +195,7 @@ impl Answer {
             Some("tool_use") => FinishReason::ToolCalls,
             Some("max_tokens" | "model_context_window_exceeded") => FinishReason::Length,
             Some("refusal") => FinishReason::ContentFilter,
-            // end_turn, stop_sequence, pause_turn, and reasons yet unknown: the message is complete.
+            // end_turn, stop_sequence, pause_turn, and any unknown reason: the message is complete.
             Some(_) => FinishReason::Stop,
         };
         let last = self.parts.keys().next_back().copied();

@@ -179,8 +179,9 @@ pub fn bad_response(message: impl std::fmt::Display) -> Fault {
 /// Parses the text of a call's arguments. `truncated` means that the output limit may have cut this text.
 ///
 /// Returns the text as `Err` if it is not a complete JSON object. A call that was cut is kept as malformed:
-/// it never runs, and the model is told why. Without it the reply would look as if no call was tried, and
-/// would be sampled again. An empty text means no arguments, unless the output limit may have cut it.
+/// it never runs, and the model is told why. If it were dropped, the reply would look as if the model had
+/// tried no call, and would be sampled again. An empty text means no arguments, unless the output limit may
+/// have cut it.
 pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
     if text.trim().is_empty() {
         return if truncated { Err(text) } else { Ok(Value::Object(serde_json::Map::new())) };

@@ -163,7 +163,7 @@ impl Drop for Traces {
         let _ = self.provider.shutdown_with_timeout(FLUSH);
         self.counts.close();
         if let Some(runtime) = self.runtime.take() {
-            // A runtime must not be dropped inside another one, which is usually the case here.
+            // This code usually runs inside a runtime, and a runtime must not be dropped inside another one.
             runtime.shutdown_background();
         }
     }

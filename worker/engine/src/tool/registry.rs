@@ -170,7 +170,7 @@ impl Registry {
         arguments: Value,
     ) -> Result<ToolOutput, ToolError> {
         let tool = &self.entry(name)?.tool;
-        // A dry run that ran as a live call would send.
+        // Never use `call` directly for a dry run: a tool with effects would act on the outside world.
         let output = match call.mode {
             ToolMode::Live => tool.call(call, arguments).await,
             ToolMode::Dry | ToolMode::Recorded => tool.dry_run(call, arguments).await,

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const CONNECT: Duration = Duration::from_secs(3);
 const NOTIFICATION: Duration = Duration::from_secs(2);
 const SERVER: Duration = Duration::from_secs(3);
-/// A job that has been ready for longer than this means that no worker takes it.
+/// If a job has been ready for longer than this, no worker takes it.
 const WAITING_S: f64 = 60.0;
 const SKEW_S: f64 = 2.0;
 
@@ -203,7 +203,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         report.warning(
             "workers",
             format!("none is alive{}", last.unwrap_or_default()),
-            "start one: wakeful serve --roles worker. Until then messages are taken and not answered",
+            "start one: wakeful serve --roles worker. Until then messages are accepted but not answered",
         );
     } else {
         let mut versions: Vec<&str> = alive.iter().map(|worker| worker.version.as_str()).collect();

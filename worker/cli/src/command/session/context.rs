@@ -33,7 +33,7 @@ pub(super) async fn context(
     output: &Output,
     args: Args,
 ) -> anyhow::Result<Exit> {
-    // If the configuration names no model, as next to `wakeful dev`, use the session's own.
+    // If the configuration names no model, as with `wakeful dev`, use the session's own.
     let session = store.session(None, &args.id).await?;
     let config = Config { fallback_model: Some(session.model_id), ..config.clone() };
     let (registry, models) = (app.registry()?, app.models(&config)?);
@@ -76,7 +76,7 @@ fn text(view: &View, output: &Output) -> String {
     if let Some(rebase) = &view.rebase {
         let mut parts = Vec::new();
         if let Some(number) = rebase.summary_message_number {
-            parts.push(format!("the summary #{number} stands first"));
+            parts.push(format!("the summary #{number} comes first"));
         }
         if rebase.keep_from_message_number > 0 {
             parts.push(format!("messages below #{} are left out", rebase.keep_from_message_number));

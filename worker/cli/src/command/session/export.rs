@@ -171,7 +171,7 @@ fn finish(output: &Output, args: &Args, target: Target, bytes: u64) -> anyhow::R
 }
 
 fn url(server: &str, args: &Args) -> anyhow::Result<reqwest::Url> {
-    let wrong = || Usage(format!("--server {server:?} is no address such as http://127.0.0.1:7070"));
+    let wrong = || Usage(format!("--server {server:?} is not an address such as http://127.0.0.1:7070"));
     let mut url = reqwest::Url::parse(server).map_err(|_| wrong())?;
     url.path_segments_mut().map_err(|()| wrong())?.pop_if_empty().extend(["sessions", &args.id, "export"]);
     if args.redact {

@@ -83,7 +83,8 @@ enum Verb {
         #[arg(long, value_name = "KEY")]
         client_key: Option<String>,
     },
-    /// Start a new session in a conversation, which gets its next messages. The old session stays as it is.
+    /// Start a new session in a conversation. The conversation's next message goes to the new session. The
+    /// old session stays as it is.
     New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
     Retry {
@@ -123,7 +124,7 @@ enum Verb {
     Export(export::Args),
     /// Import a bundle as a new session of a new conversation. Starts no run.
     Import(import::Args),
-    /// Make a session do what is still open, whatever state its rows are in.
+    /// Heal a session, so that it continues with its open work.
     Wake { id: String },
     /// Explain why a session is in its current state, and what to do about it.
     Why { id: String },
@@ -276,7 +277,7 @@ async fn send(
     };
     store.announce(id).await?;
     let did = match (woken.duplicate, woken.outcome) {
-        (true, _) => "taken before",
+        (true, _) => "accepted before",
         (false, wakeful_store::wake::Delivered::Queued) => "queued for the next step boundary",
         (false, wakeful_store::wake::Delivered::Delivered) => "delivered as the answer",
         (false, wakeful_store::wake::Delivered::NewRun) => "a new run begins",

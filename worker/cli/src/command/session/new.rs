@@ -51,7 +51,7 @@ pub(super) async fn new(
         Some(agent) => Some(agent),
         None => store.latest_agent(&conversation_id).await?,
     };
-    // If the configuration names no model, as next to `wakeful dev`, use the conversation's own.
+    // If the configuration names no model, as with `wakeful dev`, use the conversation's own.
     let config = Config { fallback_model: before.map(|session| session.model_id), ..config.clone() };
     let new = origin::of_chat(&config, &app.registry()?, conversation_id, agent.as_deref())
         .map_err(|cannot| Usage(cannot.to_string()))?;

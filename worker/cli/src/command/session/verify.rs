@@ -170,7 +170,7 @@ fn advice(id: &str, verification: &Verification, rebuilt: bool) -> Vec<String> {
         advice.push(format!("still differs: {caches}. Its run is open: rebuild again when it rests"));
     } else if !caches.is_empty() {
         advice.push(format!(
-            "differs: {caches}. Remedy: `wakeful session verify {id} --rebuild` writes it anew from the logs"
+            "differs: {caches}. Remedy: `wakeful session verify {id} --rebuild` rewrites it from the logs"
         ));
     }
     if !logs.is_empty() {

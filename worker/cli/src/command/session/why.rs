@@ -133,7 +133,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
             find(
                 format!("It is a replay, and its run failed: {error}."),
                 Some(format!(
-                    "{mend}Run the replay command again, which begins another one; or put this one away:\n\
+                    "{mend}Run the replay command again, which starts another one; or archive this one:\n\
                      wakeful session archive {id}"
                 )),
             );

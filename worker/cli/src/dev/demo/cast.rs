@@ -65,7 +65,7 @@ impl Cast {
         let program = std::env::current_exe().context("The path of this program")?;
         let mut command = Command::new(program);
         command.args(["serve", "--roles", roles, "--config"]).arg(self.dir.join("wakeful.toml"));
-        // Remove the caller's settings, which are meant for another system. Settings of tracing stay.
+        // Remove the caller's settings, which are meant for another system. Tracing settings stay.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             if ["WAKEFUL_", "DATABASE_URL", "ANTHROPIC_", "OPENAI_", "FAILPOINTS"]

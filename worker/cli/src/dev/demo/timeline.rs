@@ -202,13 +202,13 @@ impl Timeline {
         for entry in news {
             match entry.kind.as_str() {
                 "LLM_CALLED" => chat.attempt = entry.payload["attempt"].as_i64().unwrap_or(1),
-                // This entry means that the call before it is replaced.
+                // From this entry on, a new attempt replaces the interrupted call.
                 "GEN_RESUMED" => chat.attempt += 1,
                 _ => {}
             }
             if let Some((tone, text)) = told(&entry) {
-                // Entries without a step come from the API process that took the message, a tool result that
-                // answers a question included.
+                // Entries without a step come from the API process that accepted a message. This includes the
+                // tool result that a user's answer becomes.
                 let from_outside = entry.kind == "MESSAGE_RECEIVED" || entry.step_number.is_none();
                 lines.push(Line {
                     at: entry.ts,

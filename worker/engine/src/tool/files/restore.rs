@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
 use wakeful_workflow::files::WrittenFile;
 
-/// Most unrestorable files that an error names.
+/// Largest number of missing files that an error lists.
 const NAMED: usize = 5;
 
 /// Creates the folder `path` with `files` in it. It is created under another name and then renamed, so a
