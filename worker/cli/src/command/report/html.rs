@@ -18,6 +18,8 @@ const MAPPED: usize = 2_000;
 const LISTED: usize = 200;
 const SHOWN: usize = 1_000;
 
+/// Renders `report` as one HTML page.
+///
 /// # Errors
 /// None in practice: the template writes into memory.
 pub(super) fn of(report: &Report) -> anyhow::Result<String> {
