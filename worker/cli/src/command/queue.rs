@@ -17,7 +17,7 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// How much work waits, is in hand or is put off, and who works.
+    /// Show how many jobs are ready, leased or delayed, and which workers there are.
     Status,
 }
 
@@ -63,7 +63,7 @@ fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after
     }
     let mut text = String::new();
     if queues.is_empty() {
-        text.push_str("No job: every session rests.\n");
+        text.push_str("No jobs: every session rests.\n");
     } else {
         text.push_str(&output.aligned(&queues, 0));
     }
@@ -99,7 +99,7 @@ fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after
     text
 }
 
-/// A line a queue and a worker, told apart by their first word.
+/// One line per queue and per worker; the first word tells which.
 fn plain(depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String {
     let mut text = String::new();
     for one in depth {
