@@ -285,8 +285,8 @@ async fn decide(
             let window = ctx.config.context_window(&agent.model);
             in_context(action, session, agent, &tools, window)
         }
-        // Without the tools nobody can tell how full the context is. The model call itself reports this
-        // error.
+        // Without the tools the size of the context is unknown. The model call asks for them again and
+        // reports this error.
         Err(_) => action,
     };
     let performed = loop {

@@ -1,4 +1,4 @@
-//! A summary of the context: a model call of its own, which no reader is shown.
+//! Compaction: a separate model call that summarises the context. Readers do not see its text.
 
 use super::Interrupted;
 use super::intent::{self, Begun, Intent};
@@ -16,8 +16,9 @@ use wakeful_workflow::record::{Block, Reply};
 use wakeful_workflow::session::{Purpose, Session};
 use wakeful_workflow::wire::Request;
 
-/// Asks for the summary; without the oldest turns, more of them each time, when the provider says that it is too much.
-/// A fault is an outcome here: it is counted, so that the run goes on without a summary after a few.
+/// Asks the model for a summary. If the provider finds the request too long, asks again without the oldest
+/// turns, leaving out more each time. A fault is returned as an outcome and counted: after
+/// [`compaction::FAILURES`] of them the run goes on without a summary.
 pub(super) async fn compact(
     ctx: &Ctx,
     lease: &Lease,
@@ -31,7 +32,7 @@ pub(super) async fn compact(
     let mut without = 0;
     let mut context = compaction::request(session, tools.clone(), 0);
     loop {
-        // There is always something to ask about when nothing is left out.
+        // Cannot happen: the request is `None` only when turns are left out, and that case ends below.
         let Some(asked) = context else {
             return Err(Fault::Internal { message: "there is nothing to summarise".to_owned() }.into());
         };
@@ -105,7 +106,8 @@ async fn call(
     answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
 }
 
-/// The text of the summary. Calls that the model asks for although it was told not to are not made.
+/// Returns the text of the summary. Ignores tool calls: the instruction forbids them, but a model may ask
+/// anyway.
 fn written(reply: Reply) -> Result<(String, Reply), Fault> {
     let texts: Vec<&str> = reply
         .content
