@@ -1,7 +1,8 @@
-//! Replays: a session is forked, and the fork runs the same loop again beside its source.
+//! Replays: a fork of a session runs the same loop again and takes its inputs from its source.
 //!
-//! The fork is an ordinary session, and what works on it is the ordinary step pool, with its queue and its leases, under a
-//! name of its own. So a replay that is killed goes on where it stood, as any run does.
+//! The fork is an ordinary session. An ordinary step pool runs it, with the same queue and leases, but claims
+//! only jobs with the replay's own `runner` name. So a replay that is killed goes on where it stopped, as any
+//! run does.
 
 mod recordings;
 
@@ -13,8 +14,9 @@ use wakeful_workflow::plan::Action;
 use wakeful_workflow::replay::{self, Input};
 use wakeful_workflow::session::Session;
 
-/// Gives a replay the message that its source took right before the model call that is planned. `true`: the session was
-/// read again, and is to be planned on anew.
+/// Sends a replay the user message that its source received right before the planned model call, if the
+/// replay does not have it yet. Returns `true` if it sent one: `session` was then read again, and the caller
+/// must plan again.
 ///
 /// # Errors
 /// [`wakeful_store::Error`].
@@ -33,7 +35,8 @@ pub(crate) async fn feed(store: &Store, recordings: &Recordings, session: &mut S
     Ok(true)
 }
 
-/// Sends a replay one of its source's messages. Sent again, it is the same message.
+/// Sends a replay one of its source's messages. Sending it again has no effect, because its `client_key` is
+/// the same.
 pub async fn give(store: &Store, session_id: &str, input: &Input) -> wakeful_store::Result<()> {
     let message = NewMessage {
         client_key: Some(input.client_key()),
