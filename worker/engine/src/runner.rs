@@ -198,7 +198,7 @@ impl Runner {
                 Ok(Some(pause)) => return Ok(pause),
                 Ok(None) => {}
                 Err(error) if error.is_transient() => {
-                    debug!(%error, "A runner could not look; it looks again")
+                    debug!(%error, "A runner could not read the session; trying again")
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -65,13 +65,13 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
                 debug!(
                     error,
                     delay_ms = delay.as_millis() as u64,
-                    "The receiver takes no more just now; waiting"
+                    "The receiver accepts nothing more for now; waiting"
                 );
                 ctx.store.postpone(&job.lease, delay, &error).await
             }
         };
         if let Err(error) = given_back {
-            warn!(%error, "The job was not given back; it is free when its lease ends");
+            warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
         }
     }
     Ok(())
@@ -171,7 +171,7 @@ async fn one(
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
         Settled::Sent { .. } => {
-            warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile")
+            warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost before that was recorded")
         }
         Settled::Failed { error } | Settled::Expired { error } => {
             telemetry::failed(&Span::current(), "not_sent");
@@ -181,7 +181,7 @@ async fn one(
         Settled::Uncertain { error } => {
             telemetry::failed(&Span::current(), "not_sent");
             let remedy = format!("wakeful session why {}", claimed.session_id);
-            warn!(delivery.id = claimed.delivery_id, error, remedy, "Not sent by {channel_name} for certain");
+            warn!(delivery.id = claimed.delivery_id, error, remedy, "Nobody knows whether {channel_name} sent it");
         }
     }
     Ok(())
@@ -381,7 +381,7 @@ async fn settle(
         match ctx.store.settle_delivery(&job.lease, claimed, channel_name, settled).await {
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
-                warn!(%error, delivery.id = claimed.delivery_id, "A delivery's end was not written; trying again");
+                warn!(%error, delivery.id = claimed.delivery_id, "The result of a delivery was not recorded; trying again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             done => return done,

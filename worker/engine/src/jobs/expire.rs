@@ -30,7 +30,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
         for (agent, seconds, then) in &agents {
             let patience = Patience { agent, seconds: *seconds };
             if let Err(error) = look(&ctx, patience, *then).await {
-                warn!(%error, "Looking for questions that nobody answered failed; looking again later");
+                warn!(%error, "The search for unanswered questions failed; trying again later");
             }
         }
         tokio::select! {
@@ -51,7 +51,7 @@ async fn look(ctx: &Ctx, patience: Patience<'_>, then: OnExpired) -> wakeful_sto
                 Ok(true) => {
                     info!(
                         session.id = session_id,
-                        "Closed a question that nobody answered in {} s", patience.seconds
+                        "Closed a question that was not answered within {} s", patience.seconds
                     );
                     ctx.bus.notifier.job();
                     ctx.bus.notifier.session(session_id);

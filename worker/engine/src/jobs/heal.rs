@@ -23,7 +23,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
     let mut sessions_healed = 0;
     loop {
         if let Err(error) = sweep(&ctx, &mut cursor, &mut sessions_healed).await {
-            warn!(%error, "Looking for sessions to heal failed; looking again later");
+            warn!(%error, "The search for sessions to heal failed; trying again later");
         }
         tokio::select! {
             () = tokio::time::sleep(queue::jittered(every)) => {}
@@ -47,7 +47,7 @@ async fn sweep(ctx: &Ctx, cursor: &mut Cursor, sessions_healed: &mut u64) -> wak
         info!(
             healed = *sessions_healed - before,
             healed_since_start = *sessions_healed,
-            "Healed sessions that nobody would have gone on with"
+            "Healed sessions that were stuck"
         );
     }
     Ok(())

@@ -71,11 +71,11 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     heart_stop.cancel();
     // Wait for the heartbeat, which continues until the last lease is given back.
     let _ = heart.await;
-    info!("No job is in hand");
+    info!("No job is running any more");
     if ctx.watchdog.is_ending() {
         // The blocked thread came back before the watchdog ended the process. Fail anyway, for supervisors
         // that restart a process only after a failure.
-        anyhow::bail!("something kept a thread for longer than it may; the log above names it");
+        anyhow::bail!("something blocked a thread for too long; the log above names it");
     }
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
 }

@@ -96,12 +96,12 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
             Ok(end) => return end,
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
-                warn!(%error, "The database failed the step; looking again");
+                warn!(%error, "A database fault interrupted the step; trying again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             // The job's session does not exist, so nothing is owed.
             Err(Error::NotFound { what: "session", ref id }) if id == session_id => {
-                warn!(session.id = session_id, "A job whose session is not there is ended");
+                warn!(session.id = session_id, "Ended a job whose session does not exist");
                 return match ctx.store.end_job(&job.lease).await {
                     Ok(()) => End::Closed,
                     Err(error) => End::Retry { kind: "database", error: error.to_string(), at_least: None },
@@ -119,11 +119,11 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
 /// [`UNREADABLE_ATTEMPTS`] applies instead of the agent's own limit.
 async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> End {
     let reason = format!(
-        "the session cannot be read: {error}. Remedy: mend the row that the error names, then retry the session"
+        "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
     );
     match ctx.store.give_up(&job.lease, session_id, &reason).await {
         Ok(true) => {
-            warn!(session.id = session_id, %error, "The run is failed: its session cannot be read");
+            warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");
             ctx.bus.notifier.session(session_id);
             ctx.bus.notifier.job();
             End::Closed
@@ -230,7 +230,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 if read == session {
                     // The session did not change, so the next commit would miss as well, after one more paid
                     // model call.
-                    let error = "the commit missed a session that is as it was read".to_owned();
+                    let error = "the commit was refused, although the session has not changed since it was read".to_owned();
                     return Ok(End::Retry { kind: "moved", error, at_least: None });
                 }
                 // Our own commit may have moved the session, if the connection broke before its answer
@@ -250,7 +250,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
 
 #[expect(
     clippy::large_enum_variant,
-    reason = "there is one of them at a time, on its way from one line to the next"
+    reason = "only one such value exists at a time, and it is matched at once"
 )]
 enum Decided {
     Outcome(Outcome),
@@ -388,6 +388,6 @@ async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
         "The step failed; trying again later"
     );
     if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
-        warn!(%error, "The job was not given back; it is free when its lease ends");
+        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
     }
 }

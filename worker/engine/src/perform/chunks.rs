@@ -76,7 +76,7 @@ impl<'a> Writer<'a> {
             Piece::NotText if self.only_text => {
                 self.only_text = false;
                 if let Err(error) = self.ctx.store.never_resume(self.session_id, self.generation_id).await {
-                    warn!(%error, "A model call was not marked as more than text");
+                    warn!(%error, "A model call with more than text could not be marked as not resumable");
                 }
             }
             Piece::NotText => {}

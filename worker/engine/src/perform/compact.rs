@@ -58,7 +58,7 @@ pub(super) async fn compact(
                 context = compaction::request(session, tools.clone(), without);
                 if context.is_some() {
                     attempt += 1;
-                    info!(session.id = %session.session_id, "The summary's own call is too long: without the oldest {without} turns");
+                    info!(session.id = %session.session_id, "The request for the summary is too long: asking again without the oldest {without} turns");
                     continue;
                 }
                 CompactionEnd::Failed(fault)
@@ -66,7 +66,7 @@ pub(super) async fn compact(
             Err(fault) => CompactionEnd::Failed(fault),
             Ok((text, mut reply)) => {
                 reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
-                info!(session.id = %session.session_id, "Summarised the context: it was nearly as much as {} can see", agent.model);
+                info!(session.id = %session.session_id, "Summarised the context: it was close to the context window of {}", agent.model);
                 CompactionEnd::Written {
                     text: compaction::text(&text, &session.state),
                     finish_reason: reply.finish_reason,

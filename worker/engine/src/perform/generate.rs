@@ -41,7 +41,7 @@ pub(super) async fn call_model(
         Some((attempt, prefill)) => {
             let request = model.request(&Context { prefill: Some(prefill), ..context });
             let request_sha256 = request.sha256();
-            info!(session.id = %session.session_id, "The model goes on from the text that attempt {} had said", attempt.attempt);
+            info!(session.id = %session.session_id, "The model continues the text of attempt {}", attempt.attempt);
             let resumes = request.prefill.is_some().then_some(&attempt.generation_id);
             (request, request_sha256, resumes)
         }
@@ -94,7 +94,7 @@ pub(super) async fn call_model(
         warn!(
             session.id = %session.session_id,
             message,
-            "{} does not go on from a text: it is asked from the start. Remove `prefill` from its settings",
+            "{} does not go on from a text, so it is asked from the start. Remove `prefill` from its settings",
             agent.model
         );
         // The mark is in the database, so the next plan starts over, here or on another worker if this one
@@ -110,7 +110,7 @@ pub(super) async fn call_model(
         warn!(
             session.id = %session.session_id,
             input_tokens,
-            "The provider read nothing from its prompt cache, though the request only grew: did something change what it begins with?"
+            "The provider read nothing from its prompt cache, though the request only grew: did the beginning of the request change?"
         );
     }
     span.set_attribute(names::USAGE_INPUT_TOKENS, input_tokens);

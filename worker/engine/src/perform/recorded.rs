@@ -149,7 +149,7 @@ pub(super) async fn summary(
 fn compare(session: &Session, answer: &RecordedAnswer<'_>, request_sha256: &str) {
     let number = answer.record.message_number;
     if answer.call.is_some_and(|call| call.request_sha256 != request_sha256) {
-        warn!(session.id = %session.session_id, message_number = number, "The request is not the one that message {number} of the source answers");
+        warn!(session.id = %session.session_id, message_number = number, "The request differs from the one that message {number} of the source answers");
     }
 }
 
@@ -192,7 +192,7 @@ pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Re
         }
         Some(RecordedResult::Asked) => Recorded::Asked,
         None => {
-            info!(session.id = %session.session_id, call.id = %call_id, "The source has no result of this call: it is a dry run");
+            info!(session.id = %session.session_id, call.id = %call_id, "The source has no result of this call: running it dry");
             Recorded::Never
         }
     })

@@ -183,7 +183,7 @@ impl Turn<'_> {
             Ran::Error(error) => failed(error.0),
             Ran::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             Ran::Lost(reason) => {
-                warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call did not come back");
+                warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call timed out or panicked");
                 return Ok(Ending::Uncertain { known: false });
             }
         };
@@ -212,7 +212,7 @@ impl Turn<'_> {
             match store.settle_call(self.lease, session_id, &call.call_id, started, status, outcome).await {
                 Err(error) if error.is_transient() && self.lease.is_live() => {
                     faults += 1;
-                    warn!(%error, call.id = %call.call_id, "A call's outcome was not written; trying again");
+                    warn!(%error, call.id = %call.call_id, "The outcome of a call was not recorded; trying again");
                     tokio::time::sleep(queue::delay(faults, None)).await;
                 }
                 settled => return settled,
