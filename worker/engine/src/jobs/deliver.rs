@@ -26,8 +26,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 /// again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// Runs one claimed deliver job. This function itself records how the claim ends, in the job's row. apalis
-/// only learns that the job is over, so its own retries never run.
+/// Runs one claimed deliver job and records in the job's row how the claim ended. apalis only learns that the
+/// job is over.
 ///
 /// # Errors
 /// Never. apalis requires this signature.
@@ -181,7 +181,7 @@ async fn one(
         Settled::Uncertain { error } => {
             telemetry::failed(&Span::current(), "not_sent");
             let remedy = format!("wakeful session why {}", claimed.session_id);
-            warn!(delivery.id = claimed.delivery_id, error, remedy, "Nobody knows whether {channel_name} sent it");
+            warn!(delivery.id = claimed.delivery_id, error, remedy, "Possibly not sent by {channel_name}");
         }
     }
     Ok(())

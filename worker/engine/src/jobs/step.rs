@@ -1,6 +1,6 @@
-//! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate, plan, perform,
-//! advance, commit. It keeps the lease and repeats them for the next step, until the run closes or other jobs
-//! need the slot.
+//! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate (2, `claim`), plan
+//! and perform (3 to 5, `decide`), advance (6) and commit (7, `commit`). Hop 8 is the loop in `run`: it keeps
+//! the lease and takes the next step, until the run closes or pauses, or other jobs need the slot.
 
 mod commit;
 mod mutant;
@@ -46,8 +46,8 @@ enum End {
     Retry { kind: &'static str, error: String, at_least: Option<Duration> },
 }
 
-/// Runs one claimed step job. This function itself records how the claim ends, in the job's row. apalis only
-/// learns that the job is over, so its own retries never run.
+/// Runs one claimed step job and records in the job's row how the claim ended. apalis only learns that the
+/// job is over.
 ///
 /// # Errors
 /// Never. apalis requires this signature.
@@ -81,6 +81,7 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
     Ok(())
 }
 
+/// Works on the job's session until the claim ends, and decides what each error of the store means for it.
 async fn work(ctx: &Ctx, job: &Job) -> End {
     let Some(session_id) = job.session_id.as_deref() else {
         return End::Stale;
@@ -115,8 +116,8 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
     }
 }
 
-/// Fails the run of a session whose rows cannot be read. An unreadable session does not tell its agent, so
-/// [`UNREADABLE_ATTEMPTS`] applies instead of the agent's own limit.
+/// Fails the run of a session that cannot be read. Its agent is unknown then, so [`UNREADABLE_ATTEMPTS`]
+/// applies instead of the agent's own limit.
 async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> End {
     let reason = format!(
         "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
@@ -228,9 +229,9 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
             Commit::Moved => {
                 let read = ctx.store.hydrate(session.session_id.as_str()).await?;
                 if read == session {
-                    // The session did not change, so the next commit would miss as well, after one more paid
+                    // The session is unchanged, so another try would be refused too, after one more paid
                     // model call.
-                    let error = "the commit was refused, although the session has not changed since it was read".to_owned();
+                    let error = "the commit was refused although the session has not changed".to_owned();
                     return Ok(End::Retry { kind: "moved", error, at_least: None });
                 }
                 // Our own commit may have moved the session, if the connection broke before its answer
@@ -248,8 +249,9 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
     }
 }
 
+/// What [`decide`] leads to.
 #[expect(
-    clippy::large_enum_variant,
+clippy::large_enum_variant,
     reason = "only one such value exists at a time, and it is matched at once"
 )]
 enum Decided {
@@ -371,6 +373,7 @@ async fn gives_way(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bo
         && ctx.store.others_wait(Kind::Step, &job.runner).await?)
 }
 
+/// Gives the job back. Any worker may claim it at once.
 async fn release(ctx: &Ctx, job: &Job) -> End {
     if let Err(error) = ctx.store.release(&job.lease).await {
         warn!(%error, "A job was not released; it is free when its lease ends");
@@ -379,6 +382,7 @@ async fn release(ctx: &Ctx, job: &Job) -> End {
     End::Released
 }
 
+/// Gives the job back until a delay is over, which grows with the job's claims without progress.
 async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
     let delay = queue::delay(job.stuck, at_least);
     warn!(

@@ -25,6 +25,8 @@ use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::{Block, ToolCall};
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
+/// Performs the planned calls and returns how each ended. The ledger keeps the outcome of each settled call
+/// with effects, so such a call does not run again after a crash.
 pub(super) async fn call_tools(
     ctx: &Ctx,
     lease: &Lease,

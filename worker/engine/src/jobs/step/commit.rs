@@ -50,6 +50,7 @@ pub(super) async fn commit(
     }
 }
 
+/// Logs the result of the commit.
 fn report(session: &Session, transition: &Transition, commit: Commit) {
     let step = transition.step_number;
     match commit {

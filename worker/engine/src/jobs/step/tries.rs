@@ -49,7 +49,7 @@ mod tests {
             for died in 0..5 {
                 let tries = Tries { stuck: died + 1, died };
                 assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
-                assert_eq!(tries.ended_by_faults(), 1, "its first fault is its first");
+                assert_eq!(tries.ended_by_faults(), 1, "a first fault counts as one");
             }
         }
         let dead = Tries { stuck: 6, died: 5 };
