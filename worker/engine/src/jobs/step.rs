@@ -251,7 +251,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
 
 /// What [`decide`] leads to.
 #[expect(
-clippy::large_enum_variant,
+    clippy::large_enum_variant,
     reason = "only one such value exists at a time, and it is matched at once"
 )]
 enum Decided {

@@ -169,7 +169,8 @@ fn lately_cached(session: &Session) -> bool {
     })
 }
 
-/// Returns the interrupted attempt that this call may resume, and the text it had streamed as a prefill.
+/// Returns the interrupted attempt that this call may resume, and its streamed text, which becomes the
+/// prefill.
 async fn cut_off<'a>(
     ctx: &Ctx,
     session: &'a Session,

@@ -27,8 +27,8 @@ pub(super) fn of_run(ctx: &Ctx, session: &Session) -> Span {
     )
 }
 
-/// The root span of a new trace for one claim. It links to the trace context on the job, which names the span
-/// that enqueued the job or the claim before.
+/// The root span of a new trace for one claim. It links to the spans that the job's trace context names: the
+/// one that enqueued the job, and that of the claim before.
 pub(super) fn of_claim(job: &Job) -> Span {
     let span = info_span!(
         parent: None,

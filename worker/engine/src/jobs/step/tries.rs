@@ -23,8 +23,8 @@ impl Tries {
     }
 
     /// Returns the fault that ends the run if no attempt is left, where `limit` is the agent's number of
-    /// attempts. Deaths count only from [`Limits::DEATHS`] on, because another job in the same process may
-    /// have caused them.
+    /// attempts. Deaths use them up only at [`Limits::DEATHS`] or at `limit`, whichever is more, because
+    /// another job in the same process may have caused them.
     pub(super) fn used_up(self, limit: i64, last_error: Option<&str>) -> Option<Fault> {
         let attempts = self.stuck - 1;
         if self.died < limit.max(Limits::DEATHS) && self.ended_by_faults() <= limit {
