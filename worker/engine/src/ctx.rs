@@ -103,7 +103,8 @@ impl Ctx {
         let mut agent = session.policy.of(configured);
         if wakeful_workflow::replay::has_recorded_answers(session) {
             // The recording bounds the replay, so the agent's limits do not apply. If a run of the source
-            // ended at a limit, its next run went on, and the replay follows.
+            // ended at a limit, the source went on in its next run, and the replay must get past that limit
+            // too.
             (agent.limits.steps, agent.limits.tokens) = (i64::MAX, i64::MAX);
         }
         Ok(agent)

@@ -24,8 +24,8 @@ use wakeful_workflow::record::Usage;
 use wakeful_workflow::resume::{self, NextCall};
 use wakeful_workflow::session::{self, Purpose, Session};
 
-/// Makes one model call. A crash during the call leaves its row in `generations` and its chunks; the next
-/// claim then makes another attempt.
+/// Makes one model call. If this process crashes during the call, its row in `generations` and its chunks
+/// stay, and the next claim makes another attempt.
 pub(super) async fn call_model(
     ctx: &Ctx,
     lease: &Lease,

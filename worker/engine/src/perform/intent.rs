@@ -42,8 +42,8 @@ pub(super) fn next_attempt(session: &Session) -> i64 {
     session.interrupted.last().map_or(0, |last| last.attempt) + 1
 }
 
-/// Records `intent` for the session's next step. A crash after this leaves the row, so the next claim knows
-/// that a call had begun.
+/// Records `intent` for the session's next step. If this process crashes later, the row tells the next claim
+/// that a call had begun. Only a crash of Postgres may lose the row, because its commit is asynchronous.
 ///
 /// # Errors
 /// [`Interrupted::Moved`] when the lease is lost: the caller must not call the model. [`Interrupted::Store`].

@@ -111,8 +111,8 @@ impl Turn<'_> {
         Ok((Performed { call, ending }, place))
     }
 
-    /// Runs a call without effects (a dry run). Its ledger row never becomes `started`, so after a crash the
-    /// next claim repeats the dry run.
+    /// Makes a dry run of a call, which must have no effects. Its ledger row never becomes `started`, so
+    /// after a crash the next claim repeats the dry run.
     async fn rehearse(&self, call: &ToolCall) -> Ending {
         // A replay in a developer's process may lack a tool that the deployed workers have.
         let told = self.session.prefix.as_ref().is_some_and(|prefix| prefix.tool(&call.name).is_some());
