@@ -199,8 +199,8 @@ impl Turn<'_> {
     }
 
     /// Records the outcome. Tries again while the database is away and the lease lasts: the effect has
-    /// happened, and without its outcome the call would count as uncertain. Returns `false` if the lease is
-    /// lost; nothing is written then.
+    /// happened, and without its outcome the call would count as uncertain. Returns `false`, and writes
+    /// nothing, if the lease is lost or another claim has started the call since.
     async fn settle(
         &self,
         call: &ToolCall,
