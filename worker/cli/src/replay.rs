@@ -1,7 +1,8 @@
-//! Replays: a session is forked, and the fork runs the same loop again beside its source.
+//! Replays: a fork of a session runs the same loop again and takes its inputs from its source.
 //!
-//! The fork is an ordinary session, and what works on it is the ordinary step pool, with its queue and its leases, under a
-//! name of its own. So a replay that is killed goes on where it stood, as any run does.
+//! The fork is an ordinary session. An ordinary step pool runs it, with the same queue and leases, but claims
+//! only jobs with the replay's own `runner` name. So a replay that is killed goes on where it stopped, as any
+//! run does.
 //!
 //! This is one replay, from its fork to its end: made or found again, fed with its source's messages, and waited for.
 

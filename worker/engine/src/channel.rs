@@ -1,11 +1,12 @@
-//! The trait that a medium implements: how an outgoing message is sent. [`crate::jobs::deliver`] hands each delivery to the
-//! [`Channel`] of its name.
+//! The trait [`Channel`], which sends outgoing messages through one medium. [`crate::jobs::deliver`] hands
+//! each delivery to the channel of its name.
 
 use async_trait::async_trait;
 use serde_json::Value;
 use std::time::Duration;
 
-/// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
+/// Time limit of one attempt. Without it, a channel that hangs would block every later message of its
+/// conversation.
 pub const SEND: Duration = Duration::from_secs(60);
 
 /// Sends outgoing messages of one kind.

@@ -1,4 +1,4 @@
-//! The deliver job: the outgoing messages of one channel of one conversation, in order.
+//! The deliver job: sends the outgoing messages of one conversation through one channel, in order.
 #![doc = include_str!("deliver.md")]
 
 use crate::channel::{Channel, Found, Outbound, SEND, SendError};
@@ -16,20 +16,23 @@ use wakeful_store::queue::{self, Job, Term};
 use wakeful_workflow::agent::Limits;
 use wakeful_workflow::delivery::{self, Answer, Attempt, Before, Decision, Doubt, Facts};
 
-/// For how long a message is tried before it counts as failed: receivers are away, refuse everybody at first, or take no more
-/// just now, and its conversation's later messages wait behind it.
+/// How long a message is tried before it counts as failed. This is enough for a receiver that is down,
+/// greylists or throttles. It is limited because the conversation's later messages wait behind this one.
 const TRY_FOR: Duration = Duration::from_secs(5 * 3600);
 
-/// Nobody waits that long between two attempts: see [`Terms::longest_pause`].
+/// Longer than any delay between two attempts. So a longer pause means that no worker ran, and [`TRY_FOR`]
+/// starts again: see [`Terms::longest_pause`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 
-/// The longest that a job waits for a receiver that takes no more, whatever this one asks for: then it asks again.
+/// The longest wait for a receiver that throttles, even if it asks for a longer one. After it, the job tries
+/// again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// Runs one claimed deliver job. Every end of it is accounted for here: apalis is only told that it is over.
+/// Runs one claimed deliver job and records in the job's row how the claim ended. apalis only learns that the
+/// job is over.
 ///
 /// # Errors
-/// Never; the signature is apalis'.
+/// Never. apalis requires this signature.
 pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let ctx = Arc::clone(&ctx);
     let channel = job.channel.as_deref().unwrap_or_default();
@@ -64,13 +67,13 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
                 debug!(
                     error,
                     delay_ms = delay.as_millis() as u64,
-                    "The receiver takes no more just now; waiting"
+                    "The receiver accepts nothing more for now; waiting"
                 );
                 ctx.store.postpone(&job.lease, delay, &error).await
             }
         };
         if let Err(error) = given_back {
-            warn!(%error, "The job was not given back; it is free when its lease ends");
+            warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
         }
     }
     Ok(())
@@ -80,7 +83,8 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
 #[derive(Debug)]
 struct Again {
     error: String,
-    /// The receiver takes no more for so long; nothing went wrong. `None`: it grows with each time.
+    /// How long the receiver asks us to wait, which is no fault. `None` after a fault: the delay then grows
+    /// with each retry.
     after: Option<Duration>,
 }
 
@@ -97,20 +101,23 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
         attempt_limit: attempt_limit(ctx),
         longest_pause: LONGEST_PAUSE,
     };
-    // Of the delivery that is first: what is behind it has killed nobody yet.
+    // Deaths count only against the first delivery: the workers died before they came to the later ones.
     let mut deaths = i64::from(job.died);
     loop {
-        // Read before looking: what is enqueued after the look moves this number.
+        // Read this counter before claiming. A delivery that is enqueued later changes it, and then
+        // `end_deliver_job` keeps the job.
         let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(Again::later)? else {
             return Ok(());
         };
         loop {
-            // What is claimed and not sent would look half sent to the one who finds it.
+            // Claim nothing on a lost lease: the next worker would find the delivery claimed and have to
+            // assume that it may have gone out.
             if !job.lease.is_live() {
                 return Ok(());
             }
             wakeful_store::failpoint!("K12_claim");
-            // Within it the attempt has to begin: what the claim writes down of the attempt's end goes by no later one.
+            // The attempt must begin before this end of the lease, even if a heartbeat extends the lease
+            // later: other workers take the attempt to be over `attempt_limit` after its claim.
             let term = job.lease.term();
             let claimed =
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
@@ -132,10 +139,10 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
     }
 }
 
-/// Brings one message to its end and writes that down.
+/// Sends one claimed delivery, if it may be sent, and records how it ended.
 ///
 /// # Errors
-/// What to try again, and when.
+/// [`Again`], when the job must be given back and tried later.
 async fn one(
     ctx: &Ctx,
     job: &Job,
@@ -166,7 +173,7 @@ async fn one(
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
         Settled::Sent { .. } => {
-            warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile")
+            warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost before that was recorded")
         }
         Settled::Failed { error } | Settled::Expired { error } => {
             telemetry::failed(&Span::current(), "not_sent");
@@ -176,18 +183,19 @@ async fn one(
         Settled::Uncertain { error } => {
             telemetry::failed(&Span::current(), "not_sent");
             let remedy = format!("wakeful session why {}", claimed.session_id);
-            warn!(delivery.id = claimed.delivery_id, error, remedy, "Not sent by {channel_name} for certain");
+            warn!(delivery.id = claimed.delivery_id, error, remedy, "Possibly not sent by {channel_name}");
         }
     }
     Ok(())
 }
 
-/// An attempt begins while its lease lasts, and ends within its time.
+/// Returns how long after its claim an attempt may still be under way: it begins within one lease, and then
+/// takes at most [`SEND`].
 fn attempt_limit(ctx: &Ctx) -> Duration {
     ctx.config.queue.lease + SEND
 }
 
-/// Why this attempt is the last one, if it is.
+/// Returns the reason if this attempt is the last one.
 fn given_up(claimed: &ClaimedDelivery, deaths: i64) -> Option<String> {
     if claimed.maybe_sent && deaths >= Limits::DEATHS {
         return Some(format!("{deaths} workers died while they were sending it"));
@@ -348,7 +356,7 @@ async fn ask(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, Sen
     answer.unwrap_or_else(|_| Err(SendError::Later(format!("no answer within {} seconds", SEND.as_secs()))))
 }
 
-/// A trace of its own for every message, linked to the claim whose commit enqueued it.
+/// The root span of a new trace for one message. It links to the claim whose commit enqueued the message.
 fn delivery_span(job: &Job, channel_name: &str, claimed: &ClaimedDelivery) -> Span {
     let span = info_span!(
         parent: None,
@@ -371,8 +379,9 @@ fn delivery_span(job: &Job, channel_name: &str, claimed: &ClaimedDelivery) -> Sp
     span
 }
 
-/// Writes the end down, and tries again while the database is away and the lease lasts: it was sent, and forgetting
-/// that would send it twice or leave it uncertain.
+/// Records how the delivery ended. Tries again while the database is away and the lease lasts: without this
+/// record, a message that went out would be sent twice or count as uncertain. Returns `false` if the lease is
+/// lost.
 async fn settle(
     ctx: &Ctx,
     job: &Job,
@@ -385,7 +394,7 @@ async fn settle(
         match ctx.store.settle_delivery(&job.lease, claimed, channel_name, settled).await {
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
-                warn!(%error, delivery.id = claimed.delivery_id, "A delivery's end was not written; trying again");
+                warn!(%error, delivery.id = claimed.delivery_id, "The result of a delivery was not recorded; trying again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             done => return done,

@@ -1,5 +1,5 @@
-//! Perform: the only door to models and tools. An [`Action`] comes in, an [`Outcome`] goes out, and no transaction is
-//! open meanwhile.
+//! Hops 4 and 5. [`perform`] is the only caller of models and tools: it takes an [`Action`] and returns an
+//! [`Outcome`]. No transaction is open while a model or a tool works.
 #![doc = include_str!("README.md")]
 
 mod chunks;
@@ -18,12 +18,13 @@ use wakeful_workflow::plan::{Action, Stop};
 use wakeful_workflow::replay::has_recorded_answers;
 use wakeful_workflow::session::Session;
 
-/// Why an action has no outcome.
+/// Why an action produced no outcome.
 #[derive(Debug)]
 pub enum Interrupted {
-    /// It failed; [`Fault::verdict`] says what that means.
+    /// The action failed. [`Fault::verdict`] says whether to retry it or to fail the run.
     Fault(Fault),
-    /// The lease is lost, or the session is not as it was read: nothing may be done on the strength of it.
+    /// The lease is lost, or the session has changed since it was read. The caller must hydrate again before
+    /// it acts.
     Moved,
     /// The database did not answer.
     Store(wakeful_store::Error),
@@ -41,7 +42,8 @@ impl From<wakeful_store::Error> for Interrupted {
     }
 }
 
-/// Performs `action` for `session`. Dropping the future abandons it: what that may leave behind is what the ledger is for.
+/// Performs `action` for `session`. Dropping the future abandons the action half-way. The next claim finds in
+/// the ledger which tool calls may have run, and in `generations` which model calls had begun.
 ///
 /// # Errors
 /// [`Interrupted`].
@@ -54,7 +56,7 @@ pub async fn perform(
 ) -> Result<Outcome, Interrupted> {
     match action {
         Action::Begin => Ok(Outcome::Begun),
-        // Which of the two it is, the source says.
+        // A replay follows its source: if the source wrote a summary here, so does the replay.
         Action::CallModel | Action::Compact if has_recorded_answers(session) => {
             match recorded::summary(ctx, lease, session, agent).await? {
                 Some(outcome) => Ok(outcome),

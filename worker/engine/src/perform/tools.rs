@@ -1,4 +1,4 @@
-//! Tool calls of one turn: side by side, each as its ledger row allows.
+//! Hop 5: the tool calls of one turn. They run concurrently, and each does what its ledger row allows.
 
 use super::Interrupted;
 use super::recorded::{self, Recorded};
@@ -23,6 +23,8 @@ use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::{Block, ToolCall};
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
+/// Performs the planned calls and returns how each ended. The ledger keeps the outcome of each settled call
+/// with effects, so such a call does not run again after a crash.
 pub(super) async fn call_tools(
     ctx: &Ctx,
     lease: &Lease,
@@ -31,11 +33,12 @@ pub(super) async fn call_tools(
     calls: Vec<PlannedCall>,
 ) -> Result<Outcome, Interrupted> {
     let turn = Turn { ctx, lease, session, agent };
-    // Every call comes to its end, whatever became of its neighbours: dropping a guarded one half-way would make
-    // its outcome uncertain for no reason.
+    // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
+    // uncertain without need.
     let performed = join_all(calls.into_iter().map(|planned| turn.one(planned))).await;
     let mut performed = performed.into_iter().collect::<Result<Vec<_>, _>>()?;
-    // Only what was recorded has a place; the order of what has none stays.
+    // In a replay, results follow the source's order. The sort is stable, so other calls keep their own
+    // order.
     performed.sort_by_key(|(_, place)| *place);
     Ok(Outcome::Called(performed.into_iter().map(|(performed, _)| performed).collect()))
 }
@@ -51,13 +54,13 @@ struct Turn<'a> {
 enum Ran {
     Output(ToolOutput),
     Error(ToolError),
-    /// It did not come back: its time was over, or it panicked.
+    /// The tool returned nothing: it timed out or panicked.
     Lost(String),
 }
 
 impl Turn<'_> {
-    /// What comes of one call, and where its result stands in the source of a replay: results follow one another as they
-    /// did there.
+    /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
+    /// (`i64::MAX` if it has none).
     async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Interrupted> {
         let mut place = i64::MAX;
         let ending = match how {
@@ -80,9 +83,10 @@ impl Turn<'_> {
         Ok((Performed { call, ending }, place))
     }
 
-    /// Runs a call dry. It is never `started`: whoever finds it open after a crash does the same again.
+    /// Makes a dry run of a call, which must have no effects. Its ledger row never becomes `started`, so
+    /// after a crash the next claim repeats the dry run.
     async fn rehearse(&self, call: &ToolCall) -> CallEnd {
-        // A developer's process may lack a tool of the workers'.
+        // A replay in a developer's process may lack a tool that the deployed workers have.
         let told = self.session.prefix.as_ref().is_some_and(|prefix| prefix.tool(&call.name).is_some());
         if told && call.malformed.is_none() && self.ctx.plugins.tools.get(&call.name).is_none() {
             return done(not_carried_out(&call.name));
@@ -99,7 +103,8 @@ impl Turn<'_> {
 
     async fn run(&self, call: &ToolCall) -> Result<CallEnd, Interrupted> {
         if let Some(refusal) = self.refusal(call) {
-            // Begun under an earlier configuration, it may have taken effect: that it is refused now proves nothing.
+            // An earlier attempt, under another configuration, may have run the call. Refusing it now does
+            // not undo that.
             let begun = self
                 .session
                 .call(&call.call_id)
@@ -120,7 +125,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Starts, runs and settles a call that may change the world.
+    /// Runs a call that may have effects: writes `started` to its ledger row, runs the tool, and settles the
+    /// row with the outcome. After a crash in between, the row says that the call may have run.
     async fn run_effect(
         &self,
         call: &ToolCall,
@@ -129,11 +135,11 @@ impl Turn<'_> {
     ) -> Result<CallEnd, Interrupted> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
-        // Before `started` is written, which a later worker must take for "it may have run".
+        // Check before writing `started`: every later worker must read that as "may have run".
         if !self.lease.is_live() {
             return Err(Interrupted::Moved);
         }
-        // The end that `started` will record, or an earlier one.
+        // The lease's end as known now. `start_call` records this end or a later one.
         let term = self.lease.term();
         wakeful_store::failpoint!("K17");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
@@ -141,7 +147,8 @@ impl Turn<'_> {
             return Err(Interrupted::Moved);
         };
         wakeful_store::failpoint!("K18");
-        // The commit may have taken long: an effect starts only while the lease that it recorded certainly lasts.
+        // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
+        // after it, another worker may take over the session.
         if !self.lease.is_live() || !term.lasts() {
             return Err(Interrupted::Moved);
         }
@@ -150,7 +157,7 @@ impl Turn<'_> {
             Ran::Error(error) => failed(error.0),
             Ran::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             Ran::Lost(reason) => {
-                warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call did not come back");
+                warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call timed out or panicked");
                 return Ok(CallEnd::Uncertain { known: false });
             }
         };
@@ -163,8 +170,9 @@ impl Turn<'_> {
         Ok(ending)
     }
 
-    /// Writes the outcome down, and tries again while the database is away and the lease lasts: the effect has
-    /// happened, and forgetting its outcome would make it uncertain.
+    /// Records the outcome. Tries again while the database is away and the lease lasts: the effect has
+    /// happened, and without its outcome the call would count as uncertain. Returns `false`, and writes
+    /// nothing, if the lease is lost or another claim has started the call since.
     async fn settle(
         &self,
         call: &ToolCall,
@@ -178,7 +186,7 @@ impl Turn<'_> {
             match store.settle_call(self.lease, session_id, &call.call_id, started, status, outcome).await {
                 Err(error) if error.is_transient() && self.lease.is_live() => {
                     faults += 1;
-                    warn!(%error, call.id = %call.call_id, "A call's outcome was not written; trying again");
+                    warn!(%error, call.id = %call.call_id, "The outcome of a call was not recorded; trying again");
                     tokio::time::sleep(queue::delay(faults, None)).await;
                 }
                 settled => return settled,
@@ -186,11 +194,11 @@ impl Turn<'_> {
         }
     }
 
-    /// Runs the tool's code, within its time, and survives its panic.
+    /// Runs the tool's code with the agent's time limit, and catches a panic.
     async fn invoke(&self, call: &ToolCall) -> Ran {
         let limit = Duration::from_secs(self.agent.limits.tool_s);
         let cancelled = self.lease.lost().child_token();
-        // Fires when this future is dropped, for whatever reason: what the tool has spawned hears of it.
+        // Dropping this future cancels the token, so that tasks that the tool has spawned can stop.
         let _ended = cancelled.clone().drop_guard();
         let context = ToolCallContext {
             session_id: self.session.session_id.clone(),
@@ -241,12 +249,12 @@ impl Turn<'_> {
             let files = if expected { files::files_of(&self.session.records) } else { Vec::new() };
             return Workspace { path, expected, inherited: None, rehearsed: Some(files.into()) };
         }
-        // Taken out of the transcript only where they are needed: once in a fork's life.
+        // A fork takes its inherited files out of the transcript once, while its folder does not exist.
         let inherited = if expected && !path.exists() { files::inherited(self.session) } else { None };
         Workspace { path, expected, inherited: inherited.map(Into::into), rehearsed: None }
     }
 
-    /// Why the call may not run at all: then the model is told, and the tool is not touched.
+    /// Returns why the call must not run, in words for the model. `None` if it may run.
     fn refusal(&self, call: &ToolCall) -> Option<ToolError> {
         if let Some(raw) = &call.malformed {
             let shown: String = raw.chars().take(500).collect();
@@ -256,7 +264,8 @@ impl Turn<'_> {
         }
         let pinned = self.session.prefix.as_ref();
         let told = pinned.map(|prefix| prefix.tool(&call.name));
-        // All three: what the agent may use now, what this process can run, what the model was told of.
+        // A tool must pass three checks: the agent may use it now, this process has it, and the pinned prefix
+        // (if any) told the model about it.
         if !self.agent.tools.contains(&call.name)
             || self.ctx.plugins.tools.get(&call.name).is_none()
             || told == Some(None)
