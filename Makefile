@@ -6,10 +6,12 @@ MAKEFLAGS += --no-print-directory
 CARGO ?= cargo
 # More arguments for the program or the test run: make test ARGS=ledger
 ARGS ?=
-FEATURES ?= --features wakeful/failpoints
+# One selection for clippy, doc and test, so that no dependency is compiled twice. The package of the tests turns on the
+# failpoints; `-p wakeful` alone never has them.
+FEATURES ?=
 BUILD := --workspace --locked $(FEATURES)
 # A Postgres for the length of one command.
-WITH_POSTGRES := $${CARGO_TARGET_DIR:-target}/debug/examples/with_postgres
+WITH_POSTGRES := $${CARGO_TARGET_DIR:-target}/debug/with_postgres
 
 .PHONY: help
 help: ## List the targets
@@ -24,7 +26,7 @@ demo: postgres ## Kill a worker in the middle of a chat and see another go on
 	$(CARGO) run --locked -p wakeful -- demo $(ARGS)
 
 .PHONY: test
-test: postgres with-postgres ## Run the tests (needs Rust and Postgres only)
+test: postgres with-postgres ## Run the tests but the slow ones (needs Rust and Postgres only)
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -ex; \
 		$(WITH_POSTGRES) $(CARGO) nextest run $(BUILD) $(ARGS); \
@@ -34,10 +36,18 @@ test: postgres with-postgres ## Run the tests (needs Rust and Postgres only)
 		$(WITH_POSTGRES) $(CARGO) test $(BUILD) $(ARGS); \
 	fi
 
-# The same selection as the tests', so that nothing is compiled twice.
+# Everything that the tests run, and the tests: what is built here, the test run does not build again.
 .PHONY: with-postgres
 with-postgres:
-	$(CARGO) build $(BUILD) --examples
+	$(CARGO) build $(BUILD) --bins --tests
+
+# The ignored tests are those of peers, the storm of many seeds, and the slow ones.
+SLOW_TESTS = $(CARGO) test $(BUILD) --test main -- --ignored --skip peers:: --skip storm::as_many_seeds_as_one_likes $(ARGS)
+
+.PHONY: test-slow
+test-slow: postgres with-postgres ## Run the slow tests, which `make test` leaves out
+	@$(SLOW_TESTS) --list 2>/dev/null | grep -q ': test$$' || { echo "There is no slow test to run" >&2; exit 1; }
+	$(WITH_POSTGRES) $(SLOW_TESTS) --test-threads 3
 
 PEER_TESTS = $(CARGO) test $(BUILD) --test main -- --ignored peers:: $(ARGS)
 
@@ -46,16 +56,23 @@ test-peers: postgres peers with-postgres ## Run the tests against servers that o
 	@# A run of no tests passes, and would hide that they were renamed.
 	@$(PEER_TESTS) --list 2>/dev/null | grep -q ': test$$' || { echo "There is no test of peers to run" >&2; exit 1; }
 	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(PEER_TESTS)
+
+.PHONY: check-deploy
+check-deploy: ## Lint deploy/ with the linters of others, which it installs
 	scripts/check-deploy
 
-# A feature of its own: its SDK takes minutes to compile, and nothing else of the tests needs it.
-SES := --workspace --locked --features wakeful/failpoints,wakeful/ses
-.PHONY: test-ses
-test-ses: postgres ## Run the tests of outgoing mail by Amazon SES (compiles AWS' SDK)
+# Features that are off by default: AWS' SDK takes minutes to compile, and few still have chats in Redis.
+OPTIONAL := --workspace --locked --features wakeful-tests/ses,wakeful-tests/legacy-redis
+.PHONY: test-optional
+test-optional: postgres ## Lint and test what only optional features have: Amazon SES, old chats in Redis
 	@scripts/setup moto
-	$(CARGO) build $(SES) --examples
-	$(CARGO) test $(SES) -p wakeful-channels --lib email::ses::
-	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(CARGO) test $(SES) --test main -- --ignored peers::ses::
+	@scripts/setup peers
+	$(CARGO) clippy $(OPTIONAL) --all-targets -- -D warnings
+	$(CARGO) build $(OPTIONAL) --bins --tests
+	$(CARGO) test $(OPTIONAL) --lib -- ses:: legacy::
+	$(WITH_POSTGRES) $(CARGO) test $(OPTIONAL) --test main -- legacy_chat::
+	WAKEFUL_PEERS="$$PWD/.peers" $(WITH_POSTGRES) $(CARGO) test $(OPTIONAL) --test main -- \
+		--ignored peers::ses:: peers::legacy_chat::
 
 # A session's id, or a file that `wakeful session export` made. Not from the environment: SESSION may be a desktop's.
 GIVEN_SESSION = $(or $(SESSION_ID),$(if $(filter-out environment%,$(origin SESSION)),$(SESSION)))
@@ -79,11 +96,16 @@ mutants: postgres with-postgres ## Put one defect after the other into the produ
 
 .PHONY: check
 check: ## Everything that CI runs, and how long each part took
-	@scripts/check fmt-check clippy doc test test-peers demo
+	@scripts/check fmt-check clippy doc test
+
+# Runs before an issue is called resolved.
+.PHONY: soak
+soak: ## What takes too long for every change: storms (SEEDS=n), peers, mutants, optional features, slow tests
+	@scripts/check test-slow storm demo test-peers test-optional check-deploy mutants
 
 .PHONY: bench
 bench: postgres with-postgres ## Step commits a second against pgbench (ARGS="--seconds 5")
-	$(WITH_POSTGRES) $(CARGO) bench --locked -p wakeful --bench steps -- $(ARGS)
+	$(WITH_POSTGRES) $(CARGO) bench --locked -p wakeful-tests --bench steps -- $(ARGS)
 
 # make export-session SESSION_ID=sess_… [SERVER_URL=http://127.0.0.1:7070 TOKEN=…] [FILE=…] [REDACT=1] [GZIP=1]
 #
@@ -115,12 +137,12 @@ fmt-check:
 	$(CARGO) fmt --all --check
 
 .PHONY: clippy
-clippy: ## Lint every target with every feature
-	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
+clippy: ## Lint every target
+	$(CARGO) clippy $(BUILD) --all-targets -- -D warnings
 
 .PHONY: doc
 doc: ## Build the documentation
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(BUILD) --no-deps
 
 .PHONY: sqlx
 sqlx: postgres ## Write .sqlx anew from the queries and the migrations

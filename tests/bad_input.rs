@@ -1,4 +1,4 @@
-//! What is refused: each with an error that says why, and nothing of it is written.
+//! Refused input: each refusal says why, and nothing is written.
 
 use crate::support::client::texts;
 use crate::support::wire::Proxy;
@@ -91,7 +91,7 @@ async fn what_does_not_exist_is_404_and_what_is_not_taken_is_405() {
     }
     for verb in ["messages", "retry", "cancel", "wake", "archive", "terminate"] {
         let request = client.post_request(&format!("/v1/sessions/sess_none/{verb}")).body("{\"text\":\"a\"}");
-        // A reason is all that the others take.
+        // The other verbs take only a reason.
         let request = if verb == "messages" { request } else { request.body("") };
         refused(request, StatusCode::NOT_FOUND, "sess_none")
             .await
@@ -167,7 +167,7 @@ async fn a_client_key_makes_one_message_of_many_and_never_two_of_one() {
     assert_eq!(database.rows().await, before);
     assert_eq!(texts(&client.session(id).await, "user"), ["one"]);
 
-    // Keys are a conversation's own.
+    // A key belongs to its conversation.
     let (status, _) = client.post("/v1/chat/c2/messages", &serde_json::from_str(&other).unwrap()).await;
     assert_eq!(status, StatusCode::ACCEPTED);
 }
@@ -299,7 +299,8 @@ fn options(model: &ModelServer) -> Options {
     Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url)
 }
 
-/// Sends what must be refused with that status, as a problem of RFC 9457 whose detail holds `says`. Gives the headers.
+/// Sends a request that must be refused with this status, as a problem of RFC 9457 whose detail contains
+/// `says`. Returns the headers.
 async fn refused(
     request: RequestBuilder,
     status: StatusCode,

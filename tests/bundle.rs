@@ -108,7 +108,7 @@ async fn an_export_wants_one_of_the_internal_tokens_and_gives_the_whole_bundle()
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
     assert_eq!(response.headers()["content-disposition"], format!("attachment; filename=\"{id}.jsonl\""));
 
-    // Without a configured token nobody is let in, whatever they bring.
+    // Without a configured token every export is refused, whatever token it carries.
     let options = Options {
         env: [("OPENAI_BASE_URL".to_owned(), world.model.url.clone())].into(),
         ..world.options.clone()
@@ -188,7 +188,7 @@ async fn an_import_by_the_api_is_verified_refused_or_made_and_starts_nothing() {
     assert_eq!(copy["messages"].as_array().unwrap().len(), 6);
     assert_eq!(world.model.bodies().len(), asked);
     assert_eq!(world.database.rows().await["jobs"], 0);
-    // A chat in the new conversation goes on with the copy.
+    // A chat in the new conversation continues the copy.
     let conversation = imported["conversation_id"].as_str().unwrap();
     let answer = world.client.chat(conversation, "And one for tomorrow.").await;
     assert_eq!(answer["session_id"], imported["session_id"]);
@@ -270,7 +270,7 @@ async fn what_is_no_file_is_refused_at_once_wherever_a_bundle_is_read() {
 #[tokio::test]
 async fn a_replay_of_a_file_goes_by_the_limit_of_imports() {
     let world = World::new().await;
-    // It is in the inbox and in the transcript: the bundle has it twice.
+    // The message is in the inbox and in the transcript, so the bundle has it twice.
     let answer = world.client.chat("c1", &"x".repeat(700_000)).await;
     let id = answer["session_id"].as_str().unwrap();
     world.client.wait_for(id, "completed").await;
@@ -282,7 +282,7 @@ async fn a_replay_of_a_file_goes_by_the_limit_of_imports() {
     assert!(process.log().contains("larger than 1048576 bytes"), "{}", process.log());
 }
 
-/// The most that a process has held in memory so far, in KiB. `None` when it has ended.
+/// The peak memory of a process so far, in KiB. `None` after it has ended.
 fn peak_kib(pid: i32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM"))?;
@@ -314,7 +314,7 @@ async fn a_bundle_of_the_largest_size_that_is_hostile_at_its_end_costs_less_than
     };
     write(&lines[0].replacen("\"seeds\":1", &format!("\"seeds\":{}", MB + 1), 1));
     write(&lines[1].replacen("\"seed_message_count\":1", &format!("\"seed_message_count\":{}", MB + 1), 1));
-    // Ordinary lines, and one of the largest that are taken; then an end that is wrong.
+    // Ordinary lines, one line of nearly the maximum length, and then a wrong end.
     for ordinal in 0..MB - 8 {
         write(&seed(ordinal, (1 << 20) - 4096));
     }
@@ -327,7 +327,7 @@ async fn a_bundle_of_the_largest_size_that_is_hostile_at_its_end_costs_less_than
     command.env("WAKEFUL_SERVER__IMPORT_LIMIT_MB", MB.to_string());
     let mut program = Program::start(command);
     let mut peak = 0;
-    // It is asked as long as it is there: what it needs does not grow towards the end.
+    // Poll as long as the process lives: its memory must not grow towards the end.
     while let Some(kib) = peak_kib(program.pid()) {
         peak = peak.max(kib);
         tokio::task::yield_now().await;

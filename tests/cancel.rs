@@ -1,5 +1,5 @@
-//! A cancel in every state, the dead worker's included: the calls are closed in words that the model sees next time,
-//! nothing is done again, and what was done stays visible.
+//! A cancel in every state, including after the worker's death. The calls are closed with a text that the
+//! model sees next time, nothing is done again, and what was done stays visible.
 
 use crate::support::client::texts;
 use crate::support::world::wake;
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::policy::SessionPolicy;
 
-/// Says the tool call that the user names, mails when told to, and else repeats the last message.
+/// A model that makes the tool call the user names, mails when told to, and otherwise repeats the last
+/// message.
 async fn model() -> ModelServer {
     ModelServer::start(|body, _| {
         let messages = body["messages"].as_array().unwrap();
@@ -20,7 +21,7 @@ async fn model() -> ModelServer {
             (Some("user"), "reserve") => Answer::call("reserve", json!({"persons": 2})),
             (Some("user"), "ask") => Answer::call("ask_user", json!({"question": "Which?"})),
             (Some("user"), "mail and charge") => Answer::call("compose_email", mail()),
-            // The mail is on its way: now the charge.
+            // The mail is on its way, so the charge comes next.
             (Some("tool"), text) if text.contains("queued") => Answer::call("charge", json!({"cents": 500})),
             (_, text) => Answer::text(&format!("I see: {text}")),
         }
@@ -48,7 +49,8 @@ async fn reasons(client: &Client, id: &str) -> Vec<Value> {
     moved.map(|entry| entry["payload"]["reason"].clone()).collect()
 }
 
-/// A worker that is stopped in the middle of what `text` asks for, cancelled, and killed; and another one in its place.
+/// A worker that was stopped in the middle of what `text` asks for, cancelled, and killed; and the worker
+/// that replaces it.
 struct Died {
     _database: Database,
     model: ModelServer,
@@ -72,7 +74,7 @@ async fn cancelled_and_killed(text: &str, until: impl AsyncFn(&ModelServer, &Opt
     let client = api.client();
     let id = id(&client.chat("c1", text).await);
     until(&model, &options, &database).await;
-    // Stopped, it hears of nothing: the cancel finds it as dead as it is going to be.
+    // A stopped process hears nothing, so to the cancel it is the same as a dead one.
     worker.signal(libc::SIGSTOP);
     let (status, first) = cancel(&client, &id).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{first}");
@@ -93,7 +95,8 @@ async fn cancelled_and_killed(text: &str, until: impl AsyncFn(&ModelServer, &Opt
 }
 
 impl Died {
-    /// The next message is answered by a model that sees what became of the calls. Gives the transcript it saw.
+    /// Sends the next message. The model that answers sees how the calls ended. Returns the transcript that
+    /// it saw.
     async fn lives_on(self) -> Vec<Value> {
         assert_eq!(self.model.bodies().len(), self.asked, "the cancelled run asks the model nothing more");
         let client = self.api.client();
@@ -113,7 +116,7 @@ impl Died {
 
 #[tokio::test]
 async fn k43_a_cancel_that_its_worker_did_not_live_to_see_closes_the_call_and_repeats_nothing() {
-    // K43. An effect that is safe to repeat is not repeated either: nobody wants it any more.
+    // K43. Even an effect that is safe to repeat is not repeated, because the run was cancelled.
     for tool in ["charge", "reserve"] {
         let died = cancelled_and_killed(tool, async |_, options, _| {
             eventually("the effect", || async { (options.effects().len() == 1).then_some(()) }).await;
@@ -140,7 +143,7 @@ async fn a_cancel_during_a_model_call_whose_worker_died_asks_nothing_again() {
 #[tokio::test]
 async fn what_a_cancelled_run_has_sent_stays_visible() {
     let died = cancelled_and_killed("mail and charge", async |_, options, database| {
-        // Not in the middle of writing that down: a stopped process keeps its locks.
+        // Wait until the deliverer has committed: a process stopped in a transaction keeps its locks.
         eventually("the mail and the charge", || async {
             let sent = "select count(*) from deliveries where status = 'sent' and $1 <> ''";
             let sent: i64 = database.value(sent, "all").await;
@@ -168,7 +171,8 @@ async fn a_mail_that_waits_is_sent_although_its_run_was_cancelled() {
     let api = options.clone().arg("--roles=api").serve(&database).await;
     let client = api.client();
     std::fs::write(options.path("hold-charge"), "").unwrap();
-    // A file stands where the Maildir is to be, so nothing is sent; the worker dies in the middle of the charge.
+    // A file blocks the path of the Maildir, so nothing can be sent. The worker dies in the middle of the
+    // charge.
     std::fs::write(options.path("mail"), "").unwrap();
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
     let id = id(&client.chat("c1", "mail and charge").await);
@@ -216,7 +220,7 @@ async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
     let store = database.store().await;
     let options = options(&model);
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
-    // One that has asked its user, and gave the conversation up for that.
+    // This session asked its user, and released the conversation while it waits.
     let asking = wake(&store, "c1", "openai/test", "ask").await;
     let status = "select status from conversation_sessions where session_id = $1";
     let becomes = async |id: &str, expected: &str| {
@@ -233,11 +237,11 @@ async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
 
     store.cancel(&behind, Some("never mind")).await.unwrap();
     assert_eq!(database.value::<String>(status, &behind).await, "failed");
-    // Its question has to be closed in words: it waits for the conversation with the cancel in its hand.
+    // Closing its question writes a message, so the cancelled session waits for the conversation.
     store.cancel(&asking, None).await.unwrap();
     store.cancel(&asking, None).await.unwrap();
     assert_eq!(database.value::<String>(status, &asking).await, "queued");
-    // What comes now is no answer to the question that is being closed: it is for the run after it.
+    // The question is being closed, so this message does not answer it. It opens the next run.
     let message = NewMessage {
         client_key: None,
         text: "Another thing.".into(),
@@ -256,7 +260,7 @@ async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
     assert_eq!(called, "abandoned");
     assert_eq!(model.bodies().len(), 3);
 
-    // The message of the run that never began is nobody's debt, and is read with the next one.
+    // The message of the run that never began is not lost: the next run reads it.
     assert_eq!(store.wake_session(&behind).await.unwrap(), []);
     let message = NewMessage {
         client_key: None,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a command came to.
+/// The result of a command.
 struct Ran {
     code: i32,
     out: String,
@@ -19,7 +19,7 @@ impl Ran {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}{}", self.out, self.err))
     }
 
-    /// Only characters that stand where they are: nothing that acts on a terminal or turns the order.
+    /// Whether the output has no control characters that act on a terminal or change the text direction.
     fn is_tame(&self) -> bool {
         let acts =
             |c: char| c != '\n' && c != '\t' && (c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c));
@@ -158,7 +158,7 @@ async fn the_doctor_finds_a_healthy_system_healthy() {
         (database.value::<i64>("select count(*) from workers where $1 = ''", "").await > 0).then_some(())
     })
     .await;
-    // As the health check of the process beside it.
+    // With this address, doctor also asks the running process for its health.
     let beside = command(&options, &[]).env("WAKEFUL_SERVER__LISTEN", &listen);
 
     let began = Instant::now();

@@ -1,5 +1,5 @@
-//! What the model sees of a long session: windows, trimmed results, summaries, and outputs that are too large for a
-//! message. Killed anywhere, the context that was valid before is valid still, and the same requests are made.
+//! What the model sees of a long session: windows, trimmed results, summaries, and outputs too large for a
+//! message. A kill at any place leaves the previous context valid, and the same requests are made again.
 
 mod outputs;
 
@@ -39,7 +39,7 @@ impl Talk {
         Talk { database: Database::new().await, model, options }
     }
 
-    /// Says all of `messages`, one after the other's reply, and gives the session's id.
+    /// Says all of `messages`, each after the reply to the one before, and returns the session's id.
     async fn says(&self, client: &Client, messages: &[&str]) -> String {
         let mut id = String::new();
         for text in messages {
@@ -50,7 +50,7 @@ impl Talk {
         id
     }
 
-    /// Says all of `messages` to a process that a failpoint kills on the way and to one after it.
+    /// Says all of `messages`. A failpoint kills the first process on the way, and a second one finishes.
     async fn survives(&self, failpoint: &str, messages: &[&str]) -> (String, Process) {
         let killed = self.options.clone().env("FAILPOINTS", failpoint).serve(&self.database).await;
         let client = killed.client();
@@ -65,7 +65,7 @@ impl Talk {
         check(&self.database, id, &self.options.effects()).await
     }
 
-    /// What it left, whatever tools ran.
+    /// What a session left, whichever tools ran.
     async fn traces(&self, id: &str) -> Traces {
         let verification = self.store().await.verify(id).await.unwrap();
         assert!(verification.agrees, "{:?}", verification.checks);
@@ -94,7 +94,7 @@ fn said(body: &Value) -> Vec<String> {
     messages.iter().map(|message| message["content"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Answers what it is asked for, a summary too.
+/// Answers every request, including one for a summary.
 fn obliging(body: &Value) -> Answer {
     if asks_for_a_summary(body) {
         Answer::text("They want two things.")
@@ -115,7 +115,7 @@ async fn a_context_that_is_nearly_full_is_summarised_and_nothing_of_it_is_lost()
     let summaries: Vec<bool> = bodies.iter().map(asks_for_a_summary).collect();
     assert_eq!(summaries, [false, true, false, true, false], "before the second reply and before the third");
     let [first, asked, second, ..] = &bodies[..] else { unreachable!() };
-    // The summary is asked for with what was sent before, so the provider reads that from its cache.
+    // The summary's request begins with the previous request, so the provider reads that part from its cache.
     assert_eq!(asked["tools"], first["tools"]);
     assert!(said(asked).starts_with(&said(first)));
     let shown = said(second);
@@ -153,7 +153,7 @@ async fn a_summary_is_streamed_to_nobody() {
     let process = talk.options.serve(&talk.database).await;
     let client = process.client();
     let id = talk.says(&client, &["First."]).await;
-    // Held in the middle of the summary: a reader of that moment is shown no call in flight.
+    // Hold the model in the middle of the summary. A reader at that moment sees no call in flight.
     talk.model.hold_from(1);
     client.chat("c1", LONG).await;
     talk.model.asked(2).await;
@@ -216,7 +216,7 @@ async fn after_three_summaries_that_failed_the_run_goes_on_without_one() {
     let failures: Vec<&Value> =
         traces.journal("COMPACTION_FAILED").iter().map(|failed| &failed["failures"]).collect();
     assert_eq!(failures, [1, 2, 3]);
-    assert_eq!(traces.session["compaction_failures"], 3, "what a worker after a crash finds");
+    assert_eq!(traces.session["compaction_failures"], 3, "a worker after a crash reads the count here");
     assert_eq!(talk.model.bodies().len(), 5);
     assert!(traces.journal("CONTEXT_REBASED").is_empty());
     // The next run tries again.
@@ -228,7 +228,8 @@ async fn after_three_summaries_that_failed_the_run_goes_on_without_one() {
 #[tokio::test]
 async fn a_request_that_the_provider_calls_too_long_is_summarised_once() {
     let wide = NARROW.replace("150", "100000");
-    // It refuses whatever still holds the first reply, but for the summary's own request with less of it.
+    // This model refuses every request that still has the first turn and the long message. A request for a
+    // summary without the oldest turn passes.
     let talk = Talk::new(&wide, |body| {
         let said = said(body);
         let has = |text: &str| said.iter().any(|one| one.contains(text));
@@ -244,7 +245,7 @@ async fn a_request_that_the_provider_calls_too_long_is_summarised_once() {
     client.chat("c1", LONG).await;
     client.wait_for(&id, "failed").await;
     let traces = Traces::of(&talk.database, &id).await;
-    // In a window that wide the newest turns stay as they are, so the summary does not help, and none is written twice.
+    // A window this wide keeps the newest turns, so the summary does not help, and no second one is written.
     assert_eq!(traces.journal("CONTEXT_REBASED").len(), 1);
     let asked = talk.model.bodies().iter().filter(|body| asks_for_a_summary(&parsed(body))).count();
     assert_eq!(asked, 2, "the second time without the oldest turn");
@@ -267,7 +268,7 @@ async fn a_window_that_is_cut_by_a_killed_worker_is_cut_the_same_by_the_next() {
     let undisturbed = undisturbed.model.bodies();
     assert!(said(&parsed(&undisturbed[4])).len() < said(&parsed(&undisturbed[3])).len());
 
-    // The third call is the first whose window is cut: five messages are more than four.
+    // The third call is the first with a cut window: five messages are more than four.
     let talk = Talk::new(WINDOW, obliging).await;
     let (id, _killed) = talk.survives("K10=2*off->1*return", &messages[..3]).await;
     assert!(Traces::of(&talk.database, &id).await.session["rebase"].is_null(), "it was not committed");
@@ -403,7 +404,7 @@ async fn a_fork_begins_where_its_parents_context_did() {
     let messages = |body: &Value| body["messages"].as_array().unwrap().clone();
     assert!(messages(&after).starts_with(&messages(&before)), "{before:#}\nis no prefix of\n{after:#}");
     assert_eq!(last_text(&after), "Go on.");
-    // What its parent's summary cost is its parent's.
+    // The parent pays for the parent's summary.
     assert_eq!(traces.session["total_input_tokens"], 100);
 
     let early = ForkRequest { start: false, ..ForkRequest::new(&id, At::Message(2)) };

@@ -1,4 +1,4 @@
-//! A conversation and its sessions: begun anew, gone on with, listed with those around it.
+//! A conversation and its sessions: restarted, continued, and listed with their relatives.
 
 use crate::support::client::{numbers, texts};
 use crate::support::{Answer, Client, Database, ModelServer, Options};
@@ -6,7 +6,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use wakeful::store::Store;
 
-/// Processes whose model says how many messages it was shown.
+/// Processes whose model says how many messages its request has.
 async fn counting() -> (ModelServer, Options) {
     let model = ModelServer::start(|body, _| {
         let messages = body["messages"].as_array().expect("messages");
@@ -71,7 +71,7 @@ async fn beginning_anew_deletes_nothing_and_the_next_message_sees_nothing_of_bef
     assert_eq!((&session["base_message_number"], &session["to_message_number"]), (&json!(5), &json!(7)));
     assert_eq!(texts(&client.session(&old).await, "user"), ["My name is Ann.", "Mind it."]);
 
-    // A message for the old session by its own id is still its.
+    // A message with the old session's id still goes to the old session.
     let (status, answer) =
         client.post(&format!("/v1/sessions/{old}/messages"), &json!({"text": "And now?"})).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{answer}");
@@ -123,7 +123,7 @@ async fn beginning_anew_with_the_same_key_is_one_session_and_an_unknown_conversa
     let session = client.session(&id(&first)).await;
     assert_eq!((&session["agent"], &session["repository_id"]), (&json!("other"), &json!("github.com/a/b")));
     assert_eq!(seeds(&database, &id(&first)).await, [("You are another.".to_owned(), true)]);
-    // The agent of the latest session is the next one's.
+    // Without a choice, the next session has the agent of the latest one.
     let (_, next) = client.post("/v1/conversations/c1/new", &json!({})).await;
     assert_eq!(next["agent"], "other");
     let sessions: i64 =
@@ -150,7 +150,7 @@ async fn a_question_of_the_old_session_stays_open_and_is_answered_there() {
     client.wait_for(&old, "waiting_input").await;
     let (_, begun) = client.post("/v1/conversations/c1/new", &json!({})).await;
     let new = id(&begun);
-    assert_eq!(id(&client.chat("c1", "hello").await), new, "it is no answer to the old question");
+    assert_eq!(id(&client.chat("c1", "hello").await), new, "it does not answer the old question");
     client.wait_for(&new, "completed").await;
     assert_eq!(client.session(&old).await["question"], "Which?");
     let (_, answer) =
@@ -190,10 +190,10 @@ async fn a_chat_in_a_forks_conversation_goes_on_with_the_fork() {
         (&session["parent_session_id"], &session["parent_conversation_id"]),
         (&json!(parent), &json!("c1"))
     );
-    assert_eq!(session["debug_meta"]["turns"], 1, "what its parent did is its parent's");
+    assert_eq!(session["debug_meta"]["turns"], 1, "the parent's turns are not counted");
     assert_eq!(client.session(&parent).await, before);
 
-    // Begun anew it is another conversation's end no more.
+    // After a restart the conversation no longer ends with the fork.
     let (_, begun) = client.post(&format!("/v1/conversations/{conversation}/new"), &json!({})).await;
     let new = id(&begun);
     assert_eq!(id(&client.chat(conversation, "Hello.").await), new);
@@ -245,14 +245,14 @@ async fn a_chain_is_every_session_of_a_conversation_its_parents_and_its_children
     let (status, _) = client.get("/v1/conversations/nobody/sessions").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
 
-    // Bent into a circle by a hand, it still ends.
+    // Even when someone bends the chain into a circle by SQL, the list ends.
     let bent = "update conversation_counters set parent_conversation_id = 'default/grandchild'
         where conversation_id = 'default/root'";
     sqlx::query(bent).execute(&database.pool).await.unwrap();
     assert_eq!(chain("child").await.len(), 5);
 }
 
-/// The whole list, page by page.
+/// The whole list, fetched page by page.
 async fn pages(client: &Client, conversation: &str, limit: usize) -> Vec<Value> {
     let (mut items, mut cursor) = (Vec::new(), String::new());
     loop {
@@ -285,7 +285,11 @@ async fn the_command_line_begins_anew_as_well() {
     let (code, out, log) = run(&["session", "new", "c1", "--client-key", "k", "-o", "json"]).await;
     assert_eq!(code, 0, "{log}");
     let begun: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(run(&["session", "new", "c1", "--client-key", "k", "-o", "json"]).await.1, out, "once a key");
+    assert_eq!(
+        run(&["session", "new", "c1", "--client-key", "k", "-o", "json"]).await.1,
+        out,
+        "once per key"
+    );
     let (code, out, log) = run(&["session", "new", "c1"]).await;
     assert_eq!(code, 0, "{log}");
     assert!(out.contains("takes the conversation's next message"), "{out}");

@@ -1,5 +1,5 @@
-//! `kill -9` while a model speaks (K6 to K10), and streams that end before they are whole (K11): never half a message,
-//! and readers end with exactly what is in the transcript.
+//! `kill -9` while a model speaks (K6 to K10), and streams that end too early (K11). The transcript never has
+//! half a message, and readers end with exactly what is in the transcript.
 
 mod readers;
 
@@ -10,7 +10,7 @@ use crate::support::{Database, Options};
 use serde_json::{Value, json};
 use sha2::Digest;
 
-/// Each piece is more than a chunk holds, so it is a chunk.
+/// Each piece is longer than a chunk's limit, so each piece becomes a chunk.
 fn pieces() -> Vec<String> {
     ["once", "upon", "a", "time"].map(|word| format!("{} ", word).repeat(1100 / word.len())).to_vec()
 }
@@ -24,13 +24,13 @@ async fn speaking(protocol: Protocol) -> RawModel {
     RawModel::saying(protocol, &pieces.iter().map(String::as_str).collect::<Vec<_>>()).await
 }
 
-/// A model that a prefill is sent to, or one that none is sent to.
+/// Options for a model that takes a prefill, or for one that does not.
 fn options(model: &RawModel, prefilled: bool) -> Options {
     let options = model.options();
     if prefilled { options.config("[models.\"anthropic/test\"]\nprefill = true") } else { options }
 }
 
-/// A run that was cut off once and went on.
+/// A run that was cut off once and then continued.
 struct Survived {
     traces: Traces,
     bodies: Vec<Value>,
@@ -45,7 +45,7 @@ impl Survived {
         reply["content"][0]["text"].as_str().unwrap()
     }
 
-    /// (strategy, prior_seq) of each attempt that was cut off.
+    /// (strategy, prior_seq) of each resumption of an attempt that was cut off.
     fn resumed(&self) -> Vec<(&str, i64)> {
         let entries = self.traces.journal("GEN_RESUMED").into_iter();
         entries
@@ -59,7 +59,7 @@ impl Survived {
     }
 }
 
-/// Asks, lets the failpoint kill the process, and lets another one finish.
+/// Sends a message, lets the failpoint kill the process, and lets another one finish.
 async fn survive(model: RawModel, options: &Options, failpoint: &str) -> Survived {
     let database = Database::new().await;
     let process = options.clone().env("FAILPOINTS", failpoint).serve(&database).await;
@@ -82,7 +82,8 @@ async fn finished(database: &Database, id: &str, model: &RawModel, options: &Opt
         .into_iter()
         .map(|called| called["request_sha256"].as_str().expect("a hash"))
         .collect();
-    // One that was killed before it asked has written its intent all the same.
+    // A process that is killed before its request has already written the intent, so there can be more
+    // entries than bodies.
     assert_eq!(
         called[called.len() - sent.len()..],
         hashes,
@@ -108,7 +109,7 @@ async fn k06_a_call_that_was_written_down_and_not_made_is_made_with_the_same_byt
 
 #[tokio::test]
 async fn k07_an_answer_that_had_begun_and_was_shown_to_nobody_is_replaced() {
-    // Nothing was committed, so there is nothing to go on from either.
+    // No chunk was committed, so even with a prefill there is no text to resume from.
     for prefilled in [false, true] {
         let model = speaking(Protocol::Anthropic).await;
         let options = options(&model, prefilled);
@@ -186,7 +187,7 @@ async fn k10_an_answer_that_came_whole_and_was_not_committed_is_asked_for_again(
         let model = speaking(Protocol::Anthropic).await;
         let options = options(&model, prefilled);
         let survived = survive(model, &options, "K10=1*return").await;
-        // Prefilled, the model is asked to go on from all of its answer and has nothing left to say but the blank.
+        // The prefill is the whole answer, and the model has only the final blank left to say.
         assert_eq!(survived.reply(), whole());
         assert_eq!(survived.resumed(), [(strategy, 3)]);
     }
@@ -210,7 +211,7 @@ async fn k11_a_stream_that_ends_without_its_end_marker_is_no_answer() {
 #[tokio::test]
 async fn k11_a_tool_call_whose_arguments_break_off_is_never_run() {
     for protocol in Protocol::BOTH {
-        // What came of the arguments may well be JSON: it is the end marker that makes it a call.
+        // Arguments that break off may still be valid JSON. Only the end marker makes them a call.
         for arguments in ["{\"cents\": 12", "{\"cents\": 12}"] {
             let model = RawModel::start(protocol, move |_, number| {
                 Sent::Events(match number {
@@ -226,7 +227,7 @@ async fn k11_a_tool_call_whose_arguments_break_off_is_never_run() {
     }
 }
 
-/// One process, whose first call to `model` breaks off. Its model would take a prefill.
+/// One process, whose first call to `model` breaks off. Its model is not set up for a prefill.
 async fn retried(model: RawModel) -> Survived {
     let database = Database::new().await;
     let options = options(&model, false);
@@ -330,8 +331,9 @@ async fn a_message_that_came_meanwhile_makes_it_another_request_and_no_text_is_g
     assert_eq!(survived.resumed(), [("replace", 2)]);
 }
 
-/// Journal frames without gap or repeat; chunks numbered from 0 after each reset, each once; what is shown is always a
-/// beginning of the answer, and the last word is the answer.
+/// Checks a reader's frames. Journal frames have no gap and no repeat. Chunks are numbered from 0 after each
+/// reset, without repeats. What is shown is always a beginning of the answer, and in the end it is the
+/// answer.
 fn assert_frames(frames: &[Frame], answer: &str) {
     let numbers: Vec<i64> = frames.iter().filter_map(|frame| frame.id).collect();
     assert_eq!(numbers, (1..=numbers.len() as i64).collect::<Vec<_>>());

@@ -1,11 +1,11 @@
-//! Deliveries across a crash: the channel's own ledger, which is a file, against the outbox and the journal. K12 to K16 of
-//! the crash matrix.
+//! Deliveries across a crash: compares the channel's own ledger, a file, with the outbox and the journal. K12
+//! to K16 of the crash matrix.
 
 use crate::support::checker::{Traces, dump};
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Program, eventually};
 use serde_json::{Value, json};
 
-/// A world whose mail goes by the channel of the example `own_tools`. Each message gets a mail with its text as
+/// A world whose mail uses the channel of `fixture_worker`. Each message gets a mail with its text as
 /// subject, and a reply.
 struct Office {
     database: Database,
@@ -22,7 +22,7 @@ impl Office {
                 return Answer::text("It is on its way.");
             }
             let messages = body["messages"].as_array().unwrap();
-            // What the agent is told of a mail that failed comes after what it is asked.
+            // A note about a failed mail comes after the user's message in the request.
             let said = messages.iter().rev().filter(|message| message["role"] == "user");
             let mut said = said.map(|message| message["content"].as_str().unwrap());
             let asked = said.find(|text| !text.starts_with("[A note of the system")).unwrap();
@@ -31,10 +31,10 @@ impl Office {
         })
         .await;
         let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
-        let options = options.env("WAKEFUL_EMAIL__MAX_AGE_S", "600").env("OWN_TOOLS_POST", manners);
+        let options = options.env("WAKEFUL_EMAIL__MAX_AGE_S", "600").env("FIXTURE_POST", manners);
         let path = |name: &str| options.path(name).display().to_string();
         let (sent, says) = (path("sent"), path("says"));
-        let options = options.env("OWN_TOOLS_SENT", sent).env("OWN_TOOLS_POST_SAYS", says);
+        let options = options.env("FIXTURE_SENT", sent).env("FIXTURE_POST_SAYS", says);
         Office { database: Database::new().await, model, options, session_id: String::new() }
     }
 
@@ -42,13 +42,13 @@ impl Office {
         self.options.serve(&self.database).await
     }
 
-    /// Posts a message; the run that it opens ends whatever becomes of its mail.
+    /// Posts a message. Its run ends, whatever happens to the mail.
     async fn ask(&mut self, client: &Client, text: &str) {
         let answer = client.chat("office", text).await;
         self.session_id = answer["session_id"].as_str().unwrap().to_owned();
     }
 
-    /// Asks for a mail from a process that dies at `failpoint`.
+    /// Asks a process for a mail; the process dies at `failpoint`.
     async fn dies(&mut self, failpoint: &str) {
         let process = self.options.clone().env("FAILPOINTS", failpoint).serve(&self.database).await;
         self.ask(&process.client(), "First").await;
@@ -56,7 +56,7 @@ impl Office {
         assert!(!status.success() && process.log().contains("failpoint"), "{}", process.log());
     }
 
-    /// A process that outlives it, and every delivery ended.
+    /// Starts the next process, and waits until every delivery has ended.
     async fn comes_back(&self) -> Process {
         let process = self.serve().await;
         process.client().wait_for(&self.session_id, "completed").await;
@@ -76,7 +76,7 @@ impl Office {
         std::fs::write(self.options.path("says"), answer).unwrap();
     }
 
-    /// The channel's ledger: (key, subject), a row an attempt.
+    /// The channel's ledger: (key, subject), one row per attempt.
     fn sent(&self) -> Vec<(String, String)> {
         let text = std::fs::read_to_string(self.options.path("sent")).unwrap_or_default();
         let pair =
@@ -96,7 +96,7 @@ impl Office {
         sqlx::query(statement).execute(&self.database.pool).await.unwrap();
     }
 
-    /// Lets time pass for the first delivery: it is an hour older, and so is its attempt.
+    /// Lets time pass for the first delivery: makes it, and its attempt, an hour older.
     async fn an_hour_later(&self) {
         sqlx::query(
             "update deliveries set created_at = created_at - interval '1 hour', not_after = not_after - interval '1 hour',
@@ -107,7 +107,7 @@ impl Office {
         .unwrap();
     }
 
-    /// What the journal says of deliveries: the type, and the status where it has one.
+    /// The journal's entries about deliveries: the type, and the status where an entry has one.
     async fn journal(&self) -> Vec<String> {
         let traces = Traces::of(&self.database, &self.session_id).await;
         let ends = traces.events.iter().filter(|event| event["payload"]["delivery_id"].is_string());
@@ -129,7 +129,8 @@ impl Office {
 
 #[tokio::test]
 async fn k12_a_kill_before_the_send_sends_once_and_asks_the_model_nothing_again() {
-    // A guarded channel gives no answer about a send that was begun, so it dies before that.
+    // A guarded channel cannot tell what became of a send that began, so here the process dies before it
+    // claims the delivery.
     for (manners, failpoint) in [("guarded", "K12_claim=1*return"), ("idempotent", "K12=1*return")] {
         let mut office = Office::new(manners).await;
         office.dies(failpoint).await;
@@ -137,7 +138,8 @@ async fn k12_a_kill_before_the_send_sends_once_and_asks_the_model_nothing_again(
         assert_eq!(office.sent().len(), 1, "{manners}");
         assert_eq!(office.outbox().await, [("sent".to_owned(), None)]);
         assert_eq!(office.journal().await, ["GEN_SENT"]);
-        // The kill may have cut off the reply's call, which came after the mail was enqueued, and never the mail's own.
+        // The kill may have cut off the model call for the reply, which follows the mail. It never cuts the
+        // mail's own call.
         let asked = office.model.bodies();
         let for_mail = asked.iter().filter(|body| !body.contains("tool_call_id")).count();
         assert_eq!(for_mail, 1, "{asked:?}");
@@ -190,7 +192,7 @@ async fn k13_a_kill_after_the_send_is_settled_as_the_channel_allows() {
         let surfaced = why.contains("Nobody knows whether a message by email was sent");
         assert_eq!(surfaced, status == "uncertain", "{why}");
 
-        // It holds nothing up, and it is not sent again by what comes after it.
+        // The first delivery blocks no later message, and is not sent again with one.
         office.ask(&process.client(), "Second").await;
         process.client().wait_for(&office.session_id, "completed").await;
         office.is_done().await;
@@ -306,11 +308,11 @@ async fn what_cannot_be_sent_is_tried_by_the_clock_and_then_fails() {
         .await;
     };
     tried(0).await;
-    // However often: it is not the attempts that are counted.
+    // A high number of attempts changes nothing: only the time counts.
     office.spoil("update deliveries set attempt = 1000").await;
     office.spoil("update jobs set run_at = clock_timestamp() where lease is null").await;
     tried(1000).await;
-    // While no worker was there, nobody refused it.
+    // Time without a worker does not count, because nothing was tried.
     let away = "update deliveries set tried_since = tried_since - interval '9 hours', tried_at = tried_at - interval '6 hours'";
     office.spoil(away).await;
     office.spoil("update jobs set run_at = clock_timestamp() where lease is null").await;
@@ -333,7 +335,7 @@ async fn k36_what_kills_whoever_sends_it_is_tried_a_few_times_and_no_more() {
     for (manners, status) in [("idempotent", "uncertain"), ("askable", "failed")] {
         let mut office = Office::new(manners).await;
         office.dies("K12=1*return").await;
-        // The fifth of those who took it and never gave it back.
+        // Raise the counters, so that the death above is the job's fifth.
         office.spoil("update jobs set died = 4, stuck = 5 where kind = 'deliver'").await;
         office.spoil("update deliveries set sending_at = sending_at - interval '1 hour'").await;
         let process = office.comes_back().await;
@@ -348,7 +350,7 @@ async fn k36_what_kills_whoever_sends_it_is_tried_a_few_times_and_no_more() {
 #[tokio::test]
 async fn k16_two_unsent_replies_and_a_crash_are_both_delivered_in_order() {
     let mut office = Office::new("guarded").await;
-    // The NUL is what Postgres takes in no text: the job must be given back all the same.
+    // Postgres accepts no NUL in a text. The job must be released all the same.
     office.says("later bro\0ken pipe");
     let process = office.serve().await;
     let client = process.client();
@@ -361,7 +363,7 @@ async fn k16_two_unsent_replies_and_a_crash_are_both_delivered_in_order() {
     })
     .await;
 
-    // A delivery that waits blocks no step, and is not overtaken.
+    // A delivery that waits blocks no step, and the next one does not overtake it.
     office.ask(&client, "Second").await;
     client.wait_for(&office.session_id, "completed").await;
     assert!(office.sent().is_empty());

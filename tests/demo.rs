@@ -9,7 +9,7 @@ fn demo(dir: &tempfile::TempDir) -> Program {
     Program::start(command)
 }
 
-/// The processes that the timeline names.
+/// The ids of the processes that the timeline names.
 fn named(program: &Program) -> Vec<i32> {
     let output = program.output();
     let after = output.lines().filter_map(|line| line.split_once("process ")?.1.split(' ').next());

@@ -1,4 +1,4 @@
-//! `wakeful dev`, as a person runs it: on a Postgres of its own, in a data directory of its own.
+//! `wakeful dev`, as a person runs it: with its own Postgres in its own data directory.
 
 use crate::support::client::{Client, numbers, texts};
 use crate::support::{Program, eventually};
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use wakeful::store::Store;
 use wakeful::store::session::{SessionFilter, SessionSummary};
 
-/// A place for data.
+/// A place for the data directory.
 struct Place {
     temp: TempDir,
 }
@@ -18,7 +18,7 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let temp = TempDir::with_prefix("wakeful-dev-").unwrap();
-        // Root's server runs as another user, who must be able to pass.
+        // As root, Postgres runs as another user, who must be able to enter this folder.
         std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         Place { temp }
     }
@@ -55,7 +55,7 @@ impl Place {
     }
 }
 
-/// Waits for the banner, and gives a client for the address in it.
+/// Waits for the banner, and returns a client for its address.
 async fn up(program: &Program) -> Client {
     let line = program.line("Wakeful is up at ").await;
     program.line("the next start goes on from there").await;
@@ -112,11 +112,11 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
     assert_eq!(colour["status"], "waiting_input");
     assert_eq!(sessions(&place.store().await).await.len(), 7, "one of each trigger, and two chats more");
 
-    // The line that the banner offers.
+    // The command that the banner offers.
     client.chat("sample-colour", "Green, please.").await;
     client.wait_for(colour["session_id"].as_str().unwrap(), "completed").await;
 
-    // Dev's defaults are in no configuration: whoever looks beside it takes them as dev does.
+    // No configuration file has dev's defaults, so other commands in this folder assume the same defaults.
     let mut url = place.verb("url");
     assert_eq!(url.end().await, 0);
     let mut command = Program::command(place.temp.path());
@@ -223,7 +223,7 @@ async fn a_database_that_is_given_is_used_and_never_emptied() {
 
     running.signal(libc::SIGINT);
     assert_eq!(running.end().await, 0);
-    // Who has put `dev url` there means dev's own database, which dev starts.
+    // A DATABASE_URL from `dev url` means dev's own database, so dev starts it.
     let mut again = host.dev_with(&["--listen", "127.0.0.1:0"], &["--once"], &env);
     assert_eq!(again.end().await, 0);
     assert!(again.output().contains("export DATABASE_URL"), "{}", again.output());

@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Talks that begin alike, and how each goes on.
+/// Talks with the same beginning and different ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 enum Talk {
     Plain,
     OtherWords,
     OtherFile,
-    /// One more call than the others.
+    /// One more call than the other talks.
     Longer,
 }
 
@@ -49,7 +49,7 @@ impl World {
         World { database, options, process, client, talk, _model: model }
     }
 
-    /// A conversation of its own, of two messages.
+    /// Runs a talk of two messages in a conversation of its own.
     async fn talk(&self, conversation: &str, talk: Talk) -> String {
         self.talk.store(talk as usize, Ordering::SeqCst);
         let mut id = String::new();
@@ -107,7 +107,7 @@ async fn the_same_talk_twice_is_equal_to_the_byte_and_a_difference_ends_with_8()
     assert_eq!(levels(&report), ["equal", "prose", "equal", "prose"]);
     assert_eq!(report["first_divergence"]["left_message"], 5);
     assert_eq!(report["first_tool_divergence"], Value::Null);
-    // What was said first is in the requests that came after it.
+    // Every later request contains the first message, so they differ as well.
     assert_eq!(report["requests"]["first_that_differs"], 3);
     for (fail_on, exit) in [("tools", 0), ("state", 0), ("any", 8), ("bytes", 8)] {
         let (code, _, _) = world.cli(&["session", "diff", &one, &words, "--fail-on", fail_on]).await;
@@ -148,7 +148,7 @@ async fn a_difference_is_read_on_a_page_on_a_terminal_and_over_http() {
     ] {
         assert_eq!(world.client.get(&path).await.0, expected, "{path}");
     }
-    // Another space's session does not exist here.
+    // A session of another space does not exist for this one.
     sqlx::query("update conversation_sessions set space_id = 'other' where session_id = $1")
         .bind(&other)
         .execute(&world.database.pool)

@@ -1,5 +1,5 @@
-//! Mail goes out by SMTP: what arrives, what is refused, what nobody can know, and what comes back. K12 to K15 of the crash
-//! matrix for a channel that knows no keys.
+//! Mail goes out by SMTP: what arrives, what is refused, what stays uncertain, and what bounces. K12 to K15
+//! of the crash matrix for a channel without idempotency keys.
 
 mod resend;
 
@@ -16,10 +16,10 @@ use wakeful::store::bounce::Noted;
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful::workflow::record::Role;
-use wakeful::workflow::session::Seed;
+use wakeful::workflow::seed::Seed;
 
-/// A world whose mail goes out by an SMTP server. A chat's message is composed as a mail to the addresses that it names; a
-/// mail's session answers by its route.
+/// A world whose mail goes out by an SMTP server. A chat message that begins with `Mail ` makes the agent
+/// compose a mail to the addresses in it. A session opened by a mail replies by its reply route.
 struct Post {
     database: Database,
     model: ModelServer,
@@ -31,7 +31,7 @@ impl Post {
     async fn new() -> Post {
         let model = ModelServer::start(|body, _| {
             let messages = body["messages"].as_array().unwrap();
-            // What the agent is told of its mail comes after what it is asked.
+            // A note about the agent's mail comes after the user's message in the request.
             let said = messages.iter().rev().filter(|message| message["role"] == "user");
             let mut said = said.map(|message| message["content"].as_str().unwrap());
             let asked = said.find(|text| !text.starts_with(TOLD)).unwrap();
@@ -63,7 +63,7 @@ impl Post {
         id
     }
 
-    /// A mail of Ann's comes in to a session of its own, in the conversation `thread`.
+    /// Ann's mail arrives, in a session of its own in the conversation `thread`.
     async fn mail_comes_in(&self, store: &Store, number: usize, text: &str) -> String {
         let (mail, before) = (format!("<m{number}@example.com>"), format!("<m{}@example.com>", number - 1));
         let to = json!({
@@ -120,7 +120,7 @@ impl Post {
         self.outbox().await.into_iter().map(|(_, status, _)| status).collect()
     }
 
-    /// What the journal says of deliveries.
+    /// The journal's entries about deliveries.
     async fn journal(&self, session_id: &str) -> Vec<Value> {
         let traces = Traces::of(&self.database, session_id).await;
         traces.events.into_iter().filter(|event| event["payload"]["delivery_id"].is_string()).collect()
@@ -138,7 +138,7 @@ impl Post {
         command.output().unwrap()
     }
 
-    /// Everything that the model was sent last.
+    /// The body of the last request to the model.
     fn last_request(&self) -> String {
         self.model.bodies().last().unwrap().clone()
     }
@@ -183,14 +183,14 @@ async fn a_reply_arrives_in_its_thread_and_a_mail_to_somebody_else_outside_of_it
     let shown = process.client().session(&session).await;
     assert!(shown["deliveries"][0]["receipt"]["smtp"].as_str().unwrap().starts_with("250"), "{shown}");
 
-    // In a thread with Ann, a mail to Eve is none of the thread's.
+    // In Ann's thread, a mail to Eve does not belong to the thread.
     let session = post.mail_comes_in(&store, 3, "Mail eve@example.net").await;
     process.client().wait_for(&session, "completed").await;
     post.is_done().await;
     let mail = post.server.mails().into_iter().find(|mail| mail.to == ["eve@example.net"]).unwrap();
     assert_eq!((mail.header("References"), mail.header("Reply-To")), (None, None));
     assert_eq!(mail.header("Auto-Submitted").as_deref(), Some("auto-generated"));
-    // A line with a single dot is text, and no end of it.
+    // A line with a single dot is text, not the end of the mail.
     assert!(decoded(&mail).contains("As asked.\r\n.\r\nBye"), "{}", mail.data);
     assert!(process.terminate().success());
 }
@@ -202,7 +202,7 @@ fn decoded(mail: &Mail) -> String {
 
 #[tokio::test]
 async fn k12_k13_k14_a_kill_around_a_send_sends_once_or_is_uncertain_and_never_twice() {
-    // (where it dies, what arrived, how the delivery ends)
+    // (failpoint, mails that arrived, how the delivery ends)
     let table = [
         ("K12_claim=1*return", 1, "sent"),
         ("K12=1*return", 0, "uncertain"),
@@ -221,7 +221,7 @@ async fn k12_k13_k14_a_kill_around_a_send_sends_once_or_is_uncertain_and_never_t
         post.is_done().await;
         assert_eq!(post.server.mails().len(), arrived, "{failpoint}");
         assert_eq!(post.statuses().await, [status], "{failpoint}");
-        // What comes after it is sent, and it is not.
+        // A later mail is sent. The one that was cut off is not sent again.
         post.ask(&process.client(), "Mail bob@example.com").await;
         post.is_done().await;
         let to: Vec<String> = post.server.mails().into_iter().flat_map(|mail| mail.to).collect();
@@ -232,8 +232,9 @@ async fn k12_k13_k14_a_kill_around_a_send_sends_once_or_is_uncertain_and_never_t
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_kill_at_every_word_of_smtp_sends_at_most_once() {
-    // (the line at which the server falls silent and the process dies, what arrived)
+    // (the line at which the server falls silent and the process dies, mails that arrived)
     for (line, arrived) in
         [("GREETING", 0), ("EHLO", 0), ("MAIL", 0), ("RCPT", 0), ("DATA", 0), (".", 1), ("QUIT", 1)]
     {
@@ -250,7 +251,7 @@ async fn a_kill_at_every_word_of_smtp_sends_at_most_once() {
         post.is_done().await;
         assert_eq!(post.server.mails().len(), arrived, "{line}");
         let statuses = post.statuses().await;
-        // After the server's word, the process has a moment to write it down before it dies.
+        // After the server's answer, the process may commit `sent` before it dies.
         assert!(
             statuses == ["uncertain"] || (line == "QUIT" && statuses == ["sent"]),
             "{line}: {statuses:?}"
@@ -267,13 +268,13 @@ async fn a_kill_at_every_word_of_smtp_sends_at_most_once() {
 
 #[tokio::test]
 async fn every_answer_of_the_server_is_one_outcome() {
-    // (the line, its answer, how it ends, what of its words is kept, how often the mail arrives)
+    // (the line, its answer, how the delivery ends, the part of the answer that is kept, mails that arrive)
     let table = [
         ("MAIL", "550 5.7.1 Not from you", "failed", "550 5.7.1 Not from you", 0),
         ("RCPT", "550 5.1.1 No such user", "failed", "550 5.1.1 No such user", 0),
         ("DATA", "554 5.3.4 Too large", "failed", "554 5.3.4 Too large", 0),
         (".", "554 5.7.1 Spam", "failed", "554 5.7.1 Spam", 0),
-        // It was taken, and the word of it was lost.
+        // The server took the mail, and its answer was lost.
         (".", "drop", "uncertain", "no answer came", 1),
     ];
     let post = Post::new().await;
@@ -299,7 +300,8 @@ async fn every_answer_of_the_server_is_one_outcome() {
             .rfind(|event| event["payload"]["delivery_id"] == delivery.as_str());
         assert_eq!(last.unwrap()["payload"]["status"], status);
     }
-    // The agent is told of what failed, once, with what it is asked next; what is uncertain is an operator's question.
+    // The agent is told of failures once, with its next message. Uncertain mail is a question for an
+    // operator.
     let told = post.last_request();
     assert_eq!(told.matches("was not sent to anybody").count(), 4, "{told}");
     assert!(told.contains("554 5.7.1 Spam"), "{told}");
@@ -357,7 +359,7 @@ async fn whoever_is_refused_beside_others_is_shown_to_operator_and_agent() {
     let why = post.cli(&["session", "why", &id]);
     assert!(why.contains("did not reach bob@example.com") && why.contains("Correct the address"), "{why}");
 
-    // It is told with the next message, once.
+    // The agent is told with the next message, once.
     assert!(!post.last_request().contains(TOLD));
     post.ask(&client, "Hello?").await;
     let told = post.last_request();
@@ -408,7 +410,7 @@ async fn a_bounce_twice_is_one_and_the_thread_s_next_run_knows_of_it() {
         post.cli(&["session", "show", &session]).contains("bob@example.com bounced (552 5.2.2 Mailbox full)")
     );
 
-    // Another mail of the thread is another session of the same conversation, and a bounce wakes none.
+    // Another mail of the thread opens another session of the same conversation. A bounce wakes no session.
     let runs: i64 =
         post.database.value("select count(*) from session_runs where session_id = $1", &session).await;
     assert_eq!(runs, 1);
@@ -417,9 +419,9 @@ async fn a_bounce_twice_is_one_and_the_thread_s_next_run_knows_of_it() {
     let told = post.last_request();
     assert!(told.contains("bob@example.com: came back (5.2.2)"), "{told}");
     let shown = client.session(&next).await;
-    assert_eq!(shown["runs"][0]["prompt"], "Thanks.", "what is told opens no run");
+    assert_eq!(shown["runs"][0]["prompt"], "Thanks.", "a note is not a run's prompt");
 
-    // The chain's sessions and its history, with their fate.
+    // The chain's sessions, and its history with how each mail ended.
     let (_, sessions) = client.get("/v1/conversations/thread/sessions").await;
     assert_eq!(sessions["items"].as_array().unwrap().len(), 2);
     post.is_done().await;
@@ -439,7 +441,7 @@ async fn a_bounce_twice_is_one_and_the_thread_s_next_run_knows_of_it() {
         (&totals["sessions"], &totals["deliveries_sent"], &totals["deliveries_undelivered"]),
         (&json!(2), &json!(2), &json!(1))
     );
-    // In pages it is the same list.
+    // In pages the list is the same.
     let (mut paged, mut cursor) = (Vec::new(), String::new());
     loop {
         let (_, page) = client.get(&format!("/v1/conversations/thread/history?limit=2{cursor}")).await;
@@ -517,7 +519,7 @@ async fn a_bounce_counts_only_for_a_mail_that_may_have_gone_out() {
     let client = process.client();
     let table = [
         ("queued", false),
-        // Quicker than our own commit, or instead of it: it shows that the mail went out.
+        // The bounce may come before our own commit, or instead of it. It proves that the mail went out.
         ("sending", true),
         ("sent", true),
         ("uncertain", true),
@@ -560,7 +562,7 @@ async fn k15_what_is_too_old_is_never_sent_late() {
     assert!(process.terminate().success());
 }
 
-// The server goes on while the command runs.
+// Multi-threaded: the SMTP server must answer while the command blocks this thread.
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_asks_the_server_and_sends_nothing() {
     let post = Post::new().await;

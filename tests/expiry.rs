@@ -1,13 +1,14 @@
-//! Questions that nobody answers: closed after the time that their agent allows, once, whoever dies over it.
+//! Questions without an answer: closed once after their agent's time limit, even if the worker dies during
+//! it.
 
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
-use wakeful::store::expire::Patience;
+use wakeful::store::question::Patience;
 use wakeful::workflow::agent::OnExpired;
 
-/// More patience than a test has: time passes only where a test moves it.
+/// Longer than any test runs. Time passes only where a test changes the rows.
 const HOUR: &str = "ask_expires_s = 3600";
 
 #[tokio::test]
@@ -33,7 +34,7 @@ async fn a_question_that_nobody_answers_is_closed_and_the_model_goes_on() {
     let result = entries.iter().find(|entry| entry["type"] == "TOOL_RESULT").unwrap();
     assert_eq!(result["payload"]["ok"], false);
 
-    // What the user says after that is a message, and no answer to what was closed.
+    // After that, the user's text is a message, not an answer to the closed question.
     let late = client.chat("c1", "Four.").await;
     assert_eq!(late["outcome"], "new_run");
     let session = client.wait_for(&id, "completed").await;
@@ -56,7 +57,7 @@ async fn a_run_whose_agent_wants_that_is_cancelled_and_says_why() {
     let entries = journal(&client, &id).await;
     let failed = entries.iter().rev().find(|entry| entry["type"] == "state_transition").unwrap();
     assert_eq!(failed["payload"]["reason"], "cancelled: no answer came within 1 s");
-    // It can go on.
+    // The session can continue.
     client.chat("c1", "Four.").await;
     client.wait_for(&id, "completed").await;
     assert!(process.terminate().success());
@@ -74,7 +75,7 @@ async fn without_a_limit_a_question_is_answered_days_later_by_another_host() {
 
     let process = options.serve(&database).await;
     let client = process.client();
-    // It has looked for what to do.
+    // Wait until the worker runs. It must leave the question open.
     process.wait_for_log("\"Working\"").await;
     assert_eq!(client.session(&id).await["status"], "waiting_input");
     assert_eq!(client.chat("c1", "Four.").await["outcome"], "delivered");
@@ -92,7 +93,7 @@ async fn a_worker_that_was_away_for_days_closes_what_expired_meanwhile() {
     let id = ask(&process.client()).await;
     assert!(process.terminate().success());
     pass(&database, "3 days").await;
-    // Of several one closes it.
+    // Several workers look, and one closes it.
     let processes = [options.serve(&database).await, options.serve(&database).await];
     let session = processes[0].client().wait_for(&id, "completed").await;
     assert!(texts(&session, "tool")[0].starts_with("NO ANSWER"));
@@ -108,11 +109,13 @@ async fn an_answer_in_the_same_instant_wins_or_is_a_message_of_its_own() {
         let client = process.client();
         let id = ask(&client).await;
         let store = database.store().await;
-        // Whoever looked a moment ago may have seen another question: the age of the one that is open decides.
+        // A worker may have looked at an earlier question of this session, so the age of the open question
+        // decides.
         assert!(!store.expire_question(&id, HOUR_OF_DEFAULT, OnExpired::TellModel).await.unwrap());
         pass(&database, "3 days").await;
 
-        // Both want the conversation's row, which the test holds: they get it in the order in which they came.
+        // The test holds the lock on the conversation's row. Both calls wait for it and get it in order of
+        // arrival.
         let mut lock = database.pool.begin().await.unwrap();
         sqlx::query("select 1 from conversation_counters for update").execute(&mut *lock).await.unwrap();
         let answer = || {
@@ -162,7 +165,7 @@ async fn a_question_behind_another_sessions_run_is_closed_in_its_turn() {
     let worker = options(&model).arg("--roles=worker").spawn(&database.url);
     let id = ask(&client).await;
     assert!(worker.terminate().success());
-    // Another session of the conversation has it now, and nobody works.
+    // Another session now has the conversation, and no worker runs.
     let (_, begun) = client.post("/v1/conversations/c1/new", &json!({})).await;
     let other = begun["session_id"].as_str().unwrap().to_owned();
     assert_eq!(client.chat("c1", "Something else.").await["session_id"], json!(other));
@@ -173,7 +176,7 @@ async fn a_question_behind_another_sessions_run_is_closed_in_its_turn() {
     assert!(!expire().await.unwrap(), "once");
     assert_eq!(client.session(&id).await["status"], "queued");
     assert_eq!(client.session(&id).await["question"], Value::Null);
-    // Said before its turn, and after the question was closed.
+    // Sent after the question was closed and before the session's turn.
     let (_, late) = client.post(&format!("/v1/sessions/{id}/messages"), &json!({"text": "Four."})).await;
     assert_eq!(late["outcome"], "queued");
 
@@ -212,7 +215,7 @@ async fn k27_a_kill_around_the_closing_of_a_question_closes_it_once() {
 
 const HOUR_OF_DEFAULT: Patience<'static> = Patience { agent: "default", seconds: 3600 };
 
-/// A model that asks once, and goes on with whatever came of it.
+/// A model that asks one question, and continues with any result.
 async fn asking() -> ModelServer {
     ModelServer::start(|body, _| {
         let asked = body["messages"].as_array().unwrap().iter().any(|one| one["role"] == "tool");
@@ -235,10 +238,10 @@ async fn ask(client: &Client) -> String {
     id
 }
 
-/// Makes it so much later for what is in the database.
+/// Makes everything in the database older by `time`.
 async fn pass(database: &Database, time: &str) {
     let mut connection = database.pool.acquire().await.unwrap();
-    // The journal is append-only: only a replica's role gets past that.
+    // The journal is append-only. A replica role bypasses that.
     sqlx::query("set session_replication_role = replica").execute(&mut *connection).await.unwrap();
     for sql in [
         "update session_events set ts = ts - $1::interval",
@@ -253,7 +256,7 @@ async fn journal(client: &Client, id: &str) -> Vec<Value> {
     client.get(&format!("/v1/sessions/{id}/events?limit=500")).await.1["items"].as_array().unwrap().clone()
 }
 
-/// Waits until so many statements wait for a lock.
+/// Waits until `count` statements wait for a lock.
 async fn lock_waiters(database: &Database, count: i64) {
     let waiting = "select count(*) from pg_stat_activity where datname = $1 and wait_event_type = 'Lock'";
     eventually(&format!("{count} to wait for the row"), || async {

@@ -1,4 +1,5 @@
-//! Forks through the real process: asked for by HTTP and by the command line, run by a worker, killed half-way.
+//! Forks through the real process: requested by HTTP and by the command line, run by a worker, killed
+//! half-way.
 
 use crate::support::checker::{self, Traces, dump};
 use crate::support::client::{numbers, texts};
@@ -8,7 +9,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Writes what it is told to `notes/a.txt`, reads it, or says how often it was spoken to.
+/// A model that writes what it is told to `notes/a.txt`, reads it, or says how many user messages it has had.
 async fn model() -> ModelServer {
     ModelServer::start(|body, _| {
         let messages = body["messages"].as_array().expect("messages");
@@ -46,7 +47,7 @@ impl Sample {
         Sample::with("").await
     }
 
-    /// With more of a configuration.
+    /// A sample with additional configuration.
     async fn with(config: &str) -> Sample {
         let model = model().await;
         let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).config(config);
@@ -55,7 +56,7 @@ impl Sample {
         Sample { client: process.client(), database, model, options, process }
     }
 
-    /// Says so in the conversation `c1`, and waits for the reply. Gives the session's id.
+    /// Says `text` in the conversation `c1`, and waits for the reply. Returns the session's id.
     async fn say(&self, text: &str) -> String {
         let answer = self.client.chat("c1", text).await;
         let id = answer["session_id"].as_str().expect("an id").to_owned();
@@ -64,7 +65,7 @@ impl Sample {
         id
     }
 
-    /// Waits until no job is left: what a run enqueued is sent by jobs of its own.
+    /// Waits until no job is left: separate jobs send what a run enqueued.
     async fn quiet(&self) {
         crate::support::eventually("every job to end", || async {
             let jobs: i64 = self.database.value("select count(*) from jobs where $1 <> ''", "all").await;
@@ -77,7 +78,7 @@ impl Sample {
         self.client.post(&format!("/v1/sessions/{id}/fork"), &body).await
     }
 
-    /// A fork that must be made, and the id of its session.
+    /// Makes a fork that must succeed. Returns the answer and the id of the fork's session.
     async fn fork(&self, id: &str, body: Value) -> (Value, String) {
         let (status, forked) = self.post(id, body).await;
         assert_eq!(status, StatusCode::CREATED, "{forked}");
@@ -100,7 +101,7 @@ impl Sample {
         std::fs::read_to_string(self.options.path("workspaces").join(session_id).join(path)).ok()
     }
 
-    /// Every row of the session, with the transactions that wrote them.
+    /// Every row of the session, with the ids of the transactions that wrote it.
     async fn rows_of(&self, session_id: &str) -> Vec<Value> {
         let dump = dump(&self.database).await;
         let of =
@@ -126,7 +127,7 @@ async fn a_fork_answers_again_and_its_first_request_is_its_parents_byte_for_byte
     assert_eq!(session["steps"].as_array().unwrap().len(), 1);
     assert_eq!(session["steps"][0]["step_number"], 2);
     let bodies = sample.model.bodies();
-    assert_eq!(bodies[2], asked[1], "the provider's cache goes on");
+    assert_eq!(bodies[2], asked[1], "the provider's cache stays valid");
     assert_eq!(
         sample.rows_of(&id).await,
         before,
@@ -214,7 +215,7 @@ async fn a_fork_that_cannot_be_made_is_refused_and_one_that_is_repeated_is_made_
     let (status, _) = sample.post("sess_none", json!({"at": 2})).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert_eq!(sample.client.get("/v1/sessions/sess_none/tree").await.0, StatusCode::NOT_FOUND);
-    assert_eq!(dump(&sample.database).await, before, "what is refused writes nothing");
+    assert_eq!(dump(&sample.database).await, before, "a refusal writes nothing");
 
     let (first, child) = sample.fork(&id, json!({"at": 2, "client_key": "k"})).await;
     let path = format!("/v1/sessions/{id}/fork");
@@ -304,7 +305,7 @@ async fn a_fork_has_its_parents_files_as_they_were_at_the_cut() {
     sample.client.wait_for(&late, "completed").await;
     assert_eq!(sample.file(&late, "notes/a.txt").as_deref(), Some("third"));
     assert_eq!(sample.file(&id, "notes/a.txt").as_deref(), Some("second"), "the parent's are its own");
-    // Before there was one there is none.
+    // A fork from before the file existed does not have it.
     let (_, none) = sample.fork(&id, json!({"at": 2, "text": "read it"})).await;
     let session = sample.client.wait_for(&none, "completed").await;
     assert!(texts(&session, "tool")[0].contains("There is no file"), "{session}");
@@ -314,9 +315,9 @@ async fn a_fork_has_its_parents_files_as_they_were_at_the_cut() {
     folders.sort();
     let mut expected = [id.clone(), early.clone(), late.clone()];
     expected.sort();
-    assert_eq!(folders, expected, "and nothing beside them");
+    assert_eq!(folders, expected, "there are no other folders");
 
-    // What it wrote itself is where it wrote it: a host that does not have it says so.
+    // Files that the fork wrote itself stay on their host. A host without them says so.
     std::fs::remove_dir_all(sample.options.path("workspaces").join(&late)).unwrap();
     let (_, answer) =
         sample.client.post(&format!("/v1/sessions/{late}/messages"), &json!({"text": "read it"})).await;
@@ -330,7 +331,7 @@ async fn a_fork_has_its_parents_files_as_they_were_at_the_cut() {
 async fn files_that_the_transcript_does_not_hold_are_an_error_and_no_empty_folder() {
     let sample = Sample::new().await;
     let id = sample.say("write first").await;
-    // As a tool of one's own leaves them, whose arguments are not the file.
+    // A custom tool can leave a file whose content is not in its arguments.
     sqlx::raw_sql(
         "set session_replication_role = replica;
         update conversation_records set content = replace(content::text, 'first', 'by another way')::json
@@ -361,7 +362,7 @@ async fn a_chat_goes_on_with_the_fork_in_its_conversation_and_with_its_parent_in
     assert_eq!(sample.say("two").await, id);
     assert_eq!(texts(&sample.client.session(&id).await, "user"), ["one", "two"]);
 
-    // Begun anew, a conversation's numbers go on: so do those of what is forked from there.
+    // A restart continues the conversation's message numbers, and so does a fork of the new session.
     let (status, anew) =
         sample.client.post("/v1/conversations/c1/new", &json!({"repository_id": "repo"})).await;
     assert_eq!(status, StatusCode::CREATED, "{anew}");
@@ -391,7 +392,7 @@ async fn a_fork_sends_nothing_of_what_its_parent_sent() {
     assert_eq!((session["deliveries"].as_array().unwrap().len(), mails()), (0, 1));
     assert_eq!(session["tool_calls"], json!([]));
     assert!(session["state"].as_object().unwrap().keys().any(|key| key.starts_with("email/")), "{session}");
-    // A dry one composes, and sends nothing.
+    // A dry fork composes a mail, and sends nothing.
     let (_, dry) = sample.fork(&id, json!({"at": 2, "tool_mode": "dry"})).await;
     sample.client.wait_for(&dry, "completed").await;
     sample.quiet().await;

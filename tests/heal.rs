@@ -1,5 +1,5 @@
-//! Sessions whose rows somebody else wrote: a worker finds them, makes them go on with what they owe, and leaves every
-//! other one untouched.
+//! Sessions with rows that someone changed by SQL: a worker finds them, makes them continue with what they
+//! owe, and leaves every other session untouched.
 
 mod ward;
 
@@ -36,7 +36,7 @@ async fn a_run_without_a_job_goes_on() {
 
 #[tokio::test]
 async fn a_queued_run_gets_the_conversation_that_nobody_has() {
-    // What the conversation's row says is wrong in each way that it can be.
+    // Each way in which the conversation's row can be wrong.
     for spoil in [
         "update conversation_counters set open_run_id = null where $1 <> ''",
         "update conversation_counters set open_run_id = 'run_none', queued_runs = 0 where $1 <> ''",
@@ -47,7 +47,7 @@ async fn a_queued_run_gets_the_conversation_that_nobody_has() {
         let second = ward.beside("t2", "two").await;
         let third = ward.beside("t3", "three").await;
         assert_eq!(ward.unattended().await, [""; 0], "they wait for the first");
-        // The first one's run is closed by hand, and nobody hands its conversation on.
+        // Close the first session's run by SQL, so that nothing gives the conversation to the next run.
         ward.execute("delete from jobs where session_id = $1", &first).await;
         ward.execute("update session_runs set status = 'failed' where session_id = $1", &first).await;
         ward.execute("update conversation_sessions set status = 'failed' where session_id = $1", &first)
@@ -98,7 +98,7 @@ async fn a_status_that_was_set_by_hand_is_made_true() {
         let set = format!("update conversation_sessions set status = '{status}' where session_id = $1");
         ward.execute(&set, id).await;
     }
-    // The last one's run failed, and it has never seen another message: that is a new run's.
+    // The last session's run failed, and the session gets a message that no run has read. It needs a new run.
     ward.execute("update session_runs set status = 'failed' where session_id = $1", &sessions[2].0).await;
     insert_message(&ward, &sessions[2].0, "hand-made", "run_promised").await;
 
@@ -127,7 +127,7 @@ async fn a_session_made_by_hand_answers_its_message() {
             (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
              model_context_window, status)
         values ($1, 'default/' || $1, 'default', 'default', 'hand', $1, 'default', 'openai/test', 128000, ";
-    // With a message, without one, and with a status that promises a run that was never made.
+    // A session with a message, one without, and one whose status promises a run that does not exist.
     let (asked, empty, created) = (new_id("sess"), new_id("sess"), new_id("sess"));
     ward.execute(&format!("{insert} 'queued')"), &asked).await;
     ward.execute(&format!("{insert} 'running')"), &empty).await;
@@ -181,7 +181,7 @@ async fn a_delivery_without_a_job_is_sent() {
     for status in ["queued", "sending"] {
         let ward = Ward::new().await;
         let id = ward.session("c1", "mail").await;
-        // The process dies with the message in its hands.
+        // The process dies while it holds the delivery.
         let dying = ward.options.clone().env("FAILPOINTS", "K12=1*return").arg("--roles=worker");
         let (_, dead) = dying.spawn(&ward.database.url).ended().await;
         assert!(dead.log().contains("failpoint K12"), "{}", dead.log());
@@ -238,7 +238,7 @@ async fn what_is_left_of_a_model_call_is_forgotten_when_the_session_rests() {
     assert!(healed.contains(&Healed::GenerationsForgotten { generations: 1, chunks: 2 }), "{healed:?}");
     let left: i64 = ward.database.value("select count(*) from generation_chunks where $1 <> ''", "all").await;
     assert_eq!(left, 2);
-    // Chunks alone are found as well.
+    // Leftover chunks without a call are found as well.
     ward.execute(
         "insert into generation_chunks (session_id, generation_id, chunk_no, text) values ($1, 'gen_2', 0, 'x')",
         &rests,
@@ -261,7 +261,8 @@ async fn a_heal_that_changes_nothing_writes_nothing() {
     ward.becomes(&waiting, "waiting_input").await;
     ward.store.archive(&archived, None).await.unwrap();
     assert!(worker.terminate().success());
-    // Open, behind it, cancelled behind it with its message unread, in need of a person with a message that waits.
+    // An open run, one queued behind it, one cancelled behind it with its message unread, and a session in
+    // need of attention with a waiting message.
     sessions.extend([completed, waiting, archived]);
     sessions.push(ward.session("c1", "one").await);
     sessions.push(ward.beside("t2", "behind").await);
@@ -304,7 +305,7 @@ async fn a_session_in_hand_is_left_to_its_worker() {
     ward.model.asked(1).await;
     let lease = "select json_build_object('job', job_id, 'lease', lease, 'worker', worker_id) from jobs where session_id = $1";
     let before: Value = ward.database.value(lease, &id).await;
-    // A status that denies the run in hand: the run's row is the truth.
+    // The status contradicts the run in progress. The run's row is right.
     ward.execute("update conversation_sessions set status = 'completed' where session_id = $1", &id).await;
     eventually("the heal", || async { (ward.status(&id).await == "queued").then_some(()) }).await;
     assert_eq!(ward.database.value::<Value>(lease, &id).await, before);
@@ -323,13 +324,13 @@ async fn a_message_that_meets_a_job_about_to_end_is_answered() {
     let worker = ward.worker().await;
     ward.becomes(&id, "completed").await;
     assert!(worker.terminate().success());
-    // Its holder has found that nothing is owed, and has not ended it yet.
+    // The job's holder has found that nothing is owed, and has not ended the job yet.
     let job = "insert into jobs (kind, space_id, conversation_id, session_id, step_number, lease, run_at)
         values ('step', 'default', 'default/c1', $1, 9, nextval('leases'), clock_timestamp() + interval '1 hour')";
     ward.execute(job, &id).await;
     ward.store.send(&id, &message("two")).await.unwrap();
     let held = sqlx::query("delete from jobs where lease is not null").execute(&ward.database.pool).await;
-    assert_eq!(held.unwrap().rows_affected(), 0, "the holder ends nothing of the new run's");
+    assert_eq!(held.unwrap().rows_affected(), 0, "the old holder cannot end the new run's job");
     let worker = ward.worker().await;
     ward.becomes(&id, "completed").await;
     assert_eq!(ward.texts(&id, "assistant").await, ["You said: one.", "You said: two."]);
@@ -405,7 +406,8 @@ async fn an_operator_wakes_a_session_and_is_told_what_was_wrong() {
     ward.model.asked(1).await;
     let (status, woken) = client.post(&format!("/v1/sessions/{id}/wake"), &json!({})).await;
     assert_eq!((status, &woken["healed"]), (StatusCode::ACCEPTED, &json!([])));
-    // The worker hears of its loss and lets go; nobody else would go on.
+    // The worker hears that its job is gone and drops the claim. Without a wake the session would stay as it
+    // is.
     ward.execute("delete from jobs where session_id = $1", id).await;
     process.wait_for_log("The claim is over").await;
     ward.model.release();

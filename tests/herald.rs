@@ -1,4 +1,4 @@
-//! Notices of other systems, and the chat about one.
+//! Notices from other systems, and chats about them.
 
 use crate::support::client::texts;
 use crate::support::{Answer, Client, Database, ModelServer, Options};
@@ -55,14 +55,14 @@ async fn a_notice_wakes_an_agent_once_and_is_nobodys_words() {
     let sessions: i64 =
         database.value("select count(*) from conversation_sessions where trigger_type = $1", "herald").await;
     assert_eq!(sessions, 1);
-    // A key is its conversation's: elsewhere the same one is another notice.
+    // A key belongs to its conversation: in another one the same key is another notice.
     let mut elsewhere = notice.clone();
     elsewhere["conversation_id"] = "elsewhere".into();
     let (status, other) = herald(&client, &elsewhere).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{other}");
     assert_ne!(other["session_id"], first["session_id"]);
 
-    // A plain text, in a conversation of the sender's choice, twice: two notices.
+    // A plain text in a conversation that the sender chose, posted twice without a key: two notices.
     for _ in 0..2 {
         let (status, answer) =
             herald(&client, &json!({"conversation_id": "ops", "notice": "All is well."})).await;
@@ -124,9 +124,13 @@ async fn a_chat_on_a_notices_conversation_has_seen_it_and_is_answered_in_the_cha
     assert_eq!(mailed, 0, "its replies are read in the chat");
     let rules: Value =
         database.value("select policy from conversation_sessions where session_id = $1", chat_id).await;
-    assert_eq!(rules["participants"], json!(["ann@example.org"]), "whom the notice's session may write to");
+    assert_eq!(
+        rules["participants"],
+        json!(["ann@example.org"]),
+        "the addresses that the notice's session may write to"
+    );
 
-    // The next notice is one of its own again, and so is the chat about it.
+    // The next notice has a session of its own again, and so does the chat about it.
     let (_, another) = herald(&client, &json!({"conversation_id": "ops", "notice": "95 % of db1."})).await;
     assert_ne!(another["session_id"], first["session_id"]);
     client.wait_for(another["session_id"].as_str().unwrap(), "completed").await;
@@ -179,7 +183,8 @@ async fn a_chat_that_comes_while_a_notice_is_worked_on_waits_and_begins_with_its
     let chat_id = chat["session_id"].as_str().unwrap();
     assert_ne!(chat["session_id"], notice["session_id"]);
     assert_eq!(client.session(chat_id).await["status"], "queued", "the notice has the conversation");
-    // A second message, and a kill, before it begins: it is still the same beginning, once.
+    // A second message and a kill come before the chat's run begins. It still begins once, in the same
+    // session.
     client.chat("ops", "And why?").await;
     process.kill();
     model.release();

@@ -1,4 +1,5 @@
-//! Messages that come while a session is busy, waits, rests or is over: none is lost, and each is answered in its turn.
+//! Messages that arrive while a session is busy, waits, rests or has ended: none is lost, and each is
+//! answered in turn.
 
 use crate::support::client::{numbers, texts};
 use crate::support::model::turns_since_user;
@@ -11,7 +12,7 @@ async fn follow_ups_while_queued_and_running_are_one_step_in_their_order() {
     let database = Database::new().await;
     let model = echo().await;
     let options = options(&model);
-    // Queued: an API alone takes messages and runs nothing.
+    // Queued: a process with the API alone takes messages and runs nothing.
     let api = options.clone().arg("--roles=api").serve(&database).await;
     let client = api.client();
     let first = client.chat("c1", "one").await;
@@ -55,7 +56,7 @@ async fn a_message_during_the_last_answer_keeps_the_answer_and_is_answered() {
     let before = wake_seq(&database, &id).await;
     let second = client.chat("c1", "two").await;
     assert_eq!(second["outcome"], "queued");
-    assert!(wake_seq(&database, &id).await > before, "what plan sees has changed");
+    assert!(wake_seq(&database, &id).await > before, "wake_seq has moved, so the commit sees the message");
     model.release();
 
     let session = client.wait_for(&id, "completed").await;
@@ -73,7 +74,8 @@ async fn no_message_is_lost_in_the_instant_of_completion() {
     let client = process.client();
     let mut sent = Vec::new();
     let mut session_id = String::new();
-    // Each message is posted as soon as an answer to the one before is seen: right where the run closes.
+    // Post each message as soon as the answer to the one before is visible, which is just when the run
+    // closes.
     for turn in 0..60 {
         let text = format!("m{turn}");
         let body = json!({"user_id": "ann", "text": text, "client_key": text});
@@ -118,7 +120,7 @@ async fn the_answer_to_a_question_is_its_result_whichever_process_hears_it() {
     assert_eq!(session["question"], "For how many?");
     assert!(process.terminate().success());
 
-    // The clock of a question does not run: nothing of it is held anywhere but in the database.
+    // A waiting question exists only in the database, so the next process finds it unchanged.
     let process = options.serve(&database).await;
     let client = process.client();
     assert_eq!(client.session(&id).await["status"], "waiting_input");
@@ -150,7 +152,8 @@ async fn a_message_that_races_the_question_answers_it_in_either_order() {
         let id = id(&client.chat("c1", "A table, please.").await);
         model.asked(1).await;
 
-        // Both want the conversation's row, which the test holds: they get it in the order in which they came.
+        // The test holds the lock on the conversation's row. Both sides wait for it and get it in order of
+        // arrival.
         let mut lock = database.pool.begin().await.unwrap();
         sqlx::query("select 1 from conversation_counters for update").execute(&mut *lock).await.unwrap();
         let post = || {
@@ -287,7 +290,7 @@ async fn echo() -> ModelServer {
     .await
 }
 
-/// The texts of one user message: the projection may have merged several.
+/// The texts of one user message: the projection may have merged several messages into it.
 fn said(message: &Value) -> Vec<String> {
     match &message["content"] {
         Value::String(text) => text.split("\n\n").map(str::to_owned).collect(),
@@ -323,7 +326,7 @@ async fn wake_seq(database: &Database, id: &str) -> i64 {
     database.value("select wake_seq from conversation_sessions where session_id = $1", id).await
 }
 
-/// Waits until so many statements wait for a lock.
+/// Waits until `count` statements wait for a lock.
 async fn lock_waiters(database: &Database, count: i64) {
     let waiting = "select count(*) from pg_stat_activity where datname = $1 and wait_event_type = 'Lock'";
     eventually(&format!("{count} to wait for the row"), || async {

@@ -1,4 +1,5 @@
-//! The way in under load: each message is taken once or refused with a time to come again, and nothing else waits for it.
+//! Intake under load: each message is taken once or refused with a time to retry, and nothing else is held
+//! up.
 
 use crate::support::client::texts;
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
@@ -13,7 +14,7 @@ use std::time::Duration;
 const SENDERS: usize = 40;
 const MESSAGES: usize = 10;
 
-/// What the storm was told.
+/// The answers that the storm got.
 #[derive(Default)]
 struct Tally {
     taken: AtomicUsize,
@@ -22,14 +23,15 @@ struct Tally {
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn in_a_storm_each_message_is_taken_once_or_refused_and_a_senders_stay_in_order() {
     let database = Database::new().await;
     let model = ModelServer::start(|_, _| Answer::text("Heard.")).await;
-    // Two connections write, and four times as many messages as may be in hand come at once.
+    // Two connections write, and four times as many messages as the intake limit arrive at once.
     let options = options(&model)
         .config("[database]\nmax_connections = 4")
         .server("ingest_concurrency = 25\ningest_wait_ms = 500");
-    // No worker runs: what is taken waits in the database.
+    // No worker runs: accepted messages wait in the database.
     let api = options.clone().arg("--roles=api").serve(&database).await;
     let client = api.client();
     let tally = Arc::new(Tally::default());
@@ -72,12 +74,14 @@ async fn in_a_storm_each_message_is_taken_once_or_refused_and_a_senders_stay_in_
     assert!(api.terminate().success());
 }
 
-/// Sends one sender's messages, each after the one before was taken, and each also a second time behind its back.
+/// Sends one sender's messages, each after the one before was accepted, and each a second time in the
+/// background.
 async fn storm(client: Client, sender: usize, tally: Arc<Tally>) {
     let mut again = Vec::new();
     for number in 0..MESSAGES {
         post(&client, sender, number, &tally).await;
-        // A sender whose first answer was lost: these come in any order, beside the newer ones.
+        // Acts as a sender that lost the first answer: the copies come in any order, among the newer
+        // messages.
         let (client, tally) = (client.clone(), Arc::clone(&tally));
         again.push(tokio::spawn(async move { post(&client, sender, number, &tally).await }));
     }
@@ -86,7 +90,7 @@ async fn storm(client: Client, sender: usize, tally: Arc<Tally>) {
     }
 }
 
-/// Posts one message until it is taken.
+/// Posts one message until it is accepted.
 async fn post(client: &Client, sender: usize, number: usize, tally: &Tally) {
     let body = json!({"text": format!("m{number:02}"), "client_key": format!("k{number}"), "user_id": "ann"});
     let path = format!("/v1/chat/s{sender:03}/messages");
@@ -104,7 +108,7 @@ async fn post(client: &Client, sender: usize, number: usize, tally: &Tally) {
             StatusCode::TOO_MANY_REQUESTS => {
                 assert!(answer.headers().contains_key(RETRY_AFTER));
                 tally.refused.fetch_add(1, Ordering::SeqCst);
-                // Less patient than it was asked to be.
+                // Retries sooner than `Retry-After` asks.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             other => panic!("{other}: {}", answer.text().await.unwrap_or_default()),
@@ -112,7 +116,7 @@ async fn post(client: &Client, sender: usize, number: usize, tally: &Tally) {
     }
 }
 
-/// Reads while it storms, and gives how often it was answered. Nothing else is allowed.
+/// Reads during the storm, and returns how many reads succeeded. A read that fails panics.
 fn look_on(client: Client) -> impl Future<Output = usize> {
     let looking = tokio::spawn(async move {
         let mut looks = 0;
@@ -140,13 +144,13 @@ async fn when_no_turn_comes_in_time_a_message_is_refused_and_readers_and_the_hea
     let first = client.chat("held", "one").await;
     let id = first["session_id"].as_str().unwrap().to_owned();
 
-    // Both turns wait for a conversation that the test holds.
+    // Both intake connections wait for a conversation that the test has locked.
     let mut lock = database.pool.begin().await.unwrap();
     sqlx::query("select 1 from conversation_counters for update").execute(&mut *lock).await.unwrap();
     let held: Vec<_> = ["two", "three"].map(|text| spawn(&client, "held", text)).into();
     lock_waiters(&database, 2).await;
 
-    // The next ones have a place and get no turn in time, and more than that have no place.
+    // The next two pass the first check and get no connection in time. All others fail the first check.
     let late: Vec<(StatusCode, Option<String>, Value)> = join_all((0..8).map(|at| {
         let client = client.clone();
         async move {
@@ -162,7 +166,7 @@ async fn when_no_turn_comes_in_time_a_message_is_refused_and_readers_and_the_hea
         assert_eq!(retry.as_deref(), Some("1"));
         assert!(problem["detail"].as_str().unwrap().contains("nothing was taken"), "{problem}");
     }
-    // By another door: the same turns.
+    // Another endpoint shares the same connections.
     let body = json!({"text": "x"});
     let (status, problem) = client.post(&format!("/v1/sessions/{id}/messages"), &body).await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{problem}");
@@ -170,11 +174,11 @@ async fn when_no_turn_comes_in_time_a_message_is_refused_and_readers_and_the_hea
     assert_eq!(client.get("/readyz").await.0, StatusCode::OK);
     let sessions: i64 =
         database.value("select count(*) from conversation_sessions where $1 <> ''", "all").await;
-    assert_eq!(sessions, 1, "what was refused left nothing");
+    assert_eq!(sessions, 1, "refused messages left no row");
 
     lock.commit().await.unwrap();
     for one in held {
-        assert_eq!(one.await.unwrap(), StatusCode::ACCEPTED, "what had its turn kept it");
+        assert_eq!(one.await.unwrap(), StatusCode::ACCEPTED, "messages that had a connection were taken");
     }
     client.chat("other0", "x").await;
     assert!(api.terminate().success());
@@ -193,7 +197,7 @@ async fn a_large_body_is_refused_before_it_is_read_while_nothing_can_be_taken() 
     let held = spawn(&client, "held", "two");
     lock_waiters(&database, 1).await;
 
-    // Its body never ends: an answer can only be one that was given without it.
+    // The body never ends, so an answer proves that the server did not wait for it.
     let endless = futures::stream::pending::<Result<Vec<u8>, std::io::Error>>();
     let request = client.post_request("/v1/chat/other/messages").body(reqwest::Body::wrap_stream(endless));
     assert_eq!(request.send().await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
@@ -211,7 +215,8 @@ async fn readers_that_hold_every_connection_of_theirs_keep_no_message_out() {
     let client = api.client();
     client.chat("c1", "one").await;
 
-    // Whoever reads messages waits for a table that the test holds; no message needs it that is only taken.
+    // A reader of steps waits for a table that the test has locked. Taking a message does not need that
+    // table.
     let mut lock = database.pool.begin().await.unwrap();
     sqlx::query("lock table session_steps in access exclusive mode").execute(&mut *lock).await.unwrap();
     let id = client.chat("c2", "one").await["session_id"].as_str().unwrap().to_owned();
@@ -240,7 +245,7 @@ fn spawn(client: &Client, conversation: &str, text: &str) -> tokio::task::JoinHa
     tokio::spawn(async move { client.post(&path, &body).await.0 })
 }
 
-/// Waits until so many statements wait for a lock.
+/// Waits until `count` statements wait for a lock.
 async fn lock_waiters(database: &Database, count: i64) {
     let waiting = "select count(*) from pg_stat_activity where datname = $1 and wait_event_type = 'Lock'";
     eventually(&format!("{count} to wait for the row"), || async {
@@ -254,7 +259,7 @@ fn options(model: &ModelServer) -> Options {
 }
 
 trait ServerOptions {
-    /// Keys of `[server]`, which has its table already.
+    /// Adds keys to the existing table `[server]`.
     fn server(self, keys: &str) -> Self;
 }
 

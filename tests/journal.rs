@@ -1,4 +1,4 @@
-//! The journal of the real process, and the commands that read nothing else: `session recover` and `session verify`.
+//! The journal of the real process, and the commands `session recover` and `session verify`.
 
 use crate::support::checker::Traces;
 use crate::support::{Answer, Database, ModelServer, Options, Program, World, eventually};
@@ -11,7 +11,7 @@ use std::process::Stdio;
 
 const LEVELS: [&str; 2] = ["full", "checkpoint"];
 
-/// What a command came to.
+/// The result of a command.
 struct Ran {
     code: i32,
     out: String,
@@ -35,7 +35,7 @@ async fn session(database_url: Option<&str>, args: &[&str], input: &str) -> Ran 
     let input = input.to_owned();
     let ended = tokio::task::spawn_blocking(move || {
         let mut child = command.spawn().expect("the program was built");
-        // A command that does not read it may be gone already.
+        // A command that does not read stdin may already have ended.
         let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
         child.wait_with_output().expect("it ends")
     });
@@ -54,7 +54,8 @@ async fn row(database: &Database, session_id: &str) -> Value {
         .await
 }
 
-/// Both commands say what the row says: from the database, and from a printed journal without one.
+/// Checks that both commands agree with the row: from the database, and from a printed journal without a
+/// database.
 async fn the_journal_gives_the_row(database: &Database, session_id: &str) {
     let url = Some(database.url.as_str());
     let row = row(database, session_id).await;
@@ -107,7 +108,7 @@ async fn every_entry_of_a_run_stands_in_its_order() {
 
 #[tokio::test]
 async fn at_either_level_a_killed_session_is_recovered_from_its_journal_as_its_row_has_it() {
-    // The commits of a run: it begins, the turn with its calls, the step, the reply.
+    // The commits of a run, in order: it begins, the turn with its calls, the step, the reply.
     let kills = ["K22=1*off->1*return", "K22=2*off->1*return", "K22=3*off->1*return"];
     let lives = LEVELS.iter().flat_map(|level| kills.iter().map(move |kill| (level, kill)));
     join_all(lives.map(async |(level, kill)| {
@@ -130,7 +131,7 @@ async fn at_either_level_a_killed_session_is_recovered_from_its_journal_as_its_r
     .await;
 }
 
-/// The end of a session whose model call nobody makes again.
+/// Traces of a session whose model call is not made again.
 async fn failed_call(database: &Database, session_id: &str) -> Traces {
     let traces = Traces::of(database, session_id).await;
     let kinds: Vec<&str> = traces.events.iter().map(|event| event["type"].as_str().unwrap()).collect();
@@ -238,7 +239,7 @@ async fn a_session_whose_caches_differ_is_named_with_status_8_and_rebuilt() {
     assert_eq!(cli(&["recover"]).await.code, 2);
 }
 
-/// Runs `recover` over a file of these lines, without any database.
+/// Runs `recover` on a file with these lines, without any database.
 async fn recover_file(dir: &Path, lines: &str) -> Ran {
     let file = dir.join("journal.jsonl");
     std::fs::write(&file, lines).expect("the test's folder");

@@ -1,4 +1,5 @@
-//! Chats from before there were sessions: read once from the cache that kept them, never written, and nothing of them lost.
+//! Chats from before sessions existed: read once from their Redis cache, which is never written, with nothing
+//! lost.
 
 use crate::support::client::texts;
 use crate::support::redis::Redis;
@@ -22,7 +23,7 @@ async fn a_chat_that_the_cache_knows_goes_on_where_it_was() {
     let id = first["session_id"].as_str().unwrap();
     let session = client.wait_for(id, "completed").await;
     assert_eq!(session["state"]["name"], "Ann");
-    assert_eq!(texts(&session, "user"), ["And now?"], "what was said before is no message of the session");
+    assert_eq!(texts(&session, "user"), ["And now?"], "the old chat is a seed, not a message of the session");
 
     let body: Value = serde_json::from_str(&model.bodies()[0]).unwrap();
     let told: Vec<(String, String)> = body["messages"]
@@ -54,10 +55,10 @@ async fn a_chat_that_the_cache_knows_goes_on_where_it_was() {
     let report = database.store().await.verify(id).await.unwrap();
     assert!(report.agrees, "{report:?}");
 
-    // From here on the session is the truth, and the cache is not asked again.
+    // From here on the session is the truth, and the cache is not read again.
     say(&client, "c1", "More.").await;
     client.wait_for(id, "completed").await;
-    // One that it does not know begins without a history.
+    // A chat that is not in the cache begins without a history.
     let (_, other) = say(&client, "c2", "Hi.").await;
     let other = client.wait_for(other["session_id"].as_str().unwrap(), "completed").await;
     assert_eq!(other["seed_message_count"], 1);
@@ -79,7 +80,7 @@ async fn a_chat_that_the_cache_knows_goes_on_where_it_was() {
         .collect();
     assert_eq!(counted, [("imported", 1, 2), ("missed", 1, 0)]);
     assert!(counts["advice"].as_str().unwrap().contains("it can be turned off"), "{counts}");
-    assert!(process.log().contains("left out"), "what no seed can be made of is named in the log");
+    assert!(process.log().contains("left out"), "the log names entries that cannot become seeds");
     assert!(process.terminate().success());
 }
 
@@ -115,13 +116,13 @@ async fn two_first_messages_at_once_make_one_session_of_one_import() {
 #[tokio::test]
 async fn while_the_cache_cannot_be_asked_a_chats_first_message_is_refused_and_no_other() {
     let model = echo().await;
-    // One that takes connections and says nothing, and one where nobody listens.
+    // One server accepts connections and never answers. At the other address nothing listens.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     for url in [format!("redis://{}", silent.local_addr().unwrap()), format!("redis://{nobody}")] {
         let database = Database::new().await;
         let options = options(&model, &url).env("WAKEFUL_CHAT__LEGACY__TIMEOUT_MS", "300");
-        // A chat that has its session here needs no cache.
+        // A chat that already has a session needs no cache.
         let off = options.clone().env("WAKEFUL_CHAT__LEGACY__ENABLED", "false").serve(&database).await;
         let id = off.client().chat("c1", "one").await["session_id"].as_str().unwrap().to_owned();
         off.client().wait_for(&id, "completed").await;
@@ -144,7 +145,7 @@ async fn while_the_cache_cannot_be_asked_a_chats_first_message_is_refused_and_no
         assert!(failed > 0);
         assert!(process.terminate().success());
 
-        // Whoever would rather begin afresh says so.
+        // With this setting, a chat begins without a history while the cache fails.
         let ignoring = options.env("WAKEFUL_CHAT__LEGACY__ON_ERROR", "ignore").serve(&database).await;
         assert_eq!(say(&ignoring.client(), "c3", "Hi.").await.0, StatusCode::ACCEPTED);
         assert!(ignoring.terminate().success());
@@ -172,7 +173,7 @@ async fn an_entry_that_cannot_be_read_is_refused_in_words_that_do_not_quote_it()
     let sessions: i64 =
         database.value("select count(*) from conversation_sessions where $1 <> ''", "all").await;
     assert_eq!(sessions, 0);
-    // Corrected, it is read.
+    // After a correction it is read.
     redis.put("chat:ann:broken", old_chat().to_string());
     let (_, answer) = say(&client, "broken", "Hi.").await;
     let session = client.wait_for(answer["session_id"].as_str().unwrap(), "completed").await;

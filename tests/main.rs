@@ -1,11 +1,11 @@
-//! End to end: the real process on a real Postgres, through HTTP. One binary; one file a property.
+//! End to end: the real process on a real Postgres, through HTTP. One binary; one file per property.
 //!
-//! `make test` gives every test the address of one server (`WAKEFUL_TEST_DATABASE_URL`); each test has its own database, copied
-//! from a migrated template. Tests wait for what they wait for and never for a time to pass.
+//! `make test` gives every test the address of one server (`WAKEFUL_TEST_DATABASE_URL`). Each test has its
+//! own database, copied from a migrated template. Tests wait for conditions, never for a fixed time.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a test that cannot go on fails where it stands, and so do its helpers"
+    reason = "a test that cannot continue fails on the spot, and so do its helpers"
 )]
 
 mod support;
@@ -34,6 +34,7 @@ mod histories;
 mod inbox;
 mod ingest;
 mod journal;
+#[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod messenger;
 mod obey;

@@ -1,5 +1,5 @@
-//! Slack, Telegram and the signed webhook, both ways: what comes in is one message whatever is repeated, and what goes out is
-//! sent once where the messenger can tell.
+//! Slack, Telegram and the signed webhook, both ways. A message that comes in is one message, however often
+//! it is repeated. A message that goes out is sent once where the messenger can tell.
 
 mod arrivals;
 mod kills;
@@ -12,7 +12,7 @@ use crate::support::{Answer, Client, Database, ModelServer, Options, Process, ev
 use reqwest::{RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 
-/// One of the three.
+/// One of the three messengers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Medium {
     Slack,
@@ -22,11 +22,11 @@ enum Medium {
 
 const ALL: [Medium; 3] = [Medium::Slack, Medium::Telegram, Medium::Webhook];
 
-/// A message of a person, ready to be sent by its messenger, as often as one likes.
+/// A person's message as its messenger posts it, any number of times.
 #[derive(Clone, Debug)]
 struct Post {
     medium: Medium,
-    /// Of the message, for the webhook.
+    /// The webhook's message id.
     id: String,
     body: String,
 }
@@ -54,12 +54,12 @@ impl Post {
         Post { medium, id, body: body.to_string() }
     }
 
-    /// With the headers that its messenger would send.
+    /// A request with the headers that its messenger would send.
     fn request(&self, client: &Client) -> RequestBuilder {
         self.signed(client, chrono::Utc::now().timestamp(), [SLACK_SECRET, TELEGRAM_SECRET, WEBHOOK_SECRET])
     }
 
-    /// The same at another time, by other secrets: of Slack, Telegram and the webhook.
+    /// The same at another time, with other secrets: for Slack, Telegram and the webhook.
     fn signed(&self, client: &Client, at: i64, [slack, telegram, webhook]: [&str; 3]) -> RequestBuilder {
         let (body, at) = (self.body.clone(), at.to_string());
         match self.medium {
@@ -81,14 +81,14 @@ impl Post {
         }
     }
 
-    /// Must be taken.
+    /// Sends the message, which must be accepted.
     async fn send(&self, client: &Client) {
         let response = self.request(client).send().await.unwrap();
         let status = response.status();
         assert!(status.is_success(), "{status} {}: {}", response.text().await.unwrap(), self.body);
     }
 
-    /// Sends it again while the answer is that nothing was taken, as its messenger does.
+    /// Sends it until it is accepted, as its messenger does.
     async fn send_until_taken(&self, client: &Client) {
         eventually("a message to be taken", || async {
             let status = self.request(client).send().await.unwrap().status();
@@ -100,7 +100,7 @@ impl Post {
     }
 }
 
-/// A message in the thread that conversation `conversation` is, in a channel of its own.
+/// Message `number` of the thread of `conversation`, which has a channel of its own.
 fn slack_event(conversation: u32, number: u32, text: &str) -> Value {
     let root = format!("{conversation}.000001");
     let mut event = json!({"type": "message", "channel": format!("C{conversation}"), "channel_type": "channel",
@@ -112,7 +112,7 @@ fn slack_event(conversation: u32, number: u32, text: &str) -> Value {
         "event_time": 1, "authorizations": [{"team_id": "T1", "user_id": "UBOT", "is_bot": true}], "event": event})
 }
 
-/// A world with the three messengers. Its model says `Re: ` and the last message, unless it is told otherwise.
+/// A world with the three messengers. By default its model answers `Re: ` and the last message.
 struct Desk {
     database: Database,
     model: ModelServer,
@@ -151,7 +151,7 @@ impl Desk {
         self.database.value(sql, "").await
     }
 
-    /// Sessions, messages that were taken, and runs.
+    /// Counts of sessions, accepted messages, and runs.
     async fn taken(&self) -> (i64, i64, i64) {
         (
             self.count("select count(*) from conversation_sessions where $1 = ''").await,
@@ -160,7 +160,7 @@ impl Desk {
         )
     }
 
-    /// Nothing is left to be done.
+    /// Waits until no job is left.
     async fn is_done(&self) {
         eventually("every job to end", || async {
             (self.count("select count(*) from jobs where $1 = ''").await == 0).then_some(())
@@ -183,7 +183,7 @@ impl Desk {
     }
 }
 
-/// The text of the last message of a user.
+/// The text of the last user message.
 fn last_user_text(body: &Value) -> String {
     let messages = body["messages"].as_array().unwrap();
     let last = messages.iter().rev().find(|message| message["role"] == "user").unwrap();

@@ -1,8 +1,9 @@
-//! Against a model server that others wrote: npm's aimock, which speaks both protocols and can be told to fail.
+//! Against a third-party model server: npm's aimock, which speaks both protocols and can be told to fail.
 //!
 //! `make test-peers` installs it and runs these.
 
 mod email_out;
+#[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod mail;
 mod roundtrip;
@@ -20,7 +21,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Texts take longer on their way than their pieces are gathered for, so that a reader sees them grow.
+/// Texts stream for longer than the time in which pieces are gathered, so a reader sees them grow.
 const SLOW: (usize, u64) = (4, 400);
 
 #[derive(Clone, Copy)]
@@ -85,7 +86,7 @@ async fn tool_loop(protocol: Protocol) {
     .await;
     let database = Database::new().await;
     let options = protocol.options(&aimock);
-    // Nobody works before the reader is there, so that it is shown the first answer as well.
+    // No worker runs before the reader is connected, so the reader also sees the first answer.
     let process = options.clone().arg("--roles=api").serve(&database).await;
     let client = process.client();
     let answer = client.chat("c1", "A table for two, please.").await;
@@ -118,7 +119,8 @@ async fn tool_loop(protocol: Protocol) {
     let requests = aimock.requests().await;
     assert_eq!(requests.len(), 3);
     requests.iter().for_each(check);
-    // What was sent once is sent again as it was: this is what a provider's prompt cache lives on.
+    // Each request repeats the messages of the one before unchanged. A provider's prompt cache depends on
+    // that.
     for pair in requests.windows(2) {
         let (before, after) = (messages(&pair[0]), messages(&pair[1]));
         assert_eq!(before, &after[..before.len()]);
@@ -175,7 +177,7 @@ async fn a_stream_that_is_cut_is_asked_for_again_and_gives_one_reply() {
 
         assert_eq!(texts(&session, "assistant"), ["This is all of it."]);
         assert_eq!(said(&of_kind(&frames, "gen_complete")), ["This is all of it."]);
-        // A reader saw the half answer, and is told by its id that it is not the one that counts.
+        // A reader saw half an answer. Its generation id differs from that of the complete one.
         let complete = &of_kind(&frames, "gen_complete")[0]["payload"]["generation_id"];
         let half = of_kind(&frames, "gen_chunk")
             .into_iter()
@@ -200,7 +202,7 @@ struct Aimock {
     url: String,
     _child: Child,
     _dir: TempDir,
-    /// Held open, so that it can go on writing.
+    /// Kept open, so that aimock can keep writing.
     _output: Lines<BufReader<ChildStdout>>,
 }
 
@@ -231,7 +233,7 @@ impl Aimock {
         Aimock { url, _child: child, _dir: dir, _output: output }
     }
 
-    /// Every request that it received, as it understood them: Anthropic's are translated into messages of chat
+    /// Every request that aimock received, in its own form: it translates Anthropic's into messages of chat
     /// completions.
     async fn requests(&self) -> Vec<Value> {
         let (status, journal) = Client::new(&self.url).get("/__aimock/journal").await;
@@ -249,7 +251,8 @@ fn slowly(mut fixture: Value) -> Value {
     fixture
 }
 
-/// Sends `text`, reads the stream until the run is completed, and gives the session and the frames' (event, data).
+/// Sends `text`, and reads the stream until the run is completed. Returns the session and the frames' (event,
+/// data).
 async fn run(client: &Client, text: &str) -> (Value, Vec<(String, Value)>) {
     let answer = client.chat("c1", text).await;
     let session_id = answer["session_id"].as_str().expect("an id");
@@ -281,7 +284,7 @@ fn said(complete: &[&Value]) -> Vec<String> {
     complete.iter().map(|frame| frame["payload"]["text"].as_str().expect("a text").to_owned()).collect()
 }
 
-/// The pieces of one model call as a reader saw them, whose numbers are dense.
+/// The pieces of one model call as a reader saw them. Asserts that their numbers are dense.
 fn shown(frames: &[(String, Value)], generation_id: &Value) -> Vec<String> {
     let of_call =
         of_kind(frames, "gen_chunk").into_iter().filter(|frame| &frame["generation_id"] == generation_id);
@@ -302,7 +305,7 @@ fn statuses(requests: &[Value]) -> Vec<i64> {
     requests.iter().map(|request| request["response"]["status"].as_i64().expect("a status")).collect()
 }
 
-/// What both protocols ask of a request.
+/// Checks what both protocols require of a request.
 fn check(request: &Value) {
     assert!(request["response"]["fixture"].is_object(), "aimock knew no answer to {request:#}");
     let (body, headers) = (&request["body"], &request["headers"]);

@@ -1,9 +1,9 @@
-//! What a session begins with is pinned: a deploy changes nothing for a session in flight.
+//! A session's beginning is pinned: a deploy changes nothing for a session in flight.
 
 use crate::support::{Answer, Database, ModelServer, Options, client::texts};
 use serde_json::{Value, json};
 
-/// Two turns: a reservation as the first version's schema wants it, then words.
+/// Two turns: a reservation in the first version's schema, then words.
 async fn model() -> ModelServer {
     ModelServer::turns(vec![Answer::call("reserve", json!({"persons": 2})), Answer::text("Reserved.")]).await
 }
@@ -20,7 +20,7 @@ async fn k35_a_deploy_with_another_tool_schema_and_prompt_changes_no_request_of_
     client.wait_for(&session, "completed").await;
     process.kill();
 
-    let mut next = options.clone().env("OWN_TOOLS_NEXT", "1");
+    let mut next = options.clone().env("FIXTURE_NEXT", "1");
     next.config = next.config.replace("You are a test.", "You are the next version.");
     let process = next.serve(&database).await;
     let client = process.client();
@@ -39,7 +39,7 @@ async fn k35_a_deploy_with_another_tool_schema_and_prompt_changes_no_request_of_
         assert_eq!(messages(&pair[0]), messages(&pair[1])[..messages(&pair[0]).len()]);
     }
 
-    // A session that begins now is told of the tools and the prompt of now.
+    // A session that begins after the deploy gets the new tools and prompt.
     let other =
         client.chat("c2", "A table for two, please.").await["session_id"].as_str().unwrap().to_owned();
     client.wait_for(&other, "completed").await;

@@ -1,4 +1,4 @@
-//! Mail that Postmark, Mailgun and Amazon SES hand over: what proves it, what is refused, and what becomes of it.
+//! Mail from Postmark, Mailgun and Amazon SES: its proof, its refusal, and its result.
 
 mod bounces;
 mod killed;
@@ -69,7 +69,7 @@ async fn what_is_not_proved_is_refused_and_nothing_is_written() {
             401,
             "basic",
         ),
-        // Not even whether it can be read is said to a stranger.
+        // A stranger is not even told whether the body can be parsed.
         ("Postmark: no JSON of a stranger", postmark("wakeful", "wrong").body("{"), 401, "basic auth"),
         ("Mailgun: nothing", form(vec![]), 401, "needed"),
         ("Mailgun: another key", form(signed("other-key", 0, 1)), 401, "signing_keys"),
@@ -78,7 +78,7 @@ async fn what_is_not_proved_is_refused_and_nothing_is_written() {
         ("Mailgun: no signature", form(half), 401, "signing_keys"),
         ("Mailgun: half a signature", form(short), 401, "signing_keys"),
         ("Mailgun: an event of another key", event(7, "other-key"), 401, "signing_keys"),
-        // Not even whether it can be read is said to a stranger.
+        // A stranger is not even told whether the body can be parsed.
         (
             "Mailgun: no event, of another key",
             client.post_request(MAILGUN).json(&json!({"signature": unread, "event-data": 5})),
@@ -147,9 +147,9 @@ async fn what_is_not_proved_is_refused_and_nothing_is_written() {
         assert_eq!(asks, what.starts_with("Postmark"), "{what}");
     }
     assert_eq!(world.database.rows().await, before);
-    assert!(stranger.asked().is_empty(), "nobody is asked but SNS");
+    assert!(stranger.asked().is_empty(), "only SNS gets requests");
 
-    // The same requests with what they lack come in: it is that which was refused.
+    // The same requests with valid proof pass, so only the missing proof was refused.
     for (what, request) in world.mails(10) {
         let status = request.send().await.unwrap().status();
         assert!(!matches!(status.as_u16(), 401 | 403 | 404 | 415), "{what}: {status}");
@@ -167,7 +167,7 @@ async fn a_signed_request_of_mailgun_is_good_for_one_body() {
     };
     let first = send(MAIL, MAILGUN).await.status();
     assert_ne!(first, StatusCode::FORBIDDEN);
-    // It is sent again when the answer was lost.
+    // Mailgun sends it again after a lost answer.
     assert_ne!(send(MAIL, MAILGUN).await.status(), StatusCode::FORBIDDEN);
     for path in [MAILGUN, "/v1/triggers/email/mailgun/mime"] {
         let stolen = send("From: eve@example.com\r\n\r\nPay me", path).await;
@@ -199,7 +199,7 @@ async fn a_subscription_is_confirmed_for_our_topic_and_asks_sns_alone() {
     let confirmed = confirm(format!("{HOST}{query}")).await;
     assert_eq!(confirmed.status(), StatusCode::OK);
     assert_eq!(confirmed.json::<Value>().await.unwrap(), json!({"confirmed": TOPIC}));
-    // And the certificate is fetched once.
+    // The certificate is fetched only once.
     assert_eq!(world.sns.asked(), [CERTIFICATE, &query]);
 }
 
@@ -241,7 +241,7 @@ async fn notifications_that_are_no_mail_are_answered_and_change_nothing() {
 #[tokio::test]
 async fn a_body_beyond_the_limit_is_refused_before_it_is_whole() {
     let world = World::new().await;
-    // Not announced, and one byte too many: a client that goes on writing might not hear the answer.
+    // Without a length, and only one byte too long: a client that keeps writing might miss the answer.
     let chunks = |bytes: usize| {
         let sizes = (0..bytes).step_by(1 << 20).map(move |at| (bytes - at).min(1 << 20));
         reqwest::Body::wrap_stream(futures::stream::iter(
@@ -255,7 +255,7 @@ async fn a_body_beyond_the_limit_is_refused_before_it_is_whole() {
         assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
         assert!(answer.text().await.unwrap().contains(&format!("{limit} bytes")));
     }
-    // What fits is read to its end, and then refused for what it is.
+    // A body within the limit is read to its end, and then refused for its content.
     let answer = postmark().body(chunks(55_000_000)).send().await.unwrap();
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
 }
@@ -283,7 +283,7 @@ async fn a_mail_of_each_provider_wakes_a_session_and_again_is_a_duplicate() {
         let answer = request.send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK, "{what}");
         let answer: Value = answer.json().await.unwrap();
-        // The mail is one, whoever brings it.
+        // The mail is the same one, whichever provider brings it.
         assert_eq!(answer["duplicate"], number > 0, "{what}: {answer}");
         let session_id = answer["sessions"][0]["session_id"].as_str().unwrap();
         world.completes(session_id).await;
@@ -329,7 +329,7 @@ impl World {
         World::with("", |options| options).await
     }
 
-    /// With more in its configuration, and `set` otherwise.
+    /// A world with additional configuration, and options changed by `set`.
     async fn with(more: &str, set: impl FnOnce(Options) -> Options) -> World {
         World::on(Database::new().await, Sns::start().await, more, set).await
     }
@@ -342,7 +342,7 @@ impl World {
              [email.ses]\ntopic_arns = [\"{TOPIC}\"]\nsns_url = \"{}\"\n{more}",
             sns.url
         );
-        // A token guards the rest of /v1: these doors have locks of their own.
+        // The token guards the rest of /v1. The providers' endpoints have checks of their own.
         let options = options(&model).config(&config).env("WAKEFUL_TOKEN", "token");
         let process = set(options).serve(&database).await;
         let client = process.client();
@@ -360,7 +360,7 @@ impl World {
         .await;
     }
 
-    /// The same mail by every provider, and in each of its ways. Tokens begin at `token`.
+    /// The same mail from every provider, in each of its formats. Tokens begin at `token`.
     fn mails(&self, token: u32) -> Vec<(&'static str, RequestBuilder)> {
         let client = &self.client;
         let signed = |n: u32| mailgun_signature("signing-key", now(), &format!("{:050}", token + n));
@@ -430,7 +430,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A form whose boundary is another one each time. The signature comes last, as fields may come in any order.
+/// A form with a new boundary each time. The signature comes last, because fields may come in any order.
 fn mailgun_form(
     client: &Client,
     path: &str,
@@ -450,7 +450,7 @@ fn mailgun_form(
     client.post_request(path).header(header::CONTENT_TYPE, form).body(body)
 }
 
-/// A mail in a notification of SES in a message of SNS, not signed yet.
+/// A mail in a notification of SES, in a message of SNS that is not signed yet.
 fn notification(mail: &str) -> Value {
     let published = json!({
         "notificationType": "Received",
@@ -468,7 +468,7 @@ fn notification(mail: &str) -> Value {
     })
 }
 
-/// SNS: it signs, has its certificate at its address, and notes what it is asked.
+/// A fake SNS: it signs, serves its certificate, and records the requests it gets.
 struct Sns {
     url: String,
     key: KeyPair,

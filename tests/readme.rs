@@ -1,10 +1,10 @@
-//! Documents that name tests name tests that exist.
+//! Checks the documents: each test that they name exists, and each route is documented.
 
 use std::path::{Path, PathBuf};
 
 #[test]
 fn every_test_that_is_named_exists() {
-    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let tests = root.join("tests");
     let map = std::fs::read_to_string(tests.join("README.md")).unwrap();
     for number in 1..=45 {
@@ -21,7 +21,9 @@ fn every_test_that_is_named_exists() {
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let promises = readme.split("\n## ").find(|section| section.starts_with("Promises")).unwrap();
     let all = std::fs::read_to_string(tests.join("PROMISES.md")).unwrap();
-    for (text, least) in [(map.as_str(), 40), (all.as_str(), 60), (promises, 12)] {
+    let architecture = std::fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    let invariants = architecture.split("\n## ").find(|section| section.starts_with("Invariants")).unwrap();
+    for (text, least) in [(map.as_str(), 40), (all.as_str(), 60), (promises, 12), (invariants, 20)] {
         let names = named(text);
         assert!(names.len() >= least, "the table is read: {names:?}");
         let missing: Vec<&String> = names.iter().filter(|name| !exists(&tests, name)).collect();
@@ -31,7 +33,7 @@ fn every_test_that_is_named_exists() {
 
 #[test]
 fn what_the_readme_promises_is_among_all_promises() {
-    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let all = std::fs::read_to_string(root.join("tests/PROMISES.md")).unwrap();
     let promises = readme.split("\n## ").find(|section| section.starts_with("Promises")).unwrap();
@@ -44,13 +46,13 @@ fn what_the_readme_promises_is_among_all_promises() {
 
 #[test]
 fn every_route_stands_in_the_interfaces_document() {
-    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let document = std::fs::read_to_string(root.join("API.md")).unwrap();
     let routes =
         routes(&root.join("worker/http/src")).into_iter().chain(routes(&root.join("worker/channels/src")));
     let routes: Vec<String> = routes.collect();
     assert!(routes.len() >= 40, "the routes are read: {routes:?}");
-    // `/sessions/{id}/cancel` may stand as `/sessions/{id}/retry`, `/cancel`.
+    // A row may list `/sessions/{id}/cancel` as `/sessions/{id}/retry`, `/cancel`.
     let is_missing = |route: &&String| {
         let end = route.rfind('/').unwrap();
         let row = |line: &str| line.contains(&route[..end]) && line.contains(&format!("{}`", &route[end..]));
@@ -60,7 +62,7 @@ fn every_route_stands_in_the_interfaces_document() {
     assert!(missing.is_empty(), "routes that API.md does not name: {missing:#?}");
 }
 
-/// The paths of all routes in the sources below `dir`, as they stand there.
+/// The paths of all routes in the sources below `dir`, as written there.
 fn routes(dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -69,7 +71,7 @@ fn routes(dir: &Path) -> Vec<String> {
             found.extend(routes(&path));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let source = std::fs::read_to_string(&path).unwrap();
-            // A test's own server is none of ours.
+            // Skip the servers that unit tests start.
             let source = source.split("#[cfg(test)]").next().unwrap();
             let calls = source.split(".route(").skip(1);
             let quoted = calls.filter_map(|call| call.trim_start().strip_prefix('"')?.split('"').next());
@@ -80,8 +82,68 @@ fn routes(dir: &Path) -> Vec<String> {
 }
 
 #[test]
+fn every_link_and_every_path_in_a_document_leads_to_a_file() {
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let documents = documents(&root);
+    assert!(documents.len() >= 25, "the documents are found: {documents:?}");
+    let mut dangling = Vec::new();
+    for document in &documents {
+        let text = std::fs::read_to_string(document).unwrap();
+        let folder = document.parent().unwrap();
+        let links = links(&text).into_iter().filter(|link| !folder.join(link).exists());
+        let paths = paths(&text).into_iter().filter(|path| !root.join(path).exists());
+        dangling.extend(links.chain(paths).map(|missing| format!("{}: {missing}", document.display())));
+    }
+    assert!(dangling.is_empty(), "documents lead to files that do not exist: {dangling:#?}");
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_noticed() {
+    let text = "See [the map](ARCHITECTURE.md#words), [a site](https://example.com), `store/src/step.rs`, `store/src/*` and \
+                `worker/engine/src/none.rs`.";
+    assert_eq!(links(text), ["ARCHITECTURE.md"]);
+    assert_eq!(paths(text), ["store/src/step.rs", "worker/engine/src/none.rs"]);
+}
+
+/// Every Markdown file of the project below `dir`: no build output, no hidden folder, no installed package.
+fn documents(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name.starts_with('.') || name.starts_with("target") || name == "node_modules" {
+            continue;
+        }
+        if path.is_dir() {
+            found.extend(documents(&path));
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The targets of relative Markdown links, without their fragments. Links of rustdoc (`crate::…`) are rustdoc's to check.
+fn links(text: &str) -> Vec<String> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let relative = targets
+        .filter(|target| !target.contains("://") && !target.contains("::") && !target.starts_with('#'));
+    relative.filter_map(|target| target.split('#').next()).map(str::to_owned).collect()
+}
+
+/// What stands in backticks and begins with one of the project's folders.
+fn paths(text: &str) -> Vec<String> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    let folders = ["workflow/", "store/", "worker/", "migrations/", "deploy/", "tests/", "scripts/"];
+    let path = |name: &&str| {
+        folders.iter().any(|folder| name.starts_with(folder)) && !name.contains(['*', ' ', '<', '…', '{'])
+    };
+    quoted.filter(path).map(str::to_owned).collect()
+}
+
+#[test]
 fn a_name_that_nothing_has_is_noticed() {
-    let tests = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests"));
+    let tests = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests"));
     assert!(exists(&tests, "readme::a_name_that_nothing_has_is_noticed"));
     assert!(exists(&tests, "crash::step::k22_*"));
     assert!(exists(&tests, "zombie::*"));
@@ -90,7 +152,7 @@ fn a_name_that_nothing_has_is_noticed() {
     assert!(!exists(&tests, "nothing_of_this_name::*"));
 }
 
-/// What stands in backticks and looks like `module::test`.
+/// The texts in backticks that look like `module::test`.
 fn named(text: &str) -> Vec<String> {
     let quoted = text.split('`').skip(1).step_by(2);
     let test = |name: &&str| {
@@ -100,7 +162,8 @@ fn named(text: &str) -> Vec<String> {
     quoted.filter(test).map(str::to_owned).collect()
 }
 
-/// Whether the file of the name's module has a function of that name or, for a name that ends in `*`, one that begins so.
+/// Returns whether the file of the name's module has a function with that name. If the name ends in `*`, a
+/// function that begins with it is enough.
 fn exists(tests: &Path, name: &str) -> bool {
     let (module, function) = name.rsplit_once("::").unwrap();
     let path = module.replace("::", "/");

@@ -1,5 +1,5 @@
-//! Nothing hides in a process: out of the log alone, the projection makes every request that the model was sent, byte
-//! for byte.
+//! No state hides in a process: from the log alone, the projection makes every request to the model again,
+//! byte for byte.
 
 use crate::support::{Options, World, eventually};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ async fn the_log_gives_every_request_again_byte_for_byte() {
     world.model.hold_from(1);
     let process = world.serve().await;
     world.begin(&process.client()).await;
-    // One attempt is cut off, so that a call is made twice.
+    // One attempt is cut off, so that one call is made twice.
     eventually("the second model call", || async { (world.model.bodies().len() == 2).then_some(()) }).await;
     process.kill();
     world.model.release();
@@ -26,7 +26,7 @@ async fn the_log_gives_every_request_again_byte_for_byte() {
     let traces = world.finish(&process.client()).await;
     assert!(process.terminate().success());
 
-    // Which message each model call led to, its own or that of the attempt that went on for it.
+    // The message that each model call produced, either itself or through the attempt that replaced it.
     let mut answers: BTreeMap<String, i64> = BTreeMap::new();
     for event in traces.events.iter().rev() {
         let payload = &event["payload"];

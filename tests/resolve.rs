@@ -1,4 +1,4 @@
-//! What an operator says of an effect whose outcome nobody could know, and what comes of it.
+//! An operator resolves an effect of unknown outcome, and the session continues with that.
 
 use crate::support::checker;
 use crate::support::client::texts;
@@ -20,7 +20,7 @@ struct Paused {
 const ASK: &str = "on_uncertain = \"needs_attention\"";
 
 impl Paused {
-    /// Charges so many times side by side, and dies with the effects done. `config` goes below the agent.
+    /// Makes `charges` charges in parallel, and dies after the effects. `config` goes below the agent.
     async fn new(charges: usize, config: &str) -> Paused {
         let model = ModelServer::start(move |body, _| {
             let messages = body["messages"].as_array().unwrap();
@@ -82,7 +82,7 @@ impl Paused {
         items.filter(|entry| entry["type"] == kind).map(|entry| entry["payload"].clone()).collect()
     }
 
-    /// The last thing that the model was shown.
+    /// The last message that the model was sent.
     fn shown(&self) -> String {
         let body: Value = serde_json::from_str(self.model.bodies().last().unwrap()).unwrap();
         body["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap().to_owned()
@@ -113,7 +113,7 @@ async fn a_charge_that_happened_becomes_the_calls_result_and_the_run_completes()
     let resumed = paused.journal("state_transition").await;
     assert!(resumed.iter().any(|moved| moved["reason"] == "seen in the bank's list"), "{resumed:?}");
 
-    // The same again is the same answer, another one is refused, and nothing moves.
+    // The same resolution again gets the same answer. Another one is refused. Neither changes anything.
     let before = checker::dump(&paused.database).await;
     assert_eq!(paused.resolve(body).await, (StatusCode::OK, resolved));
     let (status, problem) = paused.resolve(json!({"call_id": call, "outcome": "did_not_happen"})).await;
@@ -132,7 +132,7 @@ async fn a_charge_that_happened_becomes_the_calls_result_and_the_run_completes()
 async fn did_not_happen_is_refused_while_it_still_could_and_never_runs_the_call_again() {
     let paused = Paused::new(1, ASK).await.asks().await;
     let call = paused.call_id(0).await;
-    // The dead worker's time is a minute: as far as anybody can know it is only stopped.
+    // The worker had a minute for the call. Until that ends, it may be stopped and not dead.
     let (code, _, error) = paused.cli(&[&call, "--did-not-happen"]).await;
     assert_eq!(code, 4, "{error}");
     assert!(error.contains("may still carry it out until 20"), "{error}");
@@ -210,7 +210,7 @@ async fn an_effect_that_the_model_was_told_of_is_settled_in_the_ledger_alone() {
     let session = paused.client.session(&paused.id).await;
     assert_eq!((&session["messages"], &session["status"]), (&said, &json!("completed")));
     assert_eq!(session["tool_calls"][0]["status"], "done");
-    assert_eq!(paused.model.bodies().len(), 2, "nobody is woken");
+    assert_eq!(paused.model.bodies().len(), 2, "the model is not called again");
     checker::check(&paused.database, &paused.id, &paused.options.effects()).await;
     assert!(paused.process.terminate().success());
 }
@@ -256,7 +256,7 @@ async fn a_resolution_that_fits_nothing_is_refused_with_the_reason() {
         assert_eq!(status, StatusCode::NOT_FOUND);
     }
     assert_eq!(paused.cli(&["none", "--did-not-happen"]).await.0, 3);
-    // Nobody works: the retried run is open and its call is not told yet.
+    // No worker runs: the retried run is open, and its call has no result yet.
     let api = paused.options.clone().arg("--roles=api");
     assert!(paused.process.terminate().success());
     let process = api.serve(&paused.database).await;
@@ -275,7 +275,7 @@ async fn a_resolution_that_fits_nothing_is_refused_with_the_reason() {
     assert!(problem["detail"].as_str().unwrap().contains("is done, not uncertain"), "{problem}");
 }
 
-/// A delivery that a worker had in its hands when it died, and that nobody can know of. Its job is still leased.
+/// A delivery that a worker was sending when it died, so its outcome is unknown. Its job is still leased.
 async fn uncertain_delivery() -> (Database, Options, Process, String, String) {
     let model = ModelServer::start(|body, _| {
         match body["messages"].as_array().unwrap().last().unwrap()["role"].as_str() {
@@ -294,7 +294,7 @@ async fn uncertain_delivery() -> (Database, Options, Process, String, String) {
     let (_, dead) = dying.ended().await;
     assert!(dead.log().contains("failpoint K12"), "{}", dead.log());
     let id = answer["session_id"].as_str().unwrap().to_owned();
-    // Its own claim could not tell: here the channel is made one that knows no keys.
+    // The test makes it uncertain by SQL, as it would be for a channel without idempotency keys.
     for spoil in [
         "update deliveries set status = 'uncertain', settled_at = clock_timestamp() where session_id = $1",
         "update jobs set run_at = clock_timestamp() + interval '1 hour' where kind = 'deliver' and $1 <> ''",
@@ -304,12 +304,12 @@ async fn uncertain_delivery() -> (Database, Options, Process, String, String) {
     }
     let delivery: String =
         database.value("select delivery_id from deliveries where session_id = $1", &id).await;
-    // The model's server goes with its handle: what is left of the run is not what is looked at.
+    // The model's server stops when this function returns. The rest of the run does not matter here.
     let api = options.clone().arg("--roles=api").serve(&database).await;
     (database, options, api, id, delivery)
 }
 
-/// Of whoever had the delivery: no attempt at it may be under way any more.
+/// Ends the time in which an attempt at the delivery may still be under way.
 async fn time_is_over(database: &Database) {
     for statement in
         ["update jobs set run_at = clock_timestamp()", "update deliveries set settled_by = clock_timestamp()"]

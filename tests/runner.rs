@@ -1,4 +1,5 @@
-//! The library's runner: a program that starts a session, goes on with it and stops it, with workers elsewhere or in it.
+//! The library's runner: a program starts, continues and stops a session. The workers run elsewhere or inside
+//! it.
 
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use wakeful::jobs::pool;
 use wakeful::runner::{Pause, Runner, RunnerError};
 use wakeful::{App, Ctx};
 
-/// A model that asks how many, and then says what it was told.
+/// A model that asks how many, and then repeats the answer.
 async fn asking() -> ModelServer {
     ModelServer::start(|body, _| {
         let messages = body["messages"].as_array().expect("messages");
@@ -23,7 +24,7 @@ async fn asking() -> ModelServer {
     .await
 }
 
-/// A worker's options, and the configuration of a program beside it.
+/// A worker's options, and the configuration of a program next to it.
 fn options(model: &ModelServer) -> Options {
     let agents = "[agents.default]\nmodel = \"openai/test\"\ntools = [\"ask_user\", \"current_time\"]
         [agents.clerk]\nsystem_prompt = \"You are a clerk.\"\nmodel = \"openai/test\"\ntools = [\"ask_user\"]";
@@ -36,7 +37,7 @@ async fn worker(options: &Options, database: &Database) -> Process {
     process
 }
 
-/// This test as such a program.
+/// Sets this test up as such a program.
 async fn program(options: &Options, database: &Database) -> Arc<Ctx> {
     let config = options.path("program.toml");
     let text = format!("[workspace]\ndir = \"{}\"\n{}", options.dir.path().display(), options.config);
@@ -70,7 +71,7 @@ async fn an_answer_after_the_workers_death_goes_on_with_the_same_run_and_every_e
     let id = runner.session_id().unwrap().to_owned();
     process.kill();
 
-    // Nothing of the pause is held by anybody.
+    // No process holds the pause: it exists only in the database.
     runner.continue_with("four").await.unwrap();
     let process = worker(&options, &database).await;
     let ended =
@@ -87,7 +88,7 @@ async fn an_answer_after_the_workers_death_goes_on_with_the_same_run_and_every_e
     let store = &ctx.store;
     let session = store.session(None, &id).await.unwrap();
     assert_eq!((session.trigger_type.as_str(), session.trigger_source.as_str()), ("api", "api"));
-    assert_eq!(store.runs(&id, 10).await.unwrap().len(), 1, "the answer is no run of its own");
+    assert_eq!(store.runs(&id, 10).await.unwrap().len(), 1, "the answer opens no run of its own");
     let first: Value = serde_json::from_str(&model.bodies()[0]).unwrap();
     assert_eq!(first["messages"][0]["content"], "You book tables.");
     assert_eq!(runner.consume_until_pause(|_| panic!("nothing is new")).await.unwrap(), ended);
@@ -111,7 +112,7 @@ async fn another_program_goes_on_with_the_session_of_one_that_died() {
     let mut second = Runner::attach(Arc::clone(&ctx), &id).await.unwrap();
     let mut given = 0;
     assert_eq!(second.consume_until_pause(|_| given += 1).await.unwrap(), pauses("For how many?"));
-    assert!(given > 5, "it is told what was: {given}");
+    assert!(given > 5, "it is given the earlier entries: {given}");
     second.continue_with("two").await.unwrap();
     assert_eq!(second.consume_until_pause(|_| {}).await.unwrap(), completes("A table for two."));
     assert!(model.bodies()[0].contains("You are a clerk."));
@@ -146,7 +147,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     assert_eq!(says(runner.continue_with("six").await), "Agent not waiting for input");
     assert_eq!(says(runner.start(" ", None).await), "the message is empty, or has a NUL character");
     let refused: i64 = database.value("select count(*) from session_inbox where $1 <> ''", "all").await;
-    assert_eq!(refused, 2, "what was refused is not there");
+    assert_eq!(refused, 2, "refused messages left no row");
 
     model.hold_from(model.bodies().len());
     runner.start("Another, please.", None).await.unwrap();
@@ -157,7 +158,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     let mut looker = Runner::attach(Arc::clone(&ctx), &id).await.unwrap();
     let ended = looker.consume_until_pause(|_| {}).await.unwrap();
     assert_eq!(ended, Pause::Failed { error: "cancelled".to_owned() });
-    // A question is ended as well.
+    // `stop` also ends a session that waits with a question.
     model.release();
     runner.start("A third, please.", None).await.unwrap();
     assert_eq!(runner.consume_until_pause(|_| {}).await.unwrap(), pauses("For how many?"));

@@ -1,4 +1,5 @@
-//! Schedules: each tick once, whoever looks, whatever the clock does, and whoever dies in between.
+//! Schedules: each tick fires once, however many schedulers look, whatever the clock does, and whichever
+//! process dies.
 
 mod steering;
 
@@ -12,7 +13,7 @@ use wakeful::store::wake::{Continues, NewSession};
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::Role;
 use wakeful::workflow::schedule::{Missed, Overlap};
-use wakeful::workflow::session::Seed;
+use wakeful::workflow::seed::Seed;
 
 const SPACE: &str = "default";
 
@@ -69,7 +70,7 @@ impl Stage {
         Stage { database, store, name: definition.name }
     }
 
-    /// One look at the schedules.
+    /// Looks at the schedules once.
     async fn look(&self, now: DateTime<Utc>) -> Option<Fired> {
         self.store.fire_due(Some(now), &["default".to_owned()], &compose).await.unwrap()
     }
@@ -80,12 +81,12 @@ impl Stage {
         firings
     }
 
-    /// The ticks that became sessions, in the order in which they did.
+    /// The ticks that became sessions, in the order of their firing.
     async fn fired(&self) -> Vec<DateTime<Utc>> {
         self.firings().await.iter().filter(|one| one.session_id.is_some()).map(|one| one.tick).collect()
     }
 
-    /// The sessions' keys: what a tick that is fired twice would show in.
+    /// The sessions' keys. A tick that fired twice would show here.
     async fn sessions(&self) -> Vec<String> {
         sqlx::query_scalar(
             "select trigger_id from conversation_sessions where trigger_type = 'cron' order by ordinal",
@@ -100,7 +101,8 @@ impl Stage {
     }
 }
 
-/// The ticks of the schedule's newest firings are of each second, one after the other, and each has one session.
+/// Asserts that the newest firings are one per second without a gap, each with one session. Returns their
+/// number.
 async fn each_second_once(database: &Database) -> usize {
     let store = database.store().await;
     let mut firings = store.firings(SPACE, "often", 100).await.unwrap();
@@ -128,7 +130,7 @@ async fn until_fired(database: &Database, count: usize) {
     .await;
 }
 
-/// A scheduler and nothing else, of a schedule of every second.
+/// A scheduler alone, with one schedule that fires every second.
 fn scheduler() -> Options {
     let often =
         "[schedules.often]\ncron = \"* * * * * *\"\nprompt = \"Go.\"\nmissed = \"all\"\nmissed_limit = 100\n";
@@ -187,7 +189,7 @@ async fn a_clock_that_jumps_back_and_forth_fires_no_tick_twice_and_loses_none() 
     let wanted: Vec<_> = (1..=6).map(|minute| at(&format!("2026-06-01T12:0{minute}:00Z"))).collect();
     assert_eq!(stage.fired().await, wanted);
 
-    // Somebody sets it back to a clock that was behind: what was fired stays fired, by its key.
+    // Someone sets the schedule back. What has fired does not fire again, because of its key.
     stage.store.resume_schedule(SPACE, "minutely", Some(at("2026-06-01T12:01:30Z"))).await.unwrap();
     stage.look(at("2026-06-01T12:07:00Z")).await;
     let fired = stage.fired().await;
@@ -198,7 +200,7 @@ async fn a_clock_that_jumps_back_and_forth_fires_no_tick_twice_and_loses_none() 
 #[tokio::test]
 async fn ten_minutes_down_are_skipped_made_good_once_or_all_made_good() {
     for (missed, limit, cron, fired, reason) in [
-        // The tick of 12:10 is 30 seconds old.
+        // Only the tick of 12:10 is recent: 30 seconds old.
         (
             Missed::Skip,
             10,
@@ -206,7 +208,7 @@ async fn ten_minutes_down_are_skipped_made_good_once_or_all_made_good() {
             vec![10],
             Some("missed: 9 ticks since 2026-06-01T12:01:00Z, missed = skip"),
         ),
-        // Nothing is on time.
+        // No tick is recent.
         (
             Missed::Skip,
             10,
@@ -299,7 +301,7 @@ async fn a_tick_beside_an_unfinished_firing_is_skipped_with_the_reason_or_queued
     stage.look(at("2026-06-01T12:02:00Z")).await.unwrap();
     let session = stage.firings().await[0].session_id.clone().unwrap();
     assert_eq!(stage.reasons().await, [format!("overlap: {session} is queued, overlap = skip")]);
-    // Its run ends: the next tick fires.
+    // When its run has ended, the next tick fires.
     sqlx::query("update conversation_sessions set status = 'completed'")
         .execute(&stage.database.pool)
         .await
@@ -340,7 +342,7 @@ async fn a_tick_whose_session_cannot_be_made_is_skipped_and_holds_up_no_other() 
     }
     assert_eq!(woken, 1);
     assert_eq!(stage.reasons().await, ["it has no agent"]);
-    // One whose agent nobody here has is left to others.
+    // A schedule whose agent this deployment does not have is left to others.
     assert!(stage.store.fire_due(Some(at("2026-06-01T13:00:00Z")), &[], &compose).await.unwrap().is_none());
 }
 
@@ -357,7 +359,7 @@ async fn what_falls_into_a_pause_is_not_made_good_and_a_firing_by_hand_moves_no_
     by_hand("k2", "2026-06-01T12:09:00Z").await.unwrap();
     assert!(stage.look(at("2026-06-01T12:12:00Z")).await.is_none(), "it is paused all the same");
     stage.store.resume_schedule(SPACE, "x", Some(at("2026-06-01T12:14:00Z"))).await.unwrap();
-    assert!(stage.look(at("2026-06-01T12:14:00Z")).await.is_none(), "what fell into the pause is gone");
+    assert!(stage.look(at("2026-06-01T12:14:00Z")).await.is_none(), "the ticks of the pause are gone");
     stage.look(at("2026-06-01T12:16:00Z")).await.expect("it goes on");
     let fired: Vec<_> = stage.firings().await.into_iter().map(|one| (one.tick, one.manual)).collect();
     let wanted = [(5, true), (4, false), (9, true), (16, false)]
@@ -396,7 +398,7 @@ async fn k60_k61_k62_a_scheduler_that_dies_around_a_firing_loses_no_tick_and_fir
     for place in ["K60", "K61", "K62"] {
         let database = Database::new().await;
         let options = scheduler();
-        // Dies at its third firing.
+        // The scheduler dies at its third firing.
         let dying = options.clone().env("FAILPOINTS", format!("{place}=2*off->return"));
         let (status, _) = dying.spawn(&database.url).ended().await;
         assert!(!status.success(), "{place}");
@@ -438,8 +440,8 @@ async fn a_deployment_pauses_what_it_had_itself_and_never_what_another_one_has()
     assert_eq!(paused().await, Vec::<String>::new());
 }
 
-/// Each of them writes its own schedules and pauses those of the ones before: without an order of their own they would wait
-/// for one another.
+/// Each scheduler writes its own schedules and pauses those of the previous one. Without a fixed lock order
+/// they would deadlock.
 #[tokio::test]
 async fn schedulers_with_different_configurations_that_start_at_once_do_not_deadlock() {
     let database = Database::new().await;

@@ -1,4 +1,5 @@
-//! A session as people see it: what it is made of, its runs, what it came to, and what of it is not for its reader.
+//! A session as people see it: its parts, its runs, its totals, and the messages that its reader is not
+//! shown.
 
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
@@ -9,7 +10,8 @@ use wakeful::store::Store;
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::Role;
-use wakeful::workflow::session::{DebugMeta, Seed};
+use wakeful::workflow::session::DebugMeta;
+use wakeful::workflow::seed::Seed;
 
 fn options(model: &ModelServer) -> Options {
     Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url)
@@ -106,7 +108,7 @@ async fn a_run_that_has_not_begun_shows_the_message_that_waits_for_it() {
 #[tokio::test]
 async fn debug_meta_is_the_sum_of_the_steps_after_tools_retries_and_a_kill() {
     let database = Database::new().await;
-    // The second call of the model fails once, then the process dies in the middle of an answer.
+    // The model's second call fails once. Then the process dies in the middle of an answer.
     let model = ModelServer::start(|body, number| match (turns_since_user(body), number) {
         (0, _) => Answer::call("reserve", json!({"persons": 2})),
         (1, 1) => Answer::Error(503),
@@ -150,11 +152,11 @@ async fn debug_meta_is_the_sum_of_the_steps_after_tools_retries_and_a_kill() {
         cost_cents: (cost_micros + 5_000) / 10_000,
     };
     assert_eq!(serde_json::from_value::<DebugMeta>(again["debug_meta"].clone()).unwrap(), summed);
-    assert_eq!(summed.turns, 6, "three steps a run");
+    assert_eq!(summed.turns, 6, "three steps per run");
     assert!(summed.cost_micros > 0 && summed.cached_tokens > 0, "{summed:?}");
     assert_eq!(again["total_cost_cents"], summed.cost_cents, "rounded as the database rounds");
     assert!(session["debug_meta"]["turns"] == 3);
-    // The warm copy's own, out of the database.
+    // A freshly hydrated session has the same totals.
     let store = database.store().await;
     assert_eq!(store.hydrate(&id).await.unwrap().debug_meta(), summed);
     assert!(store.verify(&id).await.unwrap().agrees);
@@ -169,7 +171,8 @@ async fn what_is_said_of_an_email_is_marked_internal_where_replies_go_out_as_mai
     ])
     .await;
     let store = database.store().await;
-    // The worker dies right after the step that composed the email: another one decides from what it reads.
+    // The worker dies right after the step that composed the email. Another one decides from the stored
+    // transcript.
     let options = options(&model);
     let process =
         options.clone().arg("--roles=worker").env("FAILPOINTS", "K22=2*off->1*return").spawn(&database.url);
@@ -198,7 +201,7 @@ async fn what_is_said_of_an_email_is_marked_internal_where_replies_go_out_as_mai
         client.get(&format!("/v1/sessions/{email}/messages?internal=maybe")).await.0,
         StatusCode::BAD_REQUEST
     );
-    // Its model has seen it all, and what is said to a question of the reader's is the reader's.
+    // The model has seen every message. An answer to the reader's own question is shown to the reader.
     let (_, answer) =
         client.post(&format!("/v1/sessions/{email}/messages"), &json!({"text": "And Bob?"})).await;
     assert_eq!(answer["outcome"], "new_run");
@@ -211,7 +214,7 @@ async fn what_is_said_of_an_email_is_marked_internal_where_replies_go_out_as_mai
     assert!(marks(&chat, "").await.iter().all(|(_, internal)| !internal), "a chat's reader has it open");
 }
 
-/// A session as the trigger of that type would make it.
+/// A session as a trigger of this type would make it.
 async fn begin(store: &Store, trigger_type: &str, text: &str) -> String {
     let new = NewSession {
         space_id: "default".to_owned(),

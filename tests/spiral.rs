@@ -1,5 +1,5 @@
-//! Repair works on the request's copy. A transcript may hold what a provider refuses, two user turns in a row for
-//! example: it stays as it is, and what the repair does to a request never costs a message of it.
+//! Repair works on the request's copy. A transcript may hold what a provider refuses, for example two user
+//! turns in a row. The transcript stays as it is, and a repaired request never costs a message.
 
 use crate::support::raw::{Protocol, RawModel, Sent};
 use crate::support::{Client, Database, Options};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// A message that the model's provider refuses, so that its run fails without a reply.
 const REFUSED: &str = "This one fails.";
 
-/// Says which message it answers, and refuses the one that is to fail.
+/// A model that says which message it answers, and refuses the message that must fail.
 async fn model(protocol: Protocol) -> RawModel {
     RawModel::start(protocol, move |body, _| {
         let last = user_texts(body).pop().expect("a user's message").to_owned();
@@ -35,7 +35,8 @@ fn user_texts(body: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Every row of the transcript as it is stored, with the transaction that wrote it: (number, role, content, xmin).
+/// Every row of the transcript as stored, with the id of the transaction that wrote it: (number, role,
+/// content, xmin).
 async fn transcript(database: &Database) -> Vec<(i64, String, String, String)> {
     let sql = "select message_number, role, content::text || details::text, xmin::text
         from conversation_records order by message_number";
@@ -52,7 +53,7 @@ async fn repairs(database: &Database, session_id: &str) -> Vec<i64> {
     sqlx::query_scalar(sql).bind(session_id).fetch_all(&database.pool).await.unwrap()
 }
 
-/// Posts a message to a process of its own and waits for the end of its run.
+/// Posts a message to a fresh process, and waits for the end of its run.
 async fn turn(database: &Database, options: &Options, text: &str, status: &str) -> String {
     let process = options.serve(database).await;
     let client = process.client();
@@ -76,7 +77,7 @@ async fn k38_one_violation_and_five_turns_with_a_fresh_worker_each_lose_no_reply
         let text = format!("Message {number}");
         turn(&database, &options, &text, "completed").await;
         let after = transcript(&database).await;
-        assert_eq!(after[..before.len()], before, "what was stored is as it was");
+        assert_eq!(after[..before.len()], before, "stored messages are unchanged");
         assert_eq!(roles(&after[before.len()..]), ["user", "assistant"]);
         assert!(after.last().unwrap().2.contains(&format!("A reply to: {text}")), "{after:?}");
     }
@@ -94,9 +95,9 @@ async fn k38_one_violation_and_five_turns_with_a_fresh_worker_each_lose_no_reply
     }
 }
 
-/// What would happen if the repair worked on the transcript itself and new messages were told by their position: the
-/// list is shorter by what was merged, so the reply stands where a stored message was, and is taken for it. Its loss is
-/// the next violation.
+/// Shows what happens if repair changes the transcript itself and new messages are found by their position.
+/// Merging makes the list shorter, so the reply takes the position of a stored message and is mistaken for
+/// it. The lost reply leaves two user turns in a row, which is the next violation.
 #[tokio::test]
 async fn a_repair_in_place_would_lose_every_reply_and_more_with_each_turn() {
     let database = Database::new().await;
@@ -136,7 +137,7 @@ async fn k39_a_message_after_a_run_without_reply_leaves_both_where_they_are() {
                     alternates(&body);
                     1
                 }
-                // Two user messages in a row are legal there.
+                // This protocol allows two user messages in a row.
                 Protocol::OpenAi => 0,
             };
             assert_eq!(repairs(&database, &session_id).await, [0, merged]);
@@ -166,7 +167,7 @@ async fn interrupt(client: &Client, model: &RawModel) -> String {
     session_id
 }
 
-/// What the strictest servers of Anthropic's protocol want.
+/// Checks the rule of the strictest servers of Anthropic's protocol.
 fn alternates(body: &Value) {
     let messages = body["messages"].as_array().unwrap();
     for (at, message) in messages.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! How a process ends that cannot begin: with a status for scripts, and a message that says what to do. stdout is data.
+//! How a process ends that cannot start: with a status for scripts, and a message that says what to do.
+//! stdout is for data.
 
 use crate::support::{Answer, Database, ModelServer, Options};
 use std::process::ExitStatus;
@@ -15,7 +16,7 @@ struct Ended {
 }
 
 impl Ended {
-    /// Fails unless it ended with `code`, wrote no data, and said each of `says` on stderr.
+    /// Asserts that it ended with `code`, wrote no data, and said each of `says` on stderr.
     fn refuses(&self, code: i32, says: &[&str]) {
         assert_eq!(self.status.code(), Some(code), "{}", self.stderr);
         assert_eq!(self.stdout, "", "messages are no data");

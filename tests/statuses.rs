@@ -1,4 +1,4 @@
-//! What each status takes: messages, and the verbs of people.
+//! What each status accepts: messages, and the verbs of people.
 
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process};
 use reqwest::StatusCode;
@@ -17,7 +17,7 @@ const STATUSES: [&str; 9] = [
     "terminated",
 ];
 
-/// A server without workers: a session stays as it was put.
+/// A server without workers, so a session stays in the status that a test sets.
 struct Still {
     database: Database,
     client: Client,
@@ -33,7 +33,7 @@ impl Still {
         Still { client: process.client(), database, _process: process }
     }
 
-    /// A session of that status, with the rows that belong to it. Gives its id and its run's.
+    /// Makes a session of this status, with the rows that belong to it. Returns its id and its run's.
     async fn session(&self, conversation: &str, status: &str) -> (String, String) {
         let answer = self.client.chat(conversation, "one").await;
         let text = |key: &str| answer[key].as_str().expect("an id").to_owned();

@@ -1,4 +1,4 @@
-//! Cancel and retry, and the limits that end a run by themselves.
+//! Cancel and retry, and the limits that end a run.
 
 use crate::support::client::{numbers, texts};
 use crate::support::model::turns_since_user;
@@ -27,7 +27,7 @@ async fn a_run_that_is_cancelled_in_the_queue_never_calls_the_model() {
     assert_eq!(model.bodies().len(), 0);
     assert_eq!(texts(&session, "user"), ["one"]);
 
-    // The session lives on.
+    // The session is still usable.
     assert_eq!(client.chat("c1", "two").await["outcome"], "new_run");
     let session = client.wait_for(&id, "completed").await;
     assert_eq!(texts(&session, "assistant"), ["Hello."]);
@@ -43,7 +43,7 @@ async fn a_message_after_the_cancel_is_for_the_next_run_and_is_answered() {
     let client = api.client();
     let first = client.chat("c1", "one").await;
     let id = id(&first);
-    // Nobody works yet: the cancel is asked for, and the run has not ended.
+    // No worker runs yet: the cancel is requested, and the run has not ended.
     cancel(&client, &id).await;
     assert_eq!(client.session(&id).await["status"], "queued");
     let second = client.chat("c1", "two").await;
@@ -73,7 +73,7 @@ async fn a_run_that_is_cancelled_while_the_model_speaks_ends_without_it() {
     let id = id(&client.chat("c1", "one").await);
     model.asked(1).await;
     cancel(&client, &id).await;
-    // The model is never let go on.
+    // The model stays held in the middle of its answer.
     let session = client.wait_for(&id, "failed").await;
     assert_eq!(session["error"], "cancelled");
     assert_eq!(session["cancel_requested"], false);
@@ -245,7 +245,7 @@ async fn limits_end_a_run_with_a_remedy_that_works() {
         assert_eq!(model.bodies().len(), 2);
         assert_eq!(session["total_turns"], 2);
 
-        // Without the remedy it stays where it is, and costs nothing more.
+        // Without the remedy the run fails again, and costs nothing more.
         client.post(&format!("/v1/sessions/{id}/retry"), &json!({})).await;
         client.wait_for(&id, "failed").await;
         assert_eq!(model.bodies().len(), 2);

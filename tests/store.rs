@@ -21,10 +21,11 @@ use wakeful::store::delivery::Settled;
 use wakeful::store::heal::Cursor;
 use wakeful::store::queue::Kind;
 use wakeful::store::step::Commit;
-use wakeful::store::wake::{Delivered, NewMessage};
+use wakeful::store::wake::NewMessage;
+use wakeful::workflow::inbox::Acceptance;
 use wakeful::store::{Error, Store, new_id};
-use wakeful::workflow::advance::{Ending, Outcome, Performed, advance};
-use wakeful::workflow::agent::{Limits, Policy};
+use wakeful::workflow::advance::{CallEnd, Outcome, Performed, advance};
+use wakeful::workflow::agent::{Limits, AgentPolicy};
 use wakeful::workflow::plan::{Action, How, Stop, plan};
 use wakeful::workflow::record::Role;
 use wakeful::workflow::session::{CallOutcome, CallStatus, SessionStatus};
@@ -41,7 +42,8 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
 
-    // A follow-up comes while the model is called; two calls are asked for, in no order of their ids.
+    // A follow-up arrives during the model call. The model asks for two calls whose order is not that of
+    // their ids.
     world.send(&session_id, "For four persons.").await;
     let (reserve, email) = (call("call_b", "reserve"), call("call_a", "compose_email"));
     driver.continues(replied(vec![text("One moment."), asks(&reserve), asks(&email)])).await;
@@ -61,7 +63,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     assert_eq!(driver.session.state["email/call_a"]["subject"], "Table");
     assert_eq!(driver.session.last_step_number, 1);
 
-    // The follow-up enters the transcript with the reply to it; the reply asks the user.
+    // The follow-up enters the transcript with the reply to it. That reply asks the user.
     let question = call("call_c", "ask_user");
     driver.continues(replied(vec![asks(&question)])).await;
     assert!(driver.session.inbox.is_empty());
@@ -69,7 +71,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     assert_eq!(world.status(&session_id).await, "waiting_input");
 
     let woken = world.send(&session_id, "At eight.").await;
-    assert_eq!(woken.outcome, Delivered::Delivered);
+    assert_eq!(woken.outcome, Acceptance::Delivered);
     let mut driver = world.drive(&session_id).await;
     assert_eq!(
         driver.session.records.last().unwrap().role,
@@ -78,7 +80,8 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     );
     driver.continues(Outcome::Begun).await;
 
-    // An answer that races the pausing commit: the pause does not happen, and the answer is taken by the next plan.
+    // The answer arrives before the pausing commit: the run does not pause, and the next plan takes the
+    // answer.
     let question = call("call_d", "ask_user");
     driver.continues(replied(vec![asks(&question)])).await;
     world.send(&session_id, "By the window.").await;
@@ -89,10 +92,10 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     };
     let How::Answer { inbox_id, text: answer } = calls[0].how.clone() else { panic!("{calls:?}") };
     assert_eq!(answer, "By the window.");
-    let answered = Performed { call: question, ending: Ending::Answered { inbox_id, text: answer } };
+    let answered = Performed { call: question, ending: CallEnd::Answered { inbox_id, text: answer } };
     driver.continues(Outcome::Called(vec![answered])).await;
 
-    // The last reply meets a follow-up: it is kept, and the run goes on.
+    // A follow-up arrives before the closing commit: the reply is kept, and the run continues.
     world.send(&session_id, "Thanks!").await;
     driver.continues(replied(vec![text("Done.")])).await;
     assert_eq!(driver.session.inbox.len(), 1);
@@ -116,12 +119,12 @@ async fn an_interrupted_model_call_is_hydrated_and_gone_with_the_answer() {
     assert!(append(0, "Hel").await, "asked again, it is there already");
 
     driver.session = world.store.hydrate(&session_id).await.unwrap();
-    assert_eq!(driver.session.interrupted.len(), 1);
-    assert_eq!(driver.session.interrupted[0].last_chunk, 0);
+    assert_eq!(driver.session.cut_off.len(), 1);
+    assert_eq!(driver.session.cut_off[0].last_chunk, 0);
     assert_eq!(world.store.generation_text(&session, &"gen_1".into()).await.unwrap(), "Hel");
     world.send(&session_id, "Still there?").await;
     driver.continues(replied(vec![text("Hello.")])).await;
-    assert!(driver.session.interrupted.is_empty());
+    assert!(driver.session.cut_off.is_empty());
     let kinds = world.journal(&session_id).await;
     let resumed: Vec<&str> =
         kinds.iter().map(String::as_str).filter(|kind| kind.starts_with("GEN_")).collect();
@@ -182,7 +185,7 @@ async fn both_logs_refuse_to_be_rewritten() {
 #[tokio::test]
 async fn a_lost_lease_writes_nothing_in_any_table() {
     let world = World::new().await;
-    // Each kind of write, at the point of a session's life at which it is made.
+    // Each kind of write, at the point of a session's life where it is made.
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
     world.refuses(&driver, Outcome::Begun).await;
@@ -219,7 +222,7 @@ async fn a_lost_lease_writes_nothing_in_any_table() {
     assert_eq!(world.dump().await, before);
     world.give_back(driver.job.lease.job_id, token).await;
     let settled = world.store.settle_call(lease, id, &reserve.call_id, &started, CallStatus::Done, &outcome);
-    assert!(settled.await.unwrap(), "the lease was what it lacked");
+    assert!(settled.await.unwrap(), "it lacked only the lease");
     driver.continues(results()).await;
 }
 
@@ -234,7 +237,7 @@ async fn the_token_of_an_earlier_claim_moves_nothing() {
         world: &world,
         session: world.store.hydrate(&session_id).await.unwrap(),
         job: first,
-        policy: Policy::default(),
+        policy: AgentPolicy::default(),
     };
     let mut driver = world.drive(&session_id).await;
     assert_eq!(driver.job.lease.job_id, zombie.job.lease.job_id);

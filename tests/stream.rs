@@ -1,4 +1,5 @@
-//! The stream: what happens to a session is seen once, in order, by readers that come, go and come again.
+//! The stream: readers see each event of a session once and in order, even when they disconnect and come
+//! back.
 
 use crate::support::client::texts;
 use crate::support::model::turns_since_user;
@@ -50,7 +51,7 @@ async fn journal_frames_are_numbered_from_one_and_a_reader_goes_on_where_it_stop
         let mut reader = Reader::open(&client, &id, Some(cut as i64)).await;
         assert_eq!(reader.take(entries.len() - cut).await, all[cut..]);
     }
-    // A reader that has seen everything is told what comes next, and that alone.
+    // A reader that has seen everything gets only what comes next.
     let mut reader = Reader::open(&client, &id, Some(entries.len() as i64)).await;
     client.chat("c1", "And another.").await;
     let next = reader.next().await.unwrap();
@@ -70,7 +71,10 @@ async fn what_is_being_said_is_seen_before_it_is_done_by_all_who_look() {
     let reset = seen.iter().rposition(|frame| frame.event == "gen_reset").expect("a reset before the chunks");
     assert_eq!(seen[reset].data["attempt"], 1);
     assert!(seen[..reset].iter().all(|frame| frame.id.is_some()));
-    assert!(seen[reset..].iter().all(|frame| frame.id.is_none()), "what may be void has no number: {seen:?}");
+    assert!(
+        seen[reset..].iter().all(|frame| frame.id.is_none()),
+        "frames that may become void have no number: {seen:?}"
+    );
     assert_eq!(shown(&seen), "Hello ");
 
     let mut second = Reader::open(&client, &id, None).await;
@@ -192,7 +196,7 @@ pub(crate) struct Frame {
     pub(crate) data: Value,
 }
 
-/// Reads frames as they are sent; a client's own reader would carry the last id over to frames that have none.
+/// Reads frames as they are sent. An ordinary client would carry the last id over to frames without one.
 pub(crate) struct Reader {
     response: Response,
     buffer: String,
@@ -218,7 +222,7 @@ impl Reader {
                     frame.lines().filter_map(|line| line.split_once(':')).collect();
                 let field =
                     |name| fields.iter().find(|(key, _)| *key == name).map(|(_, value)| value.trim_start());
-                // A comment keeps the connection alive and is no frame.
+                // A comment only keeps the connection alive. It is not a frame.
                 let frame = field("data").map(|data| Frame {
                     id: field("id").map(|id| id.parse().unwrap()),
                     event: field("event").unwrap().to_owned(),
@@ -256,7 +260,7 @@ impl Reader {
         frames
     }
 
-    /// The frames up to the first of that name.
+    /// The frames up to the first one with this name.
     pub(crate) async fn until(&mut self, event: &str) -> Vec<Frame> {
         let mut frames: Vec<Frame> = Vec::new();
         while frames.last().is_none_or(|frame| frame.event != event) {
@@ -266,14 +270,14 @@ impl Reader {
     }
 }
 
-/// What a reader has on its screen: the chunks since the last reset.
+/// What a reader sees: the chunks since the last reset.
 pub(crate) fn shown(frames: &[Frame]) -> String {
     let since = frames.iter().rposition(|frame| frame.event == "gen_reset").map_or(0, |at| at + 1);
     let chunks = frames[since..].iter().filter(|frame| frame.event == "gen_chunk");
     chunks.map(|frame| frame.data["delta"].as_str().unwrap()).collect()
 }
 
-/// What the last completed model call said.
+/// The text of the last completed model call.
 pub(crate) fn last_text(frames: &[Frame]) -> &str {
     let complete = frames.iter().rfind(|frame| frame.event == "gen_complete").expect("a completed call");
     complete.data["payload"]["text"].as_str().unwrap()

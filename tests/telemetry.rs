@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use wakeful::telemetry::names;
 
-/// Stands in the user's text, a tool's arguments and the reply.
+/// A word in the user's text, a tool's arguments and the reply.
 const MARKER: &str = "xyzzy-4711";
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn a_run_is_one_trace_of_known_spans_without_any_content() {
     assert_eq!(
         links(&deliver),
         [send.span_id.clone(), process.span_id.clone()],
-        "what began it, and its claim"
+        "the request that began it, and its claim"
     );
     assert_eq!(agent.parent_span_id, process.span_id);
     let chats = collector.named(&names::chat("test"));
@@ -117,7 +117,7 @@ async fn a_failed_attempt_names_its_error_once_and_the_next_is_linked_to_it() {
         _ => Answer::text("Here I am."),
     })
     .await;
-    // Filters as they are by default: this is what an operator sees.
+    // With the default log filter: this is what an operator sees.
     let process = options(&collector.url, &model).env("WAKEFUL_LOG", "").serve(&database).await;
     let client = process.client();
     let answer = client.chat("c1", "Are you there?").await;
@@ -174,7 +174,7 @@ async fn a_run_that_fails_says_so_once_with_its_error() {
 
 #[tokio::test]
 async fn a_collector_that_is_down_costs_a_count_and_one_line() {
-    // A port that was free a moment ago and that nobody listens on.
+    // A port that was just free, with no listener.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let nobody = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -203,7 +203,7 @@ fn options(collector: &str, model: &ModelServer) -> Options {
         .env("OTEL_BSP_SCHEDULE_DELAY", "100")
 }
 
-/// Ends the process, which sends what it has, and gives its whole log.
+/// Ends the process, which then flushes its spans, and returns its whole log.
 async fn end(process: Process) -> String {
     process.signal(libc::SIGTERM);
     let (status, process) = process.ended().await;
@@ -252,7 +252,7 @@ fn links(span: &Span) -> Vec<Vec<u8>> {
     span.links.iter().map(|link| link.span_id.clone()).collect()
 }
 
-/// A collector that keeps all it is sent.
+/// A collector that keeps everything it receives.
 struct Collector {
     url: String,
     received: Arc<Mutex<Vec<u8>>>,
@@ -277,7 +277,7 @@ impl Collector {
         self.received.lock().unwrap().clone()
     }
 
-    /// The spans of that name, in the order in which they began.
+    /// The spans with this name, in the order in which they began.
     fn named(&self, name: &str) -> Vec<Span> {
         let mut spans: Vec<Span> =
             self.spans.lock().unwrap().iter().filter(|span| span.name == name).cloned().collect();

@@ -1,5 +1,5 @@
-//! A session of a thousand steps is no other thing than one of ten: read in one statement, forked without its blobs,
-//! carried whole, replayed with the very bytes of each request.
+//! A session of a thousand steps works like one of ten: it is read in one statement, forked without copying
+//! blobs, exported and imported whole, and replayed with the exact bytes of each request.
 
 use crate::support::long::Long;
 use crate::support::wire::Proxy;
@@ -15,6 +15,7 @@ const STEPS: usize = 1000;
 const LONG: Long = Long { steps: STEPS, message_bytes: 2048, hashes: false };
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_thousand_steps_are_hydrated_in_one_statement_forked_without_their_blobs_and_carried_whole() {
     let database = Database::new().await;
     let store = database.store().await;
@@ -51,6 +52,7 @@ async fn a_thousand_steps_are_hydrated_in_one_statement_forked_without_their_blo
 }
 
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn a_thousand_recorded_steps_are_replayed_with_a_thousand_equal_request_hashes() {
     let database = Database::new().await;
     let store = database.store().await;
@@ -62,7 +64,8 @@ async fn a_thousand_recorded_steps_are_replayed_with_a_thousand_equal_request_ha
         .model("openai/test")
         .env("OPENAI_BASE_URL", &model.url)
         .env("WAKEFUL_LOG", "warn")
-        // In a debug build the last steps take a good part of a second each: no lease is to end for that.
+        // In a debug build each of the last steps takes a large part of a second. No lease may end because of
+        // that.
         .env("WAKEFUL_QUEUE__LEASE_S", "30");
     options.args = ["replay", &session_id, "--model", "recorded", "--tools", "recorded", "-o", "json"]
         .map(str::to_owned)
@@ -81,10 +84,10 @@ async fn a_thousand_recorded_steps_are_replayed_with_a_thousand_equal_request_ha
     assert_ne!(replay, session_id);
     let (hashes, other_hashes) = (requests(&database, &session_id).await, requests(&database, replay).await);
     assert_eq!(hashes.iter().collect::<BTreeSet<_>>().len(), STEPS, "each request has bytes of its own");
-    assert!(hashes == other_hashes, "the report counted what the journals hold");
+    assert!(hashes == other_hashes, "the report agrees with the journals");
     let (records, other_records) = (records(&database, &session_id).await, records(&database, replay).await);
     assert_eq!(records.len(), 2 * STEPS);
-    // Not assert_eq: nobody reads two times four megabytes.
+    // Not assert_eq: a failure would print four megabytes twice.
     assert!(records == other_records, "every message is the source's");
     assert_eq!(
         parent(&database, &session_id).await,
@@ -109,7 +112,7 @@ async fn requests(database: &Database, session_id: &str) -> Vec<String> {
     .unwrap()
 }
 
-/// Number, role, content and who may see it, of each message.
+/// Number, role, content and `internal` of each message.
 async fn records(database: &Database, session_id: &str) -> Vec<(i64, String, String, bool)> {
     sqlx::query_as(
         "select message_number, role, content::text, internal from conversation_records
@@ -121,7 +124,7 @@ async fn records(database: &Database, session_id: &str) -> Vec<(i64, String, Str
     .unwrap()
 }
 
-/// What the parent's rows are, and how many blobs there are.
+/// The parent's rows as one text, and the number of blobs.
 async fn parent(database: &Database, session_id: &str) -> (String, i64) {
     let rows = database
         .value(
@@ -159,8 +162,8 @@ async fn carry(database: &Database, store: &Store, session_id: &str) {
     let here = imported.session_id.unwrap();
     assert_ne!(here, session_id);
     let again = export(store, &here).await;
-    // Not assert_eq: nobody reads two times six megabytes.
-    assert!(normal(&again).unwrap() == normal(&bundle).unwrap(), "what came in is what went out");
+    // Not assert_eq: a failure would print six megabytes twice.
+    assert!(normal(&again).unwrap() == normal(&bundle).unwrap(), "the import equals the export");
 
     let report = diff(&store.side(session_id).await.unwrap(), &store.side(&here).await.unwrap());
     assert_eq!(report.verdict, Level::Equal);

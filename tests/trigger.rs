@@ -1,4 +1,4 @@
-//! `wakeful trigger`: what comes in from elsewhere, sent by hand, and signed as its sender would sign it.
+//! `wakeful trigger`: sends a trigger by hand, signed as its real sender would sign it.
 
 use crate::support::{Answer, Database, ModelServer, Options, eventually};
 use axum::Router;
@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 const TOKEN: &str = "the-token";
 
-/// A server that keeps what it is sent, and says that it took it.
+/// A server that records each request and answers that it was accepted.
 struct Recorder {
     url: String,
     requests: Arc<Mutex<Vec<Recorded>>>,
@@ -128,7 +128,7 @@ async fn each_kind_goes_to_its_door_with_the_token_and_as_it_is() {
         ran.err
     );
     assert!(ran.err.contains("`wakeful schedule list`"), "{}", ran.err);
-    // Nobody listens there.
+    // No server listens there.
     let ran = run(&options, "http://127.0.0.1:1", &["cron", "daily"]).await;
     assert!(ran.code == 6 && ran.err.contains("--url or WAKEFUL_URL"), "{} {}", ran.code, ran.err);
     let ran = run(&options, &recorder.url, &["email", "nowhere.eml"]).await;
@@ -181,7 +181,7 @@ async fn a_message_is_signed_as_its_messenger_signs_and_the_token_stays_at_home(
     run(&options, &recorder.url, &["message", "own.json"]).await;
     assert_eq!(&recorder.last().body[..], br#"{"conversation_id":"c9",  "text":"As it is"}"#);
 
-    // Others sign with the secret as it stands, and it may be in a file.
+    // Slack signs with the secret as written. The secret may be in a file.
     std::fs::write(options.path("secret"), "8f742231b10e\n").unwrap();
     let slack = ["message", "hello.txt", "--via", "slack", "--secret-file", "secret", "--conversation", "D1"];
     assert_eq!(run(&options, &recorder.url, &slack).await.code, 0);
@@ -229,7 +229,7 @@ async fn whoever_waits_is_given_the_reply_or_the_question() {
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.err.contains("failed"), "{}", ran.err);
 
-    // The process that serves dies while somebody waits; the next one answers.
+    // The server dies while a command waits. The next one answers.
     model.hold();
     let waiting = {
         let (options, url) = (options.clone(), url.clone());
@@ -248,7 +248,7 @@ async fn whoever_waits_is_given_the_reply_or_the_question() {
     assert!(again.terminate().success());
 }
 
-/// HMAC-SHA256, RFC 2104, written out: not the product's own.
+/// HMAC-SHA256, RFC 2104, written out so that the test does not use the product's code.
 fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
     let mut block = [0u8; 64];
     block[..key.len()].copy_from_slice(key);

@@ -1,4 +1,4 @@
-//! What is stored of a step does not grow with what was said in it.
+//! The size of a step's stored result does not grow with its messages.
 
 use crate::support::{Answer, Database, ModelServer, Options};
 

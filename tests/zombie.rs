@@ -1,5 +1,5 @@
-//! A worker that was stopped past its lease and wakes up when another one has finished its work: it writes no row and
-//! sends nothing.
+//! A worker that is stopped past its lease and continues after another one has finished its work: it writes
+//! no row and sends nothing.
 
 use crate::support::checker::dump;
 use crate::support::world::model;
@@ -8,24 +8,25 @@ use crate::support::{ModelServer, Options, Process, World, eventually};
 const GUARDED: &[&str] = &["charge"];
 const MAIL: &[&str] = &["compose_email"];
 
-/// A process with a run in hand, and all that it talks to.
+/// A process with a run in hand, and everything it talks to.
 struct Zombie {
-    /// The database, and what the other process talks to.
+    /// The database, and everything else that the other process uses.
     world: World,
-    /// Of the zombie alone.
+    /// Only the zombie uses this model.
     model: ModelServer,
     process: Process,
 }
 
 impl Zombie {
-    /// Starts it with `change` to its options, its model held from answer `number` on, and posts a message.
+    /// Starts it with options changed by `change`. Its model is held from answer `number` on. Then posts a
+    /// message.
     async fn begin(tools: &[&str], number: usize, change: impl FnOnce(Options) -> Options) -> Zombie {
         let mut world = World::new("zombie", tools).await;
         let model = model(tools).await;
         model.hold_from(number);
         let options = world.options.clone().env("OPENAI_BASE_URL", &model.url);
         let held = world.options.path("held").display().to_string();
-        let process = change(options.env("OWN_TOOLS_HOLD", held)).serve(&world.database).await;
+        let process = change(options.env("FIXTURE_HOLD", held)).serve(&world.database).await;
         world.begin(&process.client()).await;
         Zombie { world, model, process }
     }
@@ -43,7 +44,7 @@ impl Zombie {
         .await;
     }
 
-    /// Lets another process finish what this one began, to the last delivery.
+    /// Lets another process finish what this one began, including the last delivery.
     async fn is_replaced(&self) -> Process {
         let other = self.world.serve().await;
         other.client().wait_for(&self.world.session_id, "completed").await;
@@ -51,8 +52,8 @@ impl Zombie {
         other
     }
 
-    /// Wakes it up, waits until it has noticed, and compares every row of the database, every mail, every effect and
-    /// every model call with what was there before. Gives its log.
+    /// Continues the zombie, and waits until it has noticed. Asserts that every row of the database, every
+    /// mail, every effect and every model call is as before. Returns its log.
     async fn changes_nothing(self, other: Process, wake_up: impl FnOnce(&Zombie)) -> String {
         self.world.check().await;
         let before = dump(&self.world.database).await;
@@ -70,7 +71,7 @@ impl Zombie {
         log
     }
 
-    /// Model calls, effects and mails.
+    /// Counts of model calls and mails, and the effects.
     fn outside(&self) -> (usize, usize, Vec<String>, usize) {
         let world = &self.world;
         (self.model.bodies().len(), world.model.bodies().len(), world.options.effects(), world.mails())
@@ -96,7 +97,7 @@ async fn k23_stopped_during_a_model_call_it_neither_writes_nor_sends() {
 
 #[tokio::test]
 async fn k23_stopped_before_a_guarded_effect_it_never_has_it() {
-    // The call is committed as started and nothing has happened yet: here it stops.
+    // It stops here: the call is committed as started, and nothing has happened yet.
     let change = |options: Options| options.env("FAILPOINTS", "K18=sleep(8000)");
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'started'").await;
@@ -123,17 +124,17 @@ async fn k23_stopped_after_a_guarded_effect_it_does_not_report_it() {
         .await;
 }
 
-/// A process whose heart beats so seldom that it does not hear of its loss before it commits.
+/// Makes the heartbeat so rare that the process does not hear of its lost lease before it commits.
 fn deaf(options: Options) -> Options {
     options
         .env("WAKEFUL_QUEUE__LEASE_S", "3600")
         .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1800")
-        // Or it would take its own job a second time.
+        // A second slot would claim the process's own job again.
         .arg("--concurrency")
         .arg("1")
 }
 
-/// Ends the lease as time would.
+/// Ends the lease early, as if its time had passed.
 async fn end_lease(zombie: &Zombie) {
     let ended = sqlx::query("update jobs set run_at = clock_timestamp() where session_id = $1")
         .bind(&zombie.world.session_id)
@@ -169,7 +170,7 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
     let held = zombie.world.options.path("held");
     zombie.changes_nothing(other, |_| std::fs::remove_file(held).unwrap()).await;
 
-    // Asleep between the commit that asks for the call and the one that starts it.
+    // It sleeps between the commit that asks for the call and the one that starts it.
     let change = |options: Options| deaf(options).env("FAILPOINTS", "K17=sleep(5000)");
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'invoked'").await;

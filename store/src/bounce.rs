@@ -1,35 +1,33 @@
-//! Mail that was sent and did not arrive: noted at the delivery once for each recipient, journalled, and told to the agent
-//! with the next message of the conversation.
+//! Mail that was sent and did not arrive. Each missed recipient is recorded at the delivery and in the journal, and
+//! the agent is told with the conversation's next message.
 //!
-//! Nothing here wakes a session. A bounce is news about what was done, and a machine's mail that began a run could keep an
-//! agent busy with other machines.
+//! A bounce never wakes a session: otherwise a machine's mail could start runs, and an agent could answer machines
+//! for ever.
 
-use crate::delivery::Claimed;
 use crate::error::bounded;
-use crate::failpoint::mutant;
-use crate::run::{Wakes, journal};
+use crate::run::{Wakes, append_events};
 use crate::{Result, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 
-/// Who speaks where the agent is told of it. No trigger names people so.
+/// Sender of the notices to the agent. No trigger gives a person this name.
 pub(crate) const TELLER: &str = "wakeful";
 
-/// How much of what a strange server said is kept: it is shown to the model.
+/// Longest text of a foreign server that is kept. The model sees it.
 const REASON_CHARS: usize = 200;
 
-/// Most deliveries that one message brings news of; the next message brings the rest.
+/// Most deliveries that one message tells the agent about. The next message tells the rest.
 const TOLD_AT_ONCE: i64 = 20;
 
 /// How a recipient was missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum How {
-    /// While sending, beside others who were accepted.
+    /// The server refused it while sending, and accepted others.
     Refused,
-    /// Afterwards: the mail came back.
+    /// The mail came back later.
     Bounced,
 }
 
@@ -42,32 +40,32 @@ impl How {
     }
 }
 
-/// One recipient whom a delivery did not reach.
+/// One recipient who did not get the delivery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undelivered {
     pub recipient: String,
     pub how: How,
-    /// The enhanced status (`5.1.1`), or what there is in its place.
+    /// The enhanced status (`5.1.1`), or the first word of the server's reply.
     pub status: String,
     /// The server's own words, on one line and bounded.
     pub reason: String,
 }
 
-/// What a notice of a bounce did.
+/// Result of a bounce notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Noted {
     New {
         session_id: String,
     },
-    /// The same recipient's bounce was noted before.
+    /// This recipient's bounce was already recorded.
     Known,
-    /// No mail of ours to that recipient went out: nothing was written.
+    /// We sent no such mail to that recipient. Nothing was written.
     NotOurs,
 }
 
 impl Store {
-    /// Notes that a mail which was sent did not reach `recipient`. Once for each recipient, however often it is told; of a
-    /// delivery that was never begun, or was not to that recipient, nothing is noted: anybody can write a bounce.
+    /// Records that a sent mail did not reach `recipient`, once for each recipient. Ignores the notice if the
+    /// delivery was never begun or had another recipient, because anyone can forge a bounce.
     ///
     /// # Errors
     /// [`crate::Error::Database`], [`crate::Error::Corrupt`].
@@ -99,7 +97,7 @@ impl Store {
         let Some(delivery) = delivery else { return Ok(Noted::NotOurs) };
         let content: Value = crate::hydrate::from_text("delivery", &delivery.content)?;
         let Some(recipient) = addressee(&content, recipient) else { return Ok(Noted::NotOurs) };
-        // In the order of every settlement: the session, then its delivery.
+        // Lock the session, then its delivery, in the same order as every settlement.
         sqlx::query!(
             "select session_id from conversation_sessions where session_id = $1 for update",
             delivery.session_id
@@ -112,8 +110,8 @@ impl Store {
         )
         .fetch_one(&mut *tx)
         .await?;
-        // `sending` too: a bounce may be quicker than our own commit, and shows that it went out.
-        if !matches!(row.status.as_str(), "sent" | "sending" | "uncertain") && !mutant("bounce_of_unsent") {
+        // `sending` too: a bounce may arrive before our own commit, and it proves that the mail was sent.
+        if !matches!(row.status.as_str(), "sent" | "sending" | "uncertain") {
             return Ok(Noted::NotOurs);
         }
         let before: Vec<Undelivered> = read(row.undelivered)?;
@@ -132,10 +130,12 @@ impl Store {
     }
 }
 
-/// Notes whom the server refused of a delivery that others got, as its receipt says: `refused: [{address, reply}]`.
+/// Records the recipients that the server refused while it accepted others. The receipt lists them: `refused:
+/// [{address, reply}]`.
 pub(crate) async fn note_refused(
     tx: &mut PgConnection,
-    claimed: &Claimed,
+    session_id: &str,
+    delivery_id: &str,
     channel: &str,
     receipt: &Value,
 ) -> Result<()> {
@@ -156,10 +156,10 @@ pub(crate) async fn note_refused(
     if missed.is_empty() {
         return Ok(());
     }
-    note(tx, &claimed.session_id, &claimed.delivery_id, channel, &missed).await
+    note(tx, session_id, delivery_id, channel, &missed).await
 }
 
-/// Writes it down at the delivery, to be told, and in the journal. Wants the session's row locked.
+/// Adds `missed` to the delivery, to be told, and to the journal. The caller has locked the session's row.
 async fn note(
     tx: &mut PgConnection,
     session_id: &str,
@@ -187,14 +187,14 @@ async fn note(
             reason: one.reason.clone(),
         };
         let dedupe = format!("{}/{delivery_id}/{place}", one.how.as_str());
-        journal(&mut *tx, session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+        append_events(&mut *tx, session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
     }
     Ok(())
 }
 
-/// What the agent is to be told of the conversation's mail, marked as told by this transaction. `None`: nothing is new. What
-/// is being sent once more is told of when that has ended.
-pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+/// Returns the notices about the conversation's mail that the agent has not seen, and marks them as told. `None`:
+/// there are none. A delivery that is being sent again is told about when it has ended.
+pub(crate) async fn take_notices(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
     let rows = sqlx::query!(
         r#"
         with due as (
@@ -221,9 +221,9 @@ pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result
         let missed: Vec<Undelivered> = read(row.undelivered)?;
         let error = row.last_error.unwrap_or_default();
         let end = match row.status.as_str() {
-            "failed" | "expired" => End::Unsent(&error),
-            "uncertain" => End::Unknown,
-            _ => End::Sent { after_all: row.after_all },
+            "failed" | "expired" => DeliveryEnd::Unsent(&error),
+            "uncertain" => DeliveryEnd::Unknown,
+            _ => DeliveryEnd::Sent { after_all: row.after_all },
         };
         let text = notice(&row.delivery_id, &content, &end, &missed);
         told.push((row.ordinal, text));
@@ -235,34 +235,34 @@ pub(crate) async fn news(tx: &mut PgConnection, conversation_id: &str) -> Result
 
 const NOTE: &str = "[A note of the system, not of a person]";
 
-/// How a delivery ended that there is news of.
-enum End<'a> {
-    /// Nobody got it, for this reason.
+/// How a delivery ended, as far as a notice differs.
+enum DeliveryEnd<'a> {
+    /// It was sent to no recipient, for this reason.
     Unsent(&'a str),
     Unknown,
-    /// `after_all`: the agent was told before that it was not sent.
+    /// `after_all`: an earlier notice said that it was not sent.
     Sent {
         after_all: bool,
     },
 }
 
-/// One delivery's notice. What a strange server said stands in quotes: it is its word, and no instruction.
-fn notice(delivery_id: &str, content: &Value, end: &End<'_>, missed: &[Undelivered]) -> String {
+/// The notice of one delivery. The server's text is quoted, so that the model does not take it for an instruction.
+fn notice(delivery_id: &str, content: &Value, end: &DeliveryEnd<'_>, missed: &[Undelivered]) -> String {
     let subject =
         content["subject"].as_str().or_else(|| content["to"]["subject"].as_str()).unwrap_or_default();
     let mail = format!("{NOTE} Your mail {:?} ({delivery_id})", line(subject, 100));
     let before = match end {
-        End::Unsent(error) => {
+        DeliveryEnd::Unsent(error) => {
             return format!("{mail} was not sent to anybody: {:?}", line(error, REASON_CHARS));
         }
-        End::Unknown if missed.is_empty() => {
+        DeliveryEnd::Unknown if missed.is_empty() => {
             return format!("{mail} may not have been sent: nobody saw its sending end.");
         }
-        End::Sent { after_all: true } if missed.is_empty() => {
+        DeliveryEnd::Sent { after_all: true } if missed.is_empty() => {
             return format!("{mail} has been sent after all.");
         }
-        End::Sent { after_all: true } => "has been sent after all, and ",
-        End::Sent { after_all: false } | End::Unknown => "",
+        DeliveryEnd::Sent { after_all: true } => "has been sent after all, and ",
+        DeliveryEnd::Sent { after_all: false } | DeliveryEnd::Unknown => "",
     };
     let mut text = format!("{mail} {before}did not reach everybody:");
     for one in missed {
@@ -275,8 +275,8 @@ fn notice(delivery_id: &str, content: &Value, end: &End<'_>, missed: &[Undeliver
     text
 }
 
-/// The delivery's recipient whom `recipient` names. Where there is one only, a bounce that names another address is about
-/// that one: it was forwarded.
+/// The delivery's recipient that `recipient` names. If the delivery has only one, a bounce from another address is
+/// about that one: the mail was forwarded.
 fn addressee(content: &Value, recipient: &str) -> Option<String> {
     let list = |of: &Value| -> Vec<String> {
         let list = of.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -292,7 +292,7 @@ fn addressee(content: &Value, recipient: &str) -> Option<String> {
     }
 }
 
-/// The address without a name.
+/// The address without the display name.
 fn plain(address: &str) -> &str {
     let address = address.trim();
     match (address.rfind('<'), address.strip_suffix('>')) {

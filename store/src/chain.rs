@@ -1,7 +1,7 @@
 //! The sessions of a conversation and of those around it: what it was forked from, up to the first, and what was forked
 //! from it.
 
-use crate::session::SessionSummary;
+use crate::session::{SessionSummary, shown};
 use crate::{Error, Result, Store};
 use sqlx::PgConnection;
 
@@ -43,7 +43,7 @@ impl Store {
 }
 
 /// The conversation with its parents up to the first, and everything that was forked from it. Empty when it does not
-/// exist. A row that a hand bent into a circle ends the walk and does not go round.
+/// exist. If somebody edited the rows into a cycle, the walk still ends.
 pub(crate) async fn chain(connection: &mut PgConnection, conversation_id: &str) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar!(
         r#"
@@ -66,9 +66,4 @@ pub(crate) async fn chain(connection: &mut PgConnection, conversation_id: &str) 
     )
     .fetch_all(connection)
     .await?)
-}
-
-/// A stored conversation's id as people know it: without the space.
-pub(crate) fn shown(conversation_id: &str) -> &str {
-    conversation_id.split_once('/').map_or(conversation_id, |(_, id)| id)
 }

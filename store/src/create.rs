@@ -1,41 +1,72 @@
-//! A session comes into being: row, seeds and prefix in one commit, or none of them.
+//! Creates sessions: row, seeds and prefix in one commit.
 //!
-//! The conversation's row is locked first. So two first messages at once make one session, and a message beside somebody
-//! who begins anew goes to the old session or to the new one, and is lost in neither.
-
-use crate::chain::shown;
-use crate::failpoint::failpoint;
+//! The conversation's row is locked first. So two first messages at the same time create one session. A message that arrives
+//! during a restart goes to the old session or to the new one, and is never lost.
+#![doc = include_str!("create.md")]
 use crate::hydrate::from_text;
 use crate::run::{self, Locked};
-use crate::wake::{Continues, NewSession, pin};
+use crate::session::shown;
 use crate::{Error, Result, Store, new_id};
 use serde::Serialize;
 use sqlx::PgConnection;
+use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Block, Role, text_of};
-use wakeful_workflow::session::{Seed, SessionStatus};
-use wakeful_workflow::trigger::{NEW, TriggerSource, opens_beside, replies_by_mail};
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::trigger::{NEW, opens_beside};
 
-/// At most so many texts of a session begin the one beside it.
+/// The most texts of a notice's session that become seeds of the chat about it.
 const SAID: i64 = 100;
 
-/// A session that begins its conversation anew.
+/// Which session a trigger goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Continues {
+    /// The one that the same trigger made before: an email or a schedule's firing has a session to itself.
+    Trigger,
+    /// The conversation's latest session, whatever created it: a chat goes on after a fork or a restart.
+    Conversation,
+}
+
+/// A session to create if the trigger has none to go on with.
+#[derive(Clone, Debug)]
+pub struct NewSession {
+    pub space_id: String,
+    pub mailbox_id: String,
+    /// As it is stored: `space/id`.
+    pub conversation_id: String,
+    pub trigger_type: String,
+    /// With space, mailbox and type unique: the same trigger again finds this session.
+    pub trigger_id: String,
+    pub continues: Continues,
+    pub agent: String,
+    pub model_id: String,
+    pub model_context_window: i32,
+    /// The tools as its model is told of them: pinned, with the system prompt among the seeds.
+    pub tools: Vec<ToolDefinition>,
+    pub policy: SessionPolicy,
+    /// The repository that the work is about, if it is about one.
+    pub repository_id: Option<String>,
+    /// The messages that the model sees before the first one, rendered.
+    pub seeds: Vec<Seed>,
+}
+
+/// The session of a restarted conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Begun {
     pub session_id: String,
     pub status: SessionStatus,
-    /// The key was used before: this is the session that it made then.
+    /// The key was used before: this is the session that it created.
     #[serde(skip)]
     pub duplicate: bool,
 }
 
 impl Store {
-    /// Begins anew in a conversation that exists: a session at rest, without a message, which the conversation's next one
-    /// goes to. Nothing is deleted, and a run that is open goes on; numbers go on where the conversation is. The same
-    /// `client_key` again is the same session.
+    /// Restarts a conversation: creates a session without messages, which the conversation's next message goes to. Nothing is
+    /// deleted, an open run goes on, and message numbers continue. The same `client_key` again returns the same session.
     ///
-    /// Of `new`, its trigger is not read: the session is its own trigger, and replies as the latest one does.
+    /// Ignores the trigger of `new`: the session is its own trigger, and replies as the latest session does.
     ///
     /// # Errors
     /// [`Error::NotFound`] for a conversation that does not exist, [`Error::KeyReused`] when the key made a session of
@@ -159,7 +190,8 @@ pub(crate) async fn find_or_create(
     run::lock_session(tx, &session_id).await
 }
 
-/// The session that this trigger made. One of another conversation is not given: that one's row is not locked.
+/// The session that this trigger created. Refuses one of another conversation, because that conversation's row is not
+/// locked.
 async fn made_by_trigger(tx: &mut PgConnection, new: &NewSession) -> Result<Option<String>> {
     let made = sqlx::query!(
         "select session_id, conversation_id from conversation_sessions
@@ -219,21 +251,18 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<L
     .await?)
 }
 
-/// Makes a session of its own beside `latest`. It may write to whom that one may, and what it says is read where it was asked.
-/// What was said there it is given when its run begins ([`take_over`]): that one's run may still be at work.
+/// Creates a session of its own for a chat about the notice `latest`. It has that session's restrictions and no reply route.
+/// It gets that session's texts when its first run begins ([`take_over`]), because that session's run may still be working.
 async fn open_beside(
     tx: &mut PgConnection,
     new: &NewSession,
     latest: Latest,
     trigger_type: &str,
 ) -> Result<Locked> {
-    let mut policy = new.policy.clone();
-    if let Some(before) = latest.policy {
-        let before: SessionPolicy =
-            serde_json::from_value(before).map_err(|error| Error::corrupt("policy", error))?;
-        (policy.participants, policy.recipients) = (before.participants, before.recipients);
-        (policy.web, policy.loop_suspicion) = (before.web, before.loop_suspicion);
-    }
+    let policy = match policy_of(latest.policy)? {
+        Some(before) => new.policy.clone().restricted_as(&before),
+        None => new.policy.clone(),
+    };
     let session_id = new_id("sess");
     let new = NewSession {
         trigger_type: trigger_type.to_owned(),
@@ -245,10 +274,10 @@ async fn open_beside(
     run::lock_session(tx, &session_id).await
 }
 
-/// Gives a session that was opened beside another one what was said there, as its first run begins: the conversation is
-/// its own then, so the other one's run has ended, or waits for a person.
+/// Gives a chat about a notice the texts of the notice's session, as its first run begins. That run has the conversation, so
+/// the notice's run has ended or waits for a person.
 pub(crate) async fn take_over(tx: &mut PgConnection, session: &Locked) -> Result<()> {
-    // One that an earlier version opened was given them then.
+    // An earlier version gave the texts when it created the session.
     let given = sqlx::query_scalar!(
         r#"select exists (
             select from session_seed_messages where session_id = $1 and role <> 'system'
@@ -298,11 +327,9 @@ async fn said(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
     Ok(seeds)
 }
 
-/// The policy of a session that begins anew: it replies as the latest one does, and by its route, if its trigger's type says
-/// that. Not by mail: what begins anew is read where it was begun. Whom and what it may reach is what the latest one may,
-/// whatever its type: who was kept from an agent's recipients does not get them by beginning anew.
+/// The policy of a restarted conversation: [`SessionPolicy::restarted`].
 async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<SessionPolicy> {
-    let mut own = new.policy.clone();
+    let own = new.policy.clone();
     let latest = sqlx::query!(
         r#"select coalesce(policy ->> 'replies_as', trigger_type) as "replies_as!", policy from conversation_sessions
         where conversation_id = $1
@@ -313,28 +340,26 @@ async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<
     .fetch_optional(tx)
     .await?;
     let Some(latest) = latest else { return Ok(own) };
-    let answers = |trigger_type: &str| match TriggerSource::of(trigger_type) {
-        TriggerSource::User | TriggerSource::Webhook | TriggerSource::Api => {
-            trigger_type != NEW && !replies_by_mail(trigger_type)
-        }
-        TriggerSource::Schedule | TriggerSource::Fork | TriggerSource::Replay | TriggerSource::Import => {
-            false
-        }
-    };
-    let answers = answers(&latest.replies_as);
-    if let Some(policy) = latest.policy {
-        let before: SessionPolicy =
-            serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?;
-        (own.participants, own.recipients) = (before.participants, before.recipients);
-        (own.web, own.loop_suspicion) = (before.web, before.loop_suspicion);
-        if answers {
-            own.reply = before.reply;
-        }
-    }
-    if answers {
-        own.replies_as = Some(latest.replies_as);
-    }
-    Ok(own)
+    Ok(own.restarted(&latest.replies_as, policy_of(latest.policy)?.as_ref()))
+}
+
+fn policy_of(stored: Option<serde_json::Value>) -> Result<Option<SessionPolicy>> {
+    stored.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("policy", error))
+}
+
+/// Keeps a session's prefix under its hash, which it gives. Sessions that begin alike share it.
+pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String> {
+    let blob = prefix.blob();
+    sqlx::query!(
+        "insert into blobs (sha256, size, media_type, bytes)
+        values ($1, length($2::bytea), 'application/json', $2)
+        on conflict (sha256) do nothing",
+        blob.sha256,
+        blob.bytes
+    )
+    .execute(tx)
+    .await?;
+    Ok(blob.sha256)
 }
 
 /// Writes the session's row, its seeds and its prefix.
@@ -372,7 +397,7 @@ async fn insert(
     )
     .execute(&mut *tx)
     .await?;
-    failpoint("K4");
+    crate::failpoint!("K4");
     insert_seeds(tx, session_id, &new.conversation_id, 0, &new.seeds).await
 }
 
@@ -390,7 +415,7 @@ async fn insert_seeds(
         contents.push(seed.content.as_str());
         news.push(seed.is_new);
     }
-    // What the conversation's session before this one began with is not new, whoever renders it again.
+    // Seeds that the conversation's previous session also began with are not new.
     sqlx::query!(
         "with before as (
             select m.role, m.content from session_seed_messages m

@@ -1,52 +1,71 @@
-//! The outbox: outgoing messages, committed with the step that made them and sent by a job of their own.
+//! The outbox: outgoing messages. The step that makes one commits it, and a deliver job sends it.
 //!
-//! `queued` → `sending` → `sent`. Found `sending` after a crash, a delivery may have gone out: the channel is asked for
-//! its key or sent to again under the same key, and where neither is possible it is `uncertain` and shown. Past its
-//! `not_after` it is `expired` and never sent late. Whatever the end, the journal has one entry for it. An operator may send
-//! one again that was not sent: see [`crate::resend`].
+//! `queued` → `sending` → `sent`. If a worker finds a delivery `sending` after a crash, it may have been sent. The
+//! worker asks the channel for its key, or sends it again under the same key. If the channel can do neither, the
+//! delivery becomes `uncertain` and operators see it. After its `not_after` it is `expired` and never sent late. The
+//! journal gets one entry for each end. An operator may send a delivery again that was not sent: see
+//! [`crate::resend`].
 
 use crate::bounce;
 use crate::error::bounded;
 use crate::queue::Lease;
-use crate::run::{Wakes, journal};
+use crate::run::{Wakes, append_events};
 use crate::{Result, Store, new_id};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use std::time::Duration;
 use wakeful_workflow::event::Event;
 
-/// A receipt that is larger is replaced by a word about its size.
+/// Calls `$then!` with the SQL that makes deliver jobs for the rows of a CTE `sent (space_id, conversation_id,
+/// channel, trace_context)`. A job that exists checks once more before it ends. sqlx reads only literals, so each
+/// statement puts this literal between its own.
+macro_rules! deliver_jobs {
+    ($then:ident) => {
+        $then!(
+            "
+            insert into jobs (kind, space_id, conversation_id, channel, trace_context)
+            select distinct 'deliver', sent.space_id, sent.conversation_id, sent.channel, sent.trace_context
+            from sent
+            on conflict (conversation_id, channel) where kind = 'deliver'
+                do update set pending = jobs.pending + 1"
+        )
+    };
+}
+pub(crate) use deliver_jobs;
+
+/// A larger receipt is replaced by its size.
 const RECEIPT_BYTES: usize = 4096;
 
-/// A delivery that this lease may bring to its end now.
+/// A delivery that this lease may send or end now.
 #[derive(Clone, Debug)]
-pub struct Claimed {
+pub struct ClaimedDelivery {
     pub delivery_id: String,
     pub session_id: String,
     pub content: Value,
-    /// How often sending it was begun, this time included.
+    /// How many attempts were begun, this one included.
     pub attempt: i32,
-    /// It was `sending` already: an earlier attempt may have gone out.
+    /// It was `sending` already, so an earlier attempt may have sent it.
     pub maybe_sent: bool,
-    /// It is past its `not_after`. Unless it may have gone out already it is still `queued`, and was not begun.
+    /// It is past its `not_after`. It is still `queued` and was not begun, unless an earlier attempt may have sent
+    /// it.
     pub late: bool,
-    /// The time that the caller allows for an attempt is over: none may be under way any more.
+    /// The time limit of every earlier attempt is over, so none can still be under way.
     pub quiet: bool,
-    /// How long it has been tried, since its first attempt or since an operator sent it again.
+    /// Time since its first attempt, or since an operator sent it again.
     pub tried_for: Duration,
-    /// How often an operator sent it again.
+    /// How many times an operator sent it again.
     resent: i32,
 }
 
-/// What a claim goes by.
+/// Time limits of a claim.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// How old a delivery without a `not_after` of its own may become before it is sent.
+    /// Longest age before sending, for a delivery without a `not_after` of its own.
     pub max_age: Option<Duration>,
-    /// How long after its beginning an attempt that nobody saw end may still be under way.
+    /// How long after its start an attempt may still be under way if its end is unknown.
     pub attempt_limit: Duration,
-    /// After a pause that is longer than this one, in which nobody tried it, the time that it has been tried begins anew: the
-    /// workers were away, and not its receiver.
+    /// A longer pause without attempts resets [`ClaimedDelivery::tried_for`]: the workers were away, so the receiver
+    /// is not to blame.
     pub longest_pause: Duration,
 }
 
@@ -56,22 +75,22 @@ pub enum Settled {
     Sent {
         receipt: Value,
     },
-    /// It was not sent and will not be.
+    /// It was not sent and never will be.
     Failed {
         error: String,
     },
-    /// It was not sent in time and will not be.
+    /// It was not sent in time and never will be.
     Expired {
         error: String,
     },
-    /// Nobody knows whether it was sent.
+    /// It may or may not have been sent.
     Uncertain {
         error: String,
     },
 }
 
 impl Settled {
-    /// The word that is stored, and the reason where it was not sent for certain.
+    /// The stored status, and the reason unless it was sent.
     fn words(&self) -> (&'static str, Option<String>) {
         match self {
             Settled::Sent { .. } => ("sent", None),
@@ -83,7 +102,7 @@ impl Settled {
 }
 
 impl Store {
-    /// What the deliver job's `pending` count is now. Read before looking for open deliveries.
+    /// Returns the deliver job's `pending` count. Read it before looking for open deliveries.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -97,47 +116,46 @@ impl Store {
         .await?)
     }
 
-    /// Tells whoever writes to the conversation's latest session something that this session did not say: `content`, by
-    /// `channel`, at most once a minute. `false`: they were told within this minute.
+    /// Queues `content` by `channel` for the people of the conversation's latest session, at most once a minute. The
+    /// session itself did not say it. `false`: one was queued within this minute.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn turn_away(&self, conversation_id: &str, channel: &str, content: &Value) -> Result<bool> {
-        let told = sqlx::query_scalar!(
-            r#"with s as (
-                select session_id, space_id, conversation_id from conversation_sessions
-                where conversation_id = $1
-                order by ordinal desc
-                limit 1
-                -- Whoever writes a delivery of a session has its row: an export counts them by their order.
-                for update
-            ), told as (
-                insert into deliveries
-                    (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
-                select $2, s.space_id, s.conversation_id, $3, nextval('delivery_ordinals'), s.session_id,
-                    'full/' || floor(extract(epoch from clock_timestamp()) / 60)::bigint, $4::text::json
-                from s
-                on conflict (session_id, source_key, channel) do nothing
-                returning conversation_id, space_id, channel
-            ), deliver_jobs as (
-                insert into jobs (kind, space_id, conversation_id, channel)
-                select 'deliver', told.space_id, told.conversation_id, told.channel
-                from told
-                on conflict (conversation_id, channel) where kind = 'deliver'
-                    do update set pending = jobs.pending + 1
-            )
-            select exists (select from told) as "told!""#,
-            conversation_id,
-            new_id("dlv"),
-            channel,
-            content.to_string()
-        )
-        .fetch_one(&self.intake)
-        .await?;
-        Ok(told)
+        macro_rules! statement {
+            ($deliver_jobs:tt) => {
+                sqlx::query_scalar!(
+                    r#"with s as (
+                        select session_id, space_id, conversation_id from conversation_sessions
+                        where conversation_id = $1
+                        order by ordinal desc
+                        limit 1
+                        -- A writer of deliveries locks their session, because an export counts them by their order.
+                        for update
+                    ), sent as (
+                        insert into deliveries
+                            (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
+                        select $2, s.space_id, s.conversation_id, $3, nextval('delivery_ordinals'), s.session_id,
+                            'full/' || floor(extract(epoch from clock_timestamp()) / 60)::bigint, $4::text::json
+                        from s
+                        on conflict (session_id, source_key, channel) do nothing
+                        returning space_id, conversation_id, channel, null::text as trace_context
+                    ), deliver_jobs as ("#
+                        + $deliver_jobs
+                        + r#"
+                    )
+                    select exists (select from sent) as "told!""#,
+                    conversation_id,
+                    new_id("dlv"),
+                    channel,
+                    content.to_string()
+                )
+            };
+        }
+        Ok(deliver_jobs!(statement).fetch_one(&self.intake).await?)
     }
 
-    /// Takes the oldest open delivery of the channel, fenced. Later ones wait for it, whatever becomes of it.
+    /// Claims the oldest open delivery of the channel, fenced by the lease. Later ones wait until it has ended.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -147,7 +165,7 @@ impl Store {
         conversation_id: &str,
         channel: &str,
         terms: Terms,
-    ) -> Result<Option<Claimed>> {
+    ) -> Result<Option<ClaimedDelivery>> {
         let claimed = sqlx::query!(
             r#"
             with oldest as (
@@ -199,7 +217,7 @@ impl Store {
         .await?;
         claimed
             .map(|row| {
-                Ok(Claimed {
+                Ok(ClaimedDelivery {
                     delivery_id: row.delivery_id,
                     session_id: row.session_id,
                     content: crate::hydrate::from_text("delivery", &row.content)?,
@@ -214,11 +232,11 @@ impl Store {
             .transpose()
     }
 
-    /// Writes down that a delivery which may have gone out is now sent once more: from here on the time runs in which
-    /// this attempt may be under way. `false`: the lease is lost, so it must not be sent.
+    /// Records that a delivery which may have been sent is sent once more. The time limit of this attempt starts now.
+    /// `false`: the lease is lost, so the caller must not send.
     ///
     /// # Errors
-    /// [`crate::Error::Database`]; then it must not be sent.
+    /// [`crate::Error::Database`]; then the caller must not send.
     pub async fn send_again(
         &self,
         lease: &Lease,
@@ -245,7 +263,7 @@ impl Store {
         Ok(begun.rows_affected() == 1)
     }
 
-    /// Gives a claimed delivery back: it was certainly not sent and will be tried again.
+    /// Gives a claimed delivery back. It was certainly not sent and will be tried again.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -261,8 +279,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a claimed delivery back because its receiver takes no more just now. The attempt that was begun does not count.
-    /// `unsent`: it certainly was not sent; otherwise an earlier attempt may still have been.
+    /// Gives a claimed delivery back because its receiver accepts no more just now. The begun attempt does not count.
+    /// `unsent`: it certainly was not sent. Otherwise an earlier attempt may have sent it.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -287,7 +305,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes down how a claimed delivery ended, with its journal entry. `false`: the lease is lost and nothing was
+    /// Records how a claimed delivery ended, with its journal entry. `false`: the lease is lost and nothing was
     /// written.
     ///
     /// # Errors
@@ -295,7 +313,7 @@ impl Store {
     pub async fn settle_delivery(
         &self,
         lease: &Lease,
-        claimed: &Claimed,
+        claimed: &ClaimedDelivery,
         channel: &str,
         settled: &Settled,
     ) -> Result<bool> {
@@ -306,7 +324,7 @@ impl Store {
     async fn try_settle(
         &self,
         lease: &Lease,
-        claimed: &Claimed,
+        claimed: &ClaimedDelivery,
         channel: &str,
         settled: &Settled,
     ) -> Result<bool> {
@@ -328,7 +346,7 @@ impl Store {
         if held.rows_affected() == 0 {
             return Ok(false);
         }
-        // A bounce that came before the end was known is still to be told, however this ended.
+        // If a bounce came before this end, the agent still has to be told.
         let changed = sqlx::query!(
             "update deliveries
             set status = $3, receipt = $4::text::json, last_error = $5, settled_at = clock_timestamp(),
@@ -347,7 +365,7 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         if changed.rows_affected() == 0 {
-            // An earlier try of this went through, and only its answer was lost.
+            // An earlier try of this statement was committed, and only its answer was lost.
             return Ok(true);
         }
         let (delivery_id, channel_name) = (claimed.delivery_id.clone(), channel.to_owned());
@@ -355,21 +373,22 @@ impl Store {
             None => (format!("sent/{delivery_id}"), Event::GenSent { delivery_id, channel: channel_name }),
             Some(reason) => {
                 let status = status.to_owned();
-                // An operator may have it tried again after such an end, and then it may have another one.
-                let Claimed { attempt, resent, .. } = claimed;
+                // An operator may send it again after this, so it can end more than once.
+                let ClaimedDelivery { attempt, resent, .. } = claimed;
                 let dedupe = format!("unsent/{delivery_id}/{resent}.{attempt}/{status}");
                 (dedupe, Event::DeliveryFailed { delivery_id, channel: channel_name, status, reason })
             }
         };
-        journal(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+        append_events(&mut tx, &claimed.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
         if let Settled::Sent { receipt } = settled {
-            bounce::note_refused(&mut tx, claimed, channel, receipt).await?;
+            bounce::note_refused(&mut tx, &claimed.session_id, &claimed.delivery_id, channel, receipt)
+                .await?;
         }
         tx.commit().await?;
         Ok(true)
     }
 
-    /// Ends the deliver job if nothing was enqueued since `seen` was read. `false`: look again.
+    /// Ends the deliver job if nothing was enqueued since `seen` was read. `false`: check again.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -386,7 +405,7 @@ impl Store {
     }
 }
 
-/// Sees to it that a job sends what is open of the channel: an existing one looks once more before it ends.
+/// Makes the job that sends the channel's open deliveries. A job that exists checks once more before it ends.
 pub(crate) async fn enqueue(
     tx: &mut PgConnection,
     space_id: &str,
@@ -394,28 +413,31 @@ pub(crate) async fn enqueue(
     channel: &str,
     trace_context: Option<&str>,
 ) -> Result<()> {
-    sqlx::query!(
-        "insert into jobs (kind, space_id, conversation_id, channel, trace_context)
-        values ('deliver', $1, $2, $3, $4)
-        on conflict (conversation_id, channel) where kind = 'deliver'
-            do update set pending = jobs.pending + 1",
-        space_id,
-        conversation_id,
-        channel,
-        trace_context
-    )
-    .execute(tx)
-    .await?;
+    macro_rules! statement {
+        ($deliver_jobs:tt) => {
+            sqlx::query!(
+                "with sent (space_id, conversation_id, channel, trace_context) as (
+                    select $1::text, $2::text, $3::text, $4::text
+                )"
+                    + $deliver_jobs,
+                space_id,
+                conversation_id,
+                channel,
+                trace_context
+            )
+        };
+    }
+    deliver_jobs!(statement).execute(tx).await?;
     Ok(())
 }
 
-/// What the provider gave for the message, as far as it is small.
+/// The provider's receipt, if it is small.
 fn receipt_of(settled: &Settled) -> Option<String> {
     let receipt = match settled {
         Settled::Sent { receipt } => receipt.to_string(),
         Settled::Failed { .. } | Settled::Expired { .. } | Settled::Uncertain { .. } => return None,
     };
-    // Postgres keeps an escaped NUL in `json` and then fails whoever asks for the text.
+    // Postgres stores an escaped NUL in `json`, but then each read of the text fails.
     let kept = receipt.len() <= RECEIPT_BYTES && !receipt.contains("\\u0000");
     Some(if kept { receipt } else { json!({ "omitted_bytes": receipt.len() }).to_string() })
 }

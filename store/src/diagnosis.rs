@@ -1,4 +1,4 @@
-//! What `wakeful doctor` asks the database. Every question is bounded: it runs on production, again and again.
+//! Queries of `wakeful doctor`. Every query is bounded, because operators run it on production repeatedly.
 
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
@@ -7,13 +7,13 @@ use sqlx::{ConnectOptions, Connection};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// How many of the newest sessions are looked at.
+/// How many of the newest sessions are examined.
 pub const NEWEST_SESSIONS: i64 = 10_000;
 
-/// The oldest major version of Postgres that every statement here is made for.
+/// The oldest major version of Postgres that the statements support.
 pub const OLDEST_SERVER: i32 = 15;
 
-/// Host, port and name of the database that `url` names: what may be shown of it.
+/// Returns host, port and database name of `url`: the parts that may be shown.
 ///
 /// # Errors
 /// [`Error::Database`] when the URL is malformed.
@@ -26,7 +26,8 @@ pub fn address(url: &str) -> Result<String> {
     Ok(format!("{place}/{}", options.get_database().unwrap_or_else(|| options.get_username())))
 }
 
-/// Makes one connection and ends it: says at once why there is none, where a pool would try on.
+/// Opens one connection and closes it. Unlike a pool it does not retry, so it reports the reason of a failure at
+/// once.
 ///
 /// # Errors
 /// [`Error::Database`], at the latest after `patience`.
@@ -38,7 +39,7 @@ pub async fn reach(url: &str, patience: Duration) -> Result<()> {
     }
 }
 
-/// The server, as it introduces itself.
+/// Facts about the server.
 #[derive(Clone, Debug)]
 pub struct ServerFacts {
     /// As in `server_version_num`: 170011 for 17.11.
@@ -46,28 +47,28 @@ pub struct ServerFacts {
     pub version: String,
     /// The server's clock.
     pub now: DateTime<Utc>,
-    /// How long the question took: the clock is known that well.
+    /// Duration of the query. The clock is known only as precisely as that.
     pub round_trip: Duration,
 }
 
-/// What needs a person, among the [`NEWEST_SESSIONS`].
+/// Sessions and deliveries that need a person, among the [`NEWEST_SESSIONS`].
 #[derive(Clone, Debug, Default)]
 pub struct Troubles {
     /// Sessions by status.
     pub sessions: Vec<(String, i64)>,
-    /// Calls of which nobody knows whether they took effect and nobody has decided on, and a session that has one.
+    /// Calls with an uncertain outcome that no person has decided, and one session that has such a call.
     pub uncertain_calls: i64,
     pub uncertain_call_session: Option<String>,
     /// That session's call.
     pub uncertain_call_id: Option<String>,
-    /// Outgoing messages of which nobody knows whether they were sent, and a session that has one.
+    /// Outgoing messages that may or may not have been sent, and one session that has such a message.
     pub uncertain_deliveries: i64,
     pub uncertain_delivery_session: Option<String>,
-    /// Outgoing messages that failed, the newest of them, and how long ago the oldest was made.
+    /// Failed outgoing messages, the newest of them, and the age of the oldest.
     pub failed_deliveries: i64,
     pub failed_delivery: Option<String>,
     pub failed_oldest_s: f64,
-    /// Outgoing messages of whichever session that should have been sent by now, and how long the oldest waits.
+    /// Outgoing messages of any session that should have been sent by now, and how long the oldest waits.
     pub waiting_deliveries: i64,
     pub waiting_oldest_s: f64,
 }
@@ -78,7 +79,7 @@ impl Store {
     /// # Errors
     /// [`Error::Database`].
     pub async fn server_facts(&self) -> Result<ServerFacts> {
-        // Opening a connection would count as the clock's uncertainty.
+        // Connect first, so that the time to connect does not count into the clock's uncertainty.
         let mut connection = self.pool.acquire().await?;
         let began = Instant::now();
         let row = sqlx::query!(
@@ -98,8 +99,9 @@ impl Store {
         })
     }
 
-    /// Whether a notification that one connection sends reaches another one that listens. A pooler in transaction
-    /// mode gives the listening connection's server to somebody else, and then it never does, without any error.
+    /// Returns how long a notification takes from one connection to another that listens. A pooler in transaction
+    /// mode gives the listening connection's server to another client; then the notification never arrives, and no
+    /// error is raised.
     ///
     /// # Errors
     /// [`Error::Database`]. No notification within `patience` is `None`.
@@ -117,8 +119,8 @@ impl Store {
         }
     }
 
-    /// What needs a person. Counts are of the newest sessions only, so that asking costs the same in every size. A delivery
-    /// that waits for less than `patience` is none.
+    /// Counts what needs a person, among the newest sessions only, so that the cost does not grow with the tables. A
+    /// delivery counts as late only after `patience`.
     ///
     /// # Errors
     /// [`Error::Database`].

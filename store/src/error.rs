@@ -1,62 +1,63 @@
-//! What a caller does differently: everything else is an outcome of the call.
+//! Errors that a caller handles differently. Every other result is an outcome of the call.
+#![doc = include_str!("error.md")]
 
 use wakeful_workflow::session::SessionStatus;
 
-/// Why the store did not do what it was asked to.
+/// Reason why the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The database said no, or could not be asked.
+    /// The database returned an error, or could not be reached.
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
     /// A row that the caller named does not exist.
     #[error("{what} {id} does not exist")]
     NotFound { what: &'static str, id: String },
-    /// The request does not fit the session's status.
+    /// The session's status does not allow the request.
     #[error("session {session_id} is {}: {wanted} is not possible now", status.as_str())]
     Conflict { session_id: String, status: SessionStatus, wanted: &'static str },
-    /// What is asked does not fit what is known of it; the reason says what would.
+    /// The state of the effect does not allow the request; the reason says which request would be accepted.
     #[error("session {session_id}: {reason}")]
     Refused { session_id: String, reason: String },
-    /// What is asked of a schedule does not fit it; the reason says what would.
+    /// The schedule does not allow the request; the reason says which request would be accepted.
     #[error("schedule {name}: {reason}")]
     Schedule { name: String, reason: String },
-    /// The same idempotency key came with another body.
+    /// The same idempotency key came with another message.
     #[error("client_key {client_key:?} was used before with another message")]
     KeyReused { client_key: String },
     /// Too many messages wait in one session.
     #[error("{pending} messages wait in this session already")]
     InboxFull { pending: i64 },
-    /// The schema is not the one that this binary was built for.
+    /// The schema is not the one of this binary.
     #[error("{0}")]
     Schema(String),
-    /// A bundle that is not taken. Nothing of it was written.
+    /// The bundle was refused. Nothing of it was written.
     #[error("the bundle is refused: {0}")]
     Bundle(wakeful_workflow::bundle::Refused),
-    /// A file that cannot be read or written.
+    /// A file could not be read or written.
     #[error("{path}: {source}")]
     File { path: String, source: std::io::Error },
-    /// A stored row does not read as what it must be.
+    /// A stored row has an invalid value.
     #[error("corrupt {what}: {reason}")]
     Corrupt { what: &'static str, reason: String },
 }
 
-// Not by `#[from]`: the reason is in the text already, and a chain of causes would say it twice.
+// No `#[from]`: the message contains the cause, and a chain of causes would print it twice.
 impl From<wakeful_workflow::bundle::Refused> for Error {
     fn from(refused: wakeful_workflow::bundle::Refused) -> Error {
         Error::Bundle(refused)
     }
 }
 
-/// Shorthand.
+/// The result of a store function.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether asking again later can help: the connection, the server's load or its restart is at fault.
+    /// Whether a retry can help: the connection, the server's load or its restart is the cause.
     pub fn is_transient(&self) -> bool {
         self.outage().is_some()
     }
 
-    /// What is wrong with the database as a whole, where it is that and not the statement.
+    /// The outage, if the database as a whole is the cause and not the statement.
     pub fn outage(&self) -> Option<Outage> {
         match self {
             Error::Database(error) => outage_of(error),
@@ -78,20 +79,20 @@ impl Error {
     }
 }
 
-/// What keeps the database from doing what it was asked, for now.
+/// Temporary state in which the database refuses work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outage {
-    /// It is stopped, starting, or the connection broke.
+    /// It is stopped or starting, or the connection broke.
     Away,
-    /// Every connection is taken, ours or the server's.
+    /// All connections are in use, in Wakeful's pool or on the server.
     Crowded,
-    /// It is a standby, or was told to take no writes.
+    /// It is a standby, or it was set to read-only.
     ReadOnly,
     /// Its disk is full.
     DiskFull,
     /// It ran out of memory or of another resource, or its files cannot be read or written.
     Ailing,
-    /// A lock or a time limit was in the way, or two transactions in each other's.
+    /// A statement ran into a lock, a time limit or a deadlock.
     Contended,
 }
 
@@ -108,7 +109,7 @@ impl Outage {
         }
     }
 
-    /// Whether the server answers and refuses to write: asking it a question does not show that.
+    /// Whether the server answers reads and refuses writes, so that a read does not show the outage.
     pub fn refuses_writes(self) -> bool {
         match self {
             Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
@@ -136,7 +137,7 @@ fn of_code(code: &str) -> Option<Outage> {
         "25006" => Outage::ReadOnly,
         "53100" => Outage::DiskFull,
         "53300" => Outage::Crowded,
-        // The last two are our own time limits, on a server that is too slow just now.
+        // The last two are our own time limits; the server is too slow at the moment.
         "55P03" | "25P03" | "57014" => Outage::Contended,
         "57P01" | "57P02" | "57P03" => Outage::Away,
         _ if code.starts_with("08") => Outage::Away,
@@ -146,7 +147,7 @@ fn of_code(code: &str) -> Option<Outage> {
     })
 }
 
-/// A text of somebody else's, as a column takes it: without NUL, which Postgres refuses, and not endless.
+/// Foreign text as a column takes it: of bounded length and without NUL, which Postgres refuses.
 pub(crate) fn bounded(text: &str) -> String {
     const BYTES: usize = 2000;
     let clean = wakeful_workflow::record::without_nul(text.to_owned());
@@ -157,7 +158,7 @@ pub(crate) fn bounded(text: &str) -> String {
     format!("{}…", &clean[..end])
 }
 
-/// Whether the statement raised division by zero: a predicate of the fence missed.
+/// Whether the statement raised division by zero: a predicate of its fence did not match.
 pub(crate) fn missed_fence(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "22012")
 }

@@ -1,12 +1,11 @@
-//! The journal, read: in order, without a gap, with what its pointers point at. So an entry that was printed needs
-//! nothing beside it.
+//! Reads the journal in order, without a gap, and resolves its pointers. So a printed entry is complete by itself.
 
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 
-/// One journal entry with what it points at.
+/// One journal entry with the contents that it refers to.
 #[derive(Clone, Debug, Serialize)]
 pub struct JournalEntry {
     pub seq: i64,
@@ -19,7 +18,7 @@ pub struct JournalEntry {
 }
 
 impl Store {
-    /// Number of the session's newest entry; 0 when there is none.
+    /// Number of the session's newest entry; 0 if there is none.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Database`].
@@ -33,11 +32,12 @@ impl Store {
         .ok_or_else(|| crate::Error::NotFound { what: "session", id: session_id.to_owned() })
     }
 
-    /// Up to `limit` entries after `after`, each with the `text` of the message, the `context_state` or the `value` that
-    /// it points at. Numbers are given in commit order, so a reader that asks for what is after the last one it has seen misses nothing.
+    /// Returns up to `limit` entries after `after`, each with the `text` of the message, the `context_state` or the
+    /// `value` that it points at. Numbers are given in commit order, so a reader that asks for entries after the last
+    /// one it has seen misses none.
     ///
     /// # Errors
-    /// [`crate::Error::Corrupt`] for a blob that is no JSON, [`crate::Error::Database`].
+    /// [`crate::Error::Corrupt`] for a blob that is not JSON, [`crate::Error::Database`].
     pub async fn journal(&self, session_id: &str, after: i64, limit: i64) -> Result<Vec<JournalEntry>> {
         let rows = sqlx::query!(
             r#"

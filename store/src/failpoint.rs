@@ -1,39 +1,36 @@
-//! Places where a test kills the process, and defects that a test puts in. Compiled to nothing without the feature
-//! `failpoints`, which no release has.
+//! Failpoints: places where a test kills the process. A build without the feature `failpoints` contains none of them.
 
-/// Ends this process as `kill -9` does, when the failpoint `name` is set to `return` (crate `fail`, variable
-/// `FAILPOINTS`, for example `FAILPOINTS='K21=1*return'`). Its other actions (`pause`, `sleep`) work too. What each name
-/// stands for is the table in `tests/README.md`.
-#[inline]
-pub fn failpoint(name: &str) {
-    #[cfg(feature = "failpoints")]
-    fail::fail_point!(name, |_| die(name));
-    #[cfg(not(feature = "failpoints"))]
-    let _ = name;
+/// Kills this process as `kill -9` does, when a test sets the failpoint of this name to `return` (crate `fail`, variable
+/// `FAILPOINTS`, for example `FAILPOINTS='K21=1*return'`). Its other actions (`pause`, `sleep`) work too. The table in
+/// `tests/README.md` explains each name.
+#[cfg(feature = "failpoints")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {
+        $crate::failpoint::hit($name)
+    };
 }
 
-/// Whether this process is to have the defect `name`, one of those that `WAKEFUL_MUTANT` takes: the tests must fail
-/// with each. Always `false` without the feature.
-#[inline]
-pub fn mutant(name: &str) -> bool {
-    #[cfg(feature = "failpoints")]
-    {
-        static MUTANT: std::sync::LazyLock<Option<String>> =
-            std::sync::LazyLock::new(|| std::env::var("WAKEFUL_MUTANT").ok());
-        MUTANT.as_deref() == Some(name)
-    }
-    #[cfg(not(feature = "failpoints"))]
-    {
-        let _ = name;
-        false
-    }
+/// Nothing, name included: this build has no failpoints.
+#[cfg(not(feature = "failpoints"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {};
+}
+
+#[cfg(feature = "failpoints")]
+#[doc(hidden)]
+pub fn hit(name: &str) {
+    fail::fail_point!(name, |_| die(name));
 }
 
 #[cfg(feature = "failpoints")]
 fn die(name: &str) {
     eprintln!("failpoint {name}: killing this process");
     let this = rustix::process::getpid();
-    // SIGKILL cannot be caught: nothing of this process runs afterwards.
+    // SIGKILL cannot be caught, so this process runs nothing more.
     let _ = rustix::process::kill_process(this, rustix::process::Signal::KILL);
     loop {
         std::thread::park();

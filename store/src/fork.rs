@@ -1,70 +1,71 @@
 //! Forks: a session that begins with the messages of another one.
 //!
-//! One transaction makes all of it, and no row of the parent is locked: messages and journal are append-only, what a
-//! session begins with never changes, and the one thing that moves, where it ends, is read once. So a fork of a session
-//! that runs holds nobody up, and its parent stays as it is to the last bit.
+//! One transaction creates the whole fork, and it locks no row of the parent. Messages and journal are
+//! append-only, a session's beginning never changes, and the parent's end is read once. So a fork of a
+//! running session blocks nobody and leaves the parent unchanged.
 //!
-//! Messages are copied inside of the database under new ids; blobs are pointed at by hash and never copied. What was done
-//! to the world stays the parent's: no ledger, no deliveries, no steps, no sums.
+//! Messages are copied inside the database under new ids. Blobs are shared by hash and never copied. Effects
+//! stay with the parent: the fork gets no ledger, no deliveries, no steps and no sums.
 
 mod copy;
 
-use crate::failpoint::failpoint;
 use crate::run::{self, Wakes};
-use crate::wake::{NewMessage, deliver};
+use crate::wake::{NewMessage, accept};
 use crate::{Error, Result, Store, new_id};
 use copy::{Child, Parent};
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 use sqlx::PgConnection;
-use wakeful_workflow::advance::Blob;
 use wakeful_workflow::agent::ToolDefinition;
-use wakeful_workflow::context::Rebase;
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::fork::{At, Cut, SystemPromptPatch};
 use wakeful_workflow::policy::{Answers, Replay, SessionPolicy, ToolMode};
 use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::strategy::Rebase;
 
-/// What to fork, where, and what is to be otherwise.
+/// What to fork, where to cut it, and what to change.
 #[derive(Clone, Debug)]
 pub struct ForkRequest {
     pub parent_session_id: String,
     pub at: At,
     pub purpose: Purpose,
-    /// In place of the parent's model.
+    /// Replaces the parent's model.
     pub model: Option<Model>,
     pub system_prompt: Option<SystemPromptPatch>,
-    /// In place of the parent's tools, as the caller knows them.
+    /// Replaces the parent's tools, with the definitions that the caller knows.
     pub tools: Option<Vec<ToolDefinition>>,
-    /// In place of the text of the user's message at the cut, which is then not copied.
+    /// Replaces the text of the user's message at the cut. That message is then not copied.
     pub text: Option<String>,
-    /// One more message of the user.
+    /// One more message of the user, after the copied ones.
     pub prompt: Option<String>,
-    /// Whether calls touch the world. `None`: as the parent's do.
+    /// Whether tool calls take effect. `None` keeps the parent's mode.
     pub tool_mode: Option<ToolMode>,
-    /// Its cut is written down when it is made. `None` with recorded tools: they are answered out of the parent.
+    /// The rules of a replay; the fork fills in its cut. `None` with recorded tools means that the parent's
+    /// results are used.
     pub replay: Option<Replay>,
-    /// The process that alone may run it, by the name that it claims under. Empty: the deployed workers.
+    /// Name of the one process that may run the fork. That process claims jobs under this name. Empty means
+    /// any deployed worker.
     pub runner: String,
-    /// Whether a run is opened. Without one the fork waits for a message.
+    /// Whether to open a run. Otherwise the fork waits for a message.
     pub start: bool,
-    /// The caller's own idempotency key, for forks of this parent.
+    /// The caller's idempotency key among the forks of this parent.
     pub client_key: Option<String>,
     /// W3C traceparent of the request.
     pub trace_context: Option<String>,
 }
 
-/// Why a fork is made: the word is its trigger's type.
+/// Why a fork is made. The word is also its trigger type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
-    /// Somebody goes on from there.
+    /// Someone wants to continue from the cut.
     Fork,
-    /// The session is run again, to compare.
+    /// Someone runs the session again, to compare.
     Replay,
 }
 
-/// A model, and how much it takes.
+/// A model, and the size of its context window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     /// `provider/model`.
@@ -76,18 +77,18 @@ pub struct Model {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forked {
     pub session_id: String,
-    /// As the API gives it: without the space.
+    /// Without the space, as in the API.
     pub conversation_id: String,
     pub parent_session_id: String,
-    /// The message that was asked for.
+    /// The requested message.
     pub asked_message_number: i64,
-    /// The last message that was copied; the number before the first where none was.
+    /// The last message that was copied, or the number before the first one if none was.
     pub at_message_number: i64,
-    /// Why the cut is not where it was asked for.
+    /// Why the cut is not at the requested place.
     pub moved: Option<String>,
     /// The run that was opened.
     pub run_id: Option<String>,
-    /// The key was used before: this is the first answer again.
+    /// Whether the key was used before. Then this is the first answer again.
     #[serde(skip)]
     pub duplicate: bool,
 }
@@ -102,7 +103,8 @@ impl Purpose {
 }
 
 impl ForkRequest {
-    /// The parent as it is, up to `at`, and a run if there is something to answer.
+    /// A fork of the unchanged parent up to `at`, with a run. [`Store::fork`] refuses it if there is nothing
+    /// to answer.
     pub fn new(parent_session_id: &str, at: At) -> ForkRequest {
         ForkRequest {
             parent_session_id: parent_session_id.to_owned(),
@@ -122,8 +124,8 @@ impl ForkRequest {
         }
     }
 
-    /// The child's conversation, without its space. The same key gives the same one, whose row decides which of two forks
-    /// under one key is made.
+    /// The child's conversation, without its space. The same key gives the same conversation. Its row decides
+    /// which of two forks with one key is made.
     fn conversation(&self) -> String {
         let purpose = self.purpose.as_str();
         match &self.client_key {
@@ -136,7 +138,8 @@ impl ForkRequest {
         }
     }
 
-    /// Of all that is asked for. Tools count by name: a deploy between two attempts makes no other request.
+    /// Hash of the request. Tools count by name, so that a deploy between two attempts does not change the
+    /// hash.
     fn sha256(&self) -> Result<String> {
         let tools: Option<Vec<&str>> =
             self.tools.as_ref().map(|tools| tools.iter().map(|tool| tool.name.as_str()).collect());
@@ -152,7 +155,7 @@ impl ForkRequest {
         Ok(hex::encode(sha2::Sha256::digest(crate::step::to_json(&asked)?.as_bytes())))
     }
 
-    /// The child's own rules: its parent's, with what is asked for above them. It replies as its parent does.
+    /// The child's policy: its parent's, with the requested changes. The child replies as its parent does.
     fn policy(&self, parent: SessionPolicy, trigger_type: &str, cut: &Cut) -> SessionPolicy {
         let tool_mode = self.tool_mode.unwrap_or(parent.tool_mode);
         SessionPolicy {
@@ -168,7 +171,7 @@ impl ForkRequest {
                 .clone()
                 .or_else(|| recorded_by(&self.parent_session_id, tool_mode))
                 .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
-            // What it says is read where it was made: nobody asked for it in the thread that its parent answers.
+            // No reply route: nobody in the parent's thread asked for what the fork says.
             reply: None,
             participants: parent.participants,
             recipients: parent.recipients,
@@ -185,11 +188,12 @@ impl ForkRequest {
 }
 
 impl Store {
-    /// Makes a new session, in a conversation of its own, that begins with the parent's messages up to the cut. The whole
-    /// of it or nothing; the parent is only read. Asked again under the same key it gives the first answer.
+    /// Creates a session in a conversation of its own that begins with the parent's messages up to the cut.
+    /// Creates all of it or nothing, and only reads the parent. Repeating the call with the same key gives
+    /// the first answer.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Refused`] where it cannot be cut or a run would have nothing to do,
+    /// [`Error::NotFound`], [`Error::Refused`] if it cannot be cut there or a run would have nothing to do,
     /// [`Error::KeyReused`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn fork(&self, request: &ForkRequest) -> Result<Forked> {
         let forked = self.try_fork(request).await;
@@ -209,16 +213,17 @@ impl Store {
         }
         runs_what_is_there(request, &parent)?;
         let cut = cut(request, &parent)?;
-        // Its agent would take for done what was only rehearsed, and nothing would ever do it.
+        // The live agent would believe that a rehearsed call was really made, and so nobody would ever make
+        // it.
         if request.tool_mode == Some(ToolMode::Live)
             && let Some(number) = parent.rehearsed(&mut tx, &cut).await?
         {
             return Err(request.refused(format!(
-                "message {number} tells of a call that was only rehearsed there: fork it before that one, or not live"
+                "message {number} reports a call that was only rehearsed: cut before that message, or fork it not live"
             )));
         }
         if !copy::take_conversation(&mut tx, &parent, &conversation_id, &cut).await? {
-            // The same key at the same time: the other one has been committed by now.
+            // Another request with the same key came at the same time, and has committed by now.
             let first = first_answer(&mut tx, request, &conversation_id).await?;
             return first.ok_or_else(|| Error::corrupt("fork", format!("{conversation_id} has no session")));
         }
@@ -226,12 +231,13 @@ impl Store {
         let child =
             Child { session_id: &session_id, conversation_id: &conversation_id, trigger_id: &conversation };
         let state = copy::state(&mut tx, &parent, &cut).await?;
-        // The context begins where the parent's did at the cut, so that the first request goes on from cached bytes.
+        // The fork's context begins where the parent's did at the cut, so that the provider's cache covers
+        // the first request.
         let rebase = rebase_at(&mut tx, &parent.session_id, cut.at_message_number).await?;
         let state_sha256 = Blob::of_state(&state).sha256;
         copy::session(&mut tx, request, &parent, &cut, &child, &state, rebase.as_ref()).await?;
         copy::records(&mut tx, &parent, &cut, &child).await?;
-        failpoint("K29");
+        crate::failpoint!("K29");
         let mut events = vec![Event::SessionForked {
             parent_session_id: request.parent_session_id.as_str().into(),
             parent_conversation_id: parent.conversation_id.as_str().into(),
@@ -241,14 +247,14 @@ impl Store {
             request_sha256: request.sha256()?,
         }];
         events.extend(rebase.map(Event::ContextRebased));
-        // From here on the journal gives the state, which nothing of it has changed yet.
+        // From here on the journal contains the state. No entry has changed it yet.
         events.push(Event::Checkpoint {
             step_number: cut.last_step_number,
             to_message_number: cut.at_message_number,
             lifecycle_state: SessionStatus::Created.as_str().to_owned(),
             state_sha256,
         });
-        run::journal(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
+        run::append_events(&mut tx, &session_id, None, None, Wakes::Planner, &events).await?;
         let run_id = if request.start { Some(start(&mut tx, request, &session_id).await?) } else { None };
         tx.commit().await?;
         Ok(Forked {
@@ -264,12 +270,12 @@ impl Store {
     }
 }
 
-/// Where recorded results come from unless it is said: the session that is forked.
+/// Where recorded results come from by default: the session that is forked.
 fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
     match tool_mode {
         ToolMode::Recorded => Some(Replay {
             source_session_id: parent_session_id.into(),
-            // The fork writes down where it was cut.
+            // The fork fills in its cut.
             after_message_number: 0,
             fed: false,
             answers: Answers::Live,
@@ -278,23 +284,23 @@ fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
     }
 }
 
-/// The rebase that held for the parent's requests after `message_number`.
+/// The rebase in force for the parent's requests after `message_number`.
 async fn rebase_at(tx: &mut PgConnection, session_id: &str, message_number: i64) -> Result<Option<Rebase>> {
-    let rebase = crate::context::newest_rebase(tx, session_id, message_number).await?;
+    let rebase = crate::outputs::newest_rebase(tx, session_id, message_number).await?;
     rebase.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("rebase", error))
 }
 
-/// Of a session whose texts are not there nothing is run: a model would be asked about hashes.
+/// Refuses to run a session whose texts were redacted, because the model would be asked about hashes.
 fn runs_what_is_there(request: &ForkRequest, parent: &Parent) -> Result<()> {
     let replays = request.purpose == Purpose::Replay || request.replay.is_some();
     if parent.redacted && (request.start || replays) {
-        let reason = "it was imported from a redacted bundle: what was said is not there to be gone on with";
+        let reason = "it was imported from a redacted bundle: without its texts it cannot be continued";
         return Err(request.refused(reason));
     }
     Ok(())
 }
 
-/// Where it is cut, or why it cannot be.
+/// Finds the cut, or says why there is none.
 fn cut(request: &ForkRequest, parent: &Parent) -> Result<Cut> {
     if let At::Event(seq) = request.at
         && seq > parent.last_event_seq
@@ -322,7 +328,8 @@ fn cut(request: &ForkRequest, parent: &Parent) -> Result<Cut> {
     Ok(cut)
 }
 
-/// Opens the fork's first run, with the messages that it is given. The conversation's row is this transaction's own.
+/// Opens the fork's first run, and gives it its messages. This transaction has created the conversation's
+/// row.
 async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -> Result<String> {
     let mut run_id = None;
     for text in [&request.text, &request.prompt].into_iter().flatten() {
@@ -334,7 +341,7 @@ async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -
             attachments: Vec::new(),
         };
         let session = run::lock_session(tx, session_id).await?;
-        run_id = Some(deliver(tx, session, &message).await?.run_id);
+        run_id = Some(accept(tx, session, &message).await?.run_id);
     }
     if let Some(run_id) = run_id {
         return Ok(run_id);
@@ -343,7 +350,7 @@ async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -
     let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
     let run_id = run::new_run_id();
     run::open(tx, &conversation, &session, &run_id, request.trace_context.as_deref(), None).await?;
-    // What it answers was said before it.
+    // The run answers a message from before it.
     sqlx::query!(
         "update session_runs
         set prompt_message_number = (
@@ -358,7 +365,7 @@ async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -
     Ok(run_id)
 }
 
-/// What the fork of that conversation was answered, if there is one.
+/// The first answer to the request that made this conversation, if there is one.
 async fn first_answer(
     tx: &mut PgConnection,
     request: &ForkRequest,
@@ -395,7 +402,7 @@ async fn first_answer(
         asked_message_number,
         at_message_number,
         moved,
-        // Runs that were opened later are nobody's answer.
+        // A run that was opened later is not part of the answer.
         run_id: row.run_id.filter(|_| request.start),
         duplicate: true,
     }))

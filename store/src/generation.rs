@@ -1,16 +1,17 @@
-//! Model calls in flight: the intent of a call and the text that readers are shown while it streams.
+//! Model calls in flight: the intent of a call, and the text that live readers see while it streams.
 //!
-//! Committed asynchronously, since losing the newest of it loses nothing: the answer itself is a record. These rows
-//! touch neither the session nor the journal, whose numbers must never be used twice. A server that crashes may have
-//! lost rows that readers were shown; what is left of a generation's chunks is always its beginning, without a gap.
+//! These rows are committed asynchronously. Losing the newest of them loses nothing, because the answer itself is a
+//! record. They touch neither the session nor the journal, whose numbers must never be used twice. After a crash of
+//! the server, rows that readers saw may be gone. The chunks that remain are the beginning of the text, without a
+//! gap.
 
 use crate::queue::Lease;
 use crate::{Result, Store};
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::{GenerationId, SessionId};
-use wakeful_workflow::session::Purpose;
+use wakeful_workflow::strategy::Strategy;
 
-/// A model call about to be made.
+/// A model call that is about to start.
 #[derive(Clone, Debug)]
 pub struct NewGeneration<'a> {
     pub session_id: &'a SessionId,
@@ -18,38 +19,38 @@ pub struct NewGeneration<'a> {
     pub step_number: i64,
     pub attempt: i64,
     pub model: &'a str,
-    /// Hash of the bytes that are sent.
+    /// Hash of the request's bytes.
     pub request_sha256: &'a str,
     /// Hash of the same request without its prefill.
     pub base_sha256: &'a str,
-    /// What the projection changed in the request.
+    /// Number of repairs that the projection made in the request.
     pub repairs: i64,
-    /// The attempt whose text the request ends with.
+    /// The attempt whose text is the request's prefill.
     pub resumes: Option<&'a GenerationId>,
     pub purpose: Purpose,
     pub context_strategy: Strategy,
 }
 
-/// What a live reader is shown of a model call in flight.
+/// State of a model call in flight for a live reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveGeneration {
     pub generation_id: String,
     pub attempt: i64,
     pub step_number: i64,
-    /// Number of its last chunk, -1 when it has none.
+    /// Number of its last chunk; -1 if it has none.
     pub last_chunk: i64,
-    /// Chunks after the asked number: (number, text). The first has the number 0.
+    /// The requested chunks as (number, text). The first chunk of a generation has number 0.
     pub chunks: Vec<(i64, String)>,
 }
 
 impl Store {
-    /// Writes down that a model is about to be called, and gives the database's time of it. `None`: the lease is lost,
-    /// so the call must not be made.
+    /// Records that a model is about to be called, and returns the database's time. `None`: the lease is lost, so the
+    /// caller must not call the model.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn begin_generation(&self, lease: &Lease, new: &NewGeneration<'_>) -> Result<Option<String>> {
-        // As JSON writes it, which is how hydration reads it.
+        // Formatted as in JSON, because hydration reads it from JSON.
         let started_at = sqlx::query_scalar!(
             r#"insert into generations
                 (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes,
@@ -77,11 +78,11 @@ impl Store {
         Ok(started_at)
     }
 
-    /// Appends streamed text as chunk `chunk_no`, once, however often it is asked to. `false`: the chunk before it is not
-    /// there, or, of the first, the generation is not; nothing was written, for that would leave a gap.
+    /// Appends streamed text as chunk `chunk_no`, once, however often it is called. `false`: the chunk before is
+    /// missing (for the first chunk: the generation). Nothing was written, because that would leave a gap.
     ///
     /// # Errors
-    /// [`crate::Error::Database`]; then it is unknown whether it was written.
+    /// [`crate::Error::Database`]; the chunk may have been written.
     pub async fn append_chunk(
         &self,
         session_id: &SessionId,
@@ -89,7 +90,7 @@ impl Store {
         chunk_no: i64,
         text: &str,
     ) -> Result<bool> {
-        // The inserting part and the last line see the same snapshot, and nobody but this caller writes chunks of it.
+        // The insert and the last line see the same snapshot, and only this caller writes chunks of the generation.
         let appended = sqlx::query_scalar!(
             r#"
             with g as (
@@ -118,7 +119,7 @@ impl Store {
         Ok(appended)
     }
 
-    /// Writes down that nobody is to go on from this generation's text.
+    /// Records that no later attempt may continue this generation's text.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -135,7 +136,7 @@ impl Store {
         Ok(())
     }
 
-    /// What a generation has said, as far as its chunks go.
+    /// Returns a generation's text, as far as its chunks go.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -156,8 +157,8 @@ impl Store {
         Ok(text.unwrap_or_default())
     }
 
-    /// The newest model call in flight of a session that is to answer its user, with its chunks after `after_chunk` if it is still `known`, else
-    /// with all of them.
+    /// Returns the newest model call in flight that answers the user, with its chunks after `after_chunk` if it is
+    /// still the `known` one, else with all chunks.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

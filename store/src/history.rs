@@ -1,7 +1,8 @@
-//! What a conversation did so far, with those around it: what came in, what was answered, which tools ran, what went out and
-//! how that ended. Newest first, in pages.
+//! History of a conversation and the conversations around it: messages, replies, tool calls, deliveries and how they
+//! ended. Newest first, in pages.
 
-use crate::chain::{chain, shown};
+use crate::chain::chain;
+use crate::session::shown;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -9,26 +10,26 @@ use serde_json::{Value, json};
 use wakeful_workflow::record::{Block, text_of};
 use wakeful_workflow::trigger::TriggerSource;
 
-/// One thing that happened.
+/// One entry of the history.
 #[derive(Clone, Debug, Serialize)]
 pub struct HistoryItem {
     pub at: DateTime<Utc>,
     /// `session`, `message` (came in), `reply`, `tool_call` or `delivery` (went out).
     #[serde(rename = "type")]
     pub kind: String,
-    /// As the API gives it: without the space.
+    /// As in the API: without the space.
     pub conversation_id: String,
     pub session_id: String,
-    /// The session's id, the message's, the call's or the delivery's.
+    /// Id of the session, message, call or delivery.
     pub id: String,
     #[serde(flatten)]
     pub facts: Value,
-    /// Leads to what is before it.
+    /// Cursor that continues with the entries before this one.
     #[serde(skip)]
     pub cursor: String,
 }
 
-/// Sums over all sessions of the chain.
+/// Sums over all sessions of the conversations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HistoryTotals {
     pub conversations: i64,
@@ -40,17 +41,18 @@ pub struct HistoryTotals {
     pub tool_calls: i64,
     pub deliveries: i64,
     pub deliveries_sent: i64,
-    /// Failed, expired, or nobody knows.
+    /// Deliveries that failed, expired, or are uncertain.
     pub deliveries_not_sent: i64,
-    /// Sent, and refused or returned for at least one recipient.
+    /// Deliveries that were sent, and refused or returned for at least one recipient.
     pub deliveries_undelivered: i64,
 }
 
 impl Store {
-    /// What happened in `conversation_id` and those around it, newest first. `before` is the cursor of the page before.
+    /// Returns the history of `conversation_id` and the conversations around it, newest first. `before` is a cursor
+    /// of the page before.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a conversation that does not exist, [`Error::Corrupt`] for a cursor that is none,
+    /// [`Error::NotFound`] for an unknown conversation, [`Error::Corrupt`] for an invalid cursor,
     /// [`Error::Database`].
     pub async fn history(
         &self,
@@ -153,7 +155,7 @@ impl Store {
                 if let Some(content) = &row.content {
                     let blocks: Vec<Block> = crate::hydrate::from_text("message", content)?;
                     let calls = blocks.iter().filter(|block| matches!(block, Block::ToolCall(_))).count();
-                    // An answer to a question is the result of the call that asked it.
+                    // The answer to a question is stored as the result of the call that asked it.
                     let answers = blocks.iter().filter_map(|block| match block {
                         Block::ToolResult(answer) => Some(answer.content.as_str()),
                         Block::Text { .. } | Block::ToolCall(_) | Block::Provider { .. } => None,
@@ -179,10 +181,10 @@ impl Store {
             .collect()
     }
 
-    /// Sums over the conversation and those around it.
+    /// Returns sums over the conversation and the conversations around it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a conversation that does not exist, [`Error::Database`].
+    /// [`Error::NotFound`] for an unknown conversation, [`Error::Database`].
     pub async fn history_totals(&self, conversation_id: &str) -> Result<HistoryTotals> {
         let chain = self.chain_of(conversation_id).await?;
         Ok(sqlx::query_as!(
@@ -222,7 +224,7 @@ impl Store {
         .await?)
     }
 
-    /// The conversations around one, itself included.
+    /// The conversations around one, including itself.
     async fn chain_of(&self, conversation_id: &str) -> Result<Vec<String>> {
         let mut connection = self.pool.acquire().await?;
         let chain = chain(&mut connection, conversation_id).await?;
@@ -233,7 +235,7 @@ impl Store {
     }
 }
 
-/// What a cursor was made of.
+/// Content of a cursor.
 pub fn parse(cursor: &str) -> Option<(DateTime<Utc>, i32, &str)> {
     let mut parts = cursor.splitn(3, '.');
     let at = DateTime::from_timestamp_micros(parts.next()?.parse().ok()?)?;

@@ -1,24 +1,24 @@
-//! Hydration: a session out of the database, in one round trip.
+//! Hydration: reads a session from the database in one round trip.
 //!
-//! One statement is one snapshot: `wake_seq` is never newer than the inbox and the ledger that it speaks of, and the
-//! transcript ends where the row says. Messages come as the text that was stored, and are parsed once.
+//! One statement is one snapshot. So `wake_seq` is never newer than the inbox and the ledger in it, and the
+//! transcript ends where the row says. Messages come as their stored text and are parsed once.
 //!
-//! A pending message whose outcome is `new_run` came after its session's run was asked to end: the run that it was
-//! promised reads it, and the one that is ending does not.
+//! A pending message with the outcome `new_run` arrived after its session's run was cancelled. The next run reads it;
+//! the run that is ending does not.
 
 use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use wakeful_workflow::context::Rebase;
 use wakeful_workflow::effect::Effect;
+use wakeful_workflow::generation::{CutOffCall, Purpose};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Attachment, Usage};
-use wakeful_workflow::session::{
-    Call, CallStatus, InboxMessage, Interrupted, Purpose, Run, Seed, Session, SessionStatus, Totals,
-};
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
+use wakeful_workflow::strategy::Rebase;
 
-/// Reads a session: `columns` out of its row and `joins`, and with them whatever can change under a worker that has it.
+/// Selects `columns` with `joins`, and everything that can change while a worker has the session.
 macro_rules! select {
     ($columns:tt, $joins:tt, $session_id:expr) => {
         sqlx::query!(
@@ -52,8 +52,8 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model calls.
-    /// Equal to the copy that the worker had which committed last.
+    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model calls. The
+    /// result equals the warm copy of the worker that committed last.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
@@ -143,12 +143,12 @@ impl Store {
             records,
             calls: calls(row.calls)?,
             inbox: inbox(row.inbox)?,
-            interrupted: interrupted(row.generations)?,
+            cut_off: cut_off(row.generations)?,
         })
     }
 
-    /// Brings a warm copy up to date after `wake_seq` moved or a call was cut off: inbox, ledger, model calls in
-    /// flight, the cancel flag and the state (which an operator may have rebuilt) are read again.
+    /// Updates a warm copy after `wake_seq` moved or a model call was cut off. Reads inbox, ledger, model calls in
+    /// flight, the cancel flag, and the state, which an operator may have rebuilt.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
@@ -169,7 +169,7 @@ impl Store {
         session.cancel_reason = row.cancel_reason;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
-        session.interrupted = interrupted(row.generations)?;
+        session.cut_off = cut_off(row.generations)?;
         Ok(())
     }
 }
@@ -232,11 +232,11 @@ fn inbox(rows: Option<Value>) -> Result<Vec<InboxMessage>> {
         .collect())
 }
 
-fn interrupted(rows: Option<Value>) -> Result<Vec<Interrupted>> {
+fn cut_off(rows: Option<Value>) -> Result<Vec<CutOffCall>> {
     let rows = list::<InterruptedRow>("generations", rows)?;
     Ok(rows
         .into_iter()
-        .map(|row| Interrupted {
+        .map(|row| CutOffCall {
             generation_id: row.generation_id.as_str().into(),
             attempt: row.attempt,
             model: row.model,

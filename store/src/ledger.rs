@@ -1,8 +1,8 @@
-//! The ledger of tool calls: what makes an effect happen at most once.
+//! The ledger of tool calls. It makes an effect happen at most once.
 //!
-//! `invoked` (committed with the message that asks for the call) proves that it never ran. `started` says that it may
-//! have. Only the call frame whose own compare-and-set wrote `started` with its nonce may run the tool; finding
-//! `started` any other way, under one's own lease included, proves nothing.
+//! A call is `invoked` in the commit of the message that asks for it: that proves it never ran. `started` means it
+//! may have run. The tool may run only in the function call whose own compare-and-set wrote `started` with its nonce.
+//! Finding `started` in any other way proves nothing, even under the same lease.
 
 use crate::error::missed_fence;
 use crate::queue::Lease;
@@ -14,19 +14,19 @@ use wakeful_workflow::session::{CallOutcome, CallStatus};
 #[derive(Debug)]
 pub struct Started {
     nonce: String,
-    /// How often it has been started, this time included.
+    /// How many times it was started, this one included.
     pub attempt: i32,
 }
 
 impl Store {
-    /// Moves a call from `from` to `started`, fenced by the lease. `None`: the lease is lost or the call is not as it
-    /// was read, and it must not run.
+    /// Moves a call from `from` to `started`, fenced by the lease. `None`: the lease is lost or the call has changed,
+    /// so it must not run.
     ///
     /// `from` is `invoked`, or `started` for an idempotent call that is run again. The call counts as possibly running
     /// until `lease_s` plus `timeout_s` from now.
     ///
     /// # Errors
-    /// [`Error::Database`]: unknown whether it was started, so it must not run.
+    /// [`Error::Database`]: it may have been started, so it must not run.
     pub async fn start_call(
         &self,
         lease: &Lease,
@@ -71,8 +71,8 @@ impl Store {
         Ok(attempt.map(|attempt| Started { nonce, attempt }))
     }
 
-    /// Records what came of a started call, in its own fenced commit. `false`: another frame started it since, or the
-    /// lease is lost.
+    /// Records the outcome of a started call, in a fenced commit of its own. `false`: the call was started again
+    /// since, or the lease is lost.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -1,34 +1,35 @@
-//! Chats from before there were sessions, which a cache knew: taken in as what a session begins with, once.
+//! Imports a chat from before sessions existed, which only a cache knows. The chat becomes the beginning of a
+//! session, once.
 
 use crate::create::find_or_create;
-use crate::failpoint::failpoint;
 use crate::run::{self, Wakes};
-use crate::wake::{NewMessage, NewSession, Woken, deliver};
+use crate::wake::{NewMessage, NewSession, Woken, accept};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, NaiveDate, Utc};
 use serde::Serialize;
 use sqlx::PgConnection;
-use wakeful_workflow::advance::Blob;
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::event::Event;
-use wakeful_workflow::session::{SessionStatus, State};
+use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::state::State;
 
-/// What a cache knew of a chat beside the messages, which are seeds.
+/// What a cache knew of a chat, besides its messages, which become seeds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Imported {
-    /// The chat's state: what the session's is folded from.
+    /// The chat's state. The session's state starts from it.
     pub state: State,
-    /// When each seed was said, in milliseconds since 1970: one for each of the session's seeds.
+    /// When each of the session's seeds was said, in milliseconds since 1970.
     pub said_at: Vec<Option<i64>>,
-    /// Messages of the cache that no seed can be made of.
+    /// Number of messages in the cache that cannot become seeds.
     pub left_out: i64,
 }
 
-/// What asking the cache came to.
+/// Why the cache gave no chat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// It did not know the chat.
+    /// The cache did not know the chat.
     Missed,
-    /// It could not be asked, or what it knew could not be read.
+    /// The cache could not be reached, or its data could not be read.
     Failed,
 }
 
@@ -39,13 +40,13 @@ pub struct LegacyCount {
     /// `imported`, `missed` or `failed`.
     pub outcome: String,
     pub chats: i64,
-    /// Tool messages and the like, of which no seed can be made.
+    /// Messages that cannot become seeds, such as tool messages.
     pub messages_left_out: i64,
     pub last_at: DateTime<Utc>,
 }
 
 impl Store {
-    /// Whether the conversation has a session. It is stored as `space/id`.
+    /// Whether the conversation has a session. `conversation_id` is `space/id`, as stored.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -58,9 +59,9 @@ impl Store {
         .await?)
     }
 
-    /// [`Store::wake`] for a chat that the cache knew: `new` has its messages among the seeds. Where somebody else has made
-    /// the conversation's session meanwhile, the message goes to that one and nothing is imported a second time. An import
-    /// is counted in the transaction that makes it.
+    /// [`Store::wake`] for a chat that the cache knew: the seeds of `new` contain its messages. If another
+    /// process has created the conversation's session meanwhile, the message goes to that session and nothing
+    /// is imported again. The transaction of an import also counts it.
     ///
     /// # Errors
     /// Those of [`Store::wake`].
@@ -83,17 +84,17 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         let made = adopt(&mut tx, &session.session_id, new, imported).await?;
-        let woken = deliver(&mut tx, session, message).await?;
+        let woken = accept(&mut tx, session, message).await?;
         if made {
-            // Last, so that its row is held for as short as can be.
+            // Last, to hold the lock on the counter's row as briefly as possible.
             count(&mut tx, "imported", imported.left_out).await?;
         }
-        failpoint("K1");
+        crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
     }
 
-    /// Counts what asking the cache came to, where nothing was imported.
+    /// Counts a question to the cache that led to no import.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -137,7 +138,8 @@ async fn count(tx: &mut PgConnection, outcome: &str, left_out: i64) -> Result<()
     Ok(())
 }
 
-/// Gives a session that was made in this transaction its state and its seeds their times. `false`: it was there before.
+/// Gives a session that this transaction created its state, and its seeds their times. Returns `false` if the
+/// session existed before.
 async fn adopt(
     tx: &mut PgConnection,
     session_id: &str,
@@ -145,7 +147,7 @@ async fn adopt(
     imported: &Imported,
 ) -> Result<bool> {
     let state = serde_json::to_value(&imported.state).map_err(|error| Error::corrupt("state", error))?;
-    // Nothing has happened to it yet, and it is not one that somebody began anew: those have a type of their own.
+    // The session has no events yet, and no restart made it: a restart has a trigger type of its own.
     let adopted = sqlx::query!(
         "update conversation_sessions
         set initial_state = $2, state = $2
@@ -180,14 +182,14 @@ async fn adopt(
         )
         .execute(&mut *tx)
         .await?;
-        // From here on the journal gives the state.
+        // From here on the journal contains the state.
         let checkpoint = Event::Checkpoint {
             step_number: 0,
             to_message_number: new.seeds.len() as i64,
             lifecycle_state: SessionStatus::Created.as_str().to_owned(),
             state_sha256: snapshot.sha256,
         };
-        run::journal(tx, session_id, None, None, Wakes::Planner, &[checkpoint]).await?;
+        run::append_events(tx, session_id, None, None, Wakes::Planner, &[checkpoint]).await?;
     }
     Ok(true)
 }

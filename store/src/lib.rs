@@ -2,20 +2,20 @@
 //!
 //! | to | read |
 //! |---|---|
-//! | start or wake a session, or begin anew | [`wake`], [`create`], [`run`] |
-//! | know a mail again, and take it | [`mail`] |
+//! | start or wake a session, or restart a conversation | [`wake`], [`create`], [`run`] |
+//! | recognise a known mail, and accept a new one | [`mail`] |
 //! | make one go on, whatever its rows look like | [`heal`] |
-//! | close a question that nobody answered | [`expire`] |
+//! | close a question that nobody answered | [`question`] |
 //! | say what became of an uncertain effect | [`resolve`] |
-//! | read what a replay runs again, and find one that was begun | [`replay`] |
-//! | archive or terminate one | [`retire`] |
+//! | read the recording for a replay, and find an unfinished replay | [`replay`] |
+//! | archive or terminate a session | [`retire`] |
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
-//! | rebuild one from the database, or read some of its messages | [`hydrate`], [`record`] |
+//! | rebuild one from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
-//! | read what a context points at | [`context`] |
+//! | read a tool's output, or a file that came with a message | [`outputs`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |
-//! | hold the caches against the logs | [`verify`] |
-//! | take in a chat from before there were sessions | [`legacy`] |
+//! | check the caches against the logs | [`verify`] |
+//! | import a chat from before sessions existed | [`legacy`] |
 //! | run a tool at most once | [`ledger`] |
 //! | show a model call as it streams | [`generation`] |
 //! | send what a step enqueued; send it again; show it | [`delivery`], [`resend`], [`outbox`] |
@@ -24,26 +24,25 @@
 //! | hand out work | [`queue`] |
 //! | make a database, bring it up to date, and know whether it takes writes | [`schema`], [`readiness`] |
 //! | show sessions to people | [`session`], [`chain`], [`event`], [`standing`] |
-//! | lay two of them side by side | [`side`] |
+//! | compare two sessions | [`side`] |
 //! | carry a session to another database | [`export`], [`import`] |
 //! | define, fire and show schedules | [`schedule`] |
-//! | know a webhook's token that was used before | [`webhook`] |
-//! | find out what is wrong with the whole | [`diagnosis`] |
+//! | detect a webhook token that was used before | [`webhook`] |
+//! | diagnose the whole system | [`diagnosis`] |
 //!
-//! Locks are taken in one order everywhere: schedule, conversation, session, job. A statement sees one snapshot, and after
-//! waiting for a row Postgres re-checks only that row's own columns: so only predicates on the row being updated
-//! decide a race.
+//! All code takes locks in one order: schedule, conversation, session, job. A statement sees one snapshot.
+//! After waiting for a row, Postgres re-checks only that row's own columns. So only predicates on the row
+//! being updated decide a race.
 
 pub mod bounce;
 pub mod chain;
-pub mod context;
 pub mod create;
 pub mod delivery;
 pub mod diagnosis;
 pub mod error;
 pub mod event;
-pub mod expire;
 pub mod export;
+#[doc(hidden)]
 pub mod failpoint;
 pub mod fork;
 pub mod generation;
@@ -56,9 +55,10 @@ pub mod ledger;
 pub mod legacy;
 pub mod mail;
 pub mod outbox;
+pub mod outputs;
+pub mod question;
 pub mod queue;
 pub mod readiness;
-pub mod record;
 pub mod replay;
 pub mod resend;
 pub mod resolve;
@@ -83,23 +83,23 @@ use sqlx::{ConnectOptions, Connection};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A connection that was alive so recently is not asked again.
+/// A connection that was used this recently is not pinged before use.
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
-/// Messages are let in as many at a time as there are connections for them, so none waits for another one's: only for a
-/// server that may be away.
+/// Longest wait for an intake connection. There is one for each message that may be written at a time, so only an
+/// unreachable server makes a message wait.
 const INTAKE_CONNECT: Duration = Duration::from_secs(5);
 
-/// The database, as every part of Wakeful holds it. Cloning shares the pools.
+/// The database as every part of Wakeful uses it. Clones share the pools.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) pool: PgPool,
-    /// Connections with asynchronous commit: for generations and their chunks, and nothing else.
+    /// Connections with asynchronous commit, only for generations and their chunks.
     pub(crate) streams: PgPool,
-    /// Connections for what comes in. Whoever reads cannot keep a message out, and messages cannot keep readers and
-    /// workers from theirs.
+    /// Connections for incoming messages, so that readers and workers cannot keep a message out, and messages cannot
+    /// take the connections of readers and workers.
     pub(crate) intake: PgPool,
-    /// How to make a connection of one's own: heartbeat and LISTEN must never wait for the pool.
+    /// Options for a separate connection: heartbeat and LISTEN must never wait for the pool.
     pub(crate) options: PgConnectOptions,
     pub(crate) refusal: readiness::Refusal,
 }
@@ -112,10 +112,10 @@ impl Store {
     pub async fn connect(url: &str, max_connections: u32, application: &str) -> Result<Store> {
         let options = PgConnectOptions::from_str(url)?
             .application_name(application)
-            // A statement of ours takes milliseconds; one that hangs must not hold its locks for ever.
+            // Our statements take milliseconds. One that hangs must not hold its locks.
             .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
         let pool = match pool_options(max_connections).connect_with(options.clone()).await {
-            // The pool knows that it waited, and not for what: one more try of a single connection says it.
+            // A pool only reports that it waited. Connect once without it to get the reason.
             Err(sqlx::Error::PoolTimedOut) => {
                 options.connect().await?;
                 return Err(sqlx::Error::PoolTimedOut.into());
@@ -143,14 +143,14 @@ impl Store {
     }
 }
 
-/// A message takes a handful of short statements: a quarter of what the workers and readers have is plenty.
+/// A message needs only a few short statements, so a quarter of the other connections is enough.
 fn intake_connections(max_connections: u32) -> u32 {
     (max_connections / 4).max(2)
 }
 
-/// sqlx would ask before every use whether the connection is alive: one round trip more for each statement. A
-/// connection that was in use a moment ago (sqlx looks when it comes back) is taken as it is. If it died since, its
-/// statement fails as it would have failed in the middle, and callers repeat what is transient.
+/// sqlx would ping a connection before every use, one more round trip for each statement. Here a connection that was
+/// used a moment ago is trusted (sqlx checks it when it comes back). If it died since, its statement fails as it
+/// would have failed in the middle, and callers repeat transient errors.
 fn pool_options(max_connections: u32) -> PgPoolOptions {
     PgPoolOptions::new()
         .max_connections(max_connections)

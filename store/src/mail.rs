@@ -1,59 +1,59 @@
-//! Mail that came in: which is known, which conversation it names, and its way into a session.
+//! Incoming mail: which mails are known, which conversations they name, and how they reach a session.
 
 use crate::create::find_or_create;
-use crate::failpoint::failpoint;
-use crate::wake::{By, Delivered, NewMessage, NewSession, Woken, conflict, deliver};
+use crate::wake::{By, NewMessage, NewSession, Woken, accept, acceptance_of, conflict};
 use crate::{Error, Result, Store, run};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;
+use wakeful_workflow::inbox::Acceptance;
 use wakeful_workflow::mail::domain_of;
 use wakeful_workflow::mail::policy::{self, Exchange};
 use wakeful_workflow::mail::thread::Candidate;
 use wakeful_workflow::policy::ReplyRoute;
 use wakeful_workflow::record::Role;
 
-/// A mail as it is remembered.
+/// A mail as it is stored.
 #[derive(Clone, Debug)]
 pub struct NewMail {
     pub space_id: String,
     pub mailbox_id: String,
-    /// What it is known by in its mailbox: its Message-ID, or a hash.
+    /// Identifies the mail in its mailbox: its Message-ID, or a hash.
     pub message_id: String,
-    /// As it is stored. Of a dropped mail it is not read.
+    /// As stored: `space/id`. Ignored for a dropped mail.
     pub conversation_id: String,
     pub from_address: Option<String>,
     pub subject: String,
     pub subject_key: String,
     pub body_sha256: String,
-    /// What its headers name, as [`NewMail::message_id`] would be.
+    /// The mails that its headers name, in the form of [`NewMail::message_id`].
     pub answers: Vec<String>,
     pub joined: bool,
     pub sent_at: Option<String>,
 }
 
-/// What a mail wakes.
+/// The session that a mail wakes.
 #[derive(Clone, Copy, Debug)]
 pub enum MailWakes<'a> {
-    /// A session of its own.
+    /// A session for this mail alone.
     New(&'a NewSession),
-    /// One that has asked a question. What it says next goes by `reply`, as [`policy::renewed`] makes it of the route by
-    /// which it asked; `proved` is the DMARC result of the mail's sender.
+    /// A session that has asked a question. Its later replies go by `reply`, which [`policy::renewed`]
+    /// combines with the route of the question. `proved` is the DMARC result of the mail's sender.
     Answer { session_id: &'a str, reply: Option<&'a ReplyRoute>, proved: bool },
 }
 
-/// What became of a mail that came before.
+/// What happened to a mail that was received before.
 #[derive(Clone, Debug)]
 pub enum KnownMail {
-    /// The first answer, marked as a duplicate's.
+    /// The first answer, marked as a duplicate.
     Woke(Woken),
     Dropped {
         reason: String,
     },
 }
 
-/// A message of a thread of mails, in or out.
+/// A message of a mail thread, incoming or outgoing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
     /// `user` or `assistant`.
@@ -61,7 +61,7 @@ pub struct Said {
     pub text: String,
 }
 
-/// A mail in a list.
+/// A mail as shown in a list.
 #[derive(Clone, Debug, Serialize)]
 pub struct MailView {
     pub mailbox_id: String,
@@ -75,7 +75,7 @@ pub struct MailView {
 }
 
 impl Store {
-    /// What became of the mail, if it came before.
+    /// What happened to the mail, if it was received before.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -104,11 +104,11 @@ impl Store {
         else {
             return Err(Error::corrupt("mail", format!("{message_id:?} has no message in its session")));
         };
-        let outcome = Delivered::parse(&outcome)?;
+        let outcome = acceptance_of(&outcome)?;
         Ok(Some(KnownMail::Woke(Woken { session_id, run_id, outcome, duplicate: true })))
     }
 
-    /// Whether the mailbox knows a mail of this id that is another one: of another sender, or with another text.
+    /// Whether the mailbox knows a different mail with this id: from another sender, or with another text.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -136,10 +136,10 @@ impl Store {
         .await?)
     }
 
-    /// Remembers the mail and wakes what it is for, in one transaction. When this returns, both are durable.
+    /// Stores the mail and wakes its session, in one transaction. When this returns, both are durable.
     ///
     /// # Errors
-    /// Those of [`Store::wake`]; for an answer also [`Error::Conflict`] where no question is open.
+    /// Those of [`Store::wake`]; for an answer also [`Error::Conflict`] if no question is open.
     pub async fn take_mail(
         &self,
         mail: &NewMail,
@@ -160,8 +160,9 @@ impl Store {
         let woken = match wakes {
             MailWakes::New(new) => {
                 match find_or_create(&mut tx, new, message.client_key.as_deref()).await {
-                    Ok(session) => deliver(&mut tx, session, message).await?,
-                    // By another door it belonged to another conversation, and it has its session there.
+                    Ok(session) => accept(&mut tx, session, message).await?,
+                    // The same mail came in by another way before, into another conversation, and has its
+                    // session there.
                     Err(refused) if made_elsewhere(&refused) => {
                         tx.rollback().await?;
                         return self.woken_before(mail, refused).await;
@@ -173,8 +174,8 @@ impl Store {
                 let session = run::lock(&mut tx, session_id).await?;
                 By::Anyone.may_wake(&session)?;
                 let refused = conflict(session.clone(), "an answer");
-                let woken = deliver(&mut tx, session, message).await?;
-                if !woken.duplicate && woken.outcome != Delivered::Delivered {
+                let woken = accept(&mut tx, session, message).await?;
+                if !woken.duplicate && woken.outcome != Acceptance::Delivered {
                     return Err(refused);
                 }
                 if let Some(reply) = reply.filter(|_| !woken.duplicate) {
@@ -183,18 +184,20 @@ impl Store {
                 woken
             }
         };
-        // Of the same mail by two doors at once, the second one to get here has woken something else than the first.
+        // If the same mail comes in by two ways at once, the second one to get here has woken another session
+        // than the first.
         if !remember(&mut tx, mail, Some(&woken.session_id), None).await? && !woken.duplicate {
             tx.rollback().await?;
             let dropped = Error::corrupt("mail", format!("{:?} was dropped a moment ago", mail.message_id));
             return self.woken_before(mail, dropped).await;
         }
-        failpoint("K1");
+        crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
     }
 
-    /// The first answer to a mail that was taken by another door meanwhile; `refused` where it woke nobody.
+    /// The first answer to a mail that came in by another way meanwhile. Returns `refused` if that mail woke
+    /// no session.
     async fn woken_before(&self, mail: &NewMail, refused: Error) -> Result<Woken> {
         let known = self.known_mail(&mail.space_id, &mail.mailbox_id, &mail.message_id).await?;
         match known {
@@ -203,7 +206,7 @@ impl Store {
         }
     }
 
-    /// Remembers a mail that wakes nobody, and why.
+    /// Stores a mail that wakes no session, and the reason.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -213,8 +216,8 @@ impl Store {
         self.noted(dropped)
     }
 
-    /// The conversations of the mailbox that hold a message of one of these ids, in the order of `ids`: mails that came in,
-    /// and those that went out under the id of their delivery.
+    /// The conversations of the mailbox that contain a message with one of these ids, in the order of `ids`.
+    /// Finds incoming mails, and outgoing mails by the delivery's id in their Message-ID.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -283,8 +286,8 @@ impl Store {
         .await?)
     }
 
-    /// The conversation's latest session that has asked a question by mail and waits for the answer: who asks elsewhere is
-    /// answered there.
+    /// The conversation's latest session that asked a question by mail and waits for the answer. A session
+    /// that asked in another way gets its answer that way.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -301,11 +304,12 @@ impl Store {
         .await?)
     }
 
-    /// What has come to the mail's mailbox within the last hour. Where the mail goes on with a conversation, that is what came
-    /// in there, whoever it says it is from: a peer may give itself another name with every mail. Where it does not, it is
-    /// what its sender wrote about its subject and what went on with nothing either: each of those began a conversation, and
-    /// what anybody can forge must silence nobody in a conversation that is theirs. Of the mails that say the very same only
-    /// the sender's own count: several people may well agree.
+    /// Counts the mails of the last hour in this mailbox that belong to the same exchange as `mail`. If
+    /// `mail` joins a conversation, these are all mails into that conversation, from any sender, because a
+    /// machine may change its name with every mail. Otherwise these are the mails of the same sender about
+    /// the same subject that joined no conversation either. Mails in conversations do not count then: anybody
+    /// can forge a sender, and forged mails must not silence people in their own conversation. For equal
+    /// texts only the sender's own mails count, because several people may write the same.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -332,7 +336,7 @@ impl Store {
         Ok(Exchange { mails: row.mails, same_body: row.same_body })
     }
 
-    /// The newest messages of the conversation, oldest first: what came in, and what went out as mail.
+    /// The newest messages of the conversation, oldest first: incoming messages and outgoing mails.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -371,7 +375,8 @@ impl Store {
         Ok(said.collect())
     }
 
-    /// Why nothing that the session says is sent: its trigger looks like the answer of a machine.
+    /// Why nothing that the session says is sent: its trigger looks like the answer of a machine. Empty if
+    /// nothing is suspected.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a policy that cannot be read, [`Error::Database`].
@@ -387,7 +392,7 @@ impl Store {
         Ok(reasons.map_err(|error| Error::corrupt("policy", error))?.unwrap_or_default())
     }
 
-    /// The newest mails, or those that were dropped, of every mailbox.
+    /// The newest mails of all mailboxes, or only the dropped ones.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -408,8 +413,8 @@ impl Store {
     }
 }
 
-/// Whether a trigger's session is not made because it is there already, in another conversation: since before, or since a
-/// transaction that ended a moment ago.
+/// Whether a trigger's session could not be created because it exists already, in another conversation. A
+/// transaction that ended a moment ago may have created it.
 fn made_elsewhere(refused: &Error) -> bool {
     match refused {
         Error::Database(sqlx::Error::Database(error)) => error.is_unique_violation(),
@@ -417,7 +422,7 @@ fn made_elsewhere(refused: &Error) -> bool {
     }
 }
 
-/// What a delivery said.
+/// The text of a delivery.
 fn sent(content: &Value) -> Option<String> {
     if let Some(text) = content["text"].as_str() {
         return Some(text.to_owned());
@@ -428,7 +433,7 @@ fn sent(content: &Value) -> Option<String> {
     Some(format!("[Mail to {}: {subject}]\n\n{body}", to.join(", ")))
 }
 
-/// Has the locked session answer the mail that answered it.
+/// Makes the locked session reply to the mail that answered its question.
 async fn renew_route(
     tx: &mut PgConnection,
     session_id: &str,
@@ -451,7 +456,7 @@ async fn renew_route(
     .await?;
     let Some(asked) = row.asked else { return Ok(()) };
     let asked: ReplyRoute = serde_json::from_value(asked).map_err(|error| Error::corrupt("policy", error))?;
-    // The Message-ID of every mail of ours is made of its delivery's id and its sender's domain.
+    // The Message-ID of every mail that Wakeful sends consists of the delivery's id and the sender's domain.
     let from = asked.to["from"].as_str().unwrap_or_default().trim_end_matches('>');
     let question = row.delivery_id.map(|id| format!("{id}@{}", domain_of(from)));
     let route = policy::renewed(&asked, question.as_deref(), answer, proved);
@@ -468,7 +473,7 @@ async fn renew_route(
     Ok(())
 }
 
-/// `false`: it was known before.
+/// Stores the mail. Returns `false` if it was known before.
 async fn remember(
     tx: &mut PgConnection,
     mail: &NewMail,

@@ -1,4 +1,4 @@
-//! Outgoing messages as an operator sees them: what became of each, and what one that waits is waiting for.
+//! Outgoing messages as an operator sees them: their status, and what a waiting one waits for.
 
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
@@ -8,46 +8,47 @@ use serde_json::Value;
 /// Every status of a delivery.
 pub const STATUSES: [&str; 6] = ["queued", "sending", "sent", "failed", "expired", "uncertain"];
 
-/// Of a delivery that is still to be sent: the word for both of its statuses.
+/// The word for both statuses of a delivery that is still to be sent.
 pub const WAITING: &str = "waiting";
 
-/// One outgoing message as it is shown. Times that count down are relative to the database's clock.
+/// One outgoing message for display. Relative times use the database's clock.
 #[derive(Clone, Debug, Serialize)]
 pub struct Delivery {
     pub delivery_id: String,
     pub session_id: String,
-    /// As the API gives it: without the space.
+    /// As in the API: without the space.
     pub conversation_id: String,
     pub channel: String,
     pub status: String,
-    /// How often sending it was begun, since it was made or sent again.
+    /// Attempts since it was made or sent again.
     pub attempt: i32,
     pub last_error: Option<String>,
     pub receipt: Option<Value>,
-    /// Whom it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
+    /// Recipients that it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
     pub undelivered: Value,
-    /// It came in a bundle, and is never sent from here.
+    /// It came in a bundle and is never sent from this database.
     pub imported: bool,
     pub created_at: DateTime<Utc>,
-    /// Since when it has been tried. None: its turn has not come.
+    /// Time of the first attempt. None: it was not tried yet.
     pub tried_since: Option<DateTime<Utc>>,
     pub settled_at: Option<DateTime<Utc>>,
-    /// How often an operator sent it again, and when last.
+    /// How many times an operator sent it again, and when last.
     pub resent: i32,
     pub resent_at: Option<DateTime<Utc>>,
-    /// The delivery that is before it in its conversation and channel, and has to end first.
+    /// The delivery before it in its conversation and channel. That one has to end first.
     pub held_up_by: Option<String>,
     pub held_up_since: Option<DateTime<Utc>>,
     /// Why that one was not sent so far.
     pub held_up_error: Option<String>,
-    /// Of one that waits: seconds until its job may be taken, negative for how long it could have been. None: there is no job.
+    /// For a waiting delivery: seconds until its job may be claimed; negative if it could be claimed already. None:
+    /// it has no job.
     pub next_attempt_in_s: Option<f64>,
-    /// Who has its job now.
+    /// The worker that has its job now.
     pub worker_id: Option<String>,
-    /// What is sent; only where a single delivery is asked for.
+    /// The message itself. Only set when one delivery is asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Value>,
-    /// Its place among the conversation's.
+    /// Its order among all deliveries.
     #[serde(skip)]
     pub ordinal: i64,
 }
@@ -59,28 +60,28 @@ impl Delivery {
     }
 }
 
-/// Which deliveries to list.
+/// Filter of a list of deliveries.
 #[derive(Clone, Debug, Default)]
 pub struct DeliveryFilter {
     pub space_id: Option<String>,
     pub delivery_id: Option<String>,
     pub session_id: Option<String>,
-    /// As it is stored: `space/id`.
+    /// As stored: `space/id`.
     pub conversation_id: Option<String>,
     pub channel: Option<String>,
-    /// Of any of these statuses: see [`statuses`]. None: of whichever.
+    /// With any of these statuses: see [`statuses`]. None: all.
     pub statuses: Option<Vec<String>>,
-    /// Only those that were not sent, or not to everybody.
+    /// Only deliveries that were not sent, or that did not reach every recipient.
     pub unsettled: bool,
     /// The last delivery id of the page before.
     pub before: Option<String>,
     pub limit: i64,
 }
 
-/// The statuses that a word names: one of [`STATUSES`], or [`WAITING`].
+/// Returns the statuses that a word means: one of [`STATUSES`], or [`WAITING`].
 ///
 /// # Errors
-/// For another word: a sentence with those that there are.
+/// For another word, a sentence that lists the known ones.
 pub fn statuses(word: &str) -> std::result::Result<Vec<String>, String> {
     if word == WAITING {
         return Ok(vec!["queued".to_owned(), "sending".to_owned()]);
@@ -142,7 +143,7 @@ impl Store {
         .await?)
     }
 
-    /// One outgoing message with what it says.
+    /// One outgoing message with its content.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`], [`Error::Corrupt`].

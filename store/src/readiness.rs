@@ -1,5 +1,5 @@
-//! Whether the database would take a write now. Asking is not enough: a server whose disk is full answers everything,
-//! and refuses what has to grow. So the last refusal is remembered until a write goes through.
+//! Whether the database would accept a write now. A read does not show it: a server with a full disk answers queries
+//! and refuses inserts. So the store remembers the last refusal until a write succeeds.
 
 use crate::error::Outage;
 use crate::{Error, Result, Store};
@@ -7,14 +7,14 @@ use sqlx::{ConnectOptions, Connection};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a refusal is remembered when nobody writes. A process that only takes messages gets none while it is not
-/// ready, so it would never hear that all is well again.
+/// How long a refusal is remembered without a write. A process that only takes messages gets none while it is not
+/// ready, so no write would ever clear the refusal.
 const REMEMBERED: Duration = Duration::from_secs(90);
 
-/// How long the pool may take to answer.
+/// Longest wait for the pool.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// The last write that the database refused as a whole. Cloning shares it.
+/// The last write that the database refused as a whole. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Refusal(Arc<Mutex<Option<(Outage, Instant)>>>);
 
@@ -30,7 +30,7 @@ impl Refusal {
 }
 
 impl Store {
-    /// Whether the database answers and takes writes: `None`, or what is wrong.
+    /// Checks that the database answers and takes writes. Returns `None`, or the outage.
     ///
     /// # Errors
     /// [`Error::Database`] when it does not answer.
@@ -40,13 +40,14 @@ impl Store {
         );
         match tokio::time::timeout(ANSWER, asked.fetch_one(&self.pool)).await {
             Ok(Ok(true)) => Ok(Some(Outage::ReadOnly)),
-            // A server that takes writes again says so itself; it does not say that its disk is full.
+            // The server itself reports that it is read-only. It does not report a full disk, so use the remembered
+            // refusal.
             Ok(Ok(false)) => Ok(self.refusal.get().filter(|outage| *outage != Outage::ReadOnly)),
             Ok(Err(error)) if !matches!(error, sqlx::Error::PoolTimedOut) => Err(error.into()),
-            // The pool knows that it waited, and not for what: a connection of its own says it.
+            // A pool only reports that it waited. A separate connection gives the reason.
             Ok(Err(_)) | Err(_) => match tokio::time::timeout(ANSWER, self.options.connect()).await {
                 Ok(Ok(connection)) => {
-                    // It was only there to be made.
+                    // The connection was opened only for this check.
                     let _ = connection.close().await;
                     Ok(Some(Outage::Crowded))
                 }
@@ -56,7 +57,7 @@ impl Store {
         }
     }
 
-    /// Remembers how a write that adds rows went.
+    /// Remembers the result of a write that adds rows.
     pub(crate) fn noted<T>(&self, done: Result<T>) -> Result<T> {
         match &done {
             Ok(_) => self.refusal.set(None),

@@ -1,19 +1,19 @@
-//! Replays: what a session's log holds for them, which is read whole and never written, and how far one is.
+//! Replays: reads the log of a source session without changing it, and keeps track of how far replays are.
 
 use crate::wake::{By, NewMessage, Woken};
 use crate::{Error, Result, Store};
 use std::collections::BTreeMap;
-use wakeful_workflow::context::{Rebase, Strategy};
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::replay::{RecordedCall, Recording};
 use wakeful_workflow::session::{CallStatus, SessionStatus};
+use wakeful_workflow::strategy::{Rebase, Strategy};
 
 impl Store {
-    /// Reads the recording of a session: its messages, what its model was asked, and how its tools' calls ended. Of a
-    /// session that runs, what it has committed so far.
+    /// Reads the recording of a session: its messages, the requests to its model, and how its tool calls
+    /// ended. For a running session, reads what is committed so far.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Refused`] for one of which only sizes and hashes are left, [`Error::Corrupt`],
+    /// [`Error::NotFound`], [`Error::Refused`] for a session from a redacted bundle, [`Error::Corrupt`],
     /// [`Error::Database`].
     pub async fn recording(&self, session_id: &str) -> Result<Recording> {
         let session = self.hydrate(session_id).await?;
@@ -27,7 +27,7 @@ impl Store {
         if redacted {
             return Err(Error::Refused {
                 session_id: session_id.to_owned(),
-                reason: "it was imported from a redacted bundle: what was said is not there to be run again"
+                reason: "it was imported from a redacted bundle: without its texts it cannot be run again"
                     .to_owned(),
             });
         }
@@ -103,7 +103,7 @@ impl Store {
         Ok(Recording::new(session, calls, settled).with_rebases(rebases))
     }
 
-    /// The replays that processes of this name began and have not reported on, the newest first.
+    /// The replays that processes with this runner name began but have not reported on, newest first.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -120,7 +120,8 @@ impl Store {
         Ok(rows.into_iter().map(|row| Unfinished { session_id: row.session_id, age_s: row.age_s }).collect())
     }
 
-    /// The newest replay of this name that is over: with it the next one is told from it.
+    /// The newest finished replay with this runner name. The next replay's key contains its id, so that
+    /// repeating the command starts a new replay.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -136,19 +137,19 @@ impl Store {
         .await?)
     }
 
-    /// Ends a replay that nobody is to go on with: its run, if one is open, and its claim to be gone on with.
+    /// Abandons a replay: cancels its open run, and marks it as finished so that no process resumes it.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
     pub async fn abandon_replay(&self, session_id: &str, reason: &str) -> Result<()> {
         match self.cancel(session_id, Some(reason)).await {
-            // It rests.
+            // No run is open.
             Ok(_) | Err(Error::Conflict { .. }) => self.end_replay(session_id).await,
             Err(error) => Err(error),
         }
     }
 
-    /// Gives a replay a message, as the process that runs it.
+    /// Sends a message to a replay, as the process that drives it.
     ///
     /// # Errors
     /// Those of [`Store::send`].
@@ -157,7 +158,7 @@ impl Store {
         self.noted(woken)
     }
 
-    /// Goes on with a replay's run that failed, as the process that runs it.
+    /// Retries a failed run of a replay, as the process that drives it.
     ///
     /// # Errors
     /// Those of [`Store::retry`].
@@ -165,7 +166,7 @@ impl Store {
         self.try_retry(session_id, Some(reason), By::Replay).await
     }
 
-    /// How many seconds the session's job is still held by whoever claimed it last. `None`: nobody holds it.
+    /// Seconds until the current claim of the session's job expires. `None` if no worker holds the job.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -179,7 +180,7 @@ impl Store {
         .await?)
     }
 
-    /// Writes down that a replay's report was made: the same command after this begins another replay.
+    /// Marks a replay as reported. The same command then begins a new replay.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -194,7 +195,7 @@ impl Store {
         Ok(())
     }
 
-    /// How far a session is, without its messages: for whoever waits for a run of its.
+    /// How far a session is, without its messages. For callers that wait for one of its runs.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
@@ -219,11 +220,11 @@ impl Store {
     }
 }
 
-/// A replay that was begun, and that nobody has reported on.
+/// A replay that was begun and has no report yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     pub session_id: String,
-    /// Seconds since it was made.
+    /// Seconds since its creation.
     pub age_s: i64,
 }
 
@@ -231,10 +232,10 @@ pub struct Unfinished {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub status: SessionStatus,
-    /// Why its newest run failed.
+    /// Error of its newest run, if that failed.
     pub error: Option<String>,
     pub turns: i64,
-    /// Input and output.
+    /// Input and output tokens.
     pub tokens: i64,
     pub cost_micros: i64,
 }

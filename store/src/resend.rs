@@ -1,13 +1,13 @@
-//! An operator sends a delivery again that was not sent: under the same id, so that whoever knows the key has it once.
+//! An operator sends an unsent delivery again, under the same id, so a receiver that checks the key gets it once.
 
 use crate::delivery::enqueue;
-use crate::run::{self, Locked, Wakes, journal};
+use crate::run::{self, Locked, Wakes, append_events};
 use crate::{Error, Result, Store};
 use serde::Serialize;
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 
-/// Who asks for it, and why.
+/// The operator who asks, and the reason.
 #[derive(Clone, Debug, Default)]
 pub struct Resend {
     pub by: Option<String>,
@@ -23,19 +23,19 @@ pub struct Resent {
     pub session_id: String,
     pub channel: String,
     pub status: String,
-    /// It was asked for before and has not ended since: nothing was written.
+    /// An earlier request has not ended yet. Nothing was written.
     #[serde(skip)]
     pub duplicate: bool,
 }
 
 impl Store {
-    /// Queues a failed or expired delivery again. It keeps its id and its place: what waits behind it goes after it, what was
-    /// sent meanwhile stays sent. Its attempts, the time for which it is tried and its age count anew. The job, the journal's entry
-    /// and the row are one commit.
+    /// Queues a failed or expired delivery again. It keeps its id and its place: later deliveries that still wait go
+    /// after it, and those that were sent stay sent. Its attempts, the time it is tried for and its age start from
+    /// zero. The job, the journal entry and the row are one commit.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Refused`] for a delivery that was sent, that may have been, that waits already, or that was
-    /// imported; [`Error::Database`].
+    /// [`Error::NotFound`]; [`Error::Refused`] for a delivery that was sent, may have been sent, already waits, or
+    /// was imported; [`Error::Database`].
     pub async fn resend(&self, space_id: Option<&str>, delivery_id: &str, asked: &Resend) -> Result<Resent> {
         let session_id = sqlx::query_scalar!(
             "select session_id from deliveries where delivery_id = $1 and ($2::text is null or space_id = $2)",
@@ -46,8 +46,8 @@ impl Store {
         .await?
         .ok_or_else(|| Error::NotFound { what: "delivery", id: delivery_id.to_owned() })?;
         let mut tx = self.pool.begin().await?;
-        // The session's row is the first lock of everybody who changes what became of a delivery: of two at once, the second
-        // sees what the first did.
+        // Everyone who changes a delivery's status locks the session's row first. So of two concurrent requests the
+        // second sees the result of the first.
         let session = run::lock(&mut tx, &session_id).await?;
         let resent = queue_again(&mut tx, &session, delivery_id, asked).await?;
         tx.commit().await?;
@@ -119,10 +119,10 @@ async fn queue_again(
         reason: asked.reason.clone(),
     };
     let dedupe = format!("resent/{delivery_id}/{}", delivery.resent + 1);
-    journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
+    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
     let trace_context = asked.trace_context.as_deref();
     enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
-    // What the agent was told of its failure is no longer so. What it was not told yet it hears of by how this ends.
+    // If the agent was told of the failure, a later success corrects that. If not, the agent hears only the new end.
     sqlx::query!(
         "update deliveries
         set status = 'queued',

@@ -1,12 +1,13 @@
-//! What a person says of an effect whose outcome nobody could know: a tool call or a delivery that is `uncertain`.
+//! A person's decision about an effect with an unknown outcome: a tool call or a delivery that is `uncertain`.
 //!
-//! The logs are not rewritten. A call that the model has not been told of gets its outcome in the ledger, where the next
-//! plan finds it; one that it has been told of is settled in the ledger alone, and a message can bring the news.
+//! A decision does not rewrite the logs. If the model has not been told of the call, the ledger gets the outcome and
+//! the next plan finds it. If it has been told, the decision settles the ledger row, and a new message may tell the
+//! model.
 
 use crate::delivery::enqueue;
-use crate::run::{self, Locked, Wakes, journal};
+use crate::run::{self, Locked, Wakes, append_events};
 use crate::step::to_json;
-use crate::wake::{NewMessage, deliver};
+use crate::wake::{NewMessage, accept};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -16,7 +17,7 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::resolve::Resolution;
 use wakeful_workflow::session::SessionStatus;
 
-/// The effect that is meant.
+/// The effect to decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     Call(String),
@@ -28,37 +29,37 @@ pub enum Effect {
 pub struct Decision {
     pub effect: Effect,
     pub resolution: Resolution,
-    /// Who says so.
+    /// The person who decides.
     pub by: Option<String>,
     pub reason: Option<String>,
-    /// Whether a model that was told OUTCOME UNKNOWN is sent a message with what is known now.
+    /// Whether to send a message with the new outcome to a model that was told OUTCOME UNKNOWN.
     pub tell: bool,
     /// W3C traceparent of the request.
     pub trace_context: Option<String>,
 }
 
-/// What the decision did. The same decision again gets the same answer.
+/// Result of the decision. The same decision again gets the same answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Resolved {
     pub session_id: String,
-    /// The call's id or the delivery's.
+    /// Id of the call or the delivery.
     pub effect: String,
     pub resolution: String,
-    /// What the ledger row or the delivery is now.
+    /// The new status of the ledger row or the delivery.
     pub status: String,
-    /// The run that goes on by it.
+    /// The run that goes on because of it.
     pub run_id: Option<String>,
     #[serde(skip)]
     pub duplicate: bool,
 }
 
 impl Store {
-    /// Settles an uncertain effect. A run that paused for it goes on when nothing else of its turn is uncertain.
+    /// Settles an uncertain effect. A run that paused for it goes on if nothing else of its turn is uncertain.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that is not uncertain or was resolved otherwise, and for "did
-    /// not happen" while the process that began it may still live; [`Error::Conflict`] when the news cannot be sent;
-    /// [`Error::Database`].
+    /// [`Error::NotFound`]; [`Error::Refused`] for an effect that is not uncertain or was decided otherwise, and for
+    /// "did not happen" while the process that began it may still be alive; [`Error::Conflict`] when the message to
+    /// the model cannot be sent; [`Error::Database`].
     pub async fn resolve(&self, session_id: &str, decision: &Decision) -> Result<Resolved> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
@@ -101,7 +102,7 @@ async fn resolve_call(
         None if call.status != "uncertain" => {
             return Err(refused(session, format!("call {call_id} is {}, not uncertain", call.status)));
         }
-        // Its worker may be telling the model this very moment.
+        // A worker may be telling the model at this moment.
         None if !call.told && session.status.is_open() => {
             let reason =
                 format!("the run of call {call_id} goes on: resolve it when the run has paused or ended");
@@ -132,8 +133,15 @@ async fn resolve_call(
     };
     let wakes = if call.told { Wakes::Nobody } else { Wakes::Planner };
     let dedupe = format!("resolved/{call_id}/{}", resolution.as_str());
-    journal(tx, &session.session_id, run_id.as_deref(), Some(&dedupe), wakes, &[event(call_id, decision)])
-        .await?;
+    append_events(
+        tx,
+        &session.session_id,
+        run_id.as_deref(),
+        Some(&dedupe),
+        wakes,
+        &[event(call_id, decision)],
+    )
+    .await?;
     let stored = to_store(decision, run_id.as_deref());
     sqlx::query!(
         "update tool_calls set resolution = $3 where session_id = $1 and call_id = $2",
@@ -155,7 +163,7 @@ async fn resolve_call(
     Ok(answer(session, call_id, resolution, status.as_str(), run_id, false))
 }
 
-/// The run that goes on, unless another call of its turn is undecided.
+/// Returns the paused run that may go on. `None`: another call of its turn is undecided.
 async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<String>> {
     let undecided = sqlx::query_scalar!(
         r#"select exists (
@@ -172,7 +180,7 @@ async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<Strin
     if undecided { Ok(None) } else { run::newest(tx, &session.session_id).await }
 }
 
-/// A message of its own: the transcript keeps what the model was told at the time.
+/// A new message, because the transcript keeps what the model was told at the time.
 async fn tell(
     tx: &mut PgConnection,
     session: &Locked,
@@ -187,7 +195,7 @@ async fn tell(
         trace_context: decision.trace_context.clone(),
         attachments: Vec::new(),
     };
-    deliver(tx, session.clone(), &message).await?;
+    accept(tx, session.clone(), &message).await?;
     Ok(())
 }
 
@@ -220,7 +228,7 @@ async fn resolve_delivery(
     let status = match resolution {
         Resolution::LetModelDecide => {
             let reason = format!(
-                "delivery {delivery_id} was decided on by the model already: say whether it happened, or did not"
+                "the model cannot decide about delivery {delivery_id}: say whether it happened, or did not"
             );
             return Err(refused(session, reason));
         }
@@ -233,11 +241,11 @@ async fn resolve_delivery(
     };
     let dedupe = format!("resolved/{delivery_id}/{}.{}", delivery.resent, delivery.attempt);
     let events = [event(delivery_id, decision)];
-    journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &events).await?;
+    append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &events).await?;
     if status == "sent" {
         let sent = Event::GenSent { delivery_id: delivery_id.to_owned(), channel: delivery.channel.clone() };
         let dedupe = format!("sent/{delivery_id}");
-        journal(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[sent]).await?;
+        append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[sent]).await?;
     }
     if status == "queued" {
         let trace_context = decision.trace_context.as_deref();
@@ -261,7 +269,8 @@ async fn resolve_delivery(
     Ok(answer(session, delivery_id, resolution, status, None, false))
 }
 
-/// The answer that this decision got before, if it is the one that was taken. `None`: none was, or none that binds.
+/// Returns the earlier answer if the effect was resolved with the same decision. `None`: it was not resolved, or the
+/// earlier decision left it open.
 fn first_answer(
     session: &Locked,
     effect: &str,
@@ -274,16 +283,16 @@ fn first_answer(
         let run_id = taken["run_id"].as_str().map(str::to_owned);
         return Ok(Some(answer(session, effect, resolution, status, run_id, true)));
     }
-    // It left the question open: whoever finds out later may still say so.
+    // The earlier answer left the question open, so a later decision may still close it.
     if taken["outcome"] == Resolution::LetModelDecide.as_str() && status == "uncertain" {
         return Ok(None);
     }
     let by = taken["by"].as_str().map(|by| format!(" by {by}")).unwrap_or_default();
     let word = taken["outcome"].as_str().unwrap_or("something else");
-    Err(refused(session, format!("{effect} was resolved before{by}, as {word}; that stands")))
+    Err(refused(session, format!("{effect} was resolved before{by}, as {word}; that decision is final")))
 }
 
-/// `taken` with this resolution in it: equal to `taken` when it is the same one.
+/// Returns `taken` with this resolution in it. It equals `taken` if the resolution is the same.
 fn merged(resolution: &Resolution, taken: &Value) -> Value {
     let mut merged = taken.clone();
     let result = match resolution {
@@ -327,7 +336,7 @@ fn answer(
     }
 }
 
-/// A process that was stopped between its last look and the effect could still do it.
+/// A process that was suspended between its last check and the effect could still perform it.
 fn may_live(session: &Locked, effect: &str, until: Option<DateTime<Utc>>) -> Error {
     let until = until.map(|until| until.to_rfc3339_opts(chrono::SecondsFormat::Millis, true));
     refused(

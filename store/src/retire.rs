@@ -1,13 +1,13 @@
-//! Archived and terminated: how a person takes a session out of use. Its logs stay as they are.
+//! Archive and terminate: a person takes a session out of use. Its logs stay.
 
-use crate::run::{self, Wakes, journal};
+use crate::run::{self, Wakes, append_events};
 use crate::wake::conflict;
 use crate::{Result, Store};
 use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 
 impl Store {
-    /// Puts a session away: it takes no messages and never runs again. What it has enqueued is still sent.
+    /// Archives a session: it takes no messages and never runs again. Its queued deliveries are still sent.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] unless the session is at rest (created, completed, failed),
@@ -16,7 +16,7 @@ impl Store {
         self.retire(session_id, SessionStatus::Archived, "archive", reason).await
     }
 
-    /// Ends a session for good; an archived one, too.
+    /// Ends a session for good, also an archived one.
     ///
     /// # Errors
     /// Those of [`Store::archive`].
@@ -45,7 +45,7 @@ impl Store {
         if status == SessionStatus::Terminated {
             events.push(Event::SessionTerminated { reason });
         }
-        journal(&mut tx, session_id, None, None, Wakes::Planner, &events).await?;
+        append_events(&mut tx, session_id, None, None, Wakes::Planner, &events).await?;
         sqlx::query!(
             "update conversation_sessions
             set status = $2, completed_at = coalesce(completed_at, clock_timestamp())

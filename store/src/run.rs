@@ -1,7 +1,7 @@
 //! Runs: opened, paused, resumed, closed, and handed on to the next session of the conversation.
 //!
-//! Every function here is part of its caller's transaction and wants the conversation's row locked, then the
-//! session's. Only here does a session receive the conversation's message numbers or give them back.
+//! Every function here runs in its caller's transaction. The caller has locked the conversation's row, then the session's.
+//! Only here does a session receive the conversation's message numbers or give them back.
 
 mod lock;
 mod start;
@@ -16,14 +16,14 @@ use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 
-/// Whether a woken run has the conversation, or waits for it.
+/// Whether an opened run has the conversation or waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
     Running,
     Queued,
 }
 
-/// Whether an entry changes what a plan sees, so that the plan a step is working on no longer holds.
+/// Whether an entry changes what a plan sees. If it does, the plan of a running step is out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wakes {
     Planner,
@@ -31,7 +31,7 @@ pub(crate) enum Wakes {
 }
 
 /// Appends journal entries to a locked session.
-pub(crate) async fn journal(
+pub(crate) async fn append_events(
     tx: &mut PgConnection,
     session_id: &str,
     run_id: Option<&str>,
@@ -71,8 +71,8 @@ pub(crate) async fn journal(
     Ok(())
 }
 
-/// Opens a run that is new, or that a person or an answer resumes; `reason` is why, for the journal. It starts at once
-/// when no other run has the conversation; else it is queued and the run that closes starts it.
+/// Opens a new run, or resumes a paused or failed one; `reason` goes into the journal. The run starts at once if no other run
+/// has the conversation. Otherwise it is queued, and the run that closes starts it.
 pub(crate) async fn open(
     tx: &mut PgConnection,
     conversation: &Conversation,
@@ -117,7 +117,7 @@ pub(crate) async fn open(
         });
     }
     if !events.is_empty() {
-        journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+        append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     }
     if session.status != SessionStatus::Queued {
         sqlx::query!(
@@ -144,12 +144,12 @@ pub(crate) async fn open(
 
 /// How a run ends or pauses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ending<'a> {
+pub(crate) struct RunEnd<'a> {
     pub session_id: &'a str,
     pub run_id: &'a str,
     pub status: SessionStatus,
     pub error: Option<&'a str>,
-    /// What the conversation gets back.
+    /// The session's newest message number, which the conversation continues from.
     pub last_message_number: i64,
 }
 
@@ -158,7 +158,7 @@ pub(crate) struct Ending<'a> {
 pub(crate) async fn close(
     tx: &mut PgConnection,
     conversation: Conversation,
-    ending: Ending<'_>,
+    ending: RunEnd<'_>,
     next: Option<Queued>,
 ) -> Result<()> {
     let pauses = matches!(ending.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
@@ -206,7 +206,7 @@ pub(crate) async fn close(
     open_waiting(tx, &conversation.conversation_id, ending.session_id).await
 }
 
-/// Opens the run of the messages that came after their session's run was asked to end.
+/// Opens the run of messages that arrived after somebody cancelled the run before.
 async fn open_waiting(tx: &mut PgConnection, conversation_id: &str, session_id: &str) -> Result<()> {
     let Some(run_id) = next_run(tx, session_id).await? else {
         return Ok(());
@@ -217,7 +217,7 @@ async fn open_waiting(tx: &mut PgConnection, conversation_id: &str, session_id: 
     Ok(())
 }
 
-/// The run that waiting messages were promised, which does not exist yet.
+/// The id of the next run, which waiting messages already carry. The run does not exist yet.
 pub(crate) async fn next_run(tx: &mut PgConnection, session_id: &str) -> Result<Option<String>> {
     Ok(sqlx::query_scalar!(
         "select run_id from session_inbox

@@ -1,11 +1,11 @@
-//! Migrations: what the schema is, and whether it is the one that this binary was built for.
+//! Migrations: the schema, and whether it is the one that this binary was built for.
 
 use crate::{Error, Result, Store};
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
-/// Where sqlx keeps what was applied.
+/// The table in which sqlx records applied migrations.
 const TABLE: &str = "_sqlx_migrations";
 
 /// One migration of this binary.
@@ -16,14 +16,14 @@ pub struct Migration {
     pub applied: bool,
 }
 
-/// Makes the empty database `name` on the server of `admin_url`, whose user may do that. `false`: it is there already,
-/// and is left as it is.
+/// Creates the empty database `name` on the server of `admin_url`. The user needs the right to do so. `false`: it
+/// exists already and was not changed.
 ///
 /// # Errors
 /// [`Error::Database`].
 pub async fn create_database(admin_url: &str, name: &str) -> Result<bool> {
     let mut admin = PgConnection::connect(admin_url).await?;
-    // Neither statement can be checked when this is compiled: the second takes no parameter.
+    // sqlx cannot check these statements at compile time: the second takes no parameter.
     let exists = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
         .bind(name)
         .fetch_one(&mut admin)
@@ -37,20 +37,21 @@ pub async fn create_database(admin_url: &str, name: &str) -> Result<bool> {
 }
 
 impl Store {
-    /// Brings the schema up to this binary's, one migration after the other; several processes may try at once, and
-    /// those that come later wait. `progress` is told of each that this call applied. Gives how many it did.
+    /// Applies the missing migrations in order. Several processes may call this at once; the later ones wait. Calls
+    /// `progress` for each migration that this call applied, and returns their number.
     ///
     /// # Errors
-    /// [`Error::Schema`] when the database is newer than the binary or a migration failed: what was applied before it stays.
+    /// [`Error::Schema`] when the database is newer than the binary or a migration failed. Earlier migrations stay
+    /// applied.
     pub async fn migrate(&self, progress: impl Fn(&Migration)) -> Result<usize> {
-        // A connection of its own: a migration may take longer than any statement of ours, and the lock on the
-        // schema goes with the connection, however this ends.
+        // Uses its own connection: a migration may take longer than the pool's time limits, and the schema lock ends
+        // with the connection in every case.
         let mut connection = self.options.clone().options([("statement_timeout", "0")]).connect().await?;
         connection.lock().await.map_err(failed)?;
-        // Looked at under the lock: what another process has just applied is not missing any more.
+        // Read under the lock, so that a migration that another process has just applied is not applied twice.
         connection.ensure_migrations_table(TABLE).await.map_err(failed)?;
         if let Some(version) = connection.dirty_version(TABLE).await.map_err(failed)? {
-            return Err(Error::Schema(format!("migration {version} was left half-done: mend it by hand")));
+            return Err(Error::Schema(format!("migration {version} was left half-done: repair it by hand")));
         }
         let applied = applied(&mut connection).await?;
         if let Some(newer) = newer_than_binary(&applied) {
@@ -76,7 +77,7 @@ impl Store {
         Ok(count)
     }
 
-    /// Every migration of this binary, and whether it was applied.
+    /// Returns every migration of this binary, and whether it was applied.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -92,10 +93,10 @@ impl Store {
             .collect())
     }
 
-    /// Fails unless the schema is exactly this binary's.
+    /// Returns an error unless the schema is exactly this binary's.
     ///
     /// # Errors
-    /// [`Error::Schema`] with what to do, for an older and for a newer one.
+    /// [`Error::Schema`], for an older and for a newer schema, with the remedy.
     pub async fn check_schema(&self) -> Result<()> {
         let applied = applied(&mut *self.pool.acquire().await?).await?;
         if let Some(newer) = newer_than_binary(&applied) {

@@ -4,7 +4,6 @@ mod parts;
 
 pub use parts::{CallView, DeliveryView, MessageView, RunView, StepView};
 
-use crate::chain::shown;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -19,7 +18,7 @@ pub struct SessionSummary {
     pub session_id: String,
     /// As the API gives it: without the space.
     pub conversation_id: String,
-    /// What the conversation was forked from, and after which of its messages.
+    /// The conversation that this one was forked from; the fork begins after that message.
     pub parent_conversation_id: Option<String>,
     pub forked_at_message_number: Option<i64>,
     pub parent_session_id: Option<String>,
@@ -53,7 +52,7 @@ pub struct SessionSummary {
     pub total_cached_tokens: i64,
     pub total_cost_cents: i32,
     pub total_cost_micros: i64,
-    /// What the totals come to.
+    /// Figures derived from the totals.
     pub debug_meta: DebugMeta,
     pub state: Value,
     pub started_at: DateTime<Utc>,
@@ -239,4 +238,9 @@ fn question(content: &str, call_id: &str) -> Result<Option<String>> {
         }
         Block::ToolCall(_) | Block::Text { .. } | Block::ToolResult(_) | Block::Provider { .. } => None,
     }))
+}
+
+/// A stored conversation's id as people know it: without the space.
+pub(crate) fn shown(conversation_id: &str) -> &str {
+    conversation_id.split_once('/').map_or(conversation_id, |(_, id)| id)
 }

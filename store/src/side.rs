@@ -6,13 +6,14 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::record::Usage;
 
 impl Store {
-    /// What of the session is laid beside another one: [`wakeful_workflow::diff::diff`].
+    /// The session's data for [`wakeful_workflow::diff::diff`].
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn side(&self, session_id: &str) -> Result<Side> {
         let session = self.hydrate(session_id).await?;
-        // Only what is appended to was read before this: what came since belongs to no message that was read.
+        // The rows read below may be newer than the hydrated session. Newer ones belong to messages that were
+        // not read, so they do not matter.
         let model = sqlx::query_scalar!(
             "select model_id from conversation_sessions where session_id = $1",
             session_id

@@ -1,4 +1,4 @@
-//! Where a session stands and what it waits for: everything that an operator needs to see at once.
+//! The state of a session and what it waits for: everything that an operator needs at once.
 
 use crate::outbox::{Delivery, DeliveryFilter};
 use crate::session::SessionSummary;
@@ -6,27 +6,27 @@ use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-/// A session with what holds it up. Read in a few statements, not in one snapshot: it is for people.
+/// A session and what holds it up. Several statements read it, not one snapshot, because it is for people.
 #[derive(Clone, Debug, Serialize)]
 pub struct Standing {
     pub session: SessionSummary,
     /// The newest run.
     pub run: Option<RunView>,
-    /// The run that has the conversation, while this session's run waits for it.
+    /// The run that this session's queued run waits for.
     pub behind: Option<Holder>,
     /// The step job, and the deliver jobs of the conversation.
     pub jobs: Vec<JobView>,
-    /// Messages that wait for the next step boundary.
+    /// Messages that the next step will read.
     pub pending_messages: i64,
-    /// Ledger rows that have not settled, and those of which nobody knows whether they took effect.
+    /// Calls that have not settled, and uncertain ones.
     pub open_calls: Vec<OpenCall>,
-    /// The newest outgoing messages that were not sent for certain, or did not reach everybody, in their order.
+    /// The newest outgoing messages that may not have been sent, or did not reach every recipient, in order.
     pub unsent: Vec<Delivery>,
     /// Seconds since the newest journal entry.
     pub quiet_s: Option<f64>,
 }
 
-/// One run as it is shown.
+/// One run for display.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunView {
     pub run_id: String,
@@ -38,14 +38,14 @@ pub struct RunView {
     pub completed_at: Option<DateTime<Utc>>,
 }
 
-/// Who has the conversation.
+/// The run that has the conversation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Holder {
     pub run_id: String,
     pub session_id: String,
 }
 
-/// One job as it is shown. Times are relative to the database's clock.
+/// One job for display. Times are relative to the database's clock.
 #[derive(Clone, Debug, Serialize)]
 pub struct JobView {
     pub job_id: i64,
@@ -54,20 +54,20 @@ pub struct JobView {
     pub step_number: Option<i64>,
     /// Claims of this step.
     pub attempt: i32,
-    /// Claims without progress since.
+    /// Claims since the last progress.
     pub stuck: i32,
-    /// A claim was made and not given back: while `due_in_s` is positive its holder has the job.
+    /// A claim has not been given back. While `due_in_s` is positive, its holder has the job.
     pub leased: bool,
     pub worker_id: Option<String>,
-    /// Seconds since the holder's last heartbeat. None: it has removed itself, or nobody holds the job.
+    /// Seconds since the holder's last heartbeat. None: no worker holds the job, or its holder has removed its row.
     pub worker_beat_age_s: Option<f64>,
-    /// Seconds until the job may be claimed; negative for how long it could have been. For a leased job the lease's
-    /// end.
+    /// Seconds until the job may be claimed; negative if it could be claimed already. For a leased job, until the
+    /// lease's end.
     pub due_in_s: f64,
     pub last_error: Option<String>,
 }
 
-/// A call that has not settled as it is shown.
+/// An unsettled call for display.
 #[derive(Clone, Debug, Serialize)]
 pub struct OpenCall {
     pub call_id: String,
@@ -77,13 +77,13 @@ pub struct OpenCall {
     pub attempts: i32,
     /// The message that asked for it.
     pub message_number: i64,
-    /// Whether the model has been told how it ended, or that nobody knows.
+    /// Whether the model has been told the result, or that it is unknown.
     pub told: bool,
     pub started_at: Option<DateTime<Utc>>,
 }
 
 impl Store {
-    /// Where the session stands.
+    /// Returns the state of the session and what it waits for.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Database`].

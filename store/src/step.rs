@@ -7,7 +7,6 @@
 mod statement;
 
 use crate::error::missed_fence;
-use crate::failpoint::mutant;
 use crate::queue::Lease;
 use crate::{Error, Result, Store, run};
 use statement::write;
@@ -15,20 +14,22 @@ use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::event::Event;
 use wakeful_workflow::session::{Session, SessionStatus};
 
-/// What became of a commit.
+/// Result of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Commit {
-    /// It is durable and the job goes on. `wake_seq` is the row's: one that moved means that inbox or ledger did.
+    /// The commit is durable and the job goes on. `wake_seq` is the row's: if it moved, the inbox or the ledger
+    /// changed.
     Continued { wake_seq: i64 },
-    /// It is durable and the run is closed or paused; the job is gone.
+    /// The commit is durable, the run is closed or paused, and the job is gone.
     Closed,
-    /// Nothing was written: the session is not what was planned on, but the lease is still held. Hydrate.
+    /// Nothing was written: the session is not the one that was planned on, but the lease is still held. Hydrate
+    /// again.
     Moved,
     /// Nothing was written: another worker has the session.
     Stale,
 }
 
-/// How long this claim has been at the step, model call included, and the how-manieth claim it is.
+/// How long this claim has worked on the step, model call included, and the attempt number.
 #[derive(Clone, Copy, Debug)]
 pub struct Performance {
     pub elapsed_s: f64,
@@ -36,10 +37,10 @@ pub struct Performance {
 }
 
 impl Store {
-    /// Commits `transition`, which was made from `session`, under `lease`.
+    /// Commits `transition`, which was planned on `session`, under `lease`.
     ///
-    /// A closing transition that finds the session woken meanwhile is committed as a continuing one, reply and all.
-    /// Safe to repeat when the answer to it was lost: the second one finds the session moved and writes nothing.
+    /// If a message arrived since, a closing transition is committed as a continuing one, with its reply. Safe to
+    /// repeat after a lost answer: the second try finds the session moved and writes nothing.
     ///
     /// # Errors
     /// [`Error::Database`]; then it is unknown whether it was committed.
@@ -59,7 +60,7 @@ impl Store {
                 Next::Close(_) => self.close_run(lease, session, transition.clone(), performance).await,
             };
             return match self.noted(done) {
-                // Is the lease lost, or did only the session move?
+                // Find out whether the lease is lost or only the session moved.
                 Err(Error::Database(error)) if missed_fence(&error) => {
                     if !self.holds(lease).await? {
                         Ok(Commit::Stale)
@@ -75,8 +76,8 @@ impl Store {
         }
     }
 
-    /// Gives the job the step number that follows from its session's row, which decides. A job that a hand made or
-    /// changed would miss the fence for ever. What a commit was planned on still guards it against applying twice.
+    /// Resets the job's step number from the session's row. If someone edited the job row by hand, its number never
+    /// matches and each commit fails. The predicates on the session still prevent a double apply.
     async fn align_job(&self, lease: &Lease) -> Result<bool> {
         let aligned = sqlx::query!(
             "update jobs
@@ -115,27 +116,27 @@ impl Store {
     ) -> Result<Commit> {
         let mut tx = self.pool.begin().await?;
         let conversation = run::lock_conversation(&mut tx, session.conversation_id.as_str()).await?;
-        // Sessions before jobs: the statement below locks jobs, and the close starts the next session's run.
+        // Lock sessions before jobs: the statement below locks jobs, and the close starts the next session's run.
         let next = run::lock_next(&mut tx, &conversation).await?;
-        // The row is locked from here on: nothing can arrive between this look and the commit.
+        // This locks the row, so no message can arrive between this read and the commit.
         let wake_seq = sqlx::query_scalar!(
             "select wake_seq from conversation_sessions where session_id = $1 for update",
             session.session_id.as_str()
         )
         .fetch_one(&mut *tx)
         .await?;
-        let unseen = wake_seq != session.wake_seq && !mutant("no_wake_seq");
+        let unseen = wake_seq != session.wake_seq;
         let transition = if unseen { transition.continuing() } else { transition };
         let wake_seq = write(&mut tx, lease, session, &transition, performance).await?;
         let Next::Close(closing) = &transition.next else {
             tx.commit().await?;
             return Ok(Commit::Continued { wake_seq });
         };
-        // Before the close, which may open the session's next run with a job of its own.
+        // Delete the job before the close, which may open the session's next run with a new job.
         sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
             .execute(&mut *tx)
             .await?;
-        let ending = run::Ending {
+        let ending = run::RunEnd {
             session_id: session.session_id.as_str(),
             run_id: transition.run_id.as_str(),
             status: closing.status,
@@ -147,8 +148,8 @@ impl Store {
         Ok(Commit::Closed)
     }
 
-    /// Fails the open run of a session that cannot be read, out of its rows alone: a job that can never be hydrated
-    /// would otherwise hold its conversation for ever. `false`: the lease is lost and nothing was written.
+    /// Fails the open run of a session that cannot be hydrated, using its rows alone. Otherwise its job would fail
+    /// again and again and keep the conversation busy. `false`: the lease is lost and nothing was written.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
@@ -177,11 +178,11 @@ impl Store {
             return Ok(false);
         }
         let Some(failed) = failed else {
-            // It has no open run, and its job was made by a hand: no status is to be written.
+            // The session has no open run: someone made the job by hand. Write no status.
             tx.commit().await?;
             return Ok(true);
         };
-        // The conversation may be another session's, or nobody's, where a hand made the job.
+        // After such an edit the conversation's open run may be another session's, or there may be none.
         let run_id = sqlx::query_scalar!(
             "select run_id from session_runs where session_id = $1 and status = 'running'",
             session_id
@@ -195,9 +196,10 @@ impl Store {
             reason: Some(error.to_owned()),
         };
         let events = [event, Event::invocation_result(SessionStatus::Failed, Some(error))];
-        run::journal(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events).await?;
+        run::append_events(&mut tx, session_id, run_id.as_deref(), None, run::Wakes::Planner, &events)
+            .await?;
         if let Some(run_id) = &run_id {
-            let ending = run::Ending {
+            let ending = run::RunEnd {
                 session_id,
                 run_id,
                 status: SessionStatus::Failed,

@@ -1,22 +1,22 @@
-//! The tree of forks that a session stands in.
+//! The tree of forks that contains a session.
 
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-/// At most so many sessions of a tree are shown.
+/// Maximum number of sessions of a tree that are shown.
 pub const TREE_LIMIT: i64 = 5000;
 
-/// A session in its tree.
+/// A session in its tree of forks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Branch {
     pub session_id: String,
-    /// As the API gives it: without the space.
+    /// Without the space, as in the API.
     pub conversation_id: String,
     pub parent_session_id: Option<String>,
-    /// How many forks it is away from the root.
+    /// Number of forks from the root to this session.
     pub depth: i32,
-    /// Where it was cut from its parent.
+    /// The parent's message after which it was cut.
     pub forked_at_message_number: Option<i64>,
     pub forked_from_message_id: Option<String>,
     pub trigger_type: String,
@@ -24,21 +24,21 @@ pub struct Branch {
     pub model_id: String,
     pub status: String,
     pub to_message_number: i64,
-    /// Its own: what its parent did is its parent's.
+    /// Of this session only, without its parent's turns.
     pub total_turns: i32,
     pub total_cost_micros: i64,
     pub started_at: DateTime<Utc>,
 }
 
 impl Store {
-    /// Every session of the tree that `session_id` stands in: each one is followed by its forks, oldest first. At most
-    /// [`TREE_LIMIT`].
+    /// All sessions of the tree that contains `session_id`. Each one is followed by its forks, oldest first.
+    /// At most [`TREE_LIMIT`].
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
     pub async fn tree(&self, session_id: &str) -> Result<Vec<Branch>> {
-        // Ids are ordered by time, so that paths are ordered as the tree is read. The bound of the depth is for rows that a
-        // hand has tied into a ring.
+        // Ids are ordered by time, so sorting by path gives the order of the tree. The depth limit protects
+        // against rows that someone edited into a cycle.
         let branches = sqlx::query_as!(
             Branch,
             r#"

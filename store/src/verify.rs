@@ -1,5 +1,5 @@
-//! Are the caches what the logs say? The session's row is written by the statements that write what it derives from,
-//! but nothing in the database keeps a hand from changing it.
+//! Compares a session's caches with its logs. The statements that write the logs also write the session's row, but
+//! nothing in the database prevents someone from editing the row by hand.
 
 mod facts;
 mod rebuild;
@@ -14,18 +14,18 @@ use serde_json::{Value, json};
 /// One comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
-    /// A column of the session's row, or what else is compared.
+    /// The compared column of the session's row, or another name for what is compared.
     pub name: &'static str,
-    /// The log that it was held against.
+    /// The log that it was compared with.
     pub against: &'static str,
-    /// Whether a rebuild can mend it. What is no cache is the logs' own damage.
+    /// Whether a rebuild can correct it. If not, the damage is in the logs themselves.
     pub cache: bool,
     pub cached: Value,
     pub folded: Value,
     pub agrees: bool,
 }
 
-/// A session's caches held against its logs.
+/// The comparison of a session's caches with its logs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verification {
     pub session_id: String,
@@ -34,7 +34,7 @@ pub struct Verification {
 }
 
 impl Store {
-    /// Folds the session's logs and compares, in one short snapshot. A session in the middle of a run agrees too.
+    /// Folds the session's logs and compares, in one short snapshot. A session in the middle of a run passes too.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for a log that cannot be read, [`crate::Error::Database`].
@@ -51,7 +51,7 @@ impl Store {
         })
     }
 
-    /// The ids of all sessions above `after`, in order, at most `limit`.
+    /// Returns the ids of sessions above `after`, in order, at most `limit`.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -117,7 +117,7 @@ fn check(name: &'static str, against: &'static str, cached: Value, folded: Value
     Check { name, against, cache: true, cached, folded, agrees }
 }
 
-/// What a log shows of itself: nothing, or 0, where it is whole.
+/// A check of a log by itself: the expected value is nothing, or 0.
 fn damage(name: &'static str, against: &'static str, found: Value) -> Check {
     let whole = if found.is_array() { json!([]) } else { json!(0) };
     Check { cache: false, ..check(name, against, whole, found) }
@@ -127,7 +127,7 @@ fn broken(name: &'static str, against: &'static str, cached: Value, error: &str)
     Check { name, against, cache: true, cached, folded: json!({ "error": error }), agrees: false }
 }
 
-/// Equal as the database sees it: `jsonb` keeps a number's value and not its spelling, a message's `json` keeps both.
+/// Compares as the database does: `jsonb` keeps a number's value but not its spelling; a message's `json` keeps both.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),

@@ -1,62 +1,27 @@
 //! The one way in: what a trigger, a person or an operator does to a session.
 //!
-//! A wake writes a journal entry and an inbox row, bumps `wake_seq`, and sees to it that a job exists. It runs no
-//! agent. Looked up first, a duplicate gets the first answer and changes nothing.
+//! A wake writes a journal entry and an inbox row, increments `wake_seq`, and makes sure that a job exists. It runs no agent.
+//! A duplicate message changes nothing and gets the answer that the first one got.
 
 use crate::bounce;
 use crate::create::find_or_create;
-use crate::failpoint::{failpoint, mutant};
+pub use crate::create::{Continues, NewSession};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
-use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::event::Event;
-use wakeful_workflow::policy::SessionPolicy;
-use wakeful_workflow::prefix::Prefix;
+use wakeful_workflow::inbox::{self, Acceptance, Arrival};
 use wakeful_workflow::record::{Attachment, without_nul};
-use wakeful_workflow::session::{Seed, SessionStatus};
+use wakeful_workflow::session::SessionStatus;
 
-/// At most so many messages may wait in one session.
+/// The most messages that may wait in one session.
 pub const INBOX_LIMIT: i64 = 1000;
-
-/// Which session a trigger goes on with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Continues {
-    /// The one that the same trigger made before: an email or a schedule's firing has a session to itself.
-    Trigger,
-    /// The latest of its conversation, whatever made that one: a chat goes on where it was left, or forked to, or begun
-    /// anew.
-    Conversation,
-}
-
-/// What a session is made of, where there is none to go on with.
-#[derive(Clone, Debug)]
-pub struct NewSession {
-    pub space_id: String,
-    pub mailbox_id: String,
-    /// As it is stored: `space/id`.
-    pub conversation_id: String,
-    pub trigger_type: String,
-    /// With space, mailbox and type unique: the same trigger again finds this session.
-    pub trigger_id: String,
-    pub continues: Continues,
-    pub agent: String,
-    pub model_id: String,
-    pub model_context_window: i32,
-    /// The tools as its model is told of them: pinned, with the system prompt among the seeds.
-    pub tools: Vec<ToolDefinition>,
-    pub policy: SessionPolicy,
-    /// The repository that the work is about, if it is about one.
-    pub repository_id: Option<String>,
-    /// What the model sees before the first message, rendered.
-    pub seeds: Vec<Seed>,
-}
 
 /// A message for a session.
 #[derive(Clone, Debug)]
 pub struct NewMessage {
-    /// The sender's own idempotency key; made up where there is none.
+    /// The sender's idempotency key. Without one, the store makes one up.
     pub client_key: Option<String>,
     pub text: String,
     /// Who sent it, as the trigger names people.
@@ -75,23 +40,12 @@ pub struct NewAttachment {
     pub bytes: Vec<u8>,
 }
 
-/// What the message did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Delivered {
-    /// It waits in the inbox for the next step boundary.
-    Queued,
-    /// It answered the open question.
-    Delivered,
-    NewRun,
-}
-
 /// The answer to a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Woken {
     pub session_id: String,
     pub run_id: String,
-    pub outcome: Delivered,
+    pub outcome: Acceptance,
     /// The key was used before: this is the first answer again.
     #[serde(skip)]
     pub duplicate: bool,
@@ -106,7 +60,8 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// A message or a retry makes a job. Of a replay only its own process would take it, and that may be gone for good.
+    /// Checks that a message or a retry may create a job. Only a replay's own process takes that replay's jobs, and it may be
+    /// gone.
     pub(crate) fn may_wake(self, session: &Locked) -> Result<()> {
         if self == By::Replay || session.runner.is_empty() {
             return Ok(());
@@ -119,27 +74,8 @@ impl By {
     }
 }
 
-impl Delivered {
-    fn as_str(self) -> &'static str {
-        match self {
-            Delivered::Queued => "queued",
-            Delivered::Delivered => "delivered",
-            Delivered::NewRun => "new_run",
-        }
-    }
-
-    pub(crate) fn parse(word: &str) -> Result<Delivered> {
-        match word {
-            "queued" => Ok(Delivered::Queued),
-            "delivered" => Ok(Delivered::Delivered),
-            "new_run" => Ok(Delivered::NewRun),
-            _ => Err(Error::corrupt("inbox outcome", word)),
-        }
-    }
-}
-
 impl Store {
-    /// Takes a message: creates the session when there is none to go on with, and wakes it. One transaction; when this
+    /// Takes a message: finds or creates its session, and wakes it. One transaction; when this
     /// returns, the message is durable.
     ///
     /// # Errors
@@ -154,8 +90,8 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
-        let woken = deliver(&mut tx, session, message).await?;
-        failpoint("K1");
+        let woken = accept(&mut tx, session, message).await?;
+        crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
     }
@@ -173,7 +109,7 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
-        let woken = deliver(&mut tx, session, message).await?;
+        let woken = accept(&mut tx, session, message).await?;
         tx.commit().await?;
         Ok(woken)
     }
@@ -192,8 +128,8 @@ impl Store {
         let session = run::lock(&mut tx, session_id).await?;
         By::Anyone.may_wake(&session)?;
         let refused = conflict(session.clone(), "an answer");
-        let woken = deliver(&mut tx, session, message).await?;
-        if !woken.duplicate && woken.outcome != Delivered::Delivered {
+        let woken = accept(&mut tx, session, message).await?;
+        if !woken.duplicate && woken.outcome != Acceptance::Delivered {
             return Err(refused);
         }
         tx.commit().await?;
@@ -241,8 +177,8 @@ impl Store {
         .unwrap_or(false))
     }
 
-    /// Ends the open run: its holder closes it at the next look, or it is closed here when nobody may hold it. `reason`
-    /// is journalled with the end. Gives the run's id.
+    /// Cancels the open run. The worker that holds its job closes it soon; a run that never began is closed here. `reason` is
+    /// journalled with the end. Returns the run's id.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Conflict`] when no run is open, [`Error::Database`].
@@ -270,13 +206,13 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         match session.status {
-            // Its calls have to be closed in words that the model sees, which the step job does.
+            // The step job closes its calls, in words for the model.
             SessionStatus::WaitingInput | SessionStatus::NeedsAttention => {
                 let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
                 run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
             }
             SessionStatus::Queued => {
-                // One that was resumed and waits has calls to close as well, when it has the conversation.
+                // A resumed run that is queued may have open calls. The step job closes them once it has the conversation.
                 let unbegun = sqlx::query_scalar!(
                     r#"select status = 'queued' and started_at is null as "unbegun!" from session_runs where run_id = $1"#,
                     run_id
@@ -302,26 +238,11 @@ impl Store {
     }
 }
 
-/// Keeps a session's prefix under its hash, which it gives. Sessions that begin alike share it.
-pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String> {
-    let blob = prefix.blob();
-    sqlx::query!(
-        "insert into blobs (sha256, size, media_type, bytes)
-        values ($1, length($2::bytea), 'application/json', $2)
-        on conflict (sha256) do nothing",
-        blob.sha256,
-        blob.bytes
-    )
-    .execute(tx)
-    .await?;
-    Ok(blob.sha256)
-}
-
-/// Puts the message into the inbox and does what the session's status asks for.
-pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
+/// Puts the message into the inbox, and opens or resumes a run if [`inbox::accept`] says so.
+pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
     let client_key = match &message.client_key {
-        Some(key) if !mutant("no_dedupe") => key.clone(),
-        Some(_) | None => new_id("key"),
+        Some(key) => key.clone(),
+        None => new_id("key"),
     };
     let sha256 = {
         use sha2::Digest;
@@ -342,13 +263,14 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
         return Ok(Woken {
             session_id: session.session_id,
             run_id: first.run_id,
-            outcome: Delivered::parse(&first.outcome)?,
+            outcome: acceptance_of(&first.outcome)?,
             duplicate: true,
         });
     }
-    if !session.status.takes_messages() {
+    let newest = run::newest(tx, &session.session_id).await?;
+    let Some(arrival) = inbox::accept(session.status, session.cancel_requested, newest.is_some()) else {
         return Err(conflict(session, "message"));
-    }
+    };
     let pending = sqlx::query_scalar!(
         r#"select count(*) as "count!" from session_inbox where session_id = $1 and status = 'pending'"#,
         session.session_id
@@ -358,21 +280,14 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
     if pending >= INBOX_LIMIT {
         return Err(Error::InboxFull { pending });
     }
-    let newest = run::newest(tx, &session.session_id).await?;
-    // A run that was asked to end takes nothing more: what comes now is for the run after it.
-    let ending =
-        session.cancel_requested && matches!(session.status, SessionStatus::Queued | SessionStatus::Running);
-    let (outcome, run_id) = match (session.status, newest) {
-        _ if ending => {
-            let next = run::next_run(tx, &session.session_id).await?;
-            (Delivered::NewRun, next.unwrap_or_else(run::new_run_id))
+    let run_id = match (arrival, newest) {
+        (Arrival::JoinsRun | Arrival::AnswersQuestion, Some(run_id)) => run_id,
+        (Arrival::AwaitsNextRun, _) => {
+            run::next_run(tx, &session.session_id).await?.unwrap_or_else(run::new_run_id)
         }
-        (SessionStatus::Queued | SessionStatus::Running | SessionStatus::NeedsAttention, Some(run_id)) => {
-            (Delivered::Queued, run_id)
-        }
-        (SessionStatus::WaitingInput, Some(run_id)) => (Delivered::Delivered, run_id),
-        (_, _) => (Delivered::NewRun, run::new_run_id()),
+        (Arrival::JoinsRun | Arrival::AnswersQuestion, None) | (Arrival::OpensRun, _) => run::new_run_id(),
     };
+    let outcome = arrival.acceptance();
     let attachments = attach(&mut *tx, &message.attachments).await?;
     let inbox_id = sqlx::query_scalar!(
         "insert into session_inbox
@@ -392,20 +307,20 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
     .await?;
     let dedupe = format!("message/{client_key}");
     let event = Event::MessageReceived { inbox_id };
-    run::journal(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event]).await?;
-    if let Some(news) = bounce::news(&mut *tx, &session.conversation_id).await? {
-        bring_along(&mut *tx, &session.session_id, &run_id, outcome, &news).await?;
+    run::append_events(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event])
+        .await?;
+    if let Some(notices) = bounce::take_notices(&mut *tx, &session.conversation_id).await? {
+        bring_along(&mut *tx, &session.session_id, &run_id, outcome, &notices).await?;
     }
-    match outcome {
-        // The commit that closes the ending run opens the next one.
-        Delivered::NewRun if ending => {}
-        Delivered::Queued => {}
-        Delivered::Delivered | Delivered::NewRun => {
+    match arrival {
+        // The commit that closes the cancelled run opens the next one.
+        Arrival::AwaitsNextRun | Arrival::JoinsRun => {}
+        Arrival::AnswersQuestion | Arrival::OpensRun => {
             let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
-            if outcome == Delivered::NewRun {
+            if arrival == Arrival::OpensRun {
                 clear_cancel(tx, &session.session_id).await?;
             }
-            // A run that has to wait for another session's is queued: the message is in its inbox.
+            // While another session of the conversation runs, this run is queued. The message waits in the inbox.
             let _: Opened =
                 run::open(tx, &conversation, &session, &run_id, message.trace_context.as_deref(), None)
                     .await?;
@@ -414,13 +329,13 @@ pub(crate) async fn deliver(tx: &mut PgConnection, session: Locked, message: &Ne
     Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
 }
 
-/// Puts what the agent is to be told beside a message that has just been taken: after it, so that the message is what opens
-/// the run, or answers the question.
+/// Puts news for the agent into the inbox, after a message that was just taken: that message must be the one that opens the
+/// run or answers the question.
 async fn bring_along(
     tx: &mut PgConnection,
     session_id: &str,
     run_id: &str,
-    outcome: Delivered,
+    outcome: Acceptance,
     news: &str,
 ) -> Result<()> {
     use sha2::Digest;
@@ -441,7 +356,7 @@ async fn bring_along(
     .await?;
     let dedupe = format!("message/{client_key}");
     let event = Event::MessageReceived { inbox_id };
-    run::journal(tx, session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
+    run::append_events(tx, session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
 }
 
 /// Keeps the files of a message as blobs, and gives what points at them.
@@ -449,7 +364,7 @@ async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option
     use sha2::Digest;
     let named: Vec<(String, &NewAttachment)> =
         files.iter().map(|file| (hex::encode(sha2::Sha256::digest(&file.bytes)), file)).collect();
-    // In one order everywhere: two messages with the same two files would wait for one another.
+    // Sort, so that two messages with the same two files cannot deadlock.
     let mut sorted: Vec<_> = named.iter().collect();
     sorted.sort_by(|a, b| a.0.cmp(&b.0));
     for (sha256, file) in sorted {
@@ -479,8 +394,8 @@ async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option
     Ok(Some(serde_json::to_value(attachments).map_err(|error| Error::corrupt("attachments", error))?))
 }
 
-/// Gives a cancelled replay's job to the deployed workers, for its own process may be gone for good: all that is left to do
-/// is to close the run, which calls nothing. The same command begins another replay then.
+/// Gives a cancelled replay's job to the deployed workers, because the replay's own process may be gone. They only close the
+/// run, which calls nothing. The same command then begins another replay.
 async fn hand_over(tx: &mut PgConnection, session_id: &str) -> Result<()> {
     sqlx::query!(
         "update conversation_sessions set replayed_at = coalesce(replayed_at, clock_timestamp())
@@ -508,7 +423,7 @@ async fn close_queued(
         reason: Some(reason.map_or_else(|| "cancelled".to_owned(), |reason| format!("cancelled: {reason}"))),
     };
     let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
-    run::journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    run::append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
     sqlx::query!(
         "update conversation_sessions
         set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
@@ -545,6 +460,11 @@ pub(crate) async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Res
     .execute(tx)
     .await?;
     Ok(())
+}
+
+/// Reads a stored acceptance.
+pub(crate) fn acceptance_of(word: &str) -> Result<Acceptance> {
+    Acceptance::parse(word).ok_or_else(|| Error::corrupt("inbox outcome", word))
 }
 
 pub(crate) fn conflict(session: Locked, wanted: &'static str) -> Error {

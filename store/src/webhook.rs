@@ -1,21 +1,21 @@
-//! The tokens of webhooks that sign a token and not their body: one token, one body.
+//! Tokens of webhooks whose signature covers a token and not the body. Each token belongs to one body.
 
 use crate::{Result, Store};
 use std::time::Duration;
 
-/// What became of a token.
+/// The result of using a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenUse {
     First,
-    /// It was used for the same before: a request that was sent twice.
+    /// It was used with the same body before: the request was sent twice.
     Again,
-    /// It was used for something else: somebody saw a signed request, and put another body under its signature.
+    /// It was used with another body: someone saw a signed request and put another body under its signature.
     Stolen,
 }
 
 impl Store {
-    /// Notes that `token` of `source` came with what `digest` is of. It is remembered for `keep` at least; whoever asks
-    /// refuses older signatures, so nothing is lost by forgetting it then.
+    /// Records that `token` of `source` came with the content that `digest` hashes. The record stays for at
+    /// least `keep`. Callers refuse older signatures, so deleting it later is safe.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -27,7 +27,7 @@ impl Store {
         keep: Duration,
     ) -> Result<TokenUse> {
         let keep_s = i32::try_from(keep.as_secs()).unwrap_or(i32::MAX);
-        // A few at a time: whoever comes pays for those that went.
+        // Each call deletes a few expired tokens, so no cleanup job is needed.
         sqlx::query!(
             "delete from webhook_tokens
             where (source, token) in (
@@ -40,7 +40,7 @@ impl Store {
         )
         .execute(&self.intake)
         .await?;
-        // The update changes nothing. It is there so that the row comes back that was there before.
+        // The update changes nothing. It makes `returning` give the row that existed before.
         let row = sqlx::query!(
             r#"insert into webhook_tokens (source, token, digest, expires_at)
             values ($1, $2, $3, now() + make_interval(secs => $4::int))

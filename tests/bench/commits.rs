@@ -1,4 +1,4 @@
-//! Commits a second: the store's step commit, and a whole turn of the worker in its two commits.
+//! Commits per second: the store's step commit, and a whole turn of the worker with its two commits.
 
 use crate::fixture::{self, Held, TEXT, USAGE};
 use anyhow::Result;
@@ -6,22 +6,23 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use wakeful::store::Store;
-use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, advance};
-use wakeful::workflow::agent::Policy;
+use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
+use wakeful::workflow::agent::AgentPolicy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::record::{FinishReason, Reply};
 use wakeful::workflow::session::{CallOutcome, CallStatus};
 
-/// What one step is made of.
+/// How one step is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// One commit of two messages.
     Step,
-    /// As the step job does it: the assistant's message and its ledger row before the tool runs, then the rest.
+    /// As the step job does it: the assistant's message and its ledger row before the tool runs, then the
+    /// rest.
     Turn,
 }
 
-/// Steps, and how long they took.
+/// The steps of one round, and the time they took.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub steps: u64,
@@ -53,7 +54,7 @@ pub async fn round(store: &Store, held: &mut Vec<Held>, shape: Shape, seconds: f
     Ok(Round { steps, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// One step.
+/// Commits one step.
 pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
     match shape {
         Shape::Step => {
@@ -62,7 +63,7 @@ pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
         }
         Shape::Turn => turn(store, held).await?,
     }
-    // The transcript of a long round is nothing that a commit reads.
+    // A commit never reads the transcript, so a long round does not keep it.
     held.session.records.clear();
     Ok(())
 }
@@ -79,7 +80,7 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         repairs: 0,
         resumes: None,
         prefill_bytes: None,
-        context_strategy: wakeful::workflow::context::Strategy::Full,
+        context_strategy: wakeful::workflow::strategy::Strategy::Full,
         rebase: None,
         reply: Reply {
             content: fixture::assistant_content(&call_id),
@@ -88,12 +89,12 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         },
         effects: BTreeMap::from([("write_file".to_owned(), Effect::Pure)]),
     });
-    let asked = advance(&held.session, replied, Policy::default());
+    let asked = advance(&held.session, replied, AgentPolicy::default());
     held.commit(store, &asked).await?;
     let path = format!("notes-{:02}.txt", step_number % 10);
     let called = Outcome::Called(vec![Performed {
         call: fixture::tool_call(&call_id),
-        ending: Ending::Settled(
+        ending: CallEnd::Settled(
             CallStatus::Done,
             CallOutcome {
                 content: TEXT.clone(),
@@ -104,6 +105,6 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
             },
         ),
     }]);
-    let performed = advance(&held.session, called, Policy::default());
+    let performed = advance(&held.session, called, AgentPolicy::default());
     held.commit(store, &performed).await
 }

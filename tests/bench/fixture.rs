@@ -1,4 +1,4 @@
-//! Databases and sessions to measure on.
+//! Databases and sessions to measure.
 
 use anyhow::{Context, Result};
 use apalis_core::backend::Backend;
@@ -14,12 +14,13 @@ use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::advance::{Next, Outcome, StepResult, Transition, advance};
-use wakeful::workflow::agent::Policy;
+use wakeful::workflow::agent::AgentPolicy;
 use wakeful::workflow::derive::StateUpdate;
 use wakeful::workflow::event::Event;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
-use wakeful::workflow::session::{Purpose, Session};
+use wakeful::workflow::session::Session;
+use wakeful::workflow::generation::Purpose;
 
 /// Bytes of a message's text and of a session's state.
 pub const MESSAGE_BYTES: usize = 2048;
@@ -63,7 +64,7 @@ impl Database {
         Ok(Store::connect(&self.url, connections, "wakeful bench").await?)
     }
 
-    /// For looking, and for what no worker does.
+    /// A connection for queries, and for work that no worker does.
     pub async fn connect(&self) -> Result<PgConnection> {
         Ok(PgConnection::connect(&self.url).await?)
     }
@@ -76,7 +77,7 @@ impl Database {
     }
 }
 
-/// A queue whose jobs are taken by hand.
+/// A queue whose jobs the bench claims one by one.
 pub struct Claims {
     queue: Queue,
     context: WorkerContext,
@@ -99,7 +100,7 @@ impl Claims {
         Claims { queue, context: WorkerContext::new("bench"), draining }
     }
 
-    /// The next job. Its slot is free when it is dropped.
+    /// The next job. Dropping it frees its slot.
     pub async fn next(&mut self) -> Result<Job> {
         let task = poll_fn(|cx| self.queue.poll_next(cx, &self.context)).await;
         Ok(task.context("the queue ended")??.args)
@@ -112,14 +113,14 @@ impl Drop for Claims {
     }
 }
 
-/// A session in the hands of a worker.
+/// A session that the bench holds like a worker.
 pub struct Held {
     pub job: Job,
     pub session: Session,
 }
 
 impl Held {
-    /// Commits, and brings the copy up to date as the step job does.
+    /// Commits, and updates the copy as the step job does.
     pub async fn commit(&mut self, store: &Store, transition: &Transition) -> Result<()> {
         let performance = Performance { elapsed_s: 0.5, attempt: 1 };
         let commit = store.commit(&self.job.lease, &self.session, transition.clone(), performance).await?;
@@ -162,7 +163,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
         let job = claims.next().await?;
         let session = store.hydrate(job.session_id.as_deref().context("a step job")?).await?;
         let mut one = Held { job, session };
-        let begin = advance(&one.session, Outcome::Begun, Policy::default());
+        let begin = advance(&one.session, Outcome::Begun, AgentPolicy::default());
         one.commit(store, &begin).await?;
         let mut fill = Transition { events: Vec::new(), ..begin };
         fill.state_updates = (0..STATE_BYTES / 100).map(state_update).collect();
@@ -172,7 +173,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
     Ok(held)
 }
 
-/// Something like English, so that it compresses like messages do; the same every time.
+/// Text like English, so that it compresses as messages do. Always the same.
 pub fn text(bytes: usize) -> String {
     const WORDS: [&str; 24] = [
         "the",
@@ -226,7 +227,7 @@ pub fn state_update(number: usize) -> StateUpdate {
 /// One step as one commit: an assistant's message and a tool's result of 2 KB each, one small change of the state,
 /// three journal entries, the step's cached result.
 pub fn step(session: &Session) -> Transition {
-    let idle = advance(session, Outcome::Begun, Policy::default());
+    let idle = advance(session, Outcome::Begun, AgentPolicy::default());
     let (step_number, first) = (idle.step_number, session.last_message_number + 1);
     let call_id = format!("call_{step_number}");
     let generation = format!("gen_0193e8d7c4e07c3fa1b2c3d4{step_number:08}");

@@ -1,5 +1,5 @@
-//! What long sessions cost: hydrate, fork, export, import and replay of 10, 100 and 1,000 steps, beside the other way to
-//! keep a session, a checkpoint of all messages for every step, in the same database and run.
+//! What long sessions cost: hydrate, fork, export, import and replay of 10, 100 and 1,000 steps. The rival
+//! keeps a checkpoint of all messages for every step, in the same database and run.
 
 use crate::fixture::Database;
 use crate::made::Long;
@@ -33,14 +33,14 @@ pub struct Cost {
     pub fork_ms: f64,
     pub export_ms: f64,
     pub import_ms: f64,
-    /// Fork and every step, out of recorded answers and results. Each request is made and hashed: that part grows with
-    /// the square of the steps, as the bytes do that a provider is sent.
+    /// A fork and a replay of every step from recorded answers and results. Each request is built and hashed,
+    /// so this part grows with the square of the steps, as the bytes sent to a provider do.
     pub replay_ms: f64,
     /// The text of all messages.
     pub said_bytes: i64,
     /// All rows of the session, compressed as they are stored.
     pub kept_bytes: i64,
-    /// Those of `session_steps` alone: the cached results.
+    /// Rows of `session_steps` alone: the cached results.
     pub steps_bytes: i64,
     pub bundle_bytes: usize,
     /// Blobs that the fork added.
@@ -48,14 +48,15 @@ pub struct Cost {
     pub rival: Rival,
 }
 
-/// A row a step with all messages so far. Of a long session only every tenth is written, and counted ten times: all of them
-/// take minutes.
+/// One row per step with all messages so far. For a long session only every tenth row is written and counted
+/// ten times, because writing all takes minutes.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Rival {
     pub kept_bytes: i64,
     /// Reading the last checkpoint and parsing it.
     pub rebuild_ms: f64,
-    /// Writing all of them, from rows that are in the database already: an estimate where only every tenth was.
+    /// Writing all rows out of rows that are already in the database. An estimate where only every tenth was
+    /// written.
     pub write_ms: f64,
 }
 
@@ -181,7 +182,7 @@ impl Cost {
     }
 }
 
-/// Watches no replay.
+/// Ignores the replay's progress.
 struct Nobody;
 
 impl Observer for Nobody {
@@ -190,7 +191,7 @@ impl Observer for Nobody {
     fn moves(&self, _: u64, _: &Turns) {}
 }
 
-/// The same session as its rival keeps it.
+/// Stores the same session the rival's way.
 async fn rival(connection: &mut PgConnection, session_id: &str, steps: usize, times: usize) -> Result<Rival> {
     sqlx::query("drop table if exists rival").execute(&mut *connection).await?;
     sqlx::query("create table rival (step_number bigint primary key, messages jsonb not null)")

@@ -1,7 +1,7 @@
-//! Step commits a second against pgbench, side by side: `make bench`.
+//! Step commits per second next to pgbench: `make bench`.
 //!
-//! Absolute rates say more about the machine than about Wakeful; so every figure that matters is a ratio of two
-//! things measured in turns within one run. Nothing here is a test: a slow machine makes no failure.
+//! Absolute rates say more about the machine than about Wakeful. So every figure that matters is a ratio of
+//! two things, measured in turns within one run. None of this is a test: a slow machine fails nothing.
 
 mod commits;
 mod fixture;
@@ -23,19 +23,19 @@ use report::{Contestant, Progress, Report, Sample};
 use server::Server;
 use std::process::ExitCode;
 
-/// Sessions that are stepped at a time.
+/// Sessions that are stepped at the same time.
 const SESSIONS: usize = 16;
 
 #[derive(Parser)]
-#[command(about = "Step commits a second against pgbench, and what hydration and claims cost")]
+#[command(about = "Step commits per second next to pgbench, and the cost of hydration and claims")]
 struct Arguments {
     /// Seconds of one round of one contestant.
     #[arg(long, default_value_t = 3)]
     seconds: u32,
-    /// Rounds; every contestant has one in each.
+    /// Rounds. Every contestant runs once in each.
     #[arg(long, default_value_t = 4)]
     rounds: u32,
-    /// Only what long sessions cost.
+    /// Measure only long sessions.
     #[arg(long)]
     long: bool,
     /// Passed by cargo.
@@ -56,7 +56,7 @@ async fn main() -> ExitCode {
 
 async fn run(arguments: &Arguments) -> Result<()> {
     let url = std::env::var("WAKEFUL_TEST_DATABASE_URL")
-        .context("no Postgres: run this by `make bench`, or under the example `with_postgres`")?;
+        .context("no Postgres: run this by `make bench`, or under the program `with_postgres`")?;
     let mut progress = Progress::default();
     progress.say("making databases");
     let mut databases = Vec::new();
@@ -104,7 +104,7 @@ async fn measure(arguments: &Arguments, databases: &[Database], progress: &mut P
     }
     for round in 0..arguments.rounds {
         let mut order = Contestant::ALL;
-        // Whoever comes later meets larger tables and a warmer machine: they take turns in that as well.
+        // A later contestant meets larger tables and a warmer machine, so the order alternates.
         if round % 2 == 1 {
             order.reverse();
         }

@@ -1,7 +1,9 @@
-//! The rival: pgbench with one autocommit statement, written by hand, that leaves the rows of [`fixture::step`].
+//! The rival: pgbench with one hand-written autocommit statement that leaves the same rows as
+//! [`fixture::step`].
 //!
-//! It knows everything beforehand: no fence to miss, no list of unknown length, no tables that a step may touch and this
-//! one does not. What a commit costs above it is the price of being general, and of the client.
+//! The statement knows its case in advance. It has no fence that can miss, no list of unknown length, and no
+//! tables that only some steps touch. The difference to a real commit is the price of being general, plus
+//! that of the client.
 
 use crate::commits::Round;
 use crate::fixture::{self, Database, USAGE};
@@ -76,7 +78,7 @@ pub struct Pgbench {
 }
 
 impl Pgbench {
-    /// Makes `clients` sessions that a client's number leads to, and the script.
+    /// Makes `clients` sessions whose ids come from the client's number, and the script.
     pub async fn new(database: &Database, store: &Store, clients: usize) -> Result<Pgbench> {
         let held = fixture::hold_sessions(store, clients).await?;
         let mut connection = database.connect().await?;
@@ -138,7 +140,7 @@ impl Pgbench {
     }
 }
 
-/// Where `PATH` has it, which `with_postgres` extends, or beside the newest server.
+/// Looks in `PATH`, which `with_postgres` extends, then next to the newest server.
 fn program() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let server = Binaries::find().map(|server| server.dir).ok();

@@ -1,5 +1,5 @@
-//! What a step costs before it begins: hydration by length of the transcript, and a claim by length of the queue.
-//! Both as multiples of the cheapest thing there is, a prepared `select 1`.
+//! What a step costs before it begins: hydration by length of the transcript, and a claim by length of the
+//! queue. Both as multiples of the cheapest statement, a prepared `select 1`.
 
 use crate::fixture::{self, Claims, Database, Held};
 use crate::wire::Relay;
@@ -9,12 +9,12 @@ use std::time::Instant;
 use wakeful::store::Store;
 use wakeful::workflow::advance::{Next, Transition};
 
-/// One thing read in one size.
+/// One kind of read at one size.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Read {
     pub size: usize,
     pub microseconds: f64,
-    /// Of a `select 1` at the same time.
+    /// How many `select 1` take the same time.
     pub round_trips_worth: f64,
     pub round_trips: Option<f64>,
 }
@@ -28,7 +28,7 @@ pub async fn hydrate(database: &Database, sizes: &[usize], times: usize) -> Resu
             let missing = size - one.session.records.len();
             let transition = fixture::step(&one.session);
             let records = transition.records.into_iter().take(missing).collect();
-            // Messages alone: what a transcript is made of does not matter here.
+            // Messages only: the kind of record does not matter here.
             let transition = Transition { records, step: None, next: Next::SameStep, ..transition };
             one.commit(&store, &transition).await?;
         }
@@ -64,7 +64,7 @@ async fn count_round_trips(database: &Database, held: &[Held]) -> Result<Option<
     Ok(Some(traffic.round_trips as f64 / f64::from(TIMES)))
 }
 
-/// Claims one job after the other from queues in which so many are pending, in turn.
+/// Claims jobs one by one, alternating between a small and a large queue.
 pub async fn claim(small: &Database, large: &Database, sizes: [usize; 2], times: usize) -> Result<Vec<Read>> {
     let mut stores = Vec::new();
     let mut claims = Vec::new();
@@ -90,7 +90,7 @@ pub async fn claim(small: &Database, large: &Database, sizes: [usize; 2], times:
     for _ in 0..times {
         ones.push(select_one(&mut connection).await?);
         for ((claims, job), times) in claims.iter_mut().zip(&mut jobs).zip(&mut each) {
-            // The queue looks for the next job when the slot of this one is free.
+            // The queue claims its next job when this one's slot is free.
             drop(job.take());
             let began = Instant::now();
             *job = Some(claims.next().await?);
@@ -111,7 +111,7 @@ async fn select_one(connection: &mut PgConnection) -> Result<f64> {
     Ok(began.elapsed().as_secs_f64() * 1e6)
 }
 
-/// As it is some minutes after the rows came: autovacuum would come at a time of its own.
+/// Vacuums the database, so that autovacuum does not start in the middle of a round.
 async fn vacuum(database: &Database) -> Result<()> {
     sqlx::query("vacuum analyze").execute(&mut database.connect().await?).await?;
     Ok(())
@@ -129,7 +129,7 @@ fn reads(sizes: &[usize], ones: &[f64], each: Vec<Vec<f64>>, round_trips: Option
         .collect()
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// The middle value, or the mean of the two in the middle.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! The figures as a table for people and as a file for the next run to compare with.
+//! The figures as a table for people, and as a file for the next run to compare with.
 
 use crate::long::{self, Cost};
 use crate::reads::{Read, median};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-/// Who takes part in a round.
+/// The programs that take part in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contestant {
     Pgbench,
@@ -54,7 +54,7 @@ pub struct Report {
     summary: Summary,
 }
 
-/// What is compared from run to run.
+/// The figures that are compared from run to run.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Summary {
     step_ratio: f64,
@@ -99,7 +99,7 @@ impl Report {
         }
     }
 
-    /// Round by round, against pgbench of the same round.
+    /// The ratio to pgbench, round by round.
     fn ratios(&self, contestant: Contestant) -> Vec<f64> {
         let pairs = self.samples(contestant).iter().zip(&self.pgbench);
         pairs.map(|(one, rival)| one.per_second / rival.per_second).collect()
@@ -206,7 +206,7 @@ fn reads(paint: &Paint, title: &str, unit: &str, reads: &[Read]) {
 }
 
 fn file() -> PathBuf {
-    // Cargo's directory for files of benches is a child of the target directory.
+    // Cargo's directory for a bench's files is a child of the target directory.
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench").join("steps.json")
 }
 
@@ -214,7 +214,7 @@ fn last() -> Option<Summary> {
     serde_json::from_slice(&std::fs::read(file()).ok()?).ok()
 }
 
-/// How the table looks: in colours only on a terminal, and not under NO_COLOR.
+/// The table's style: colours only on a terminal, and not under NO_COLOR.
 pub struct Paint {
     colours: bool,
 }
@@ -237,7 +237,7 @@ impl Paint {
         if self.colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// `width` cells wide, filled in eighths; what is more than whole is cut off.
+    /// A bar of `width` cells, filled in eighths. Parts above 1 are cut off.
     pub fn bar(&self, part: f64, width: usize) -> String {
         const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
         let eighths = ((part.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize).min(width * 8);
@@ -256,7 +256,7 @@ pub struct Progress {
 impl Progress {
     pub fn say(&mut self, what: &str) {
         let mut out = std::io::stderr().lock();
-        // Progress that cannot be shown is none.
+        // Ignore the error: progress is not worth failing for.
         let _ = if out.is_terminal() {
             write!(out, "\r{what:<width$}", width = self.width).and_then(|()| out.flush())
         } else {

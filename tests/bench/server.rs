@@ -1,4 +1,4 @@
-//! What the server itself says, and what a step sends to it.
+//! Figures from the server itself, and the traffic of one step.
 
 use crate::commits::{self, Shape};
 use crate::fixture::{Database, Held};
@@ -7,7 +7,7 @@ use anyhow::Result;
 use sqlx::{Connection, PgConnection, Row};
 use wakeful::store::Store;
 
-/// A connection of its own, for looking.
+/// A connection of its own, for measuring.
 pub struct Server(PgConnection);
 
 /// Sizes and update kinds after the rounds.
@@ -42,13 +42,13 @@ impl Server {
         Ok(sqlx::query_scalar(sql).fetch_one(&mut self.0).await?)
     }
 
-    /// Where the server's log stands. Everybody's log: on a server that others use, it says little.
+    /// The position of the server's log. It covers all databases, so it says little on a shared server.
     pub async fn wal_bytes(&mut self) -> Result<i64> {
         let sql = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint";
         Ok(sqlx::query_scalar(sql).fetch_one(&mut self.0).await?)
     }
 
-    /// Read when the store's connections are closed: a backend reports its last numbers when it ends.
+    /// Waits until the store's connections are closed: a backend reports its last numbers when it ends.
     pub async fn tables(&mut self) -> Result<Tables> {
         let others = "select count(*) from pg_stat_activity
             where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'";
@@ -74,12 +74,13 @@ impl Server {
     }
 }
 
-/// Takes a few steps through a relay that counts. `None` when the server refuses connections without TLS.
+/// Takes a few steps through a relay that counts. Returns `None` if the server refuses connections without
+/// TLS.
 pub async fn traffic(database: &Database, held: &mut [Held], shape: Shape) -> Result<Option<Sent>> {
     const STEPS: u32 = 20;
     let relay = Relay::start(&database.url)?;
     let Ok(store) = Store::connect(relay.url(), 1, "wakeful bench").await else { return Ok(None) };
-    // The first one describes the statement to the client.
+    // The first step also describes the statement to the client.
     commits::step(&store, &mut held[0], shape).await?;
     let before = relay.traffic();
     for _ in 0..STEPS {

@@ -1,7 +1,7 @@
-//! What goes over the wire: a relay before the server that counts statements and round trips.
+//! Traffic on the wire: a relay in front of the server counts statements and round trips.
 //!
-//! Counted where they happen, so that nothing is forgotten: the pool's pings are round trips too, and no statistics
-//! of the server know them.
+//! It counts there so that nothing is missed: the pool's pings are round trips too, and the server's
+//! statistics do not include them.
 
 use anyhow::{Context, Result};
 use sqlx::ConnectOptions;
@@ -41,7 +41,7 @@ struct Counters {
     bytes: AtomicU64,
 }
 
-/// Listens on a socket of its own as long as it lives.
+/// Listens on a socket of its own for as long as it lives.
 pub struct Relay {
     counters: Arc<Counters>,
     listening: JoinHandle<()>,
@@ -50,7 +50,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// A relay to the server of `url`, which has to take connections without TLS.
+    /// Starts a relay to the server of `url`, which has to accept connections without TLS.
     pub fn start(url: &str) -> Result<Relay> {
         let server = PgConnectOptions::from_str(url)?;
         let dir = tempfile::Builder::new().prefix("wakeful-bench-").tempdir()?;
@@ -84,7 +84,7 @@ impl Drop for Relay {
 async fn accept(listener: UnixListener, server: PgConnectOptions, counters: Arc<Counters>) {
     while let Ok((client, _)) = listener.accept().await {
         let (server, counters) = (server.clone(), Arc::clone(&counters));
-        // A connection ends with its client; an error is the client's to report.
+        // A connection ends with its client, and the client reports any error.
         tokio::spawn(async move {
             let socket = match server.get_socket() {
                 Some(dir) => Some(dir.clone()),
@@ -132,8 +132,8 @@ async fn relay(
     Ok(())
 }
 
-/// Where in the frontend's stream of messages we are: one byte of type, four of length, the body. The first message
-/// has no type.
+/// The position in the frontend's stream of messages: one byte of type, four of length, the body. The first
+/// message has no type.
 #[derive(Default)]
 struct Frames {
     started: bool,
@@ -164,7 +164,7 @@ impl Frames {
         let length = self.head[typed..].iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
         self.body = length.saturating_sub(4);
         if self.started {
-            // Execute runs a statement, Sync waits for the answers, a simple Query does both.
+            // Execute runs a statement, Sync waits for the answers, and a simple Query does both.
             let (statement, waits) = match self.head[0] {
                 b'E' => (1, 0),
                 b'S' => (0, 1),

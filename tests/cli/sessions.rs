@@ -1,4 +1,4 @@
-//! Sessions on a terminal: listed, shown, followed, sent messages, cancelled and retried.
+//! Sessions on a terminal: listed, shown, tailed, sent messages, cancelled and retried.
 
 use super::*;
 
@@ -39,7 +39,7 @@ async fn a_list_is_of_what_came_in_and_copies_are_shown_when_asked_for() {
     assert!(refused.code == 2 && refused.err.contains("there are: chat, email, message"), "{}", refused.err);
     let (status, problem) = client.get("/v1/sessions?trigger_type=bogus").await;
     assert_eq!(status.as_u16(), 400, "{problem}");
-    // A route of somebody's own has a word of its own.
+    // A program's own route can set a trigger type of its own.
     sqlx::query("update conversation_sessions set trigger_type = 'ticket' where trigger_type = 'fork'")
         .execute(&database.pool)
         .await
@@ -121,7 +121,7 @@ async fn a_failed_run_says_why_and_a_retry_wakes_a_worker_at_once() {
         _ => Answer::text("Now it works."),
     })
     .await;
-    // Whoever waits for the poll waits longer than the test does.
+    // Polling takes longer than the test may take, so only a notification can wake the worker.
     let options = options(&model).env("WAKEFUL_QUEUE__POLL_MS", "60000");
     let process = options.serve(&database).await;
     let client = process.client();
@@ -154,7 +154,7 @@ async fn a_provider_that_fails_is_named_with_the_next_attempt() {
     let client = process.client();
     let answer = client.chat("c1", "Hello.").await;
     let id = answer["session_id"].as_str().unwrap();
-    // Late enough for the next attempt to be some time away.
+    // Wait until the failed attempts have pushed the next one some time away.
     let why = eventually("a delayed step", || async {
         let why = run(&options, &database.url, &["session", "why", id]).await;
         why.out.contains("is tried again in").then_some(why)

@@ -1,8 +1,8 @@
-//! Large outputs: kept whole beside the message that shows their ends, and carried with it.
+//! Large outputs: stored whole next to the message that shows their ends, and exported with it.
 
 use super::*;
 
-/// Writes a file, reads it, reads on in what it read, then replies.
+/// Writes a file, reads it, reads on in that output, then replies.
 fn reader(body: &Value) -> Answer {
     let results =
         body["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "tool").count();
@@ -25,7 +25,7 @@ fn reader(body: &Value) -> Answer {
     }
 }
 
-/// 40,000 bytes in which every line says where it is.
+/// 40,000 bytes in which every line names its number.
 fn long_text() -> String {
     (0..4000).map(|line| format!("line {line:04}\n")).collect()
 }
@@ -63,7 +63,7 @@ async fn a_large_output_is_kept_whole_beside_the_message_that_shows_its_ends() {
         offset + 1000
     )));
 
-    // No id leads to another session's output.
+    // A call id gives no access to another session's output.
     let store = talk.store().await;
     let call_id = CallId::from(read["call_id"].as_str().unwrap());
     let own = store.tool_output(&SessionId::from(id.as_str()), &call_id, 0, 9).await.unwrap().unwrap();
@@ -74,7 +74,7 @@ async fn a_large_output_is_kept_whole_beside_the_message_that_shows_its_ends() {
 #[tokio::test]
 async fn k30_an_output_and_its_message_are_committed_together_or_not_at_all() {
     let talk = Talk::new("", reader).await;
-    // The second step that ends is the one that read the file.
+    // The second step that ends is the one that reads the file.
     let killed = talk.options.clone().env("FAILPOINTS", "K21=1*off->1*return").serve(&talk.database).await;
     let answer = killed.client().chat("c1", "Read it.").await;
     let id = answer["session_id"].as_str().unwrap();
@@ -91,7 +91,7 @@ async fn k30_an_output_and_its_message_are_committed_together_or_not_at_all() {
     assert_eq!(found, (1, 3));
     talk.traces(id).await;
 
-    // A blob that somebody took away is seen.
+    // A blob that someone deleted is noticed.
     sqlx::query("delete from blobs where media_type like 'text/plain%'")
         .execute(&talk.database.pool)
         .await

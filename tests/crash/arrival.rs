@@ -7,7 +7,8 @@ use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Wo
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
-/// Posts the world's first message under a key of its own. `None`: the process died over it.
+/// Posts the world's first message under a key of its own. Returns `None` if the process died during the
+/// request.
 async fn post(client: &Client) -> Option<(StatusCode, Value)> {
     let body = json!({"user_id": "ann", "text": "A table for two, please.", "client_key": "k1"});
     let request = client.post_request("/v1/chat/killed/messages").body(body.to_string());
@@ -16,7 +17,7 @@ async fn post(client: &Client) -> Option<(StatusCode, Value)> {
     Some((status, answer.json().await.ok()?))
 }
 
-/// Kills the API while it takes a message, and gives the world as that left it.
+/// Kills the API while it takes a message, and returns the world it left behind.
 async fn killed_over_a_message(failpoint: &str) -> World {
     let world = World::new("killed", BOTH).await;
     let api = world.options.clone().arg("--roles=api").env("FAILPOINTS", failpoint);
@@ -37,7 +38,7 @@ async fn post_again(mut world: World, first: StatusCode) {
     assert_eq!((status, &again), (StatusCode::OK, &answer), "the same key is the same message");
     world.session_id = answer["session_id"].as_str().unwrap().to_owned();
     let traces = world.finish(&client).await;
-    assert_eq!(traces.journal("MESSAGE_RECEIVED").len(), 2, "it and the one after it");
+    assert_eq!(traces.journal("MESSAGE_RECEIVED").len(), 2, "the message and the one after it");
     let seeds: i64 = world
         .database
         .value("select count(*) from session_seed_messages where session_id = $1", &world.session_id)
@@ -60,7 +61,8 @@ async fn k01_a_message_that_was_not_committed_is_not_there_and_is_one_when_it_is
 #[tokio::test]
 async fn k02_a_message_of_which_no_worker_was_told_is_found_by_looking() {
     let world = World::new("killed", BOTH).await;
-    // It looks from before the message came, and who would have told it is dead.
+    // The worker is up before the message arrives. The API dies before it notifies, so only polling can find
+    // the message.
     let worker = world.options.clone().arg("--roles=worker").spawn(&world.database.url);
     worker.wait_for_log("\"Working\"").await;
     let api = world.options.clone().arg("--roles=api").env("FAILPOINTS", "K2=1*return");
@@ -87,7 +89,7 @@ async fn k04_a_session_is_created_whole_or_not_at_all() {
     post_again(world, StatusCode::ACCEPTED).await;
 }
 
-/// Whether every table is empty.
+/// Returns whether every table is empty.
 async fn nothing(database: &Database) -> bool {
     let rows = database.rows().await;
     rows.iter().all(|(table, rows)| *rows == 0 || table == "_sqlx_migrations")
@@ -101,7 +103,8 @@ async fn k24_of_three_workers_one_takes_the_job() {
     let client = processes[0].client();
     world.begin(&client).await;
     world.model.asked(1).await;
-    // Each heart beats once a second and each queue looks five times as often: all have looked since.
+    // Every queue polls several times per second. Once all workers have beaten more than a second later, all
+    // have polled.
     let (workers, at): (i64, String) =
         sqlx::query_as("select count(*), clock_timestamp()::text from workers")
             .fetch_one(&world.database.pool)
@@ -125,7 +128,7 @@ async fn k24_of_three_workers_one_takes_the_job() {
 
 #[tokio::test]
 async fn k25_a_message_in_the_instant_of_completion_survives_a_kill_on_either_side_of_the_commit() {
-    // Before the reply's commit, which loses that answer, and right after it.
+    // Killed before the reply's commit, which loses that answer, and right after it.
     for (failpoint, replies) in [("K21=1*off->1*return", 1), ("K22=3*off->1*return", 2)] {
         let mut world = World::new("killed", GUARDED).await;
         world.model.hold_from(1);

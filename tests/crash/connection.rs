@@ -1,4 +1,4 @@
-//! Connections that end: all at once, or one between a commit and its answer (K32).
+//! Connections that end: all at once, or a single one between a commit and its answer (K32).
 
 use super::{BOTH, GUARDED, IDEMPOTENT, rows};
 use crate::support::proxy::{CutAt, Proxy};
@@ -6,13 +6,13 @@ use crate::support::{Database, Process, World, eventually};
 use futures::future::join_all;
 use serde_json::json;
 
-/// What is cut, and what is left of it: the connection's end costs neither a model call nor an effect.
+/// Which statement's connection is cut, and what must be left. A cut repeats no model call and no effect.
 struct Cut {
     tools: &'static [&'static str],
     /// Part of the statement's text.
     statement: &'static str,
     at: CutAt,
-    /// Guarded calls of which nobody can know.
+    /// Guarded calls whose outcome stays unknown.
     uncertain: usize,
     effects: usize,
 }
@@ -33,7 +33,8 @@ const SETTLED: &str = "set status = $4, outcome";
 const CLAIM: &str = "set lease = nextval('leases')";
 const HEARTBEAT: &str = "set run_at = clock_timestamp() + make_interval";
 
-/// After the first message was taken. The step's statement is cut at its first commit, which begins the run.
+/// The cuts start after the first message was taken. The step's statement is cut at its first commit, the one
+/// that begins the run.
 const CUTS: &[Cut] = &[
     cut(BOTH, CLAIM, CutAt::BeforeServer, 0, 4),
     cut(BOTH, STEP, CutAt::BeforeServer, 0, 4),
@@ -41,12 +42,13 @@ const CUTS: &[Cut] = &[
     // A closing commit is a transaction.
     cut(BOTH, "COMMIT", CutAt::BeforeServer, 0, 4),
     cut(BOTH, "COMMIT", CutAt::BeforeAnswer, 0, 4),
-    // It was never written that the call began, so it did not.
+    // The row never said `started`, so the call never ran, and it runs now.
     cut(GUARDED, STARTED, CutAt::BeforeServer, 0, 2),
-    // It was, and the one who wrote it does not know: it must not run, and nobody can say whether it did.
+    // The row says `started`, but its writer never got the answer. The call must not run, and it stays
+    // uncertain.
     cut(GUARDED, STARTED, CutAt::BeforeAnswer, 1, 1),
     cut(IDEMPOTENT, STARTED, CutAt::BeforeAnswer, 0, 2),
-    // The effect has happened: its outcome is written until it is there.
+    // The effect has happened. The worker retries until its outcome is committed.
     cut(GUARDED, SETTLED, CutAt::BeforeServer, 0, 2),
     cut(GUARDED, SETTLED, CutAt::BeforeAnswer, 0, 2),
     cut(IDEMPOTENT, SETTLED, CutAt::BeforeAnswer, 0, 2),
@@ -63,6 +65,8 @@ async fn k32_a_commit_whose_answer_is_lost_applies_once() {
 async fn survive_cut(cut: &Cut) {
     let case = format!("{:?} {:?} {:?}", cut.tools, cut.statement, cut.at);
     let mut world = World::new("cut", cut.tools).await;
+    // A new connection must come before the lease ends, or another claim asks the model again.
+    world.options = world.options.env("WAKEFUL_QUEUE__LEASE_S", "3").env("WAKEFUL_QUEUE__HEARTBEAT_S", "1");
     let proxy = Proxy::start(&world.database.url);
     world.model.hold();
     let process = world.options.spawn(&proxy.url);
@@ -90,7 +94,8 @@ async fn survive_cut(cut: &Cut) {
     if cut.uncertain == 0 {
         assert_eq!(bodies, World::undisturbed(cut.tools).await, "{case}: the same requests as undisturbed");
     }
-    // It ends by way of the proxy, which runs here: waiting must not stop it.
+    // The process shuts down through the proxy, which runs in this test: a blocking wait would stop the proxy
+    // too.
     process.signal(libc::SIGTERM);
     let (status, _) = process.ended().await;
     assert!(status.success(), "{case}: it is the same process");
@@ -101,7 +106,7 @@ async fn k32_a_message_whose_commit_is_not_answered_is_one_message_when_it_is_po
     for (at, first_time) in [(CutAt::BeforeServer, 202), (CutAt::BeforeAnswer, 200)] {
         let mut world = World::new("cut", GUARDED).await;
         let proxy = Proxy::start(&world.database.url);
-        // A scheduler commits when it looks, which is not the commit that is meant.
+        // No scheduler: it commits on each poll, and the trap is meant for the message's commit.
         let process = world.options.clone().arg("--roles").arg("api,worker").spawn(&proxy.url);
         process.wait_for_log("\"Listening\"").await;
         let client = process.client();
@@ -151,7 +156,7 @@ async fn losing_every_connection_ends_no_process_and_loses_nothing() {
     assert!(process.terminate().success(), "it is the same process");
 }
 
-/// Ends every connection of the process, and waits until its heart beats on a new one.
+/// Ends every connection of the process, and waits until it has beaten its heart on a new one.
 async fn cut_connections(database: &Database, process: &Process) {
     let (cut, at): (i64, String) = sqlx::query_as(
         "select count(pg_terminate_backend(pid)), clock_timestamp()::text from pg_stat_activity

@@ -15,7 +15,7 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
     let before = dump(&world.database).await;
     let path = format!("/v1/sessions/{}/fork", world.session_id);
     let body = json!({"at": "last-user", "client_key": "k"});
-    // Killed with its messages copied, and its journal not begun.
+    // Killed after its messages are copied and before its journal begins.
     let lost = client.post_request(&path).body(body.to_string()).send().await;
     assert!(lost.is_err(), "nothing is acknowledged");
     let (_, process) = process.ended().await;
@@ -23,7 +23,7 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
     assert_eq!(
         dump(&world.database).await,
         before,
-        "no row of it is there, and none of the parent's was written"
+        "the fork has no row, and the parent's rows are unchanged"
     );
 
     let process = world.serve().await;
@@ -32,7 +32,7 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
     assert_eq!(status, StatusCode::CREATED, "{forked}");
     let child = forked["session_id"].as_str().unwrap();
     client.wait_for(child, "completed").await;
-    // The same again, for its first answer may have been lost as well.
+    // Send the same request again, as a client does that lost the first answer.
     let (status, again) = client.post(&path, &body).await;
     assert_eq!((status, &again), (StatusCode::OK, &forked));
     let forks: i64 = world
@@ -45,6 +45,6 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
         checker::check(&world.database, session_id, &effects).await;
     }
     let of = |session_id: &str| effects.iter().filter(|line| line.contains(session_id)).count();
-    assert_eq!((of(&world.session_id), of(child)), (2, 2), "each has done what it was asked to do, once");
+    assert_eq!((of(&world.session_id), of(child)), (2, 2), "each session made its own two effects, once");
     assert!(process.terminate().success());
 }

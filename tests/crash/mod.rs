@@ -1,8 +1,9 @@
-//! `kill -9` anywhere, then a fresh process. Seen each time by a checker that reads only what is left: one reply a
-//! message, dense numbers, no effect twice, and no more model calls than the kill itself cost.
+//! `kill -9` anywhere, then a fresh process. A checker then reads only what is left in the database: one
+//! reply per message, dense numbers, no effect twice, and no more repeated model calls than the kill itself
+//! cost.
 //!
-//! `table.rs` has a row a kill; the files beside it ask what is particular to a few of them. Tests are named after the
-//! kill points of `tests/README.md`.
+//! `table.rs` has one row per kill. The files beside it test what is special about some of them. Tests are
+//! named after the kill points of `tests/README.md`.
 
 mod arrival;
 mod connection;
@@ -25,29 +26,29 @@ const BOTH: &[&str] = &["charge", "reserve"];
 enum Kill {
     /// It kills itself at a failpoint.
     At(&'static str),
-    /// From outside, while the model's answer of this number is half sent.
+    /// From outside, while the model's answer with this number is half sent.
     DuringModelCall(usize),
-    /// From outside, in the middle of this tool, when its neighbours have settled.
+    /// From outside, in the middle of this tool, after the calls beside it have settled.
     DuringTool(&'static str),
 }
 
-/// One kill of a process in its first run, and what the two messages of the conversation leave together.
+/// One kill of a process in its first run, and what the conversation's two messages leave in total.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     k: &'static str,
-    /// What the model calls, side by side, for each of the two messages.
+    /// The tools that the model calls in parallel, for each of the two messages.
     tools: &'static [&'static str],
     kill: Kill,
     /// Model calls that are made again.
     repeated: usize,
-    /// Calls of which nobody can know whether they had their effect. Without any, the distinct request bodies are those
-    /// of an undisturbed run, byte by byte.
+    /// Calls whose effect nobody can confirm or rule out. If this is 0, the distinct request bodies equal
+    /// those of an undisturbed run, byte for byte.
     uncertain: usize,
     /// Effects of `charge` and of `reserve`.
     effects: (usize, usize),
 }
 
-/// A run that was killed once and went on.
+/// A run that was killed once and then continued.
 struct Survived {
     world: World,
     traces: Traces,
@@ -65,7 +66,7 @@ impl Survived {
     }
 }
 
-/// Kills at each row of this name, and holds what is left against the row.
+/// Kills at each row with this name, and checks what is left against the row.
 async fn survive_rows(k: &str) -> Vec<(&'static Row, Survived)> {
     let chosen: Vec<&Row> = table::ROWS.iter().filter(|row| row.k == k).collect();
     assert!(!chosen.is_empty(), "the table has no {k}");
@@ -96,9 +97,9 @@ async fn survive(tools: &[&str], kill: Kill) -> Survived {
     panic!("the process was never killed: {tools:?} {kill:?}");
 }
 
-/// `None`: the run ended without the kill. On a busy machine the heart may find the job of a run that was just closed gone
-/// before the step hears of its own commit: the claim is dropped as stale, short of the failpoint behind that commit. Nothing
-/// was shown then, and it is to be tried again.
+/// Returns `None` if the run ended without the kill; the caller then tries again. It happens on a busy
+/// machine: the heartbeat finds the job of the finished run gone before the step hears of its own commit. The
+/// step then drops its claim as stale and never reaches the failpoint behind that commit.
 async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
     eprintln!("{tools:?} {kill:?}");
     let mut world = World::new("killed", tools).await;
@@ -128,7 +129,7 @@ async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
             })
             .await;
             if number % 2 == 1 {
-                // It is a text: readers have been shown the first piece.
+                // Odd answers are text, so readers have been shown the first piece.
                 rows(&world, "select count(*) from generation_chunks where session_id = $1", 1).await;
             }
             process.kill();
@@ -150,7 +151,7 @@ async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
     Some(Survived { world, traces })
 }
 
-/// Whether the process dies before its run is over.
+/// Returns whether the process dies before its run is over.
 async fn dies(process: &mut Process, world: &World) -> bool {
     let began = Instant::now();
     let status = "select status from conversation_sessions where session_id = $1";
@@ -158,7 +159,7 @@ async fn dies(process: &mut Process, world: &World) -> bool {
         if process.has_ended() {
             return true;
         }
-        // Written after the last failpoint of a claim.
+        // The worker logs this after the last failpoint of a claim.
         if process.log().contains("The claim is over") {
             let status: String = world.database.value(status, &world.session_id).await;
             if status == "completed" {

@@ -1,4 +1,4 @@
-//! A step that kills whoever takes it (K36).
+//! A step that kills every worker that takes it (K36).
 
 use crate::support::world::wake;
 use crate::support::{Answer, Database, ModelServer, Options, eventually};
@@ -20,7 +20,7 @@ async fn k36_a_step_that_kills_its_worker_each_time_fails_its_run_and_not_its_ne
     let store = database.store().await;
     let poisoned = wake(&store, "poisoned", "openai/test", "This is poison.").await;
     let mut neighbours = Vec::new();
-    // The first attempt commits the message with the call; five more make no progress.
+    // The first attempt commits the message with the call. The next five make no progress.
     for life in 1..=6 {
         neighbours.push(wake(&store, &format!("neighbour{life}"), "openai/test", "Hello.").await);
         let (status, process) = options.spawn(&database.url).ended().await;
@@ -37,7 +37,7 @@ async fn k36_a_step_that_kills_its_worker_each_time_fails_its_run_and_not_its_ne
     assert!(options.effects().is_empty());
     assert!(process.terminate().success());
 
-    // Nothing else was wrong with it: without the poison the retry goes on where it stood.
+    // The step is fine apart from the poison: without it the retry continues where the run stopped.
     let mut calm = options.clone();
     calm.env.remove("FAILPOINTS");
     assert_eq!(model.bodies().iter().filter(|body| body.contains("poison")).count(), 1);

@@ -28,7 +28,7 @@ async fn k05_a_run_that_had_not_begun_begins_once() {
             let moves = survived.traces.journal("state_transition");
             moves.iter().filter(|one| one["to_state"] == state).count()
         };
-        assert_eq!((to("running"), to("completed")), (2, 2), "once a message");
+        assert_eq!((to("running"), to("completed")), (2, 2), "once per message");
     }
 }
 
@@ -67,13 +67,13 @@ async fn k12_k13_a_kill_around_a_send_leaves_one_mail() {
     for survived in survived {
         let sql = "select count(*) from deliveries where session_id = $1 and status = 'sent'";
         let sent: i64 = survived.world.database.value(sql, &survived.world.session_id).await;
-        // The model may have been asked for the reply when the deliverer killed its process.
+        // The deliverer may kill the process while the model is being asked for the reply.
         assert!(survived.repeated() <= 1);
         let bodies = survived.world.model.bodies();
         let distinct = crate::support::checker::distinct(&bodies);
         assert_eq!(distinct, undisturbed.iter().collect::<Vec<_>>(), "the same requests as undisturbed");
-        assert_eq!(sent, 2, "one a message");
-        assert_eq!(survived.world.mails(), 2, "one a message");
+        assert_eq!(sent, 2, "one per message");
+        assert_eq!(survived.world.mails(), 2, "one per message");
         assert_eq!(survived.traces.journal("GEN_SENT").len(), 2);
     }
 }
@@ -93,7 +93,7 @@ async fn k18_k19_a_guarded_call_that_may_have_run_is_not_run_again_and_the_model
             continue;
         }
         let bodies = survived.world.model.bodies();
-        assert_eq!(bodies[0], undisturbed[0], "what was before is as it was");
+        assert_eq!(bodies[0], undisturbed[0], "the request before the kill is unchanged");
         let next: Value = serde_json::from_str(&bodies[1]).unwrap();
         let result = next["messages"].as_array().unwrap().last().unwrap();
         assert_eq!(result["role"], "tool");
@@ -110,7 +110,7 @@ async fn k18_k19_an_idempotent_call_that_may_have_run_is_run_again_under_the_sam
             continue;
         }
         let effects = survived.world.options.effects();
-        // The last one is the second message's.
+        // The last effect belongs to the second message.
         let first = &effects[..effects.len() - 1];
         assert!(first.iter().all(|line| *line == effects[0]), "one key: {effects:?}");
         assert_eq!(survived.traces.calls[0]["attempts"], 2);

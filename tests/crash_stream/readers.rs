@@ -1,4 +1,4 @@
-//! What the readers of a stream are shown when processes and chunks are lost.
+//! What a stream's readers see when processes and chunks are lost.
 
 use super::*;
 
@@ -8,7 +8,7 @@ async fn a_reader_ends_with_the_final_text_when_worker_and_api_die_at_once() {
         let database = Database::new().await;
         let model = speaking(Protocol::Anthropic).await;
         let options = options(&model, prefilled);
-        // Both roles in one process: text, text, death.
+        // API and worker in one process: text, text, death.
         let process = options.clone().env("FAILPOINTS", "K8=2*off->1*return").serve(&database).await;
         let client = process.client();
         let id = id(&client.chat("c1", "Tell me a story.").await);
@@ -49,12 +49,13 @@ async fn a_reader_that_was_shown_what_the_database_lost_is_told_to_forget_it() {
     }
     lose(&database, &id, "delete from generation_chunks where session_id = $1 and chunk_no > 0").await;
     let again = reader.until("gen_chunk").await;
-    // Of the same attempt: a call that nobody lets go on times out in the end, and the next one resets in any case.
+    // The reset must come within the same attempt. The held call times out in the end, and the next attempt
+    // resets in any case.
     assert_eq!((again[0].event.as_str(), &again[0].data["attempt"]), ("gen_reset", &json!(1)), "{again:?}");
-    assert_eq!(shown(&again), pieces()[0], "what is left is shown anew");
+    assert_eq!(shown(&again), pieces()[0], "the chunks that are left are shown again");
     seen.extend(again);
 
-    // The worker lives: with its next chunk it writes the lost ones again.
+    // The worker is alive: with its next chunk it writes the lost ones again.
     model.hold_after(6);
     while shown(&seen) != whole() {
         seen.push(reader.next().await.unwrap());
@@ -90,7 +91,7 @@ async fn a_reader_of_a_model_call_that_the_database_lost_is_told_to_forget_it() 
     let rest = reader.until("checkpoint").await;
     assert!(
         rest.iter().all(|frame| frame.id.is_some()),
-        "nothing is shown of what cannot be shown whole: {rest:?}"
+        "an answer that cannot be shown whole is not shown at all: {rest:?}"
     );
     assert_eq!(last_text(&rest), whole());
     assert!(process.terminate().success());
@@ -107,7 +108,7 @@ async fn a_silent_stream_shows_that_it_lives_as_often_as_is_configured() {
     client.wait_for(&id, "completed").await;
     let mut reader = Reader::open(&client, &id, None).await;
     reader.until("checkpoint").await;
-    // With the default of 15 s these would take as long as the test may wait.
+    // With the default of 15 s, five comments would exceed the test's time limit.
     for _ in 0..5 {
         assert_eq!(reader.comment().await, "alive");
     }

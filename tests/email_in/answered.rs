@@ -1,4 +1,5 @@
-//! A question that goes out by mail and is answered by mail: what is said next belongs behind the answer.
+//! A question goes out by mail and is answered by mail. The agent's next mail belongs to the same thread,
+//! after the answer.
 
 use super::{PROVED, SUPPORT, mail, options, post, sent, taken};
 use crate::support::model::turns_since_user;
@@ -15,7 +16,8 @@ async fn mails(server: &SmtpServer, count: usize) -> Vec<Mail> {
     .await
 }
 
-/// Ann writes, is asked, and somebody answers; gives the question's mail, and the last.
+/// Ann writes, the agent asks her, and someone answers. Returns the mail with the question, and the last
+/// mail.
 async fn exchange(answer: impl FnOnce(&Mail) -> (Option<String>, String)) -> (Mail, Mail) {
     let database = Database::new().await;
     let model = ModelServer::start(|body, _| match turns_since_user(body) {
@@ -31,7 +33,7 @@ async fn exchange(answer: impl FnOnce(&Mail) -> (Option<String>, String)) -> (Ma
     let question = mails(&server, 1).await.remove(0);
     let (rcpt, text) = answer(&question);
     let (status, woken) = match rcpt {
-        // An envelope is nothing that a signature covers.
+        // A signature does not cover the envelope, so a mail with a `rcpt` header is posted unsigned.
         Some(rcpt) => {
             let request = client.post_request("/v1/triggers/email/raw");
             let request = request.header("content-type", "message/rfc822").header("rcpt", rcpt);
@@ -70,12 +72,12 @@ async fn who_answers_is_answered_where_he_is_proved_and_nobody_else_is_added_by_
         mail("m2@example.com", "Re: Table", headers, "Four.")
             .replace("Ann <ann@example.com>", "bob@example.com")
     };
-    // The headers of the thread may be missing: what was asked is known here.
+    // The answer has no thread headers. Its plus address names the question, so the next mail still has them.
     let (question, reply) = exchange(|question| (Some(plus(question)), answer(PROVED))).await;
     let id = question.header("Message-ID").unwrap();
     assert_eq!(reply.header("References").unwrap(), format!("<m1@example.com> {id} <m2@example.com>"));
     assert_eq!(reply.header("To").unwrap(), "bob@example.com");
-    assert_eq!(reply.header("Cc").unwrap(), "ann@example.com", "who asked is told what came of it");
+    assert_eq!(reply.header("Cc").unwrap(), "ann@example.com", "Ann, who asked, gets a copy");
 
     let forged = format!("Cc: eve@example.net, {SUPPORT}\r\nReply-To: mallory@example.com\r\n");
     let (question, reply) = exchange(|question| (Some(plus(question)), answer(&forged))).await;

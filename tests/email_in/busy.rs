@@ -1,4 +1,4 @@
-//! Mail that comes while no more can be taken.
+//! Mail that arrives while the server is at its intake limit.
 
 use super::lmtp::Lmtp;
 use super::{SUPPORT, mail, options, post, says, taken};
@@ -10,7 +10,7 @@ use sqlx::{Connection, PgConnection};
 #[tokio::test]
 async fn a_mail_that_is_one_too_many_is_told_so_by_each_door_and_not_that_the_database_is_away() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
-    // Two connections take what comes in, and whoever gets none goes away soon.
+    // Two connections serve intake. A request that gets none in 100 ms is refused.
     let options = options(&model)
         .config("[database]\nmax_connections = 4")
         .env("WAKEFUL_SERVER__INGEST_WAIT_MS", "100")
@@ -45,6 +45,6 @@ async fn a_mail_that_is_one_too_many_is_told_so_by_each_door_and_not_that_the_da
     for chat in chats {
         assert_eq!(chat.await.unwrap().0, StatusCode::ACCEPTED);
     }
-    // And then it is taken, once.
+    // Later it is taken, once.
     taken(&client, text).await;
 }

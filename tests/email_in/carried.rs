@@ -1,4 +1,4 @@
-//! A mail's session in a bundle: its files go along, and redacted nothing names a person.
+//! A mail's session in a bundle: its files are included, and a redacted bundle names no person.
 
 use super::{SUPPORT, mail, options, post, says, taken};
 use crate::support::{Client, Database};
@@ -36,14 +36,14 @@ async fn the_files_of_a_mail_are_carried_and_redacted_with_it() {
 
     let bundle = export(&client, &id, "").await;
     assert!(bundle.contains("menu.txt"));
-    // Elsewhere, where nobody has the file.
+    // Another database, which does not have the file.
     let other = Database::new().await;
     let elsewhere = options(&model).arg("--roles=api").serve(&other).await;
     let (status, imported) = import(&elsewhere.client(), "", bundle.clone()).await;
     assert_eq!(status, StatusCode::CREATED, "{imported}");
     let sql = "select count(*) from blobs where bytes = 'Soup and bread.'::bytea and $1 = ''";
     assert_eq!(other.value::<i64>(sql, "").await, 1);
-    // A bundle whose blob is missing is no whole bundle, and nor is one with another file in its place.
+    // A bundle with a missing blob is refused, and so is one with another file in its place.
     let without: String = bundle
         .lines()
         .filter(|line| !line.contains("U291cCBhbmQgYnJlYWQu"))

@@ -1,11 +1,11 @@
-//! Mail that is made to cost more than it is worth: each is answered within the time and the memory of an ordinary one.
+//! Mail built to cost more than it is worth: each is answered within 2 s of CPU and 256 MiB.
 
 use super::{mail, options, request, says, taken};
 use crate::support::{Database, Process};
 use reqwest::StatusCode;
 use std::time::Duration;
 
-/// Seconds of CPU that the process has used.
+/// CPU seconds that the process has used.
 fn cpu_s(process: &Process) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -14,7 +14,7 @@ fn cpu_s(process: &Process) -> f64 {
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / ticks
 }
 
-/// The most memory that it has had, in MiB.
+/// The process's peak memory, in MiB.
 fn peak_mib(process: &Process) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
@@ -79,7 +79,8 @@ async fn hostile_shapes_are_answered_within_two_seconds_and_256_mib() {
     ];
     for (what, body, expected) in cases {
         let before = cpu_s(&process);
-        // A server that refuses a body by its length does not read it: the client may see the connection close.
+        // A server that refuses a body by its length does not read it, so the client may see the connection
+        // close.
         let status =
             match tokio::time::timeout(Duration::from_secs(60), request(&client, body).send()).await.unwrap()
             {

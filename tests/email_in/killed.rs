@@ -1,4 +1,5 @@
-//! Kills where a mail comes in: what was acknowledged is there, and what was not is one mail when it comes again.
+//! Kills where a mail comes in. An acknowledged mail is stored; one without an answer is a single mail when
+//! it is sent again.
 
 use super::lmtp::Lmtp;
 use super::{mail, options, post, request, says, sessions};

@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// A mail server's side of a connection.
+/// The sending mail server's side of a connection.
 pub(super) struct Lmtp {
     lines: Lines<BufReader<OwnedReadHalf>>,
     writer: OwnedWriteHalf,
@@ -30,7 +30,7 @@ impl Lmtp {
         lmtp
     }
 
-    /// The last line of a reply. `None`: the connection ended.
+    /// The last line of a reply, or `None` if the connection ended.
     pub async fn reply(&mut self) -> Option<String> {
         loop {
             let line = tokio::time::timeout(PATIENCE, self.lines.next_line()).await.expect("a reply");
@@ -52,7 +52,7 @@ impl Lmtp {
         reply
     }
 
-    /// The text of a mail and its end; gives the first reply.
+    /// Sends the text of a mail and its end, and returns the first reply.
     pub async fn end(&mut self, text: &str) -> Option<String> {
         self.write(text.replace("\r\n.", "\r\n..").as_bytes()).await;
         self.write(b".\r\n").await;
@@ -85,7 +85,7 @@ async fn a_mail_is_taken_for_each_recipient_and_refused_for_a_stranger() {
     let said = crate::support::client::texts(&session, "user");
     assert!(said[0].ends_with("Grüße\n.\n..two"), "dots are given back: {said:?}");
     assert_eq!(sessions(&database).await, 2);
-    // Machine mail is taken from its server, and not shown to an agent.
+    // Machine mail is accepted from its server but not shown to an agent.
     lmtp.say("MAIL FROM:<>", "250").await;
     lmtp.say(&format!("RCPT TO:<{SUPPORT}>"), "250").await;
     lmtp.say("DATA", "354").await;
@@ -118,14 +118,14 @@ async fn what_is_out_of_order_or_hostile_is_refused_and_the_next_mail_is_taken()
         .collect::<String>();
     let reply = lmtp.send(SUPPORT, &format!("From: a@b.de\r\n{deep}\r\nx\r\n")).await;
     assert!(reply.starts_with("554 5.6.0"), "{reply}");
-    // All at once, as a server does that knows PIPELINING.
+    // All commands at once, as a server that uses PIPELINING sends them.
     let text = mail("m1@example.com", "Lunch", "", "Shall we?");
     lmtp.write(b"MAIL FROM:<ann@example.com>\r\nRCPT TO:<support@example.org>\r\nDATA\r\n").await;
     for code in ["250", "250", "354"] {
         assert!(lmtp.reply().await.unwrap().starts_with(code));
     }
     assert!(lmtp.end(&text).await.unwrap().starts_with("250"));
-    // What another server could take for the end of the mail, and commands after it.
+    // A line end that another server could take for the end of the mail, and commands after it.
     lmtp.say("MAIL FROM:<ann@example.com>", "250").await;
     lmtp.say(&format!("RCPT TO:<{SUPPORT}>"), "250").await;
     lmtp.say("DATA", "354").await;

@@ -1,4 +1,4 @@
-//! Mail comes in, by HTTP and by LMTP: to a session, to nobody, or refused in words.
+//! Mail comes in by HTTP and by LMTP. It reaches a session, is dropped, or is refused with a reason.
 
 mod answered;
 mod busy;
@@ -18,11 +18,11 @@ use serde_json::Value;
 use sha2::Sha256;
 use std::time::SystemTime;
 
-/// As the configuration has it.
+/// The webhook secret of the configuration below.
 const SECRET: &str = "whsec_YSBzZWNyZXQgb2YgdGhlIHRlc3RzIGFsb25l";
 const SUPPORT: &str = "support@example.org";
 
-/// `serve` with two mailboxes, every door open, and a model that says what it was last told.
+/// `serve` with two mailboxes and every way in enabled, against this model.
 fn options(model: &ModelServer) -> Options {
     Options::new()
         .env("OPENAI_BASE_URL", &model.url)
@@ -43,7 +43,7 @@ async fn says(text: &str) -> ModelServer {
     ModelServer::turns(vec![Answer::text(text)]).await
 }
 
-/// A mail of Ann's to the support.
+/// A mail from Ann to the support address.
 fn mail(id: &str, subject: &str, headers: &str, body: &str) -> String {
     format!(
         "From: Ann <ann@example.com>\r\nTo: {SUPPORT}\r\nSubject: {subject}\r\nMessage-ID: <{id}>\r\n\
@@ -51,7 +51,7 @@ fn mail(id: &str, subject: &str, headers: &str, body: &str) -> String {
     )
 }
 
-/// A header that says, in the name of the trusted server, that the mail is Ann's.
+/// A header in which the trusted server confirms that the mail is Ann's.
 const PROVED: &str = "Authentication-Results: mx.example.org; dmarc=pass header.from=example.com\r\n";
 
 fn now() -> i64 {
@@ -83,7 +83,7 @@ fn request_to(client: &Client, query: &str, body: impl Into<Vec<u8>>) -> Request
         .body(body)
 }
 
-/// Posts a mail, signed: status and answer.
+/// Posts a signed mail. Returns status and answer.
 async fn post(client: &Client, body: impl Into<Vec<u8>>) -> (StatusCode, Value) {
     sent(request(client, body)).await
 }
@@ -94,7 +94,7 @@ async fn sent(request: RequestBuilder) -> (StatusCode, Value) {
     (status, response.json().await.unwrap())
 }
 
-/// Posts a mail that wakes one session, and gives that session's id.
+/// Posts a mail that wakes one session, and returns that session's id.
 async fn taken(client: &Client, body: impl Into<Vec<u8>>) -> String {
     let (status, answer) = post(client, body).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{answer}");
@@ -105,7 +105,7 @@ async fn conversation_of(client: &Client, session_id: &str) -> String {
     client.session(session_id).await["conversation_id"].as_str().unwrap().to_owned()
 }
 
-/// The session's own rules, as they are stored.
+/// The session's policy as stored.
 async fn policy(database: &Database, session_id: &str) -> Value {
     database.value("select policy from conversation_sessions where session_id = $1", session_id).await
 }

@@ -10,7 +10,7 @@ use crate::support::{Answer, Client, Database, ModelServer};
 use reqwest::StatusCode;
 use serde_json::json;
 
-/// A mail with an envelope, which no signature covers.
+/// A mail with an envelope, posted unsigned because no signature covers the envelope.
 fn unsigned(client: &Client, query: &str, text: &str) -> reqwest::RequestBuilder {
     client
         .post_request(&format!("/v1/triggers/email/raw{query}"))
@@ -46,7 +46,7 @@ async fn a_mail_becomes_a_session_that_replies_to_its_sender() {
     );
     assert!(to["reply_to"].as_str().unwrap().starts_with("support+"), "{to}");
     let policy = policy(&database, &session_id).await;
-    // Nobody proved who wrote it: the others may be anybody.
+    // The sender is not proved, so the other addresses may be anyone's.
     assert_eq!(policy["participants"], json!(["ann@example.com"]));
     assert!(process.terminate().success());
 }
@@ -62,7 +62,7 @@ async fn the_same_mail_again_is_a_duplicate_by_either_proof() {
     let (status, again) = post(&client, text.clone()).await;
     assert_eq!((status, &again["duplicate"]), (StatusCode::OK, &json!(true)));
     assert_eq!(first["session_id"], again["session_id"]);
-    // As a server hands it on again: with a trace of its own.
+    // The mail as a server hands it over a second time: with one more trace line.
     let traced = client
         .post_request("/v1/triggers/email/raw")
         .header("content-type", "message/rfc822")
@@ -71,7 +71,7 @@ async fn the_same_mail_again_is_a_duplicate_by_either_proof() {
     let (status, again) = sent(traced).await;
     assert_eq!((status, &again["session_id"]), (StatusCode::OK, &first["session_id"]));
     assert_eq!(sessions(&database).await, 1);
-    // Another mailbox has a session of its own.
+    // The other mailbox gets a session of its own.
     let sales = unsigned(&client, "", &text).header("rcpt", "sales@example.org");
     let (status, other) = sent(sales.header("authorization", "Bearer the token")).await;
     assert_eq!(status, StatusCode::ACCEPTED);
@@ -86,7 +86,7 @@ async fn what_is_not_signed_is_refused_before_it_is_read() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
     let process = options(&model).env("WAKEFUL_TOKEN", "the token").serve(&database).await;
     let client = process.client();
-    // It would be refused with 422 if anybody read it.
+    // This body gets 422 if it is read, so 401 shows that it was not.
     let body = b"\r\n".to_vec();
     let (status, _) = post(&client, body.clone()).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);

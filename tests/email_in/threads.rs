@@ -1,4 +1,4 @@
-//! Which mails go on with a conversation, and which only say so.
+//! Which mails continue a conversation, and which only claim to.
 
 use super::{PROVED, conversation_of, mail, options, policy, post, says, sent, taken};
 use crate::support::client::texts;
@@ -7,13 +7,13 @@ use crate::support::{Answer, Client, Database, ModelServer};
 use reqwest::{RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 
-/// A mail that may have an envelope: without a signature, which would not cover that.
+/// A mail that may have an envelope. It is unsigned, because no signature covers the envelope.
 fn request(client: &Client, body: impl Into<Vec<u8>>) -> RequestBuilder {
     let request = client.post_request("/v1/triggers/email/raw");
     request.header("content-type", "message/rfc822").body(body.into())
 }
 
-/// The id and the route of the session's reply.
+/// The delivery id and the route of the session's reply.
 async fn reply(database: &Database, session_id: &str) -> (String, Value) {
     let sql = "select delivery_id from deliveries where session_id = $1 and channel = 'email'";
     let id: String = database.value(sql, session_id).await;
@@ -114,7 +114,7 @@ async fn a_further_mail_has_a_session_of_its_own_that_knows_the_thread() {
     assert_ne!(second, session_id);
     let session = client.wait_for(&second, "completed").await;
     let said = texts(&session, "user");
-    assert!(said[0].ends_with("\n\nAt noon?"), "what it quotes is left out: {said:?}");
+    assert!(said[0].ends_with("\n\nAt noon?"), "the quoted text is left out: {said:?}");
     let body: Value = serde_json::from_str(model.bodies().last().unwrap()).unwrap();
     let roles: Vec<&str> =
         body["messages"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
@@ -223,7 +223,7 @@ async fn a_question_that_was_asked_in_a_chat_is_not_answered_by_mail() {
     let asking = begun["session_id"].as_str().unwrap();
     assert_eq!(client.chat(&conversation, "Ask me.").await["session_id"], begun["session_id"]);
     client.wait_for(asking, "waiting_input").await;
-    // Whom it may write to goes along, though it replies to nobody.
+    // The session keeps the list of addresses it may write to, although it does not reply by mail.
     let rules = policy(&database, asking).await;
     assert_eq!((&rules["participants"], &rules["reply"]), (&json!(["ann@example.com"]), &Value::Null));
 
@@ -297,7 +297,7 @@ async fn a_loop_is_counted_in_its_conversation_and_forged_mails_silence_nobody_t
     let headers = format!("{PROVED}In-Reply-To: <{delivery_id}@example.org>\r\n");
     let id = taken(&client, mail("m2@example.com", "Re: Lunch", &headers, "At noon?")).await;
     assert_eq!(policy(&database, &id).await["reply"]["channel"], "email");
-    // It is the third mail of the conversation, and then the fourth, whatever the peer calls itself.
+    // The conversation counts these as its third and fourth mail, whatever name the peer uses.
     let plus = route["reply_to"].as_str().unwrap();
     for (at, channel) in [(0, json!("email")), (1, Value::Null)] {
         let peer = mail(&format!("peer{at}@x"), &format!("Other {at}"), "", &format!("Round {at}."))
@@ -362,5 +362,5 @@ async fn two_machines_that_answer_each_other_are_cut_off() {
         policy(&database, &id).await["loop_suspicion"].to_string().contains("same text has come 4 times")
     );
     let (status, _) = post(&client, text("n2@x")).await;
-    assert_eq!(status, StatusCode::OK, "a duplicate is no repetition");
+    assert_eq!(status, StatusCode::OK, "a duplicate does not count as a repetition");
 }

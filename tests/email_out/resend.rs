@@ -1,4 +1,5 @@
-//! A mail that was not sent is sent again by an operator: under its id, in its place, once, and nobody is left with old news.
+//! An operator resends a mail that was not sent: under its id, in its place, once, and the agent hears how it
+//! ended.
 
 use super::{Post, TOLD};
 use crate::support::eventually;
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 use wakeful::store::resend::Resend;
 
 impl Post {
-    /// A mail to Ann that the server refused: the session and the delivery.
+    /// A mail to Ann that the server refused. Returns the session and the delivery.
     async fn with_a_refused_mail() -> (Post, String, String) {
         let post = Post::new().await;
         post.server.answers("RCPT", "550 5.1.1 No such user");
@@ -25,7 +26,7 @@ impl Post {
         serde_json::from_str(&self.cli(args)).unwrap()
     }
 
-    /// Exit status and stderr of a command that is refused.
+    /// Exit status and stderr of a command that fails.
     fn refused(&self, args: &[&str]) -> (i32, String) {
         let output = self.run(args);
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
@@ -62,11 +63,7 @@ async fn a_mail_that_failed_is_sent_again_under_its_id_and_the_agent_hears_of_it
     post.is_done().await;
     let [mail] = post.server.mails().try_into().unwrap();
     assert_eq!(mail.header("Message-ID"), Some(format!("<{delivery}@example.org>")));
-    assert_eq!(
-        post.outbox().await,
-        [(delivery.clone(), "sent".to_owned(), None)],
-        "no old error stays beside it"
-    );
+    assert_eq!(post.outbox().await, [(delivery.clone(), "sent".to_owned(), None)], "no old error is left");
     assert_eq!(post.types(&session).await, ["DELIVERY_FAILED", "DELIVERY_RESENT", "GEN_SENT"]);
     let resent = &post.journal(&session).await[1]["payload"];
     assert_eq!((&resent["by"], &resent["reason"]), (&json!("bob"), &json!("a new account")));
@@ -77,7 +74,7 @@ async fn a_mail_that_failed_is_sent_again_under_its_id_and_the_agent_hears_of_it
     assert_eq!(post.last_request().matches("after all").count(), 1, "it is told once");
     assert!(post.cli(&["session", "why", &session]).contains("Nothing holds it up"));
 
-    // What was sent is sent, and what came back would go to everybody.
+    // A sent mail is not resent. A resend after a bounce would go to every recipient.
     let (code, said) = post.refused(&["delivery", "resend", &delivery]);
     assert!(code == 4 && said.contains("was sent: ask the agent for a new one"), "{said}");
     let store = post.database.store().await;
@@ -117,7 +114,7 @@ async fn two_resends_at_once_give_one_and_what_fails_again_can_be_sent_again() {
     assert_eq!((post.statuses().await, post.server.mails().len()), (vec!["sent".to_owned()], 1));
     let ends = ["DELIVERY_FAILED", "DELIVERY_RESENT", "DELIVERY_FAILED", "DELIVERY_RESENT", "GEN_SENT"];
     assert_eq!(post.types(&session).await, ends);
-    // It had been told of nothing so far, and in the end nothing is wrong.
+    // The agent had not heard of the failure yet. The mail is sent in the end, so there is nothing to tell.
     post.ask(&process.client(), "And now?").await;
     assert!(!post.last_request().contains(TOLD), "{}", post.last_request());
     assert!(process.terminate().success());
@@ -125,13 +122,13 @@ async fn two_resends_at_once_give_one_and_what_fails_again_can_be_sent_again() {
 
 #[tokio::test]
 async fn a_kill_between_a_resend_and_its_send_sends_once_or_is_uncertain() {
-    // (where it dies, what arrives, how it ends)
+    // (failpoint, mails that arrive, how the delivery ends)
     for (failpoint, arrived, status) in
         [("K12_claim=1*return", 1, "sent"), ("K12=1*return", 0, "uncertain"), ("K14=1*return", 1, "sent")]
     {
         let (post, session, delivery) = Post::with_a_refused_mail().await;
         post.server.is_well();
-        // Nobody lives who could send it: what is committed is all that the next process has.
+        // No running process could send it: the next one finds only what is committed.
         post.cli(&["delivery", "resend", &delivery]);
         let options = post.options.clone().env("FAILPOINTS", failpoint);
         let (ended, process) = options.serve(&post.database).await.ended().await;
@@ -145,7 +142,7 @@ async fn a_kill_between_a_resend_and_its_send_sends_once_or_is_uncertain() {
             let command = format!("wakeful session resolve {session} {delivery} --happened ''");
             assert!(code == 4 && said.contains(&command), "{said}");
         }
-        // It had not been told of the failure yet, and what it is told is how it ended.
+        // The agent had not heard of the failure yet. It now hears only how the delivery ended.
         post.ask(&process.client(), "And now?").await;
         let told = post.last_request();
         assert_eq!(told.contains("may not have been sent"), status == "uncertain", "{failpoint}: {told}");
@@ -154,7 +151,7 @@ async fn a_kill_between_a_resend_and_its_send_sends_once_or_is_uncertain() {
     }
 }
 
-// The server goes on while a command runs.
+// Multi-threaded: the SMTP server must answer while a command blocks this thread.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_sent_again_goes_before_what_waits_which_says_what_holds_it_up() {
     let (post, session, first) = Post::with_a_refused_mail().await;
@@ -176,7 +173,8 @@ async fn what_is_sent_again_goes_before_what_waits_which_says_what_holds_it_up()
     assert_eq!((&listed[0]["delivery_id"], &listed[0]["held_up_by"]), (&json!(second), &json!(first)));
     let why = post.cli(&["session", "why", &session]);
     assert!(why.contains(&format!("held up by {first} since ")), "{why}");
-    // The second may have been in hand when the first was sent again; from the first one's attempt on it is behind it.
+    // The second mail may have been mid-send when the first was resent. From the first one's next attempt on,
+    // the second waits behind it.
     eventually("the first one's attempt", || async {
         post.outbox().await[0].2.as_ref()?.contains("451 4.3.0 Later").then_some(())
     })
@@ -225,7 +223,7 @@ async fn what_came_in_a_bundle_is_never_sent() {
     assert!(!why.contains("delivery resend"), "{why}");
 }
 
-// The server goes on while the command runs.
+// Multi-threaded: the SMTP server must answer while the command blocks this thread.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_doctor_sees_what_failed_what_waits_and_an_open_lmtp() {
     let (post, _, first) = Post::with_a_refused_mail().await;

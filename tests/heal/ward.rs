@@ -1,4 +1,4 @@
-//! A database that a test spoils, and the sessions and processes that meet there.
+//! A database that a test damages, with its sessions and processes.
 
 use crate::support::world::wake;
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
@@ -9,7 +9,7 @@ use wakeful::store::heal::{Cursor, Healed};
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::policy::SessionPolicy;
 
-/// A database that a test spoils, and the processes that meet there.
+/// A database that a test damages, and the processes on it.
 pub(super) struct Ward {
     pub(super) database: Database,
     pub(super) store: Store,
@@ -39,7 +39,7 @@ impl Ward {
         Ward { store: database.store().await, database, model, options }
     }
 
-    /// A session with one message. Nobody works yet.
+    /// A session with one message. No worker runs yet.
     pub(super) async fn session(&self, conversation: &str, text: &str) -> String {
         wake(&self.store, conversation, "openai/test", text).await
     }
@@ -70,7 +70,7 @@ impl Ward {
         worker
     }
 
-    /// Does what an operator does with psql.
+    /// Changes rows directly, as an operator with psql does.
     pub(super) async fn execute(&self, sql: &str, session_id: &str) {
         let done = sqlx::query(AssertSqlSafe(sql.to_owned())).bind(session_id).execute(&self.database.pool);
         assert!(done.await.expect(sql).rows_affected() > 0, "{sql} changes something");
@@ -99,7 +99,8 @@ impl Ward {
         self.store.wake_session(session_id).await.unwrap()
     }
 
-    /// No job, no open run, no count that is wrong, nothing to heal, and message numbers without a gap.
+    /// Asserts that everything is in order: no job, no open run, no wrong count, nothing to heal, and message
+    /// numbers without a gap.
     pub(super) async fn is_in_order(&self) {
         eventually("every job to end", || async {
             let jobs: i64 = self.database.value("select count(*) from jobs where $1 <> ''", "all").await;
@@ -132,7 +133,7 @@ pub(super) fn message(text: &str) -> NewMessage {
     }
 }
 
-/// A row as somebody writes it by hand.
+/// Inserts an inbox row directly, without a wake.
 pub(super) async fn insert_message(ward: &Ward, session_id: &str, text: &str, run_id: &str) {
     let insert = format!(
         "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome)

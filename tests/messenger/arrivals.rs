@@ -1,4 +1,4 @@
-//! What comes in.
+//! Messages that come in.
 
 use super::*;
 use futures::StreamExt;
@@ -13,7 +13,7 @@ async fn what_is_forged_stale_cut_or_signed_by_another_secret_is_refused_before_
     let good = [SLACK_SECRET, TELEGRAM_SECRET, WEBHOOK_SECRET];
     let bad = ["wrong", "wrong", "whsec_d3Jvbmd3cm9uZ3dyb25nd3Jvbmd3cm9uZ3dy"];
     for medium in ALL {
-        // No JSON: who reads it first answers 400.
+        // Not JSON: a handler that parses before it checks the signature answers 400.
         let garbage = Post { medium, id: "msg_1".to_owned(), body: "{not json".to_owned() };
         let (status, text) = refused(garbage.signed(&client, now, bad)).await;
         assert_eq!(status, StatusCode::UNAUTHORIZED, "{medium:?}: {text}");
@@ -23,7 +23,7 @@ async fn what_is_forged_stale_cut_or_signed_by_another_secret_is_refused_before_
         let post = Post::new(medium, 1, 1, "Hello");
         assert_eq!(refused(post.signed(&client, now, bad)).await.0, StatusCode::UNAUTHORIZED);
         if medium != Medium::Telegram {
-            // Signed as it should be, and too old, too new, or cut.
+            // Correctly signed, but too old, too new, or cut short.
             for at in [now - 400, now + 400] {
                 assert_eq!(refused(post.signed(&client, at, good)).await.0, StatusCode::UNAUTHORIZED);
             }
@@ -62,7 +62,8 @@ async fn a_door_that_is_not_set_up_says_which_section_opens_it() {
     assert!(process.terminate().success());
 }
 
-/// Slack holds it against an app that does not answer within three seconds, and sends again what is answered with 503.
+/// Slack counts it against an app that does not answer within three seconds. It sends a message again after a
+/// 503.
 #[tokio::test]
 async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_gets_it_taken_once() {
     let desk = Desk::new().await;
@@ -78,7 +79,7 @@ async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_ge
     assert!(response.headers().contains_key("retry-after"));
     let waiting = "select count(*) from pg_stat_activity where datname = $1 and wait_event_type = 'Lock'";
     let waiting: i64 = desk.database.value(waiting, &desk.database.name).await;
-    assert!(waiting > 0, "what was begun goes on, and was not given up by the database either");
+    assert!(waiting > 0, "the first write still waits, and the database has not given it up");
     held.commit().await.unwrap();
 
     late.send_until_taken(&client).await;
@@ -86,7 +87,7 @@ async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_ge
     assert!(process.terminate().success());
 }
 
-/// Telegram hands a bot its updates one after the other, and holds all of them behind one that is refused.
+/// Telegram sends a bot its updates one by one, and one that is refused holds up all that follow.
 #[tokio::test]
 async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_other_chats_go_on() {
     let desk = Desk::new().await;
@@ -108,12 +109,12 @@ async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_ot
     for number in [2, 3, 2] {
         Post::new(Medium::Telegram, 1, number, "is not taken").send(&client).await;
     }
-    assert_eq!(desk.taken().await, before, "nothing of it is in the inbox");
+    assert_eq!(desk.taken().await, before, "none of them is in the inbox");
     let told = desk.count("select count(*) from deliveries where $1 = ''").await;
-    // One, unless the clock has passed a whole minute in between.
+    // One notice, or two if the clock passed a full minute in between.
     assert!((1..=2).contains(&told), "{told}");
     Post::new(Medium::Telegram, 2, 1, "elsewhere").send(&client).await;
-    // Others are refused, for now: they hold back nobody else's, and come again.
+    // The API refuses with 429 instead: its clients can come again later, and hold up no one else.
     let body = json!({"text": "x"});
     let path = format!("/v1/sessions/{session_id}/messages");
     let (status, problem) = client.post(&path, &body).await;
@@ -151,7 +152,7 @@ async fn no_webhook_is_answered_before_its_message_is_committed() {
     let client = process.client();
     for medium in ALL {
         let before = desk.taken().await.1;
-        // Nobody writes a message as long as this is held.
+        // While the test holds this lock, no message can be written.
         let mut holder = desk.database.pool.begin().await.unwrap();
         sqlx::query("lock table session_inbox in exclusive mode").execute(&mut *holder).await.unwrap();
         let request = Post::new(medium, 1, 1, "Hello").request(&client);
@@ -171,12 +172,14 @@ async fn no_webhook_is_answered_before_its_message_is_committed() {
     assert!(process.terminate().success());
 }
 
-/// 200 messages, each of them 50 times, in no order, 100 at a time. Of Slack's every second one is the same message as another
-/// event.
+/// Sends 200 messages 50 times each, shuffled, 100 at a time. Every second copy of a Slack message is the
+/// same message as another event.
 #[tokio::test]
+#[ignore = "slow: make soak"]
 async fn ten_thousand_duplicate_and_reordered_webhooks_are_one_run_each_message() {
     let desk = Desk::new().await;
-    // Nobody dies here, and on a busy machine three seconds are nothing.
+    // No process dies in this test, so a long lease costs nothing. On a busy machine the tests' short lease
+    // could end.
     let options = desk.options.clone().env("WAKEFUL_QUEUE__LEASE_S", "30");
     let process = options.serve(&desk.database).await;
     let client = process.client();
@@ -267,7 +270,7 @@ async fn in_a_channel_only_what_mentions_the_agent_is_taken_and_then_its_whole_t
     Post { medium: Medium::Slack, id: String::new(), body: direct.to_string() }.send(&client).await;
     assert_eq!(desk.taken().await.1, 3);
     desk.session("default/slack/T1/D3").await;
-    // What the agent says comes back to it as an event of a bot, and is none for it.
+    // Slack sends the agent's own message back as a bot's event. It must not become a message.
     let mut own = slack_event(2, 3, "Re: Where?");
     own["event"]["bot_id"] = json!("B1");
     Post { medium: Medium::Slack, id: String::new(), body: own.to_string() }.send(&client).await;
@@ -295,7 +298,7 @@ async fn whoever_is_not_allowed_is_not_heard() {
     assert_eq!(desk.taken().await.1, 2);
     assert!(process.terminate().success());
 
-    // Anybody can find a bot: whom it answers has to be said.
+    // Anyone can find a bot, so the configuration has to list whom it answers.
     let nobody = Options::new().model("openai/test").config(&format!(
         "[messenger.telegram]\ntoken = \"{TELEGRAM_TOKEN}\"\nwebhook_secrets = [\"{TELEGRAM_SECRET}\"]"
     ));
@@ -316,7 +319,7 @@ async fn a_webhook_says_its_first_answer_again_and_names_no_address_for_replies(
     assert_eq!(first, StatusCode::ACCEPTED, "{text}");
     let (second, again) = refused(post.request(&client)).await;
     assert_eq!((second, again), (StatusCode::OK, text));
-    // In a folder of its own: no webhook writes into somebody's chat.
+    // Webhook conversations have a prefix of their own, so a webhook cannot write into another user's chat.
     desk.session("default/webhook/w1").await;
     let mut other = Post::new(Medium::Webhook, 1, 1, "Something else");
     assert_eq!(refused(other.request(&client)).await.0, StatusCode::UNPROCESSABLE_ENTITY);

@@ -1,4 +1,4 @@
-//! A process that dies around everything that a messenger's message goes through: K1 and K2, K12 to K14 of the crash matrix.
+//! A process that dies at each stage of a messenger's message: K1 and K2, K12 to K14 of the crash matrix.
 
 use super::*;
 use crate::support::messengers::Says;
@@ -28,8 +28,8 @@ async fn k01_k02_a_message_whose_webhook_was_not_answered_is_one_message_when_it
     }
 }
 
-/// Posts a message to a process that dies at `failpoint`, lets the attempt's time pass, and lets another one end what is open.
-/// Gives how the delivery ended and how often its text was sent.
+/// Posts a message to a process that dies at `failpoint`, backdates the attempt so that its time is over, and
+/// lets another process finish. Returns how the delivery ended and how often its text was sent.
 async fn dies_and_comes_back(desk: &Desk, medium: Medium, failpoint: &str) -> (String, usize) {
     let process = desk.serve_until(failpoint).await;
     Post::new(medium, 1, 1, "Hello").send(&process.client()).await;
@@ -52,11 +52,11 @@ async fn dies_and_comes_back(desk: &Desk, medium: Medium, failpoint: &str) -> (S
 
 #[tokio::test]
 async fn k12_k13_k14_a_kill_around_a_send_is_settled_as_each_messenger_allows() {
-    // How it ends, and how often its text was sent.
+    // How the delivery ends, and how often its text was sent.
     let table = [
         (Medium::Slack, [("sent", 1), ("sent", 1), ("sent", 1), ("sent", 1)]),
         (Medium::Telegram, [("sent", 1), ("uncertain", 0), ("uncertain", 1), ("sent", 1)]),
-        // Twice under one key, which its receiver knows it by.
+        // Sent twice under the same key, which tells the receiver that it is the same message.
         (Medium::Webhook, [("sent", 1), ("sent", 1), ("sent", 2), ("sent", 1)]),
     ];
     let each = table.into_iter().map(async |(medium, ends)| {

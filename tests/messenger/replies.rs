@@ -1,9 +1,9 @@
-//! What goes out.
+//! Messages that go out.
 
 use super::*;
 use crate::support::messengers::Says;
 
-/// Paragraphs of numbered words, of 9,000 characters and more.
+/// Paragraphs of numbered words, at least 9,000 characters.
 fn long_text() -> String {
     let paragraph = |n: usize| (0..20).map(|word| format!("word{n}x{word}")).collect::<Vec<_>>().join(" ");
     (0..60).map(paragraph).collect::<Vec<_>>().join("\n\n")
@@ -43,7 +43,7 @@ async fn long_replies_come_in_parts_in_order_across_a_kill() {
     let desk = Desk::whose_model(move |_| Answer::text(&reply)).await;
     let dying = desk.serve_until("K14=1*return").await;
     for medium in ALL {
-        // The process dies at the first end of a delivery, which may be before the last of the three was posted.
+        // The process dies when the first delivery ends, which may be before all three messages are posted.
         let _ = Post::new(medium, 1, 1, "Tell me all.").request(&dying.client()).send().await;
     }
     let (status, dying) = dying.ended().await;
@@ -62,14 +62,14 @@ async fn long_replies_come_in_parts_in_order_across_a_kill() {
     for (messenger, limit, parts) in [("slack", 4000, 3), ("telegram", 4096, 3), ("webhook", usize::MAX, 1)] {
         let mut sent: Vec<_> =
             desk.messengers.sent().into_iter().filter(|sent| sent.messenger == messenger).collect();
-        // The receiver of the webhook knows a message that comes again by its key.
+        // The webhook's receiver recognises a repeated message by its key.
         sent.dedup_by(|a, b| a.key.is_some() && a.key == b.key);
-        // One that was under way as its process died is uncertain at Telegram, and may be missing for good.
+        // A Telegram part that was being sent when the process died is uncertain, and may be missing.
         let uncertain = desk.outbox().await.into_iter().filter(|(status, ..)| status == "uncertain").count();
         if messenger != "telegram" || uncertain == 0 {
             assert_eq!(sent.len(), parts, "{messenger}");
             let said: Vec<String> = sent.iter().flat_map(|sent| words(&sent.text)).collect();
-            assert_eq!(said, words(&text), "{messenger}: nothing is lost, and in its order");
+            assert_eq!(said, words(&text), "{messenger}: nothing is lost, and the order is kept");
         }
         assert!(sent.iter().all(|sent| sent.text.encode_utf16().count() <= limit));
     }
@@ -119,7 +119,7 @@ async fn many_threads_of_one_channel_keep_its_limit_and_none_of_them_uses_up_att
     desk.messengers.has(8).await;
     desk.is_done().await;
     assert_eq!(desk.messengers.too_many(), 0);
-    assert_eq!(desk.messengers.asked(), 8, "whoever waits asks nobody");
+    assert_eq!(desk.messengers.asked(), 8, "a delivery that waits sends no request");
     let outbox = desk.outbox().await;
     assert!(outbox.iter().all(|(status, _, attempt)| status == "sent" && *attempt == 1), "{outbox:?}");
     assert!(process.terminate().success());
@@ -142,7 +142,7 @@ async fn a_messenger_that_takes_no_more_is_left_alone_for_as_long_as_it_asks() {
     ];
     let each = table.into_iter().map(async |(medium, says)| {
         let desk = Desk::new().await;
-        // More often than there are attempts.
+        // More often than the number of attempts.
         for _ in 0..11 {
             desk.messengers.says(says.clone());
         }
@@ -195,7 +195,7 @@ async fn while_a_messenger_wants_to_be_left_alone_no_other_conversation_asks_it(
         eventually("it to be told", || async { (desk.messengers.asked() == 1).then_some(()) }).await;
         let mut other = Post::new(medium, 2, 1, "And I");
         if medium == Medium::Telegram {
-            // What Telegram asks for is asked for a chat: this is another topic of it.
+            // Telegram's wait applies to a chat, so send to another topic of the same chat.
             let mut body: Value = serde_json::from_str(&other.body).unwrap();
             body["message"]["message_id"] = json!(2);
             body["message"]["message_thread_id"] = json!(7);
@@ -234,7 +234,7 @@ async fn a_telegram_chat_and_a_group_are_written_to_no_faster_than_telegram_take
 
 #[tokio::test]
 async fn what_a_messenger_refuses_fails_with_a_remedy_and_what_it_cannot_do_now_is_tried_again() {
-    // (medium, what it says, how the delivery ends, a word of its reason)
+    // (medium, its answer, how the delivery ends, a word of the reason)
     let moved = || {
         let mut says = Says::new(302, "");
         says.headers.push(("location", "http://127.0.0.1:1/".to_owned()));
@@ -286,7 +286,7 @@ async fn what_a_messenger_refuses_fails_with_a_remedy_and_what_it_cannot_do_now_
 #[tokio::test]
 async fn the_bots_token_is_in_no_log_and_in_no_reason() {
     let desk = Desk::new().await;
-    // Nobody listens there: the error of the connection knows the address.
+    // The port is closed. The connection error contains the address, and with it the token.
     let options = desk.options.clone().env("WAKEFUL_MESSENGER__TELEGRAM__BASE_URL", "http://127.0.0.1:9");
     let process = options.env("WAKEFUL_LOG", "debug").serve(&desk.database).await;
     Post::new(Medium::Telegram, 1, 1, "Hello").send(&process.client()).await;

@@ -1,4 +1,4 @@
-//! Mail to an SMTP server that others wrote, PyPI's aiosmtpd, and a signature that others verify, dkimpy.
+//! Mail to a third-party SMTP server, PyPI's aiosmtpd. A third-party library, dkimpy, verifies its signature.
 
 use crate::support::{Answer, Database, ModelServer, Options, PATIENCE, Program, eventually};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 pub(super) struct Aiosmtpd {
     port: u64,
     dir: TempDir,
-    /// A line of `mail_server.py` a mail.
+    /// One line of `mail_server.py` per mail.
     pub mails: Arc<Mutex<Vec<Value>>>,
     _child: Child,
 }
@@ -21,7 +21,7 @@ impl Aiosmtpd {
     pub async fn start(security: &str) -> Aiosmtpd {
         let peers = std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-peers`");
         let dir = TempDir::with_prefix("wakeful-aiosmtpd-").expect("a temporary folder");
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/peers/mail_server.py");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/peers/mail_server.py");
         let mut child = Command::new(format!("{peers}/smtp/bin/python"))
             .args([script.as_ref(), dir.path().as_os_str(), security.as_ref()])
             .stdin(Stdio::null())
@@ -53,7 +53,7 @@ impl Aiosmtpd {
     }
 }
 
-/// Sends one mail by `config`, and gives how the delivery ended with its receipt.
+/// Sends one mail with `config`, and returns how the delivery ended with its receipt.
 async fn send(config: &str) -> Value {
     let mail = json!({"to": ["ann@example.com", "nobody@example.com"], "subject": "Your table, Grüße",
         "body": "The table is yours.  \n\nÜber \t Tische.\n\n\n"});
@@ -115,7 +115,7 @@ async fn nothing_is_said_to_a_server_that_does_not_prove_who_it_is_or_does_not_k
         assert!(delivery["last_error"].as_str().unwrap().contains(words), "{words}: {delivery}");
     }
     assert!(server.mails.lock().unwrap().is_empty());
-    // doctor says the same of it.
+    // doctor reports the same.
     std::fs::write(server.dir.path().join("wakeful.toml"), good.replace("sesame", "wrong")).unwrap();
     let output = Program::command(server.dir.path()).arg("doctor").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! The old chats in a real Redis.
+//! Old chats in a real Redis.
 
 use crate::legacy_chat::{echo, old_chat, options, say};
 use crate::support::client::texts;
@@ -8,7 +8,7 @@ use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-/// A Redis of this test's own, on a port of its own, with a password.
+/// A Redis for this test alone, on a port of its own, with a password.
 struct Server {
     _process: Child,
     _dir: TempDir,
@@ -62,7 +62,7 @@ async fn a_chat_of_a_real_redis_goes_on_and_its_entry_lives_as_long_as_it_would_
     let redis = Server::start().await;
     redis.run(&["set", "chat:ann:c1", &old_chat().to_string(), "EX", "86400"]).await;
     redis.run(&["lpush", "chat:ann:list", "x"]).await;
-    // An hour later, by its own count.
+    // Shorten the entry's life by an hour, as if an hour had passed.
     redis.run(&["expire", "chat:ann:c1", "82800"]).await;
     redis.run(&["config", "resetstat"]).await;
     let database = Database::new().await;
@@ -78,7 +78,7 @@ async fn a_chat_of_a_real_redis_goes_on_and_its_entry_lives_as_long_as_it_would_
     let (status, problem) = say(&client, "list", "Hi.").await;
     assert_eq!(status, StatusCode::BAD_GATEWAY);
     assert!(problem["detail"].as_str().unwrap().contains("no string"), "{problem}");
-    // Nothing was written, and nothing lives longer than before.
+    // Wakeful wrote nothing and extended no expiry.
     let left: i64 = redis.run(&["ttl", "chat:ann:c1"]).await.trim().parse().unwrap();
     assert!((82_000..=82_800).contains(&left), "{left}");
     let stats = redis.run(&["info", "commandstats"]).await;
@@ -88,7 +88,7 @@ async fn a_chat_of_a_real_redis_goes_on_and_its_entry_lives_as_long_as_it_would_
     }
     assert!(!process.log().contains(PASSWORD), "the password is in no log");
 
-    // While it is gone, nobody begins without a history; the connection that broke is made again.
+    // While Redis is down, no chat begins without its history. Afterwards the client connects again.
     let port = redis.port;
     drop(redis);
     let (status, problem) = say(&client, "c2", "Hi.").await;

@@ -1,4 +1,5 @@
-//! Mail that others wrote, and a mail server that others wrote: CPython's and mail-parser's malformed mails, and Postfix.
+//! Third-party mail and a third-party mail server: the malformed mails of CPython and of mail-parser, and
+//! Postfix.
 
 use crate::support::{Answer, Database, ModelServer, Options, PATIENCE, Process, eventually};
 use reqwest::StatusCode;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-/// Every file below `dir` of one of these kinds.
+/// Collects every file below `dir` with one of these extensions.
 fn files(dir: &Path, kinds: &[&str], found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -22,7 +23,7 @@ fn files(dir: &Path, kinds: &[&str], found: &mut Vec<PathBuf>) {
     }
 }
 
-/// An API that takes mail and runs no agent.
+/// A process that takes mail and runs no agent.
 async fn door(database: &Database, model: &ModelServer) -> Process {
     let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
     options.env("WAKEFUL_EMAIL__LMTP_LISTEN", "127.0.0.1:0").arg("--roles=api").serve(database).await
@@ -42,7 +43,7 @@ async fn every_mail_of_the_corpora_is_a_session_a_drop_or_a_refusal_in_words() {
         }
     }
     assert!(of_crates >= 100 && mails.len() > of_crates + 30, "{of_crates} of {}", mails.len());
-    // The crates hold some of their files twice: one that is the very same is no further mail.
+    // The crates contain some files twice. An identical copy is not a further mail.
     let mails: BTreeSet<Vec<u8>> = mails.iter().map(|path| std::fs::read(path).expect("a file")).collect();
 
     let (database, model) = (Database::new().await, ModelServer::turns(vec![Answer::text("Hello.")]).await);
@@ -90,7 +91,8 @@ impl Postfix {
             .expect("a port")
             .port();
         let path = dir.path().display();
-        // Without tables of its own: nobody is local, and smtpd, which asks for some even so, must find somebody to ask.
+        // No lookup tables, so that no address is local. smtpd still queries some, so the services that
+        // answer must exist.
         let main = format!(
             "compatibility_level = 3.6\nqueue_directory = {path}/queue\ndata_directory = {path}/data\n\
              command_directory = /usr/sbin\ndaemon_directory = /usr/lib/postfix/sbin\nmail_owner = postfix\n\
@@ -126,7 +128,7 @@ impl Postfix {
         }
         std::fs::write(config.join("main.cf"), main).expect("main.cf");
         std::fs::write(config.join("master.cf"), master).expect("master.cf");
-        // Its own account goes through the temporary folder, and owns what is in `data`.
+        // Postfix's own account must pass the temporary folder, and owns `data`.
         let open = Command::new("sh")
             .arg("-c")
             .arg(format!("chmod 755 {path} && chown postfix {path}/data && postfix -c {path}/etc check"))
@@ -147,7 +149,7 @@ impl Postfix {
         postfix
     }
 
-    /// Gives it a mail, by Python's smtplib.
+    /// Hands it a mail, with Python's smtplib.
     async fn take(&self, text: &str) {
         let script = "import smtplib, sys\nserver = smtplib.SMTP('127.0.0.1', int(sys.argv[1]))\n\
                       server.sendmail('ann@example.com', ['agent@example.org'], sys.argv[2].encode())\nserver.quit()";
@@ -169,9 +171,9 @@ impl Drop for Postfix {
 #[tokio::test]
 #[ignore = "needs Postfix, and root: make test-peers"]
 async fn postfix_hands_mail_over_and_keeps_what_was_not_taken() {
-    // SAFETY: it takes nothing.
+    // SAFETY: geteuid takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
-        println!("Postfix's master wants root: nothing was tried");
+        println!("Postfix's master needs root: the test was skipped");
         return;
     }
     let (database, model) = (Database::new().await, ModelServer::turns(vec![Answer::text("Hello.")]).await);
@@ -184,7 +186,7 @@ async fn postfix_hands_mail_over_and_keeps_what_was_not_taken() {
             "From: ann@example.com\r\nTo: agent@example.org\r\nSubject: {n}\r\nMessage-ID: <m{n}@x>\r\n\r\nHello {n}\r\n.\r\n"
         )
     };
-    // Nobody listens: it keeps the mail, and brings it when somebody does.
+    // No one listens: Postfix keeps the mail, and delivers it when Wakeful is up.
     postfix.take(&mail(0)).await;
     let killed = options.clone().env("FAILPOINTS", "K2=1*return").serve(&database).await;
     let (_, killed) = killed.ended().await;
@@ -202,7 +204,7 @@ async fn postfix_hands_mail_over_and_keeps_what_was_not_taken() {
     assert!(process.terminate().success());
 }
 
-/// How many mails Postfix holds.
+/// The number of mails that Postfix holds.
 pub(super) fn queued(postfix: &Postfix) -> usize {
     let mut found = Vec::new();
     let queue = postfix.dir.path().join("queue");

@@ -1,14 +1,14 @@
-"""A mail program and a mail server's sending half, all of Python's own: smtplib and email.
+"""A mail program and the sending half of a mail server, built only on Python's smtplib and email.
 
     mail_client.py post|read
 
 Takes one object of JSON on stdin, and prints one.
 
-post: {"protocol": "lmtp"|"smtp", "port", "rcpt", "id", "text", "headers"?} hands over a mail of Ann's with this Message-ID.
-With "answers", a mail as it was received, it is the answer that a mail program makes of that: to its Reply-To, unless
-"rcpt" is given. Prints whom the server refused, in its words, and what the others were told.
+post: {"protocol": "lmtp"|"smtp", "port", "rcpt", "id", "text", "headers"?} hands over a mail from Ann with this Message-ID.
+"answers" may hold a received mail. Then the new mail answers it as a mail program would, to its Reply-To unless "rcpt" is
+given. Prints the recipient, the error, and the refused recipients with the server's replies.
 
-read: {"mail"} prints what Python's parser makes of a mail.
+read: {"mail"} prints the mail as Python's parser reads it.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""An SMTP server of aiosmtpd's on loopback: STARTTLS or TLS, with a login. Prints one line of JSON when it listens, and one
-a mail.
+"""An aiosmtpd SMTP server on loopback: STARTTLS or TLS, with a login. Prints one line of JSON when it listens, and one
+per mail.
 
     mail_server.py DIR starttls|tls
 
 DIR gets the certificate authority (ca.pem) and a DKIM key of each kind (rsa.pem, ed25519.pem) with its DNS record.
-Every mail's signature is verified by dkimpy, the record out of DIR.
+dkimpy verifies every mail's signature with the record in DIR.
 """
 
 import base64
@@ -92,7 +92,7 @@ class Server(Controller):
         )
 
     def _trigger_server(self):
-        # The controller knows only the port that it was told, which is none.
+        # The controller only knows the port 0 that it was given, so ask the socket.
         socket.create_connection(self.server.sockets[0].getsockname()).close()
 
 

@@ -1,5 +1,6 @@
-//! Mail's whole way round between servers that others wrote: Python's smtplib (or Postfix) hands a mail over by LMTP, and
-//! PyPI's aiosmtpd gets what is answered. What a mail says, and how one is answered, is the word of Python's `email`.
+//! A mail's way there and back between third-party servers: Python's smtplib (or Postfix) hands a mail over
+//! by LMTP, and PyPI's aiosmtpd receives the answer. Python's `email` parses the mails and writes the answers
+//! to them.
 
 use super::email_out::Aiosmtpd;
 use super::mail::{Postfix, queued};
@@ -14,7 +15,7 @@ use tokio::process::Command;
 const DESK: &str = "desk@example.org";
 const SUPPORT: &str = "support@example.org";
 
-/// Wakeful between the two: mail comes in at `lmtp`, and goes out to `out`.
+/// Wakeful between two servers: mail comes in at `lmtp`, and goes out to `out`.
 struct Post {
     process: Process,
     out: Aiosmtpd,
@@ -44,18 +45,18 @@ impl Post {
         self.process.client()
     }
 
-    /// Hands a mail over by LMTP, and gives what smtplib says of it.
+    /// Hands a mail over by LMTP, and returns what smtplib reports.
     async fn post(&self, mail: Value) -> Value {
         post("lmtp", self.lmtp, mail).await
     }
 
-    /// The same for a mail that is taken.
+    /// The same for a mail that must be accepted.
     async fn taken(&self, mail: Value) {
         let said = self.post(mail).await;
         assert_eq!((&said["error"], &said["refused"]), (&Value::Null, &json!({})), "{said}");
     }
 
-    /// Waits until aiosmtpd has so many mails, and gives the last: as it came, and as Python reads it.
+    /// Waits until aiosmtpd has `count` mails. Returns the last: as it came, and as Python parses it.
     async fn received(&self, count: usize) -> (Value, Value) {
         let all = eventually(&format!("mail {count} at aiosmtpd"), || async {
             let mails = self.out.mails.lock().unwrap().clone();
@@ -89,7 +90,7 @@ impl Post {
 /// Runs `mail_client.py`.
 async fn python(command: &str, asked: Value) -> Value {
     let peers = std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-peers`");
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/peers/mail_client.py");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/peers/mail_client.py");
     let mut child = Command::new(format!("{peers}/smtp/bin/python"))
         .args([script, command])
         .stdin(Stdio::piped())
@@ -110,12 +111,12 @@ async fn post(protocol: &str, port: u64, mut mail: Value) -> Value {
     python("post", mail).await
 }
 
-/// What every reply to Ann must say, whatever it answers. Gives its Message-ID without brackets.
+/// Checks everything that holds for each reply to Ann. Returns its Message-ID without brackets.
 fn check(came: &Value, read: &Value, delivery_ids: &BTreeSet<String>) -> String {
     assert_eq!((&came["mail_from"], &came["to"]), (&json!(SUPPORT), &json!(["ann@example.com"])), "{came}");
     assert_eq!((&came["signed"], &came["verified"]), (&json!(true), &json!(true)), "{came}");
     assert_eq!(read["defects"], json!([]), "{came}");
-    // The mailbox's address under the name of [email] from.
+    // The mailbox's address with the name from [email] from.
     assert_eq!(
         (&read["from"], &read["to"]),
         (&json!(format!("Desk <{SUPPORT}>")), &json!("ann@example.com"))
@@ -160,7 +161,7 @@ fn last_request(model: &ModelServer) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A model that numbers its answers by the users' messages that it was sent.
+/// A model that numbers its answers by the user messages in its request.
 async fn numbering() -> ModelServer {
     ModelServer::start(|body, _| {
         let users = body["messages"].as_array().unwrap().iter().filter(|one| one["role"] == "user").count();
@@ -191,7 +192,7 @@ async fn a_mail_by_lmtp_is_answered_in_its_thread_and_so_is_every_answer_to_that
         if round == 3 {
             break;
         }
-        // Ann answers that, as her mail program does: what it quotes is no new text.
+        // Ann answers as her mail program does: the text that she quotes is not new text.
         let next = format!("m{}@example.com", round + 1);
         post.taken(json!({"id": next, "answers": came["mail"], "text": format!("Frage {}?", round + 1)}))
             .await;
@@ -205,7 +206,7 @@ async fn a_mail_by_lmtp_is_answered_in_its_thread_and_so_is_every_answer_to_that
     let roles: Vec<&str> = asked.iter().map(|(role, _)| role.as_str()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant", "user"]);
     assert!(asked[1].1.ends_with("\n\nÜber Mittag?\n.\n..two"), "{asked:?}");
-    assert!(asked[5].1.ends_with("\n\nFrage 3?"), "what is quoted is left out: {asked:?}");
+    assert!(asked[5].1.ends_with("\n\nFrage 3?"), "quoted text is left out: {asked:?}");
     assert_eq!(post.count("select count(*) from conversation_sessions where $1 = ''").await, 3);
     assert!(post.process.terminate().success());
 }
@@ -248,7 +249,7 @@ async fn a_question_goes_out_and_the_answer_to_its_plus_address_goes_on_with_the
 async fn machines_duplicates_and_strangers_cost_no_reply() {
     let model = numbering().await;
     let post = Post::new(&model).await;
-    // From a machine: taken from its server, and answered by nobody.
+    // From a machine: accepted from its server, and never answered.
     for (at, headers) in [
         json!({"Auto-Submitted": "auto-replied"}),
         json!({"Auto-Submitted": "auto-generated; owner-email=\"ann@example.com\""}),
@@ -263,19 +264,20 @@ async fn machines_duplicates_and_strangers_cost_no_reply() {
             .await;
     }
     assert_eq!(post.count("select count(*) from mails where dropped is not null and $1 = ''").await, 4);
-    // For nobody: refused at RCPT, in smtplib's words.
+    // For an unknown address: refused at RCPT, as smtplib reports it.
     for nobody in [DESK, "nobody@example.org", "support@example.com"] {
         let said = post.post(json!({"id": "x@example.com", "rcpt": nobody, "text": "Hello?"})).await;
         assert_eq!(said["error"], "SMTPRecipientsRefused", "{said}");
         assert_eq!(said["refused"], json!({nobody: [550, "5.1.1 There is no such mailbox here"]}));
     }
-    // The same mail twice at once, and again when it was answered.
+    // The same mail twice at once, and again after it was answered.
     let twice = json!({"id": "m1@example.com", "rcpt": SUPPORT, "text": "Once."});
     tokio::join!(post.taken(twice.clone()), post.taken(twice.clone()));
     let (came, read) = post.received(1).await;
     check(&came, &read, &delivery_ids(&post).await);
     post.taken(twice).await;
-    // No as a person says it: this one is answered, and whatever was wrongly begun above would be through before.
+    // `Auto-Submitted: no` marks a person's mail, so it is answered. A wrong run from above would end before
+    // it.
     let no = json!({"Auto-Submitted": "no"});
     post.taken(json!({"id": "m2@example.com", "rcpt": SUPPORT, "text": "Twice.", "headers": no})).await;
     eventually("nothing to be left to do", || async {
@@ -291,16 +293,16 @@ async fn machines_duplicates_and_strangers_cost_no_reply() {
         6,
         "four machines' and two of Ann's"
     );
-    assert_eq!(model.bodies().len(), 2, "nobody asked a model about the others");
+    assert_eq!(model.bodies().len(), 2, "the other mails caused no model call");
     assert!(post.process.terminate().success());
 }
 
 #[tokio::test]
 #[ignore = "needs aiosmtpd, Postfix, and root: make test-peers"]
 async fn a_mail_and_its_answer_go_through_postfix() {
-    // SAFETY: it takes nothing.
+    // SAFETY: geteuid takes no arguments.
     if unsafe { libc::geteuid() } != 0 {
-        println!("Postfix's master wants root: nothing was tried");
+        println!("Postfix's master needs root: the test was skipped");
         return;
     }
     let model = numbering().await;
@@ -316,7 +318,7 @@ async fn a_mail_and_its_answer_go_through_postfix() {
         (&read["in_reply_to"], &read["references"]),
         (&ids(&["m1@example.com"]), &ids(&["m1@example.com"]))
     );
-    // The plus-address comes through it as it was signed.
+    // The signed plus address comes through Postfix unchanged.
     let answer = json!({"id": "m2@example.com", "answers": came["mail"], "text": "Um eins?"});
     let said = self::post("smtp", smtp, answer).await;
     assert_eq!((&said["error"], &said["rcpt"]), (&Value::Null, &read["reply_to"]), "{said}");

@@ -1,4 +1,4 @@
-//! Mail by SES, against PyPI's moto, which speaks AWS' protocols.
+//! Mail by SES, against PyPI's moto, which implements AWS' protocols.
 
 use crate::support::{Answer, Database, ModelServer, Options, PATIENCE, eventually};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ async fn an_agents_mail_goes_out_by_ses_once_and_what_ses_rejects_is_seen() {
         .env("WAKEFUL_EMAIL__SES__ENDPOINT_URL", &moto.url)
         .env("AWS_ACCESS_KEY_ID", "key")
         .env("AWS_SECRET_ACCESS_KEY", "secret");
-    // moto takes mail of a verified sender alone, as SES does.
+    // moto takes mail only from a verified sender, as SES does.
     let process =
         options.clone().env("WAKEFUL_EMAIL__FROM", "Agent <agent@example.org>").serve(&database).await;
     let sends = |conversation: &'static str| {
@@ -78,7 +78,7 @@ impl Moto {
             }
         };
         let url = tokio::time::timeout(PATIENCE, listens).await.expect("moto listens");
-        // Read on, so that it can go on writing.
+        // Keep reading its output, so that it can keep writing.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Moto { url, http: reqwest::Client::new(), _child: child }
     }
@@ -91,7 +91,7 @@ impl Moto {
         assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
     }
 
-    /// The raw messages that it took.
+    /// The raw messages that moto received.
     async fn mails(&self) -> Vec<String> {
         let answer =
             self.http.get(format!("{}/moto-api/data.json", self.url)).send().await.expect("moto answers");

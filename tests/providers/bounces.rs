@@ -1,11 +1,11 @@
-//! Bounces of mail of ours, as each provider tells of them.
+//! Bounces of mail that Wakeful sent, as each provider reports them.
 
 use super::{MAIL, MAILGUN, POSTMARK, SES, World, mailgun_signature, notification, now, with};
 use crate::support::{SmtpServer, eventually};
 use reqwest::{StatusCode, header};
 use serde_json::{Value, json};
 
-/// What each provider posts of a mail that did not arrive: as its documentation shows it, with ours in it.
+/// What each provider posts about a mail that did not arrive: the example of its documentation, with our ids.
 fn bounces(delivery_id: &str) -> [(&'static str, Value); 4] {
     let ours = format!("{delivery_id}@example.org");
     let postmark = json!({
@@ -47,7 +47,7 @@ fn bounces(delivery_id: &str) -> [(&'static str, Value); 4] {
     notified["mail"]["commonHeaders"] =
         json!({"from": ["agent@example.org"], "messageId": format!("<{ours}>")});
     let mut published = json!({"eventType": "Bounce", "bounce": bounce, "mail": sent});
-    // SES wrote a Message-ID of its own: what finds the delivery is the tag.
+    // SES replaces the Message-ID, so the tag finds the delivery.
     published["mail"]["headers"] =
         json!([{"name": "Message-ID", "value": "<0100@eu-central-1.amazonses.com>"}]);
     published["mail"]["tags"] = json!({"ses:configuration-set": ["ConfigSet"], "ses:from-domain": ["example.org"], "delivery_id": [delivery_id]});
@@ -59,7 +59,7 @@ async fn a_bounce_of_each_provider_finds_its_delivery() {
     let server = SmtpServer::start().await;
     let world = World::with(&server.config(), |options| options).await;
     for (at, what) in ["Postmark", "Mailgun", "SES", "SES, event"].into_iter().enumerate() {
-        // The same text four times would look like a machine's.
+        // Vary the text: four equal mails would look like a machine's.
         let mail =
             MAIL.replace("<one@", &format!("<{at}@")).replace("What time", &format!("{at}: what time"));
         let raw = world.client.post_request("/v1/triggers/email/raw").bearer_auth("token");

@@ -1,4 +1,5 @@
-//! Kills where a provider hands a mail over: it sends again what was not acknowledged, and that is one mail.
+//! Kills where a provider hands a mail over: it sends again what was not acknowledged, and the result is one
+//! mail.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What a provider brings that is kept from the agents, comes late, or is one too many.
+//! Mail from a provider that is kept from the agents, comes late, or exceeds a limit.
 
 use super::{MAIL, MAILGUN, POSTMARK, SES, World, mailgun_form, mailgun_signature, notification, now, with};
 use crate::support::{Options, eventually};
@@ -43,7 +43,7 @@ async fn what_ses_takes_for_spam_or_a_virus_is_kept_from_the_agents_and_listed_w
 async fn strangers_who_hold_the_places_of_one_door_close_no_other() {
     let world = World::new().await;
     let client = &world.client;
-    // A large body whose end does not come.
+    // A large body that never ends.
     let endless = || {
         let piece = stream::iter([Ok::<_, std::io::Error>(vec![b'x'; (1 << 20) + 1])]);
         let rest = stream::pending();
@@ -55,7 +55,7 @@ async fn strangers_who_hold_the_places_of_one_door_close_no_other() {
         request.header(header::CONTENT_TYPE, form).body(endless()).send()
     };
     let large = vec![b' '; (1 << 20) + 1];
-    // Of three, two have the places of that door, and the third one hears first that there is none.
+    // Two of the three take all slots for large mails of that endpoint. The third is refused at once.
     let strangers = (0..3).map(|_| tokio::spawn(stranger(MAILGUN)));
     let (refused, _, places) = select_all(strangers).await;
     let refused = refused.unwrap().unwrap();
@@ -75,7 +75,7 @@ async fn strangers_who_hold_the_places_of_one_door_close_no_other() {
     ];
     for (door, request, status) in cases {
         let answer = request.body(large.clone()).send().await.unwrap();
-        assert_eq!(answer.status(), status, "{door} reads it to its end, and says what is wrong with it");
+        assert_eq!(answer.status(), status, "{door} reads the body to its end, and names its fault");
     }
     places.iter().for_each(tokio::task::JoinHandle::abort);
 }
@@ -95,7 +95,7 @@ async fn a_mail_that_mailgun_tries_again_hours_later_comes_in() {
 
 #[tokio::test]
 async fn what_sns_brings_while_too_much_comes_in_is_answered_so_that_it_tries_again() {
-    // Two chats hold the two connections that there are for what comes in; and both places, or two of three.
+    // Two chats hold both intake connections. They also take both intake slots, or two of three.
     for concurrency in ["2", "3"] {
         let busy = |options: Options| {
             options

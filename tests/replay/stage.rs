@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 use std::collections::BTreeMap;
 
-/// What a model of the tests sees last: the newest message, of a user or of a tool.
+/// Role and text of the newest message in a request.
 fn last(body: &Value) -> (&str, &str) {
     let newest = body["messages"].as_array().and_then(|messages| messages.last()).expect("messages");
     (newest["role"].as_str().unwrap_or_default(), newest["content"].as_str().unwrap_or_default())
@@ -35,12 +35,12 @@ fn answer(body: &Value) -> Answer {
 }
 
 pub struct Stage {
-    /// Its session is the source.
+    /// The world's session is the source of the replays.
     pub world: World,
     pub model: ModelServer,
 }
 
-/// What a command left.
+/// What a command left behind.
 pub struct Told {
     pub status: i32,
     pub json: Value,
@@ -49,8 +49,8 @@ pub struct Told {
 }
 
 impl Stage {
-    /// A source of three runs: a turn of four calls side by side with a message in the middle of it and a `kill -9`, a
-    /// question with its answer, and a model call that was cut off.
+    /// A source of three runs: a turn of four parallel calls with a message in the middle and a `kill -9`; a
+    /// question with its answer; and a model call that was cut off.
     pub async fn eventful() -> Stage {
         let model = ModelServer::start(|body, _| answer(body)).await;
         let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
@@ -110,7 +110,7 @@ impl Stage {
         Traces::of(&self.world.database, &self.world.session_id).await
     }
 
-    /// Every row that is the source's, of every table.
+    /// Every row of the source, in every table.
     pub async fn dump(&self) -> BTreeMap<String, Value> {
         let columns: Vec<(String, String)> = sqlx::query_as(
             "select table_name::text, column_name::text from information_schema.columns
@@ -141,7 +141,7 @@ impl Stage {
         dump
     }
 
-    /// Exports the source into a file of this name, and gives its path.
+    /// Exports the source into a file with this name, and returns its path.
     pub async fn bundle(&self, name: &str) -> String {
         let path = self.world.options.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -179,7 +179,8 @@ impl Stage {
         Told { status, json, output: process.output(), log: process.log() }
     }
 
-    /// Begins a replay, or goes on with one, that a failpoint kills. Gives its session's id, if there is one by then.
+    /// Starts or continues a replay that a failpoint kills. Returns the id of its session if there already is
+    /// one.
     pub async fn killed_replay(&self, failpoint: &str, args: &[&str]) -> Option<String> {
         let mut options = self.world.options.clone().env("FAILPOINTS", failpoint);
         options.args = ["replay", &self.world.session_id, "-o", "json"].map(str::to_owned).to_vec();
@@ -190,7 +191,7 @@ impl Stage {
         self.world.database.value(fork, &self.world.session_id).await
     }
 
-    /// Nothing was sent or written for the replay, and its source is what it was.
+    /// Asserts that the replay sent and wrote nothing, and that its source is unchanged.
     pub async fn left_alone(&self, before: &BTreeMap<String, Value>, told: &Told) {
         assert_eq!(&self.dump().await, before, "the source, row by row");
         assert_eq!(self.world.options.effects().len(), 3, "charge once; reserve twice, for it is idempotent");
@@ -219,13 +220,13 @@ impl Told {
     }
 }
 
-/// Number, role, content and who may see it, of each message.
+/// Number, role, content and `internal` of each message.
 pub fn messages(traces: &Traces) -> Vec<Value> {
     let messages = traces.records.iter();
     messages.map(|one| json!([one["message_number"], one["role"], one["content"], one["internal"]])).collect()
 }
 
-/// The hash of the request behind each answer, by the answer's number.
+/// The hash of the request behind each answer, by the answer's message number.
 pub fn answered(traces: &Traces) -> BTreeMap<i64, String> {
     let called: BTreeMap<String, String> = traces
         .journal("LLM_CALLED")
@@ -240,7 +241,7 @@ pub fn answered(traces: &Traces) -> BTreeMap<i64, String> {
         .collect()
 }
 
-/// A model that nobody asks.
+/// A model that is never asked.
 async fn idle() -> ModelServer {
     ModelServer::turns(vec![Answer::text("Nobody asks me.")]).await
 }

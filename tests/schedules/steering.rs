@@ -1,4 +1,5 @@
-//! By HTTP and by the command line: made, shown, paused, resumed, fired by hand, and what of the configuration's is not edited.
+//! Schedules by HTTP and by the command line: made, shown, paused, resumed and triggered. A schedule from the
+//! configuration cannot be edited.
 
 use super::{SPACE, at, compose, definition};
 use crate::support::{Answer, Database, ModelServer, Options};
@@ -48,7 +49,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
         (json!({"cron": null}), "`cron` is missing"),
         (json!({"time_zone": "Mars/Base"}), "`time_zone`: \"Mars/Base\" is no time zone"),
         (json!({"name": "a b"}), "`name` is \"a b\""),
-        // It would be found in place of the schedule of that id.
+        // The name equals this schedule's id, so a lookup by id would find the wrong schedule.
         (json!({"name": made["schedule_id"]}), "does not begin with sched_"),
         (json!({"prompt": " "}), "`prompt`"),
         (json!({"agent": "nobody"}), "nobody"),
@@ -79,7 +80,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     let id = made["schedule_id"].as_str().unwrap();
     assert_eq!(client.get(&format!("/v1/schedules/{id}")).await.1["name"], "weekly", "by its id as well");
 
-    // By hand: once a key, paused or not.
+    // Triggered by a person: once per key, even while it is paused.
     let (_, paused) = client.post("/v1/schedules/weekly/pause", &Value::Null).await;
     assert_eq!((&paused["state"], &paused["next_at"]), (&json!("paused"), &Value::Null));
     let (_, next) = client.get("/v1/schedules/weekly/next?count=1").await;
@@ -106,9 +107,9 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     assert_eq!(changed.status(), StatusCode::OK);
     let (_, shown) = client.get("/v1/schedules/weekly").await;
     assert_eq!((&shown["cron"], &shown["revision"]), (&json!("0 8 * * MON"), &json!(2)));
-    assert_eq!(shown["time_zone"], "UTC", "a PUT replaces the whole: what it left out is as in a new one");
+    assert_eq!(shown["time_zone"], "UTC", "a PUT replaces everything: missing fields get their defaults");
 
-    // The configuration's are steered and not edited.
+    // Schedules from the configuration can be paused and triggered, but not edited.
     let nightly = json!({"cron": "@daily", "prompt": "x"});
     let refused = put("nightly", nightly).await;
     assert_eq!(refused.status(), StatusCode::CONFLICT);
@@ -125,7 +126,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     assert_eq!(client.get("/v1/schedules/weekly").await.0, StatusCode::NOT_FOUND);
     assert!(process.terminate().success());
 
-    // A person's pause outlives a restart, and what the configuration has no more is paused, not deleted.
+    // A person's pause survives a restart. A schedule that left the configuration is paused, not deleted.
     let process = options.serve(&database).await;
     process.wait_for_log("\"Scheduling\"").await;
     assert_eq!(process.client().get("/v1/schedules/nightly").await.1["paused_by"], "person");
@@ -179,7 +180,7 @@ async fn schedules_are_made_paused_resumed_triggered_and_told_by_the_command_lin
     assert!(code == 0 && out.contains("Asia/Kathmandu"), "{out} {err}");
     assert!(err.contains("hourly is paused") && err.contains("`wakeful schedule resume hourly`"), "{err}");
 
-    // Only what is named is another.
+    // An edit changes only the fields that it names.
     let edit = ["schedule", "edit", "hourly", "--cron", "30 * * * *", "--mail-to", "ann@example.org"];
     assert_eq!(run(&edit).await.1, "hourly is changed\n");
     let (_, out, _) = run(&["schedule", "show", "hourly", "-o", "json"]).await;
@@ -207,7 +208,7 @@ async fn schedules_are_made_paused_resumed_triggered_and_told_by_the_command_lin
     assert_eq!(run(&["schedule", "delete", "hourly"]).await.1, "hourly is deleted\n");
     assert_eq!(run(&["schedule", "delete", "hourly"]).await.0, 3);
 
-    // Of one that is the configuration's the file decides.
+    // For a schedule from the configuration the file decides.
     let scheduler = options.clone().arg("--roles").arg("scheduler").spawn(&database.url);
     scheduler.wait_for_log("\"Scheduling\"").await;
     for verb in [&["schedule", "delete", "nightly"][..], &["schedule", "edit", "nightly", "--cron", "@daily"]]
@@ -244,7 +245,7 @@ async fn doctor_names_a_schedule_that_nobody_fires() {
         "{texts:?}"
     );
 
-    // And the remedies help.
+    // The remedies that doctor names help.
     store.pause_schedule(SPACE, "late").await.unwrap();
     store.resume_schedule(SPACE, "ahead", None).await.unwrap();
     let (_, out, _) = cli(&options, &database, &["doctor", "-o", "json"]).await;

@@ -1,4 +1,4 @@
-//! Bundles: what is exported is imported equal, whatever the session was in the middle of, and starts nothing.
+//! Bundles: an import equals its export, whatever the session was in the middle of, and starts nothing.
 
 use super::hostile::Lines;
 use super::world::*;
@@ -38,7 +38,7 @@ pub(super) async fn try_import(store: &Store, bundle: &[u8]) -> Result<Imported,
     store.import(file.path(), "default", Limits::default(), |_| {}).await
 }
 
-/// Imports a bundle that must be taken, verifies the session, and gives its id.
+/// Imports a bundle that must be accepted, verifies the session, and returns its id.
 async fn import(store: &Store, bundle: &[u8]) -> String {
     let imported = try_import(store, bundle).await.unwrap();
     let session_id = imported.session_id.expect("it was imported");
@@ -54,7 +54,7 @@ pub(super) fn rows(bundle: &[u8], section: &str) -> Vec<Value> {
     values.filter_map(|mut value| value.get_mut(section).map(Value::take)).collect()
 }
 
-/// What equals what: the bundle, and the bundle of what was made of it.
+/// Compares two bundles by content: the original, and the export of its import.
 fn assert_equal(a: &[u8], b: &[u8]) {
     let (a, b) = (normal(a).unwrap(), normal(b).unwrap());
     for (a, b) in a.lines().zip(b.lines()) {
@@ -67,8 +67,8 @@ fn mail(subject: &str) -> Value {
     json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": subject, "body": "Hi."})
 }
 
-/// A session with everything: two runs, follow-ups, parallel calls, a mail that was sent and one that was not, a question
-/// and its answer, a state whose values lie in blobs of several parts.
+/// A session with everything: two runs, follow-ups, parallel calls, a mail that was sent and one that was
+/// not, a question and its answer, and a state whose values are blobs of several parts.
 async fn rich(world: &World) -> String {
     let session_id = world.wake("c1", "Write to Bob, twice.").await;
     let mut driver = world.drive(&session_id).await;
@@ -122,10 +122,11 @@ async fn what_is_exported_is_imported_equal() {
     assert_equal(&bundle, &again);
     assert_ne!(bundle, again, "its ids are its own");
 
-    // What the model would be sent is the same to the byte.
+    // The model's context is the same.
     let (a, b) =
         (world.store.hydrate(&session_id).await.unwrap(), elsewhere.store.hydrate(&copy).await.unwrap());
-    assert_eq!(a.context(vec![]), b.context(vec![]));
+    let full = |session| wakeful::workflow::context::full(session, vec![]);
+    assert_eq!(full(&a), full(&b));
     assert_eq!((a.state, a.totals, a.prefix), (b.state, b.totals, b.prefix));
 }
 
@@ -144,7 +145,8 @@ async fn k42_the_same_bundle_twice_gives_two_sessions_beside_the_first() {
     assert_eq!(world.one("select count(distinct message_id) from conversation_records").await, 3 * 11);
     let blobs = world.one("select count(*) from blobs").await;
     assert_eq!(blobs, before["blobs"].as_array().unwrap().len() as i64, "blobs are shared");
-    // A message to the copy is its own: no id of the bundle is in the way of one that the database gives.
+    // A message to the copy goes to the copy alone. Ids from the bundle do not collide with ids that the
+    // database assigns.
     world.send(&one, "Hello again.").await;
     assert_eq!(world.status(&one).await, "queued");
 }
@@ -156,7 +158,7 @@ async fn an_import_in_mid_run_starts_nothing_and_a_retry_runs_no_call_of_it() {
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
     driver.sends_mail("call_m").await;
-    // Of four calls one never began, one may have run, one is done with a mail to send, and one waits.
+    // Of four calls one never began, one may have run, one is done and has a mail to send, and one waits.
     let calls = ["invoked", "started", "done", "waiting"].map(|id| call(id, "charge"));
     driver.continues(replied(calls.iter().map(asks).collect())).await;
     driver.start(&calls[1]).await.unwrap();
@@ -183,7 +185,7 @@ async fn an_import_in_mid_run_starts_nothing_and_a_retry_runs_no_call_of_it() {
     assert!(elsewhere.store.wake_session(&copy).await.unwrap().is_empty());
     assert_eq!(elsewhere.dump().await, before);
 
-    // A person has it go on: nothing of the bundle runs, and nothing is sent.
+    // A person retries it: no call of the bundle runs, and nothing is sent.
     elsewhere.store.retry(&copy, None).await.unwrap();
     let mut driver = elsewhere.drive(&copy).await;
     driver.continues(Outcome::Begun).await;
@@ -216,7 +218,8 @@ async fn k41_an_export_of_a_live_run_is_of_one_moment_and_a_slow_reader_holds_no
     world.send(&session_id, "Faster!").await;
     let at_once = export(&world.store, &session_id).await;
 
-    // Begun at the same moment, and read while the run goes on: everything that was open then settles meanwhile.
+    // This export begins at the same moment and is read while the run continues. Everything that was open
+    // settles meanwhile.
     let mut slow = world.store.export(&session_id, false).await.unwrap();
     let mut bundle = slow.next().await.unwrap().unwrap();
     let long = world.one(
@@ -260,7 +263,7 @@ async fn k41_what_is_sent_again_while_it_is_exported_is_what_it_was() {
         bundle.extend(chunk);
     }
     assert_eq!(bundle, at_once);
-    // What was sent again is in a bundle with its entry.
+    // A later bundle has the resent delivery, with its journal entry.
     let copy = import(&world.store, &export(&world.store, &session_id).await).await;
     let kept = world.store.deliveries(&copy).await.unwrap();
     assert!(kept.iter().all(|delivery| delivery.status == "expired" && delivery.imported));
@@ -314,7 +317,7 @@ async fn a_redacted_bundle_says_nothing_and_still_fits() {
     let again = export(&world.store, &copy).await;
     assert_equal(&bundle, &again);
     let header: Value = serde_json::from_slice(again.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
-    assert_eq!(header["redacted"], true, "exported again it is no less redacted");
+    assert_eq!(header["redacted"], true, "a second export is redacted as well");
 }
 
 #[tokio::test]
@@ -348,7 +351,7 @@ async fn an_import_has_no_model_and_no_tools_of_its_bundles_choice() {
     let rules =
         json!({"model": "dear/one", "tools": ["charge"], "tool_mode": "recorded", "web": {"allow": ["*"]}});
     let bundle = lines.replace("session", "\"policy\":{}", &format!("\"policy\":{rules}")).sealed();
-    // What was not live has sent nothing.
+    // A session whose tools are not live cannot have sent anything, so a bundle that says it did is refused.
     let refused = try_import(&world.store, &bundle).await.unwrap_err();
     assert!(refused.to_string().contains("its tools are not live"), "{refused}");
     let bundle =
@@ -366,7 +369,7 @@ async fn an_import_has_no_model_and_no_tools_of_its_bundles_choice() {
     };
     assert_eq!(rules_of(&copy, "policy").await, json!({"replies_as": trigger_type}));
     assert_eq!(rules_of(&copy, "imported_from").await["policy"]["tools"], json!(["charge"]), "as data");
-    // It replies as its source does, and so does what is made of it.
+    // The copy replies the way its source does, and so does a fork of the copy.
     let child = ForkRequest { start: false, ..ForkRequest::new(&copy, At::End) };
     let child = world.store.fork(&child).await.unwrap().session_id;
     assert_eq!(rules_of(&child, "policy").await, json!({"replies_as": trigger_type}));

@@ -1,4 +1,4 @@
-//! Forks: where they are cut, what they begin with, and that their parent never notices.
+//! Forks: where they are cut, what they begin with, and that the parent is never touched.
 
 mod cut;
 mod policy;
@@ -19,8 +19,8 @@ use wakeful::workflow::policy::ToolMode;
 use wakeful::workflow::record::{Record, Role};
 use wakeful::workflow::session::{Session, SessionStatus};
 
-/// A completed session: message 2, a turn with a mail (3, 4), the reply 5; message 6, a turn with two calls (7 to 9), the
-/// reply 10.
+/// A completed session: message 2, a turn with a mail (3, 4), the reply 5; message 6, a turn with two calls
+/// (7 to 9), the reply 10.
 async fn two_runs(world: &World) -> String {
     let session_id = world.wake("c1", "Write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
@@ -45,7 +45,7 @@ fn at(parent: &str, place: &str) -> ForkRequest {
     ForkRequest::new(parent, place.parse().unwrap())
 }
 
-/// Without a run.
+/// A request for a fork that starts no run.
 fn resting(parent: &str, place: &str) -> ForkRequest {
     ForkRequest { start: false, ..at(parent, place) }
 }
@@ -54,11 +54,11 @@ async fn refused(world: &World, request: &ForkRequest) -> String {
     let before = world.dump().await;
     let error = world.store.fork(request).await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
-    assert_eq!(world.dump().await, before, "what is refused writes nothing");
+    assert_eq!(world.dump().await, before, "a refusal writes nothing");
     error.to_string()
 }
 
-/// Every row that is not of the fork, and the workers'.
+/// Every row that does not belong to the fork.
 async fn others(world: &World, forked: &Forked) -> BTreeMap<String, Vec<Value>> {
     let mut dump = BTreeMap::new();
     let conversation = format!("default/{}", forked.conversation_id);
@@ -72,8 +72,8 @@ async fn others(world: &World, forked: &Forked) -> BTreeMap<String, Vec<Value>> 
     dump
 }
 
-/// The parent's rows, and everybody else's, are as they were. Blobs are everybody's: none goes or changes, and those of
-/// states that nobody had before may have come.
+/// Asserts that all rows outside the fork are as they were. Blobs are shared: none disappears or changes, but
+/// a fork may add blobs of states that had none before.
 fn unchanged(mut before: BTreeMap<String, Vec<Value>>, mut after: BTreeMap<String, Vec<Value>>) {
     let blobs = after.remove("blobs").unwrap();
     for blob in before.remove("blobs").unwrap() {
@@ -128,7 +128,8 @@ async fn a_fork_begins_with_the_messages_up_to_its_cut_and_nothing_that_was_done
     assert_eq!(world.journal(&forked.session_id).await, ["SESSION_FORKED", "checkpoint"]);
     agrees(&world, &forked.session_id).await;
 
-    // What is the same has the same bytes in one place; messages have ids of their own, and say whose they were.
+    // Equal content is stored once with the same bytes. Each copied message has an id of its own and names
+    // the message it was copied from.
     unchanged(before, others(&world, &forked).await);
     let origins: Vec<(String, String)> = sqlx::query_as(
         "select c.details ->> 'origin_message_id', p.message_id
@@ -161,16 +162,16 @@ async fn a_fork_goes_on_with_numbers_and_steps_of_its_own() {
     let world = World::new().await;
     let parent_id = two_runs(&world).await;
     let before = everything(&world).await;
-    // The message is answered anew.
+    // The fork answers the message again.
     let forked = world.store.fork(&at(&parent_id, "last-user")).await.unwrap();
     assert_eq!(forked.at_message_number, 6);
     let mut driver = world.drive(&forked.session_id).await;
     agrees(&world, &forked.session_id).await;
     assert_eq!((driver.session.last_step_number, driver.session.base_message_number), (2, 1));
     driver.continues(Outcome::Begun).await;
-    // A call of the parent's turn that was not copied: its id is free.
+    // The fork did not copy this call of the parent's turn, so its id is free.
     driver.sends_mail("call_b").await;
-    // The id of one that was copied is not.
+    // The fork did copy this one, so its id is taken.
     driver.sends_mail_as("call_a", "call_a_9_0").await;
     assert_eq!(driver.commit(replied(vec![text("Another answer.")])).await, Commit::Closed);
     agrees(&world, &forked.session_id).await;
@@ -184,12 +185,12 @@ async fn a_fork_goes_on_with_numbers_and_steps_of_its_own() {
     let steps = world.store.steps(&forked.session_id, None, 50).await.unwrap();
     assert_eq!(steps.iter().map(|step| step.step_number).collect::<Vec<_>>(), [3, 4, 5]);
     assert_eq!(steps[0].from_message_number, 6);
-    // Its own mail is sent, the parent's is not sent again.
+    // The fork sends its own mail. It does not send the parent's again.
     assert_eq!(world.store.deliveries(&forked.session_id).await.unwrap().len(), 2);
     let verification = world.store.rebuild(&forked.session_id).await.unwrap();
     assert!(verification.changes.is_empty() && verification.left.is_empty(), "{verification:?}");
 
-    // A follow-up goes on with the fork, as with any session.
+    // A follow-up continues the fork, as it would any session.
     world.send(&forked.session_id, "And?").await;
     let mut driver = world.drive(&forked.session_id).await;
     driver.continues(Outcome::Begun).await;
@@ -208,7 +209,7 @@ async fn a_running_session_is_forked_without_being_touched_or_held_up() {
     driver.continues(replied(vec![asks(&reserve)])).await;
     assert!(driver.start(&reserve).await.is_some());
 
-    // Its commit has the row locked, and has not ended.
+    // Stands in for a worker whose commit holds the row locks and has not ended.
     let mut commit = world.database.pool.begin().await.unwrap();
     sqlx::query(
         "select from conversation_sessions s join conversation_counters c using (conversation_id)
@@ -228,7 +229,7 @@ async fn a_running_session_is_forked_without_being_touched_or_held_up() {
     unchanged(before, others(&world, &forked).await);
     commit.rollback().await.unwrap();
 
-    // And the run goes on as if nothing had been.
+    // The parent's run continues undisturbed.
     let results = vec![performed(&reserve, done("Reserved.", None))];
     driver.continues(Outcome::Called(results)).await;
     assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
@@ -246,7 +247,7 @@ async fn the_same_key_is_the_same_fork_and_with_another_body_is_refused() {
     assert_ne!(one.duplicate, two.duplicate, "one of them made it");
     assert_eq!(Forked { duplicate: false, ..one.clone() }, Forked { duplicate: false, ..two });
     assert!(one.run_id.is_some());
-    // The parent has gone on: the answer is the first one.
+    // The parent has moved on, but the answer is still the first one.
     world.execute("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
     world.send(&parent_id, "Once more.").await;
     let later = world.store.fork(&request).await.unwrap();
@@ -255,7 +256,7 @@ async fn the_same_key_is_the_same_fork_and_with_another_body_is_refused() {
     let other = ForkRequest { at: At::Message(2), ..request.clone() };
     let error = world.store.fork(&other).await.unwrap_err();
     assert!(matches!(error, Error::KeyReused { .. }), "{error}");
-    // Another parent's key is another key.
+    // Keys belong to a parent: with another parent the same key is free.
     let elsewhere = ForkRequest { start: false, at: At::End, ..request };
     let elsewhere = ForkRequest { parent_session_id: one.session_id, ..elsewhere };
     assert!(!world.store.fork(&elsewhere).await.unwrap().duplicate);
@@ -287,7 +288,7 @@ async fn a_heal_leaves_forks_as_they_are() {
 async fn a_session_of_1000_steps_is_forked_at_500_without_copying_a_blob() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Count.").await;
-    // As steps with tools write them: a call with 2 KB of arguments and 2 KB of result.
+    // Rows as steps with tools write them: a call with 2 KB of arguments and 2 KB of result.
     let big = "x".repeat(2000);
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
         "insert into conversation_records (conversation_id, message_number, session_id, run_id, step_number, role, content)
@@ -306,7 +307,8 @@ async fn a_session_of_1000_steps_is_forked_at_500_without_copying_a_blob() {
     .execute(&world.database.pool)
     .await
     .unwrap();
-    // Its state, as its checkpoints have kept it.
+    // This first fork stores the state's blob, which a real session's checkpoint would have stored. The next
+    // fork must add none.
     world.store.fork(&resting(&session_id, "step:20")).await.unwrap();
     let blobs = world.count("blobs").await;
     let began = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! Bundles that somebody made up: each is refused with its reason, at once, and nothing of it is written.
+//! Forged bundles: each is refused at once with its reason, and nothing is written.
 
 use super::bundle::{export, rows, try_import};
 use super::world::*;
@@ -12,7 +12,7 @@ use wakeful::store::Error;
 use wakeful::store::step::Commit;
 use wakeful::workflow::advance::Outcome;
 
-/// Lines of a bundle, to be spoilt.
+/// Lines of a bundle, for a test to damage.
 #[derive(Clone)]
 pub(super) struct Lines(pub(super) Vec<String>);
 
@@ -24,13 +24,13 @@ impl Lines {
         Lines(lines)
     }
 
-    /// The first line of a section.
+    /// The index of a section's first line.
     fn at(&self, section: &str) -> usize {
         let begins = format!("{{\"{section}\":");
         self.0.iter().position(|line| line.starts_with(&begins)).expect(section)
     }
 
-    /// Replaces a text, which must be there, in the section's first line that has it.
+    /// Replaces a text in the first line of the section that contains it. Panics if there is no such line.
     pub(super) fn replace(mut self, section: &str, from: &str, to: &str) -> Lines {
         let begins = format!("{{\"{section}\":");
         let found = self.0.iter_mut().find(|line| line.starts_with(&begins) && line.contains(from));
@@ -55,7 +55,7 @@ impl Lines {
         self
     }
 
-    /// With a checksum that fits: whoever makes a bundle up can do that.
+    /// The bundle with a valid checksum, which a forger can compute too.
     pub(super) fn sealed(&self) -> Vec<u8> {
         let mut bytes = self.0.iter().flat_map(|line| [line.as_bytes(), b"\n"].concat()).collect::<Vec<_>>();
         let sha256 = hex::encode(Sha256::digest(&bytes));
@@ -70,7 +70,7 @@ fn packed(bytes: &[u8]) -> Vec<u8> {
     packer.finish().unwrap()
 }
 
-/// A session with a file, a mail, a guarded call, and a state that is large enough for a blob.
+/// A session with a file, a mail, a guarded call, and a state large enough for a blob.
 async fn session(world: &World) -> String {
     let session_id = world.wake("c1", "Write it down.").await;
     let mut driver = world.drive(&session_id).await;
@@ -118,7 +118,8 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
         bytes
     };
     let mut damaged = packed(&bundle);
-    // Its own checksum, at the end: what it unpacks to is whole, and only that says it is not what was packed.
+    // Damage the checksum at the end of the packed file. The content unpacks whole; only the checksum shows
+    // that it is not what was packed.
     let checksum_at = damaged.len() - 8;
     damaged[checksum_at] ^= 0xff;
     let after_the_end = [bundle.clone(), good.0[1].clone().into_bytes(), b"\n".to_vec()].concat();
@@ -185,7 +186,8 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
     for (name, bytes, reason) in &cases {
         let (began, worked) = (Instant::now(), cpu());
         let refused = try_import(&world.store, bytes).await;
-        // Whichever is less: the machine may be busy with others, and so may this process.
+        // Take the smaller of wall time and CPU time: the machine or this process may be busy with other
+        // tests.
         let took = began.elapsed().min(cpu() - worked);
         match refused {
             Err(Error::Bundle(refused)) if refused.to_string().contains(reason) => {}
@@ -197,11 +199,11 @@ async fn each_hostile_bundle_is_refused_with_its_reason_in_under_a_second_and_no
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(world.dump().await, before, "nothing was written");
-    // The bundle itself is taken, so that it was the spoiling which was refused.
+    // The undamaged bundle is accepted, so the refusals above are due to the damage.
     try_import(&world.store, &bundle).await.unwrap();
 }
 
-/// `line` with the number that first follows `key` replaced.
+/// Returns `line` with the first number after `key` replaced.
 fn with_number(line: &str, key: &str, number: i64) -> String {
     let (before, after) = line.split_once(key).expect("the line has the key");
     let rest = after.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -209,7 +211,7 @@ fn with_number(line: &str, key: &str, number: i64) -> String {
     format!("{before}{key}{number}{rest}")
 }
 
-/// What this process has worked so far.
+/// CPU time that this process has used.
 fn cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("below a second"))
@@ -237,7 +239,7 @@ async fn a_packed_file_that_unpacks_to_a_thousand_times_its_size_is_refused_as_a
     let world = World::new().await;
     let session_id = session(&world).await;
     let good = Lines::of(&export(&world.store, &session_id).await);
-    // Seeds that fit, one like the other: every line is in order, and they are many.
+    // Valid seeds, all alike: each line is correct, and together they are large.
     let text = "x".repeat(1 << 20);
     let mut lines = good.0[..2].to_vec();
     lines[0] = lines[0].replacen("\"seeds\":1", "\"seeds\":6", 1);

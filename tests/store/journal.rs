@@ -1,4 +1,5 @@
-//! The journal on a real Postgres: in commit order, by pointer where it is large, and exact after every commit.
+//! The journal on a real Postgres: in commit order, by pointer where a value is large, and exact after every
+//! commit.
 
 use super::world::*;
 use futures::future::join_all;
@@ -6,15 +7,15 @@ use serde_json::{Value, json};
 use wakeful::store::journal::{Lines, Memory, Postgres, recover};
 use wakeful::store::step::Commit;
 use wakeful::workflow::advance::Outcome;
-use wakeful::workflow::agent::{JournalLevel, Policy};
+use wakeful::workflow::agent::{JournalLevel, AgentPolicy};
 use wakeful::workflow::plan::Stop;
 
-/// What a tool's result leaves in the state: one mail, with so long a subject.
+/// The details of a tool result that adds one mail to the state, with a subject of this length.
 fn mail(subject_bytes: usize) -> Value {
     json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": "x".repeat(subject_bytes), "body": "Hi."})
 }
 
-/// Holds the journal's fold, over all three journals, against the row, and the row's caches against all logs.
+/// Checks the fold of each of the three journals against the row, and the row's caches against all logs.
 async fn the_journal_gives_the_row(world: &World, session_id: &str) {
     let recovered = recover(&Postgres(&world.store), session_id).await.unwrap();
     let row: Value = world
@@ -47,7 +48,7 @@ async fn the_journal_gives_the_row(world: &World, session_id: &str) {
 #[tokio::test]
 async fn at_either_level_the_journal_gives_the_row_back_after_every_commit() {
     for level in [JournalLevel::Full, JournalLevel::Checkpoint] {
-        let policy = Policy { journal: level, ..Policy::default() };
+        let policy = AgentPolicy { journal: level, ..AgentPolicy::default() };
         let world = World::new().await;
         let session_id = world.wake("c1", "Write to Bob.").await;
         let holds = async || the_journal_gives_the_row(&world, &session_id).await;
@@ -62,7 +63,7 @@ async fn at_either_level_the_journal_gives_the_row_back_after_every_commit() {
         driver.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail(5))))])).await;
         holds().await;
 
-        // A pause that changed the state and does not happen, because a message came meanwhile.
+        // This pause would change the state, but a message arrives first, so the run does not pause.
         let (long, question) = (call("call_b", "compose_email"), call("call_c", "ask_user"));
         driver.continues(replied(vec![asks(&long), asks(&question)])).await;
         holds().await;
@@ -131,7 +132,8 @@ async fn a_reader_who_asks_for_what_is_after_its_last_entry_misses_none_of_eight
         }))
         .await;
     };
-    // The eighth one is the lease's holder: each turn is a step's commit beside the wakes.
+    // The eighth writer is the holder of the lease: each of its turns commits steps while the others wake the
+    // session.
     let steps = async {
         for turn in 0..EACH {
             let pure = call(&format!("call_{turn}"), "compose_email");

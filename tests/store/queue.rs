@@ -1,4 +1,4 @@
-//! The queue, and the deliveries that go through it: one claim, one lease, one sending.
+//! The queue and its deliveries: one claim, one lease, one sending.
 
 use super::*;
 
@@ -17,13 +17,13 @@ async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
     let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
     assert!(none.is_none(), "the look finds nothing more");
 
-    // Enqueued after the look and before the end: the job does not end, and its lease is still its holder's.
+    // Enqueued after the last look and before the end: the job does not end, and its holder keeps the lease.
     driver.sends_mail("call_2").await;
     assert!(!world.store.end_deliver_job(&job.lease, seen).await.unwrap());
     let seen = world.store.pending_deliveries(&job.lease).await.unwrap().expect("the lease is untouched");
     world.deliver(&job).await;
 
-    // Enqueued after the end: another job.
+    // Enqueued after the end: a new job.
     assert!(world.store.end_deliver_job(&job.lease, seen).await.unwrap());
     driver.sends_mail("call_3").await;
     drop(job);
@@ -81,7 +81,8 @@ async fn eight_claimers_at_once_never_get_one_job_twice() {
                     continue;
                 };
                 taken.lock().unwrap().push((job.lease.job_id, job.lease.token));
-                // Half of the jobs stay, leased: nobody else may have them.
+                // Half of the jobs are never ended. Their leases still hold, so no other claimer may get
+                // them.
                 if job.lease.job_id % 2 == 0 {
                     store.end_job(&job.lease).await.unwrap();
                 }

@@ -1,11 +1,11 @@
-//! Which session a message goes to, and a session's messages by the numbers of its steps.
+//! Which session a message goes to, and how step numbers find a session's messages.
 
 use super::*;
 use wakeful::store::wake::{Continues, NewSession};
 use wakeful::workflow::derive;
-use wakeful::workflow::session::State;
+use wakeful::workflow::state::State;
 
-/// What a chat brings: it goes on with the conversation's latest session.
+/// A chat message's session: it continues the conversation's latest one.
 fn chat(conversation: &str) -> NewSession {
     NewSession { continues: Continues::Conversation, ..new_session(conversation, conversation) }
 }
@@ -68,10 +68,10 @@ async fn the_order_of_sessions_is_the_databases_whatever_their_ids_say() {
     let world = World::new().await;
     let first = world.store.wake(&chat("c1"), &message("one")).await.unwrap().session_id;
     let second = world.store.begin_anew(&chat("c1"), None).await.unwrap().session_id;
-    // As ids are when the clock of the process that made the second one is behind.
+    // Ids look like this when the clock of the process that made the second session is slow.
     let early = sqlx::query("update conversation_sessions set session_id = 'sess_0' where session_id = $1")
         .bind(&second);
-    // Its seeds name it: their key is not looked at for once.
+    // The seeds refer to the old id. Replica mode turns the foreign key check off.
     let mut connection = world.database.pool.acquire().await.unwrap();
     sqlx::query("set session_replication_role = replica").execute(&mut *connection).await.unwrap();
     early.execute(&mut *connection).await.unwrap();
@@ -87,7 +87,8 @@ async fn a_message_beside_a_new_beginning_goes_to_one_of_the_two_sessions_and_to
     for message_first in [true, false] {
         let world = World::new().await;
         let old = world.store.wake(&chat("c1"), &message("one")).await.unwrap().session_id;
-        // Both want the conversation's row, which the test holds: they get it in the order in which they came.
+        // The test holds the lock on the conversation's row. Both tasks wait for it and get it in order of
+        // arrival.
         let mut lock = world.database.pool.begin().await.unwrap();
         sqlx::query("select 1 from conversation_counters for update").execute(&mut *lock).await.unwrap();
         let store = world.store.clone();
@@ -124,7 +125,7 @@ async fn a_message_beside_a_new_beginning_goes_to_one_of_the_two_sessions_and_to
         assert_eq!(sent, if message_first { old } else { new.clone() });
         assert_eq!(world.count("session_inbox").await, 2);
         let third = world.store.wake(&chat("c1"), &message("three")).await.unwrap().session_id;
-        assert_eq!(third, new, "what comes after both");
+        assert_eq!(third, new, "a later message");
     }
 }
 
@@ -158,11 +159,11 @@ async fn an_answer_is_taken_where_a_question_is_open_and_nowhere_else() {
     assert_eq!(driver.commit(asked(&question)).await, Commit::Closed);
 
     let answered = world.store.answer(&session_id, &keyed("k", "Four.")).await.unwrap();
-    assert_eq!(answered.outcome, Delivered::Delivered);
+    assert_eq!(answered.outcome, Acceptance::Delivered);
     let again = world.store.answer(&session_id, &keyed("k", "Four.")).await.unwrap();
     assert!(again.duplicate, "its answer was lost, and it is sent again");
     refused(world.store.answer(&session_id, &message("Five.")).await);
-    assert_eq!(world.one("select count(*) from session_inbox").await, 2, "what was refused is not there");
+    assert_eq!(world.one("select count(*) from session_inbox").await, 2, "a refusal leaves no row");
     let missing = world.store.answer("sess_none", &message("Four.")).await;
     assert!(matches!(missing, Err(Error::NotFound { .. })), "{missing:?}");
 }
@@ -170,7 +171,7 @@ async fn an_answer_is_taken_where_a_question_is_open_and_nowhere_else() {
 #[tokio::test]
 async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_state() {
     let world = World::new().await;
-    // Another session of the conversation has numbers in between.
+    // Another session of the conversation takes message numbers in between.
     let session_id = world.wake("c1", "Reserve a table and write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
@@ -193,18 +194,22 @@ async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_sta
 
     let steps = world.store.steps(&session_id, None, 100).await.unwrap();
     assert_eq!(steps.len(), 8);
+    let stored = world.store.hydrate(&session_id).await.unwrap().records;
+    let between = |from: i64, to: i64| -> Vec<_> {
+        let records = stored.iter();
+        records.filter(|record| record.message_number > from && record.message_number <= to).cloned().collect()
+    };
     let (mut records, mut state) = (Vec::new(), State::new());
     for step in &steps {
         let (from, to) = (step.from_message_number, step.to_message_number);
-        let of_step = world.store.messages_between(&session_id, from, to).await.unwrap();
+        let of_step = between(from, to);
         assert!(!of_step.is_empty());
         state = derive::fold(state, &of_step);
         records.extend(of_step);
     }
-    assert_eq!(records, driver.session.records, "and nothing of the other session's");
+    assert_eq!(records, driver.session.records, "and none of the other session's");
     assert_eq!(state, driver.session.state);
     assert_eq!(state.len(), 5, "four emails and a file: {state:?}");
-    assert!(world.store.messages_between(&session_id, 3, 3).await.unwrap().is_empty());
 }
 
 #[tokio::test]

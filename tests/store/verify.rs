@@ -1,4 +1,4 @@
-//! The caches held against the logs, and written anew from them.
+//! The caches compared with the logs, and rebuilt from them.
 
 use super::world::*;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use wakeful::workflow::advance::Outcome;
 use wakeful::workflow::fault::Fault;
 use wakeful::workflow::plan::Stop;
 
-/// A completed session with two facts in its state.
+/// A completed session with two entries in its state.
 async fn completed(world: &World) -> String {
     let session_id = world.wake("c1", "Write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
@@ -33,7 +33,7 @@ async fn execute(world: &World, sql: &str, session_id: &str) {
     sqlx::raw_sql(sql).execute(&world.database.pool).await.unwrap();
 }
 
-/// What differs, each name once.
+/// The checks that differ, each name once.
 fn differing(verification: &Verification) -> Vec<&str> {
     let mut names: Vec<&str> =
         verification.checks.iter().filter(|check| !check.agrees).map(|check| check.name).collect();
@@ -42,7 +42,7 @@ fn differing(verification: &Verification) -> Vec<&str> {
     names
 }
 
-/// The session's row and its runs as text, without the number that every rebuild moves.
+/// The session's row and its runs as text, without `wake_seq`, which every rebuild moves.
 async fn rows(world: &World, session_id: &str) -> String {
     world
         .database
@@ -119,7 +119,7 @@ async fn a_wrong_state_that_was_snapshotted_is_mended_by_a_further_checkpoint() 
         &session_id,
     )
     .await;
-    // A run that reads the wrong state, and leaves it in its checkpoint.
+    // A run reads the wrong state and saves it in its checkpoint.
     world.send(&session_id, "And now?").await;
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
@@ -162,7 +162,7 @@ async fn a_rebuild_beside_a_worker_gives_it_the_state_that_it_wrote() {
     assert_eq!(rebuilt.left, ["status"], "the status of an open run is the run's");
     execute(&world, "update conversation_sessions set status = 'running' where session_id = $1", &session_id)
         .await;
-    // The close finds that it was woken, goes on, and reads the state again.
+    // The close sees the new `wake_seq`, continues instead, and reads the state again.
     driver.continues(replied(vec![text("Done.")])).await;
     assert_eq!(driver.session.state.len(), 2);
     assert_eq!(driver.commit(Outcome::Stopped(Stop::Finished)).await, Commit::Closed);
@@ -217,7 +217,7 @@ async fn sessions_that_share_a_conversation_agree_with_their_own_logs() {
     driver.continues(Outcome::Begun).await;
     assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
 
-    // Its own last message is below the number from which its run goes on.
+    // The session's own last message has a lower number than the one its retried run continues from.
     world.store.retry(&first, None).await.unwrap();
     for session_id in [&first, &woken.session_id] {
         let verification = world.store.verify(session_id).await.unwrap();

@@ -1,4 +1,4 @@
-//! Waking: what comes in at once, or while a run closes.
+//! Waking: messages that arrive together, or while a run closes.
 
 use super::*;
 
@@ -16,7 +16,7 @@ async fn one_trigger_at_once_many_times_makes_one_session() {
     let sessions: HashSet<&str> = woken.iter().map(|one| one.session_id.as_str()).collect();
     let runs: HashSet<&str> = woken.iter().map(|one| one.run_id.as_str()).collect();
     assert_eq!((sessions.len(), runs.len()), (1, 1));
-    assert_eq!(woken.iter().filter(|one| one.outcome == Delivered::NewRun).count(), 1);
+    assert_eq!(woken.iter().filter(|one| one.outcome == Acceptance::NewRun).count(), 1);
     assert_eq!(world.count("conversation_sessions").await, 1);
     assert_eq!(world.count("jobs").await, 1);
     assert_eq!(world.count("session_inbox").await, 8);
@@ -55,7 +55,7 @@ async fn a_closing_commit_that_meets_a_wake_keeps_its_reply_and_goes_on() {
     assert_eq!(session.status, SessionStatus::Running);
     assert_eq!(session.records.last().unwrap().text(), "Hello to you.");
     assert_eq!(session.inbox[0].text, "And another thing.");
-    assert_eq!(session.last_step_number, 1, "what was billed is a step");
+    assert_eq!(session.last_step_number, 1, "the billed answer is a step");
     assert_eq!(plan(&session, &Limits::default()), Action::CallModel);
 }
 
@@ -76,7 +76,7 @@ async fn a_follow_up_from_before_the_question_answers_it_and_no_run_waits_on_a_m
 #[tokio::test]
 async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
     let world = World::new().await;
-    // Two conversations of two sessions each, so that runs queue behind one another as well.
+    // Two conversations with two sessions each, so that runs also queue behind one another.
     let ids = [("c1", "t1"), ("c1", "t2"), ("c2", "t3"), ("c2", "t4")];
     let mut sessions = Vec::new();
     for (conversation, trigger) in ids {
@@ -93,7 +93,7 @@ async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
             tokio::spawn(async move {
                 let mut cursor = Cursor::default();
                 while !over.load(Ordering::Relaxed) {
-                    // Small pages, so that the cursors go round.
+                    // Small pages, so that the cursors wrap around.
                     for id in store.look_for_unattended(&mut cursor, 2).await.unwrap().sessions {
                         assert_eq!(store.wake_session(&id).await.unwrap(), [], "found by a look");
                     }
@@ -126,7 +126,7 @@ async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
     for hammer in join_all(hammers).await {
         hammer.unwrap();
     }
-    // What a cancelled run left in the inbox is read by the session's next run.
+    // A cancelled run left messages in the inbox. The session's next run reads them.
     for id in &sessions {
         world.store.send(id, &message("last")).await.unwrap();
         sent.fetch_add(1, Ordering::Relaxed);
@@ -163,7 +163,7 @@ async fn wakes_cancels_retries_and_commits_at_once_neither_deadlock_nor_lose() {
     assert_eq!(world.one("select count(*) from session_runs where status in ('queued', 'running')").await, 0);
 }
 
-/// A worker in miniature: it answers, by turns with a tool call and with a reply.
+/// A miniature worker. It answers alternately with a tool call and with a reply.
 async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
     let mut claims = Claims::start(&store, Kind::Step, 1, LEASE);
     let mut turn = seed;
@@ -188,7 +188,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                     calls
                         .into_iter()
                         .map(|planned| match planned.how {
-                            How::Abandon => Performed { call: planned.call, ending: Ending::Abandoned },
+                            How::Abandon => Performed { call: planned.call, ending: CallEnd::Abandoned },
                             _ => performed(&planned.call, done("Reserved.", None)),
                         })
                         .collect(),
@@ -196,7 +196,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                 Action::Stop(stop) => Outcome::Stopped(stop),
                 Action::Pause => Outcome::Paused,
             };
-            let transition = advance(&session, outcome, Policy::default());
+            let transition = advance(&session, outcome, AgentPolicy::default());
             match store.commit(&job.lease, &session, transition.clone(), performance()).await.unwrap() {
                 Commit::Continued { wake_seq } => {
                     session.apply(&transition.continuing());

@@ -1,4 +1,4 @@
-//! A store with claims in hand, and outcomes made up for it: what the tests of the store are made of.
+//! Helpers for the tests of the store: a store, claims on its jobs, and made-up outcomes.
 
 use super::LEASE;
 use crate::support::{Database, PATIENCE};
@@ -17,15 +17,17 @@ use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::store::{Store, new_id};
-use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, Transition, advance};
-use wakeful::workflow::agent::{Policy, ToolDefinition};
-use wakeful::workflow::context::Strategy;
+use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, Transition, advance};
+use wakeful::workflow::agent::{AgentPolicy, ToolDefinition};
+use wakeful::workflow::strategy::Strategy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::session::{CallOutcome, CallStatus, Purpose, Seed, Session};
+use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful::workflow::generation::Purpose;
+use wakeful::workflow::seed::Seed;
 
-/// No delivery grows too old, and an attempt is over within a second.
+/// No delivery expires, and an attempt may take one second.
 pub(super) const TERMS: Terms =
     Terms { max_age: None, attempt_limit: Duration::from_secs(1), longest_pause: Duration::from_secs(7200) };
 
@@ -56,10 +58,11 @@ impl World {
         claims.stop();
         assert_eq!(job.session_id.as_deref(), Some(session_id));
         let session = self.store.hydrate(session_id).await.unwrap();
-        Driver { world: self, session, job, policy: Policy::default() }
+        Driver { world: self, session, job, policy: AgentPolicy::default() }
     }
 
-    /// Commits `outcome` while another claim has the job: nothing is written, and the store says so.
+    /// Commits `outcome` while another claim has the job. Asserts that the store reports it and writes
+    /// nothing.
     pub(super) async fn refuses(&self, driver: &Driver<'_>, outcome: Outcome) {
         let job_id = driver.job.lease.job_id;
         let token = self.steal(job_id).await;
@@ -79,7 +82,7 @@ impl World {
         assert!(self.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());
     }
 
-    /// As a later claim does. Gives the token that was there.
+    /// Changes the lease, as a later claim would. Returns the old token.
     pub(super) async fn steal(&self, job_id: i64) -> i64 {
         let token = sqlx::query_scalar("select lease from jobs where job_id = $1").bind(job_id);
         let token = token.fetch_one(&self.database.pool).await.unwrap();
@@ -149,7 +152,7 @@ pub(super) struct Driver<'a> {
     pub(super) world: &'a World,
     pub(super) session: Session,
     pub(super) job: Job,
-    pub(super) policy: Policy,
+    pub(super) policy: AgentPolicy,
 }
 
 impl Driver<'_> {
@@ -162,7 +165,7 @@ impl Driver<'_> {
         store.commit(&self.job.lease, &self.session, transition.clone(), performance()).await.unwrap()
     }
 
-    /// Commits, and brings the warm copy along as the step job does.
+    /// Commits, and updates the warm copy as the step job does.
     pub(super) async fn commit(&mut self, outcome: Outcome) -> Commit {
         let transition = self.transition(outcome);
         let commit = self.write(&transition).await;
@@ -173,7 +176,8 @@ impl Driver<'_> {
             }
             let cold = self.world.store.hydrate(self.session.session_id.as_str()).await.unwrap();
             if self.world.one("select count(*) from session_events where type = 'GEN_SENT'").await > 0 {
-                // The deliverer's entries wake nobody, and nothing is planned on the journal's length.
+                // The deliverer journals GEN_SENT without waking the session, so the warm copy's event number
+                // may lag. No plan depends on it.
                 self.session.last_event_seq = cold.last_event_seq;
             }
             assert_eq!(self.session, cold);
@@ -191,8 +195,8 @@ impl Driver<'_> {
         self.world.store.start_call(lease, id, &call.call_id, CallStatus::Invoked, 60).await.unwrap()
     }
 
-    pub(super) async fn settle(&self, call: &ToolCall, ending: &Ending) {
-        let Ending::Settled(status, outcome) = ending else { panic!("{ending:?}") };
+    pub(super) async fn settle(&self, call: &ToolCall, ending: &CallEnd) {
+        let CallEnd::Settled(status, outcome) = ending else { panic!("{ending:?}") };
         let started = self.start(call).await.expect("the lease is held");
         let (lease, id) = (&self.job.lease, &self.session.session_id);
         let settled =
@@ -226,7 +230,7 @@ impl Driver<'_> {
         self.sends_mail_as(call_id, call_id).await;
     }
 
-    /// The same where the model's id for the call is taken, and another one is given to it.
+    /// The same for a call id from the model that is taken. `given` is the id that the call gets instead.
     pub(super) async fn sends_mail_as(&mut self, asked: &str, given: &str) {
         self.continues(replied(vec![asks(&call(asked, "compose_email"))])).await;
         let email = call(given, "compose_email");
@@ -352,14 +356,14 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
     })
 }
 
-pub(super) fn done(content: &str, details: Option<Value>) -> Ending {
-    Ending::Settled(CallStatus::Done, CallOutcome { content: content.into(), is_error: false, details })
+pub(super) fn done(content: &str, details: Option<Value>) -> CallEnd {
+    CallEnd::Settled(CallStatus::Done, CallOutcome { content: content.into(), is_error: false, details })
 }
 
-pub(super) fn performed(call: &ToolCall, ending: Ending) -> Performed {
+pub(super) fn performed(call: &ToolCall, ending: CallEnd) -> Performed {
     Performed { call: call.clone(), ending }
 }
 
 pub(super) fn asked(call: &ToolCall) -> Outcome {
-    Outcome::Called(vec![performed(call, Ending::Asked("When?".into()))])
+    Outcome::Called(vec![performed(call, CallEnd::Asked("When?".into()))])
 }

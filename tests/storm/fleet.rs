@@ -1,4 +1,4 @@
-//! The processes of one storm: started, struck, and started again as a supervisor would.
+//! The processes of one storm: started, struck, and started again the way a supervisor would.
 
 use super::plan::{Plan, WINDOW_MS};
 use super::summary::Summary;
@@ -15,14 +15,14 @@ pub struct Fleet {
     began: Instant,
     /// Where the API listens now.
     pub api: Arc<Mutex<Option<String>>>,
-    /// Of processes that have ended: name, log.
+    /// Name and log of each process that has ended.
     pub logs: Vec<(String, String)>,
     pub summary: Summary,
 }
 
-/// The place of one process, which has one life after the other.
+/// One position in the fleet. Its processes live one after the other.
 struct Slot {
-    /// A worker's number; none for the API.
+    /// A worker's number; `None` for the API.
     worker: Option<usize>,
     options: Options,
     process: Option<Process>,
@@ -32,7 +32,7 @@ struct Slot {
 }
 
 impl Fleet {
-    /// `url` is the database's, by way of the proxy.
+    /// `url` leads to the database through the proxy.
     pub fn new(plan: &Plan, options: &Options, url: &str) -> Fleet {
         let slot = |worker: Option<usize>| {
             let role = if worker.is_some() { "--roles=worker" } else { "--roles=api" };
@@ -51,7 +51,8 @@ impl Fleet {
         }
     }
 
-    /// Starts everything, and the storm's clock when the first message can be taken: a slow machine takes its time.
+    /// Starts everything. The storm's clock begins when the API can take a message, however slow the machine
+    /// is.
     pub async fn is_up(&mut self, plan: &Plan) {
         while self.api.lock().expect("nobody panics with it").is_none() {
             assert!(self.began.elapsed() < PATIENCE, "the API does not come up");
@@ -61,8 +62,8 @@ impl Fleet {
         self.began = Instant::now();
     }
 
-    /// What a supervisor does: starts what is down, wakes what was stopped long enough, and notices who died. Gives the
-    /// pids of workers that died since the last look.
+    /// Acts as a supervisor: starts what is down, continues what was stopped long enough, and notices deaths.
+    /// Returns the pids of workers that died since the last call.
     pub fn look_after(&mut self, plan: &Plan) -> Vec<i32> {
         let now = Instant::now();
         let calm = self.began.elapsed() > Duration::from_millis(WINDOW_MS);
@@ -97,7 +98,7 @@ impl Fleet {
         died
     }
 
-    /// `kill -9`. The pid of a worker that was there.
+    /// `kill -9`. Returns the pid if this was a running worker.
     pub fn kill(&mut self, worker: Option<usize>) -> Option<i32> {
         let at = self.at(worker);
         self.slots[at].process.as_ref()?.signal(libc::SIGKILL);
@@ -116,7 +117,7 @@ impl Fleet {
         }
     }
 
-    /// SIGTERM to all; gives what did not end well.
+    /// Sends SIGTERM to all. Returns the processes that did not end well.
     pub async fn end(&mut self) -> Vec<String> {
         for slot in &self.slots {
             if let Some(process) = &slot.process {
@@ -144,7 +145,7 @@ impl Fleet {
         unwell
     }
 
-    /// Ends what is left, however it stands, and keeps its log.
+    /// Ends what is left, in whatever state, and keeps the logs.
     pub fn abandon(&mut self) {
         for slot in &mut self.slots {
             if let Some(mut process) = slot.process.take() {
@@ -159,7 +160,7 @@ impl Fleet {
         self.slots.iter().position(|slot| slot.worker == worker).expect("the plan knows its workers")
     }
 
-    /// Counts a death, keeps the log, and plans the next life. The pid if it was a worker.
+    /// Counts a death, keeps the log, and plans the next life. Returns the pid if this was a worker.
     fn bury(&mut self, at: usize) -> Option<i32> {
         let slot = &mut self.slots[at];
         let mut process = slot.process.take()?;
@@ -170,7 +171,8 @@ impl Fleet {
         match (killed, log.contains("killing this process")) {
             (true, true) => self.summary.failpoints += 1,
             (true, false) => self.summary.kills += 1,
-            // It could not start, for the database was away. Nothing else ends a process.
+            // It could not start because the database was away. Processes end by themselves for no other
+            // reason.
             (false, _) => {
                 assert_eq!(status.code(), Some(6), "{} ended by itself:\n{log}", name(slot));
                 self.summary.refused_starts += 1;

@@ -1,5 +1,5 @@
-//! What a seed stands for: who says what when, and which blow falls when. The schedule is the same each time; how the
-//! processes interleave under it is the machine's, so a seed replays the chaos and not every race in it.
+//! What a seed decides: who says what when, and which blow falls when. The schedule of a seed is always the
+//! same. How the processes interleave depends on the machine, so a seed does not replay every race.
 
 use crate::support::proxy::CutAt;
 use std::time::Duration;
@@ -11,12 +11,12 @@ pub struct Plan {
     pub seed: u64,
     pub workers: usize,
     pub sessions: Vec<Vec<Message>>,
-    /// In the order in which they fall.
+    /// Sorted by time.
     pub blows: Vec<(Duration, Blow)>,
 }
 
 pub struct Message {
-    /// Not before.
+    /// The earliest time to post it.
     pub at: Duration,
     pub key: String,
     pub text: String,
@@ -27,21 +27,21 @@ pub enum Blow {
     /// `kill -9`.
     KillWorker(usize),
     KillApi,
-    /// SIGSTOP, and SIGCONT after so long: past the lease.
+    /// SIGSTOP, then SIGCONT after this time, which is longer than the lease.
     StopWorker(usize, Duration),
-    /// `pg_terminate_backend` of one in so many.
+    /// `pg_terminate_backend` of one backend in this many.
     TerminateBackends(i32),
-    /// Every connection.
+    /// Cuts every connection.
     Cut,
-    /// The same, and no new ones for so long.
+    /// Cuts every connection, and refuses new ones for this time.
     Refuse(Duration),
-    /// The next statement with this text.
+    /// Cuts the connection at the next statement with this text.
     CutStatement(&'static str, CutAt),
-    /// Postgres, immediate shutdown, and started again.
+    /// Shuts Postgres down in immediate mode, and starts it again.
     RestartPostgres,
 }
 
-/// Parts of the statements that change hands: a transaction's end, the step's own statement, the ledger's two.
+/// Parts of the statements to cut at: a transaction's end, the step's own statement, the ledger's two.
 const STATEMENTS: &[&str] = &[
     "COMMIT",
     "set last_message_number = last_message_number",
@@ -70,7 +70,7 @@ const WORKER_FAILPOINTS: &[&str] = &[
 
 const API_FAILPOINTS: &[&str] = &["K1", "K2", "K4"];
 
-/// The turns of one message's run: calls side by side.
+/// The turns that a message's run is made of: one call, or several in parallel.
 const TURNS: &[&str] =
     &["charge", "reserve", "charge+reserve", "compose_email", "reserve+compose_email", "current_time"];
 
@@ -105,7 +105,7 @@ impl Plan {
         Plan { seed, workers, sessions, blows }
     }
 
-    /// The failpoints of a worker's life with this number, if any.
+    /// The failpoints of this life of a worker, if any.
     pub fn worker_failpoints(&self, worker: usize, life: u64) -> Option<String> {
         let mut rng = Rng::new(self.seed ^ ((worker as u64 + 1) << 40) ^ ((life + 1) << 50));
         (rng.below(5) < 3).then(|| failpoints(&mut rng, WORKER_FAILPOINTS))
@@ -117,7 +117,7 @@ impl Plan {
     }
 }
 
-/// One of them, the first to the fourth time.
+/// One of the names. It strikes the first to the fourth time.
 fn failpoints(rng: &mut Rng, names: &[&'static str]) -> String {
     let name = rng.pick(names);
     match rng.below(4) {
@@ -135,7 +135,7 @@ fn messages(rng: &mut Rng, session: u64) -> Vec<Message> {
             if rng.below(6) == 0 {
                 turns.insert(0, "ask_user");
             }
-            // Some come right after each other and are answered together, others when the run before is over.
+            // Some arrive close together and are answered together, others when the run before is over.
             let at = Duration::from_millis(rng.below(WINDOW_MS / count) + number * WINDOW_MS / count);
             Message { at, text: format!("{name} do {}", turns.join(";")), key: name }
         })

@@ -1,4 +1,4 @@
-//! One storm: everybody works, everything breaks, and then it is calm until nothing is owed any more.
+//! One storm: everything works while everything breaks, and then it is calm until nothing is owed any more.
 
 use super::fleet::Fleet;
 use super::plan::{Blow, Message, Plan};
@@ -16,20 +16,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The shortest that the configuration takes.
+/// A short lease, so that a dead worker's jobs are soon taken up.
 pub const LEASE: Duration = Duration::from_secs(2);
 
-/// How long after the last blow everything must be at rest. Nothing is measured by it.
+/// How long after the last blow everything must be at rest. It is a limit only; no figure depends on it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is shown of a storm that went wrong.
+/// What a failed storm leaves for its reader.
 pub struct Wrong {
     pub reason: String,
     /// The processes' logs and the database's rows.
     pub logs: PathBuf,
 }
 
-/// Runs the storm of `seed` on a server that nobody else uses meanwhile.
+/// Runs the storm of `seed` on a server that no other test uses meanwhile.
 pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
     let plan = Plan::of(seed);
     let began = Instant::now();
@@ -39,10 +39,10 @@ pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
     model.pace(Duration::from_millis(60));
     let options = Options::new()
         .model("openai/test")
-        // Nobody is given up here: how often a job may die is another test's.
+        // No job is given up here; another test asks how often a job may die.
         .config("[agents.default.limits]\nattempts = 100")
         .env("OPENAI_BASE_URL", &model.url)
-        .env("OWN_TOOLS_TAKE_MS", "60")
+        .env("FIXTURE_TAKE_MS", "60")
         .env("WAKEFUL_QUEUE__LEASE_S", LEASE.as_secs().to_string())
         .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1")
         .arg("--concurrency=2");
@@ -79,7 +79,7 @@ pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
     }
 }
 
-/// What the model says: the message's plan, turn by turn, and then its reply.
+/// What the model answers: the message's plan, turn by turn, and then its reply.
 fn say(body: &Value) -> Answer {
     let messages = body["messages"].as_array().expect("messages");
     let text =
@@ -118,7 +118,7 @@ struct Held {
 }
 
 impl Storm<'_> {
-    /// Gives the sessions' ids, in the plan's order, when all is said and nothing is owed.
+    /// Runs until all is said and nothing is owed. Returns the sessions' ids in the plan's order.
     async fn rage(&mut self) -> Vec<String> {
         self.fleet.is_up(self.plan).await;
         let began = Instant::now();
@@ -172,7 +172,7 @@ impl Storm<'_> {
         sessions.expect("all was said")
     }
 
-    /// The pid of a worker that died of it.
+    /// Returns the pid of the worker that this blow killed, if any.
     async fn strike(&mut self, blow: &Blow) -> Option<i32> {
         match blow {
             Blow::KillWorker(worker) => return self.fleet.kill(Some(*worker)),
@@ -212,7 +212,7 @@ impl Storm<'_> {
         rows.into_iter().map(|(job_id, lease)| Held { job_id, lease, since }).collect()
     }
 
-    /// A job with another lease, or none, or that is gone, has been taken up.
+    /// Records the jobs that were taken up: they have another lease or none, or they are gone.
     async fn notice_resumed(&mut self, held: &mut Vec<Held>) {
         let sql = "select job_id, lease from jobs where lease is not null";
         let rows: Result<Vec<(i64, i64)>, _> = sqlx::query_as(sql).fetch_all(&self.database.pool).await;
@@ -226,7 +226,7 @@ impl Storm<'_> {
         });
     }
 
-    /// Whoever is asked answers, under a key of the question's own: asked twice, it is answered once.
+    /// Answers each open question. The key comes from the question, so posting twice gives one answer.
     async fn answer_questions(&self, api: &Mutex<Option<String>>) {
         let sql =
             "select conversation_id, call_id from tool_calls join conversation_sessions using (session_id)
@@ -257,7 +257,7 @@ impl Storm<'_> {
     }
 }
 
-/// Posts a session's messages, each as often as it takes. Gives the session's id.
+/// Posts a session's messages, each until it is taken. Returns the session's id.
 async fn post_all(
     api: &Mutex<Option<String>>,
     conversation: &str,
@@ -266,7 +266,7 @@ async fn post_all(
 ) -> String {
     let mut session_id = String::new();
     for message in messages {
-        // The storm has a timetable, and this is one of its entries.
+        // This sleep is the storm's timetable.
         tokio::time::sleep(message.at.saturating_sub(began.elapsed())).await;
         session_id = loop {
             if let Some(id) = post(api, conversation, &message.key, &message.text).await {
@@ -278,7 +278,7 @@ async fn post_all(
     session_id
 }
 
-/// One try. The session's id when the message was taken, now or before.
+/// Tries once. Returns the session's id if the message was taken, now or before.
 async fn post(api: &Mutex<Option<String>>, conversation: &str, key: &str, text: &str) -> Option<String> {
     let url = api.lock().expect("nobody panics with it").clone()?;
     let body = json!({"user_id": "ann", "text": text, "client_key": key});
@@ -294,7 +294,7 @@ async fn post(api: &Mutex<Option<String>>, conversation: &str, key: &str, text: 
     tokio::time::timeout(Duration::from_secs(5), answer).await.ok().flatten()
 }
 
-/// Writes down what there is: a log a process, the rows, the model's requests, the effects.
+/// Saves everything about a failed storm: a log per process, the rows, the model's requests, the effects.
 async fn keep(
     seed: u64,
     fleet: &Fleet,

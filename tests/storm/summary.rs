@@ -1,21 +1,21 @@
-//! What storms did and what came of it.
+//! What storms did, and how the sessions came through.
 
 use std::time::Duration;
 
-/// Of one storm, or of many.
+/// The counts of one storm, or of many.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     pub seeds: usize,
     pub sessions: usize,
     pub messages: usize,
-    /// From outside.
+    /// Kills from outside.
     pub kills: usize,
-    /// By itself, at a failpoint.
+    /// Processes that ended themselves at a failpoint.
     pub failpoints: usize,
     pub stops: usize,
     /// Every connection at once, backends terminated, connections refused.
     pub cuts: usize,
-    /// At a chosen statement.
+    /// Connections cut at a chosen statement.
     pub cut_statements: usize,
     pub restarts: usize,
     /// Starts that ended at once because the database was away.
@@ -24,7 +24,7 @@ pub struct Summary {
     pub resumed: usize,
     pub model_calls: usize,
     pub rebilled: usize,
-    /// Writes that a fence refused, as the logs have it.
+    /// Writes that a fence refused, counted in the logs.
     pub fenced: usize,
     /// Claims that ended because another worker had the session.
     pub stale_claims: usize,
@@ -41,7 +41,7 @@ impl Summary {
         self.kills + self.failpoints
     }
 
-    /// Whatever can end a claim before its work is done.
+    /// Everything that can end a claim before its work is done.
     pub fn disruptions(&self) -> usize {
         self.deaths() + self.stops + self.cuts + self.cut_statements + self.restarts
     }
@@ -69,7 +69,7 @@ impl Summary {
         self.took += other.took;
     }
 
-    /// One line.
+    /// Formats one line.
     pub fn line(&self) -> String {
         format!(
             "{} sessions, {} messages; {} kills, {} failpoints, {} stops, {} cuts, {} cut statements, {} restarts; \
@@ -90,7 +90,7 @@ impl Summary {
         )
     }
 
-    /// A table, `lease` being what resuming is held against.
+    /// Formats a table. It compares the time to resume with `lease`.
     pub fn table(&self, lease: Duration, wall: Duration) -> String {
         let mut to_resume = self.to_resume.clone();
         to_resume.sort();

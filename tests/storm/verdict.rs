@@ -1,6 +1,6 @@
-//! What must hold after a storm. Beside what [`checker`] asks of each session: every message that was taken is there
-//! once, mails are there once, the model was asked nothing that a strict server refuses, what it was asked only grew,
-//! and what was paid for twice is accounted for.
+//! What must hold after a storm, in addition to what [`checker`] asks of each session. Every message that was
+//! taken is there once, and so is every mail. The model was asked nothing that a strict server refuses. Its
+//! requests only grew. Every model call that was paid for twice is accounted for.
 
 use super::plan::Plan;
 use super::summary::Summary;
@@ -62,7 +62,7 @@ pub async fn check(left: Left<'_>) {
         summary.rebilled
     );
     assert!(summary.uncertain <= broke, "{} effects are uncertain, {broke} things broke", summary.uncertain);
-    assert!(mails.is_empty(), "mails that nobody asked for: {mails:?}");
+    assert!(mails.is_empty(), "mails without a call: {mails:?}");
     let lines = || logs.iter().flat_map(|(_, log)| log.lines());
     summary.fenced = lines().filter(|line| line.contains("nothing was written")).count();
     summary.stale_claims =
@@ -74,7 +74,7 @@ pub async fn check(left: Left<'_>) {
     assert!(panics.is_empty(), "a process panicked: {panics:?}");
 }
 
-/// Each message of the inbox became one record: the user's own, or the answer to a question.
+/// Asserts that each inbox message became one record: a user message, or the answer to a question.
 async fn each_message_is_there_once(database: &Database, session_id: &str, traces: &Traces) {
     let inbox: Vec<String> =
         sqlx::query_scalar("select content from session_inbox where session_id = $1 order by inbox_id")
@@ -107,7 +107,8 @@ fn mails(options: &Options) -> BTreeSet<String> {
     files.map(|file| file.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Each call for a mail has one delivery, each delivery that is `sent` has its file, and its journal entry once.
+/// Asserts that each call for a mail has one delivery, and that each `sent` delivery has its file and one
+/// journal entry.
 async fn mails_are_sent_once(
     database: &Database,
     session_id: &str,
@@ -150,7 +151,8 @@ fn asked_in(bodies: &[String], number: usize) -> Vec<String> {
     bodies.iter().filter(of_session).cloned().collect()
 }
 
-/// Of any two requests the shorter one is the beginning of the longer one, and nothing but messages differs.
+/// Asserts that of any two requests the shorter one is the beginning of the longer one, and that only
+/// messages differ.
 fn what_is_asked_only_grows(bodies: &[String]) {
     let mut asked: Vec<Value> =
         distinct(bodies).into_iter().map(|body| serde_json::from_str(body).expect("JSON")).collect();
@@ -162,7 +164,7 @@ fn what_is_asked_only_grows(bodies: &[String]) {
         assert_eq!(
             shorter["messages"].as_array().expect("messages").as_slice(),
             prefix,
-            "what was said before was changed"
+            "an earlier message was changed"
         );
         assert!(length(shorter) < length(longer), "two requests of one length: {shorter:#} {longer:#}");
         let mut rest = (shorter.clone(), longer.clone());

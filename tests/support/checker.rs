@@ -1,5 +1,5 @@
-//! Checks what a session left behind. It reads the tables, the request bodies and the effects file, and knows nothing
-//! of the code that wrote them.
+//! Checks what a session left behind. It reads the tables, the request bodies and the effects file, and
+//! shares no code with the product.
 
 use super::Database;
 use serde_json::Value;
@@ -16,7 +16,7 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Reads the session of a database that holds only one.
+    /// Reads the rows of this session.
     pub async fn of(database: &Database, session_id: &str) -> Traces {
         let rows = async |table: &str, order: &str| -> Vec<Value> {
             let sql = format!(
@@ -45,13 +45,13 @@ impl Traces {
         number(&self.session, column)
     }
 
-    /// Number of the last message that was there before the session did anything: a fork copied some.
+    /// Number of the last message from before the session's own work. A fork has copied messages.
     fn copied(&self) -> i64 {
         let forked_at = self.session["forked_at_message_number"].as_i64();
         forked_at.unwrap_or_else(|| self.session_number("base_message_number"))
     }
 
-    /// Its own messages.
+    /// The session's own messages, without copied ones.
     fn own(&self) -> impl Iterator<Item = &Value> {
         let copied = self.copied();
         self.records.iter().filter(move |record| number(record, "message_number") > copied)
@@ -62,7 +62,8 @@ impl Traces {
     }
 }
 
-/// Everything that must hold of a session whose runs have all completed, whatever happened on the way.
+/// Checks everything that must hold for a session whose runs have all completed, whatever happened on the
+/// way.
 pub async fn check(database: &Database, session_id: &str, effects: &[String]) -> Traces {
     let traces = Traces::of(database, session_id).await;
     assert_eq!(traces.session["status"], "completed", "{:#}", traces.session);
@@ -72,7 +73,7 @@ pub async fn check(database: &Database, session_id: &str, effects: &[String]) ->
     totals_are_sums(database, &traces).await;
     calls_are_settled(&traces, &effects_of(session_id, effects));
     nothing_is_left(database, session_id).await;
-    // Last, for it is the product's own word.
+    // Last, because this check is the product's own.
     let verification = database.store().await.verify(session_id).await.expect("the session is read");
     let differ: Vec<_> = verification.checks.iter().filter(|check| !check.agrees).collect();
     assert!(verification.agrees, "`session verify` says: {differ:#?}");
@@ -101,16 +102,17 @@ fn numbers_are_dense(traces: &Traces) {
     assert_eq!(at, traces.session_number("to_message_number"), "the last step ends at the checkpoint");
 }
 
-/// After each group of user messages: turns of calls with all their results, and one final reply.
+/// Checks that each group of user messages is followed by turns of calls with all their results, and one
+/// final reply.
 fn each_message_has_one_reply(records: &[Value]) {
     let mut open = BTreeSet::new();
     let mut replied = true;
-    // A summary is nobody's reply.
+    // A summary is not a reply.
     for record in records.iter().filter(|record| !is_summary(record)) {
         let calls = blocks(record, "tool_call");
         match record["role"].as_str().expect("a role") {
             "user" => {
-                assert!(open.is_empty(), "a message stands between a call and its result: {record}");
+                assert!(open.is_empty(), "a message is between a call and its result: {record}");
                 replied = false;
             }
             "assistant" => {
@@ -121,10 +123,7 @@ fn each_message_has_one_reply(records: &[Value]) {
             }
             "tool" => {
                 for call_id in blocks(record, "tool_result") {
-                    assert!(
-                        open.remove(&call_id),
-                        "a result that nobody asked for, or a second one: {record}"
-                    );
+                    assert!(open.remove(&call_id), "a result without a call, or a second one: {record}");
                 }
             }
             role => panic!("a record of role {role}"),
@@ -148,7 +147,7 @@ fn the_journal_fits(traces: &Traces) {
         traces.journal(kind).into_iter().map(|payload| text(payload, "generation_id")).collect::<Vec<_>>()
     };
     let started = generations("GEN_START");
-    // Nobody is shown a summary as it is written, so its call has an entry and no start.
+    // A summary is not streamed, so its call has an entry but no start.
     let calls = traces.journal("LLM_CALLED");
     let (summaries, replies): (Vec<&Value>, Vec<&Value>) =
         calls.into_iter().partition(|called| called["purpose"] == "compaction");
@@ -256,14 +255,14 @@ fn effects_of(session_id: &str, effects: &[String]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Request bodies, each once, in the order in which they first came.
+/// Request bodies, each once, in order of first appearance.
 pub fn distinct(bodies: &[String]) -> Vec<&String> {
     let mut seen = BTreeSet::new();
     bodies.iter().filter(|body| seen.insert(*body)).collect()
 }
 
-/// Every row of every table but the workers' heartbeats, with the transaction that wrote it: two of them are equal
-/// only if nothing was written in between, not even the same again.
+/// Every row of every table but `workers`, with the id of the transaction that wrote it. Two dumps are equal
+/// only if nothing was written in between, not even the same values again.
 pub async fn dump(database: &Database) -> BTreeMap<String, Vec<Value>> {
     let tables: Vec<String> = sqlx::query_scalar(
         "select tablename::text from pg_tables where schemaname = 'public' and tablename not in ('workers')",

@@ -34,7 +34,7 @@ impl Client {
         read(self.post_request(path).body(body.to_string()).send().await.expect("the server answers")).await
     }
 
-    /// Posts a chat message that must be taken, and gives the answer.
+    /// Posts a chat message that must be accepted, and returns the answer.
     pub async fn chat(&self, conversation: &str, text: &str) -> Value {
         let body = json!({"user_id": "ann", "text": text});
         let (status, answer) = self.post(&format!("/v1/chat/{conversation}/messages"), &body).await;
@@ -48,7 +48,7 @@ impl Client {
         session
     }
 
-    /// Waits until the session has that status, and gives it.
+    /// Waits until the session has this status, and returns the session.
     pub async fn wait_for(&self, session_id: &str, status: &str) -> Value {
         eventually(&format!("session {session_id} to be {status}"), || async {
             let session = self.session(session_id).await;
@@ -57,7 +57,7 @@ impl Client {
         .await
     }
 
-    /// The session's stream of events, from after `last` on.
+    /// The session's stream of events after number `last`.
     pub async fn stream(
         &self,
         session_id: &str,
@@ -84,7 +84,7 @@ async fn read(response: Response) -> (StatusCode, Value) {
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-/// The texts of the session's messages of one role.
+/// The texts of the session's messages with one role.
 pub fn texts(session: &Value, role: &str) -> Vec<String> {
     let messages = session["messages"].as_array().expect("messages");
     let of_role = messages.iter().filter(|message| message["role"] == role);

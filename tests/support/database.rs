@@ -1,4 +1,4 @@
-//! A database for one test, copied from a migrated template, and gone after it.
+//! A database for one test, copied from a migrated template, and dropped after it.
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
@@ -10,7 +10,7 @@ use wakeful::store::Store;
 pub struct Database {
     pub name: String,
     pub url: String,
-    /// For looking at what the process under test has written.
+    /// For reading what the process under test has written.
     pub pool: PgPool,
     admin_url: String,
 }
@@ -29,7 +29,7 @@ impl Database {
             format!("create database {name} template {template} strategy file_copy tablespace {tablespace}");
         run(&mut admin, create).await;
         let database = Database::open(admin_url.to_owned(), name).await;
-        // Migrating is what the template is for: this only proves that the copy is whole.
+        // The template was migrated; this only proves that the copy is complete.
         database.store().await.check_schema().await.expect("the template is migrated");
         database
     }
@@ -61,7 +61,7 @@ impl Database {
         sqlx::query_scalar(sql).bind(argument).fetch_one(&self.pool).await.expect(sql)
     }
 
-    /// How many rows each table has. Without `workers`, which has a row for each process that works.
+    /// The number of rows of each table. Leaves out `workers`, which has a row for each running worker.
     pub async fn rows(&self) -> BTreeMap<String, i64> {
         let tables: Vec<String> = sqlx::query_scalar(
             "select tablename::text from pg_tables where schemaname = 'public' and tablename <> 'workers'",
@@ -82,7 +82,7 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let (admin_url, name) = (self.admin_url.clone(), self.name.clone());
-        // A test's runtime is ending when this runs: the last statement has one of its own.
+        // The test's runtime may be ending here, so the last statement gets a runtime of its own.
         let dropped = std::thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -97,10 +97,10 @@ impl Drop for Database {
 
 fn admin_url() -> String {
     std::env::var("WAKEFUL_TEST_DATABASE_URL")
-        .expect("no Postgres for the tests: run them by `make test`, or under the example `with_postgres`")
+        .expect("no Postgres for the tests: run them by `make test`, or under the program `with_postgres`")
 }
 
-/// The migrated template of this build's migrations, made by whichever test comes first.
+/// The name of the template with this build's migrations. The first test that needs it makes it.
 async fn template(admin_url: &str) -> String {
     let mut hasher = DefaultHasher::new();
     for entry in ["sessions", "logs", "effects", "queue"] {
@@ -131,7 +131,7 @@ async fn template(admin_url: &str) -> String {
 }
 
 fn migrations() -> Vec<String> {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../migrations");
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../migrations");
     let mut files: Vec<_> =
         std::fs::read_dir(dir).expect("migrations").flatten().map(|entry| entry.path()).collect();
     files.sort();

@@ -1,4 +1,4 @@
-//! A session of many steps, made through the store's own commits: what a worker would have committed, without one.
+//! A session of many steps, made without a worker: the commits go through the store, as a worker's would.
 
 use apalis_core::backend::Backend;
 use apalis_core::worker::context::WorkerContext;
@@ -11,31 +11,32 @@ use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful::store::step::{Commit, Performance};
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::tool::registry::Registry;
-use wakeful::workflow::advance::{Ending, Generated, Outcome, Performed, advance};
-use wakeful::workflow::agent::{Policy, ToolDefinition};
-use wakeful::workflow::context::Strategy;
+use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
+use wakeful::workflow::agent::{AgentPolicy, ToolDefinition};
+use wakeful::workflow::strategy::Strategy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::session::{CallOutcome, CallStatus, Seed, Session};
+use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful::workflow::seed::Seed;
 use wakeful::workflow::wire::openai;
 
-/// The model that the session is said to have talked to.
+/// The model that the session names.
 pub const MODEL: &str = "openai/test";
 
-/// What is to be made.
+/// The session to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Long {
-    /// Each but the last reads a file; the last says goodbye.
+    /// Each step but the last reads a file. The last one says goodbye.
     pub steps: usize,
-    /// Of what a message says, model's and tool's alike.
+    /// Length of each message's text, for model and tool.
     pub message_bytes: usize,
-    /// Whether the journal has the hashes of the very requests that a worker would have sent. That costs time.
+    /// Whether the journal gets the hashes of the exact requests that a worker would send. That takes time.
     pub hashes: bool,
 }
 
 impl Long {
-    /// Makes it, in a conversation of its own, and gives its id.
+    /// Makes the session in a conversation of its own, and returns its id.
     pub async fn make(self, store: &Store, conversation: &str) -> String {
         let new = NewSession {
             space_id: "default".to_owned(),
@@ -72,7 +73,7 @@ impl Long {
             if let Some(call) = call {
                 let content = words(step + 1_000_000, self.message_bytes);
                 let outcome = CallOutcome { content, is_error: false, details: None };
-                let ending = Ending::Settled(CallStatus::Done, outcome);
+                let ending = CallEnd::Settled(CallStatus::Done, outcome);
                 claim.commit(store, &mut session, Outcome::Called(vec![Performed { call, ending }])).await;
             }
         }
@@ -83,7 +84,7 @@ impl Long {
         let text = Block::Text { text: words(step, self.message_bytes) };
         let finish_reason = if call.is_some() { FinishReason::ToolCalls } else { FinishReason::Stop };
         let request_sha256 = if self.hashes {
-            openai::project(&session.context(Vec::new()), &openai::Options::new("test", 8192)).sha256()
+            openai::project(&wakeful::workflow::context::full(session, Vec::new()), &openai::Options::new("test", 8192)).sha256()
         } else {
             format!("{step:064x}")
         };
@@ -114,13 +115,13 @@ impl Long {
     }
 }
 
-/// The tool that a long session is offered.
+/// The tools that a long session has.
 pub fn tools() -> Vec<ToolDefinition> {
     let registry = Registry::built_in().expect("the built-in tools register");
     registry.definitions(&["read_file"]).expect("it is registered")
 }
 
-/// A claim of the one job that waits.
+/// A claim of the one waiting job.
 struct Claim {
     job: Job,
     stop: CancellationToken,
@@ -146,7 +147,7 @@ impl Claim {
     }
 
     async fn commit(&self, store: &Store, session: &mut Session, outcome: Outcome) {
-        let transition = advance(session, outcome, Policy::default());
+        let transition = advance(session, outcome, AgentPolicy::default());
         let performance = Performance { elapsed_s: 0.1, attempt: 1 };
         let commit = store.commit(&self.job.lease, session, transition.clone(), performance).await;
         match commit.expect("it commits") {
@@ -163,7 +164,8 @@ impl Drop for Claim {
     }
 }
 
-/// So many bytes of something like English: it compresses as messages do. Each number has words of its own.
+/// Text of this many bytes, similar to English, so that it compresses as messages do. Each number gives other
+/// words.
 pub fn words(number: usize, bytes: usize) -> String {
     const WORDS: [&str; 16] = [
         "the",

@@ -1,5 +1,5 @@
-//! A server that is Slack, Telegram and a webhook's receiver: it checks tokens and signatures, enforces its rate limits, and
-//! keeps what it was sent.
+//! A server that acts as Slack, as Telegram and as a webhook's receiver. It checks tokens and signatures,
+//! enforces rate limits, and keeps what it receives.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -15,7 +15,6 @@ use sha2::Sha256;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 
 pub const SLACK_TOKEN: &str = "xoxb-of-the-test";
 pub const SLACK_SECRET: &str = "signing-secret-of-the-test";
@@ -24,25 +23,25 @@ pub const TELEGRAM_SECRET: &str = "webhook-secret-of-the-test";
 /// The Base64 of 24 bytes.
 pub const WEBHOOK_SECRET: &str = "whsec_dGhlIHdlYmhvb2sgc2VjcmV0IG9mIHRlc3Rz";
 
-/// A message that was taken.
+/// A message that the server accepted.
 #[derive(Clone, Debug)]
 pub struct Sent {
     pub messenger: &'static str,
-    /// Channel and thread, chat, or conversation.
+    /// Channel and thread; or chat; or conversation.
     pub place: String,
-    /// The delivery's id, where it is sent along.
+    /// The delivery's id, where the message carries it.
     pub key: Option<String>,
     pub text: String,
     pub body: Value,
 }
 
-/// What the next request is answered with, in place of what is right.
+/// A canned answer to the next request, in place of the correct one.
 #[derive(Clone, Debug)]
 pub struct Says {
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
     pub body: String,
-    /// The message is taken all the same.
+    /// Accept the message all the same.
     pub takes: bool,
 }
 
@@ -51,7 +50,7 @@ impl Says {
         Says { status, headers: Vec::new(), body: body.to_owned(), takes: false }
     }
 
-    /// For how long it asks to be left alone: in the header, or in Telegram's own words.
+    /// The wait that the answer asks for, in the header or in Telegram's field.
     fn wait(&self) -> Option<Duration> {
         let header = self.headers.iter().find(|(name, _)| *name == "retry-after");
         let told = serde_json::from_str::<Value>(&self.body).ok();
@@ -72,14 +71,14 @@ pub struct Messengers {
 #[derive(Default)]
 struct Shared {
     sent: Mutex<Vec<Sent>>,
-    /// When each place was last sent to.
+    /// When each place last received messages.
     times: Mutex<HashMap<String, Vec<Instant>>>,
     says: Mutex<VecDeque<Says>>,
-    /// Requests that were answered with 429 because a limit was passed.
+    /// Requests over a limit, which were answered with 429.
     too_many: Mutex<usize>,
-    /// Every request that came.
+    /// Every request received.
     asked: Mutex<usize>,
-    /// Until when it wants to be left alone, and how many did not.
+    /// The end of the wait that an answer asked for, and the number of requests before it.
     closed_until: Mutex<Option<Instant>>,
     too_early: Mutex<usize>,
     scopes: Mutex<String>,
@@ -87,7 +86,7 @@ struct Shared {
 
 impl Messengers {
     pub async fn start() -> Messengers {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = super::servers::listen();
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let shared = Arc::new(Shared::default());
         *shared.scopes.lock().unwrap() = "chat:write,channels:history,metadata.message:read".to_owned();
@@ -98,11 +97,12 @@ impl Messengers {
             .route("/{bot}/sendMessage", post(telegram_send))
             .route("/replies", post(receive_reply))
             .with_state(Arc::clone(&shared));
-        let server = tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") });
+        let server = super::servers::runtime()
+            .spawn(async move { axum::serve(listener, router).await.expect("it serves") });
         Messengers { url, shared, server }
     }
 
-    /// What was taken so far.
+    /// The messages accepted so far.
     pub fn sent(&self) -> Vec<Sent> {
         self.shared.sent.lock().unwrap().clone()
     }
@@ -118,7 +118,7 @@ impl Messengers {
         .await;
     }
 
-    /// Answers the next request so; several in their order.
+    /// Answers the next request like this. Several answers are used in their order.
     pub fn says(&self, says: Says) {
         self.shared.says.lock().unwrap().push_back(says);
     }
@@ -131,12 +131,12 @@ impl Messengers {
         *self.shared.asked.lock().unwrap()
     }
 
-    /// Requests that came before the time was over for which it had asked to be left alone.
+    /// Requests that came before the end of the wait that an answer had asked for.
     pub fn too_early(&self) -> usize {
         *self.shared.too_early.lock().unwrap()
     }
 
-    /// What the bot of Slack may do.
+    /// Sets the scopes of Slack's bot.
     pub fn scopes(&self, scopes: &str) {
         *self.shared.scopes.lock().unwrap() = scopes.to_owned();
     }
@@ -149,7 +149,7 @@ impl Drop for Messengers {
 }
 
 impl Shared {
-    /// What it was told to say, and then it takes the message only if that says so.
+    /// Takes the next canned answer, if any. With one, the message is accepted only if the answer says so.
     fn begins(&self) -> Option<Says> {
         *self.asked.lock().unwrap() += 1;
         if self.closed_until.lock().unwrap().is_some_and(|until| Instant::now() < until) {
@@ -162,7 +162,7 @@ impl Shared {
         says
     }
 
-    /// Whether this place may be sent to now: `most` in `window`, and a second apart.
+    /// Whether this place may receive a message now: at most `most` in `window`, and one per second.
     fn passes(&self, place: &str, most: usize, window: Duration) -> bool {
         let mut times = self.times.lock().unwrap();
         let all = times.entry(place.to_owned()).or_default();
@@ -224,7 +224,7 @@ async fn slack_post(State(shared): State<Arc<Shared>>, headers: HeaderMap, body:
     }
 }
 
-/// What was posted there, with what it bears if the token may see that: three a page.
+/// The thread's messages, three per page. They include the metadata if the token's scopes allow it.
 async fn slack_replies(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
@@ -280,7 +280,7 @@ async fn telegram_send(State(shared): State<Arc<Shared>>, Path(bot): Path<String
         return answer(says);
     }
     let second = Duration::from_secs(1);
-    // 20 a minute, looked at through a tenth of it.
+    // The limit of 20 per minute, checked over a tenth of a minute.
     let in_group = chat >= 0 || shared.passes(&format!("group {chat}"), 2, Duration::from_secs(6));
     if !in_group || !shared.passes("bot", 30, second) || !shared.passes(&format!("chat {chat}"), 1, second) {
         let told = json!({"ok": false, "error_code": 429, "description": "Too Many Requests: retry after 1",
@@ -317,13 +317,13 @@ async fn receive_reply(State(shared): State<Arc<Shared>>, headers: HeaderMap, bo
     said.as_ref().map_or_else(|| StatusCode::NO_CONTENT.into_response(), answer)
 }
 
-/// `v1,…` of Standard Webhooks, made here by itself.
+/// The `v1,…` signature of Standard Webhooks, computed here without the product's code.
 pub fn webhook_signature(secret: &str, id: &str, timestamp: &str, body: &str) -> String {
     let key = STANDARD.decode(secret.trim_start_matches("whsec_")).expect("Base64");
     format!("v1,{}", STANDARD.encode(hmac(&key, &format!("{id}.{timestamp}.{body}"))))
 }
 
-/// `v0=…` of Slack.
+/// Slack's `v0=…` signature.
 pub fn slack_signature(secret: &str, timestamp: &str, body: &str) -> String {
     format!("v0={}", hex::encode(hmac(secret.as_bytes(), &format!("v0:{timestamp}:{body}"))))
 }

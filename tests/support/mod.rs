@@ -1,4 +1,5 @@
-//! What the tests share: a database each, the real process, a model server that counts, and an HTTP client.
+//! What the tests share: a database for each test, the real process, a model server that counts, and an HTTP
+//! client.
 
 pub mod checker;
 pub mod client;
@@ -10,8 +11,10 @@ pub mod process;
 pub mod program;
 pub mod proxy;
 pub mod raw;
+#[cfg(feature = "legacy-redis")]
 pub mod redis;
 pub mod server;
+pub mod servers;
 pub mod smtp;
 pub mod wire;
 pub mod wire_rules;
@@ -29,10 +32,10 @@ pub use world::World;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-/// How long a test waits before it says that what it waits for does not come. Nothing is measured by it.
+/// How long a test waits before it fails. It is a limit only; no figure depends on it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks again and again until there is an answer.
+/// Calls `ask` again and again until it returns a value.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! A model server that speaks Chat Completions, keeps every request body, and can be held up.
+//! A model server that speaks Chat Completions, keeps every request body, and can hold its answers.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -10,10 +10,9 @@ use serde_json::{Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// What the model says to one request.
+/// The answer to one request.
 #[derive(Clone, Debug)]
 pub enum Answer {
     Text(String),
@@ -47,15 +46,15 @@ pub struct ModelServer {
 struct Shared {
     bodies: Mutex<Vec<String>>,
     script: Box<Script>,
-    /// Answers to requests from this number on stop after their first piece.
+    /// From this request number on, answers stop after their first piece.
     held_from: watch::Sender<usize>,
     /// Milliseconds between two pieces of an answer.
     pace_ms: AtomicU64,
 }
 
 impl ModelServer {
-    /// Answers each request with what `script` makes of its body and its number (from 0). An answer should depend on
-    /// the body alone wherever a request may be repeated.
+    /// Answers each request with the result of `script` for its body and its number (from 0). Where requests
+    /// may be repeated, the answer should depend only on the body.
     pub async fn start(script: impl Fn(&Value, usize) -> Answer + Send + Sync + 'static) -> ModelServer {
         let shared = Arc::new(Shared {
             bodies: Mutex::default(),
@@ -63,18 +62,18 @@ impl ModelServer {
             held_from: watch::channel(usize::MAX).0,
             pace_ms: AtomicU64::new(0),
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = super::servers::listen();
         let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
         let router =
             Router::new().route("/v1/chat/completions", post(complete)).with_state(Arc::clone(&shared));
-        let server = tokio::spawn(async move {
+        let server = super::servers::runtime().spawn(async move {
             axum::serve(listener, router).await.expect("the model server serves");
         });
         ModelServer { url, shared, server }
     }
 
-    /// A model that answers by how many assistant messages the request holds since the last user text: the nth answer
-    /// of `answers`, and the last one from there on.
+    /// A model that counts the assistant messages since the last user text. That count selects one of
+    /// `answers`; beyond the end it is the last one.
     pub async fn turns(answers: Vec<Answer>) -> ModelServer {
         ModelServer::start(move |body, _| {
             let answered = turns_since_user(body);
@@ -88,7 +87,7 @@ impl ModelServer {
         self.shared.bodies.lock().expect("no handler panics").clone()
     }
 
-    /// Waits until so many requests have come.
+    /// Waits until `times` requests have arrived.
     pub async fn asked(&self, times: usize) {
         super::eventually(&format!("{times} model calls"), || async {
             (self.bodies().len() >= times).then_some(())
@@ -96,7 +95,7 @@ impl ModelServer {
         .await;
     }
 
-    /// Waits until a request has come that holds `text` in quotes.
+    /// Waits until a request contains `text` followed by a quotation mark.
     pub async fn asked_about(&self, text: &str) {
         let quoted = format!("{text}\"");
         super::eventually(&format!("a model call about {text}"), || async {
@@ -115,12 +114,12 @@ impl ModelServer {
         self.shared.held_from.send_replace(number);
     }
 
-    /// Lets time pass between two pieces of an answer: room for a crash, and nothing that a test waits for.
+    /// Pauses between the pieces of an answer, to make room for a crash. No test depends on the length.
     pub fn pace(&self, pause: Duration) {
         self.shared.pace_ms.store(pause.as_millis() as u64, Ordering::SeqCst);
     }
 
-    /// Lets held answers go on.
+    /// Lets held answers continue.
     pub fn release(&self) {
         self.shared.held_from.send_replace(usize::MAX);
     }
@@ -132,7 +131,7 @@ impl Drop for ModelServer {
     }
 }
 
-/// Assistant messages after the newest user message.
+/// The number of assistant messages after the newest user message.
 pub fn turns_since_user(body: &Value) -> usize {
     let messages = body["messages"].as_array().expect("messages");
     let since = messages.iter().rposition(|message| message["role"] == "user").map_or(0, |at| at + 1);

@@ -1,4 +1,4 @@
-//! The real process: started, listened to, stopped, and killed.
+//! The real process: started, observed, stopped, and killed.
 
 use super::Database;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How a process is started. A clone shares the folder, as processes of one system do.
+/// How to start a process. A clone shares the folder, like processes of one system.
 #[derive(Clone)]
 pub struct Options {
     /// TOML under the defaults below.
@@ -22,7 +22,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// `serve` with all roles on a free port, a short lease, and the tools of the example `own_tools`.
+    /// `serve` with all roles on a free port, a short lease, and the tools of `fixture_worker`.
     pub fn new() -> Options {
         Options {
             config: String::new(),
@@ -64,7 +64,7 @@ impl Options {
         self.dir.path().join(name)
     }
 
-    /// What the tools did: `tool session call`, a line an effect.
+    /// The effects of the tools: `tool session call`, one line per effect.
     pub fn effects(&self) -> Vec<String> {
         std::fs::read_to_string(self.path("effects")).unwrap_or_default().lines().map(str::to_owned).collect()
     }
@@ -80,14 +80,15 @@ impl Options {
     pub fn spawn(&self, database_url: &str) -> Process {
         let config = self.path("wakeful.toml");
         let dir = self.dir.path().display();
-        // Mail goes one way only.
+        // The configuration allows only one way to send mail.
         let other_way =
             self.config.contains("[email.smtp]") || self.env.contains_key("WAKEFUL_EMAIL__SES__SEND");
         let mail = if other_way { String::new() } else { format!("[email]\nmaildir = \"{dir}/mail\"\n") };
         let defaults =
             format!("[server]\nlisten = \"127.0.0.1:0\"\n{mail}[workspace]\ndir = \"{dir}/workspaces\"\n");
         let text = format!("{defaults}{}", self.config);
-        // Another process of this folder may be reading it: half a file would be another configuration.
+        // Another process of this folder may be reading the file, and half a file is a different
+        // configuration.
         if std::fs::read_to_string(&config).ok().as_deref() != Some(&text) {
             std::fs::write(&config, text).expect("the configuration");
         }
@@ -95,7 +96,7 @@ impl Options {
         command.args(&self.args).arg("--config").arg(&config);
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
-            // A defect that the tests are to notice is one of the processes.
+            // Keep this variable: it selects a defect that the processes must have.
             if name != "WAKEFUL_MUTANT" && ours.iter().any(|prefix| name.starts_with(prefix)) {
                 command.env_remove(name);
             }
@@ -103,17 +104,17 @@ impl Options {
         command
             .env("DATABASE_URL", database_url)
             .env("WAKEFUL_LOG", "info,wakeful=debug")
-            .env("WAKEFUL_QUEUE__LEASE_S", "3")
-            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "1")
+            .env("WAKEFUL_QUEUE__LEASE_S", "1.5")
+            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.3")
             .env("WAKEFUL_QUEUE__POLL_MS", "200")
-            .env("OWN_TOOLS_EFFECTS", self.path("effects"))
-            .env("OWN_TOOLS_HOLD", self.path("hold"))
+            .env("FIXTURE_EFFECTS", self.path("effects"))
+            .env("FIXTURE_HOLD", self.path("hold"))
             .envs(&self.env)
             .current_dir(self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the example own_tools was built");
+        let mut child = command.spawn().expect("fixture_worker was built");
         let log = Arc::new(Mutex::new(String::new()));
         let output = Arc::new(Mutex::new(String::new()));
         let stderr = child.stderr.take().expect("piped");
@@ -123,10 +124,9 @@ impl Options {
     }
 }
 
-/// The example `own_tools`: `wakeful` with the tests' own tools.
+/// `wakeful` with the tests' own tools.
 fn binary() -> PathBuf {
-    let wakeful = PathBuf::from(env!("CARGO_BIN_EXE_wakeful"));
-    wakeful.parent().expect("a folder").join("examples").join("own_tools")
+    PathBuf::from(env!("CARGO_BIN_EXE_fixture_worker"))
 }
 
 fn collect(pipe: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> std::thread::JoinHandle<()> {
@@ -145,7 +145,7 @@ pub struct Process {
     log: Arc<Mutex<String>>,
     output: Arc<Mutex<String>>,
     readers: Vec<std::thread::JoinHandle<()>>,
-    /// Its files are there as long as it runs.
+    /// Keeps the files for as long as the process runs.
     _dir: Arc<TempDir>,
 }
 
@@ -154,17 +154,17 @@ impl Process {
         self.child.as_ref().expect("it runs").id() as i32
     }
 
-    /// What it wrote to stderr so far.
+    /// Everything written to stderr so far.
     pub fn log(&self) -> String {
         self.log.lock().expect("no reader panics").clone()
     }
 
-    /// What it wrote to stdout so far.
+    /// Everything written to stdout so far.
     pub fn output(&self) -> String {
         self.output.lock().expect("no reader panics").clone()
     }
 
-    /// Waits until a line of the log contains `text`, and gives that line.
+    /// Waits until a line of the log contains `text`, and returns that line.
     pub async fn wait_for_log(&self, text: &str) -> String {
         let began = Instant::now();
         loop {
@@ -195,7 +195,7 @@ impl Process {
         assert_eq!(sent, 0, "the process takes signals");
     }
 
-    /// Whether it has ended by itself, or by a signal.
+    /// Whether the process has ended, by itself or by a signal.
     pub fn has_ended(&mut self) -> bool {
         self.child.as_mut().is_none_or(|child| child.try_wait().expect("it can be waited for").is_some())
     }
@@ -222,8 +222,8 @@ impl Process {
         status
     }
 
-    /// The same without holding up the test's runtime, and not for ever: a process that was to end by itself says in its log
-    /// what it did in its place.
+    /// The same without blocking the test's runtime, and with a time limit: a process that should have ended
+    /// says in its log what it did instead.
     pub async fn ended(mut self) -> (ExitStatus, Process) {
         let began = Instant::now();
         while !self.has_ended() {

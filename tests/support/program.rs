@@ -1,4 +1,4 @@
-//! The program itself, `wakeful` with whatever arguments: for the commands that bring their own Postgres.
+//! The program itself, `wakeful` with any arguments: for commands that start their own Postgres.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -19,10 +19,13 @@ pub struct Program {
 impl Program {
     /// `wakeful`, in an environment that names no database, no model and no configuration.
     pub fn command(dir: &Path) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_wakeful"));
+        // Cargo tells a test only the programs of its own package. `make test` builds this one beside them.
+        let wakeful = Path::new(env!("CARGO_BIN_EXE_fixture_worker")).with_file_name("wakeful");
+        assert!(wakeful.exists(), "not built: {}; run `make test`", wakeful.display());
+        let mut command = Command::new(wakeful);
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
-            // A defect that the tests are to notice is one of the processes.
+            // Keep this variable: it selects a defect that the process must have.
             if name != "WAKEFUL_MUTANT" && ours.iter().any(|prefix| name.starts_with(prefix)) {
                 command.env_remove(name);
             }
@@ -46,17 +49,17 @@ impl Program {
         self.child.id() as i32
     }
 
-    /// What it wrote to stdout so far.
+    /// Everything written to stdout so far.
     pub fn output(&self) -> String {
         self.output.lock().expect("no reader panics").clone()
     }
 
-    /// What it wrote to stderr so far.
+    /// Everything written to stderr so far.
     pub fn errors(&self) -> String {
         self.errors.lock().expect("no reader panics").clone()
     }
 
-    /// Waits until a line of stdout contains `text`, and gives that line.
+    /// Waits until a line of stdout contains `text`, and returns that line.
     pub async fn line(&self, text: &str) -> String {
         self.line_of(&self.output, text).await
     }
@@ -88,7 +91,7 @@ impl Program {
         assert_eq!(sent, 0, "the process takes signals");
     }
 
-    /// Waits for its end, and gives its exit status: 128 and the signal's number for a signal.
+    /// Waits for the program's end, and returns its exit status. For a signal: 128 plus the signal's number.
     pub async fn end(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
         let began = Instant::now();

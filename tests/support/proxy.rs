@@ -1,4 +1,5 @@
-//! A proxy before Postgres that breaks connections: all of them at once, new ones, or one at the very moment of a commit.
+//! A proxy in front of Postgres that breaks connections: all at once, new ones, or one at the moment of a
+//! commit.
 
 use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
@@ -12,16 +13,16 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Where a connection is cut, seen from the statement that is chosen for it.
+/// Where a connection is cut, relative to the chosen statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutAt {
-    /// The server never sees it.
+    /// The server never receives the statement.
     BeforeServer,
-    /// The server has done it and has said so, and its client does not hear of it: an ambiguous commit.
+    /// The server has executed it and answered, but the client never gets the answer: an ambiguous commit.
     BeforeAnswer,
 }
 
-/// One cut, of the first statement to come whose text contains `text`.
+/// One cut, at the next statement whose text contains `text`.
 #[derive(Clone, Debug)]
 struct Trap {
     text: String,
@@ -29,7 +30,7 @@ struct Trap {
 }
 
 pub struct Proxy {
-    /// The same database, by way of the proxy.
+    /// The same database, through the proxy.
     pub url: String,
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
@@ -41,7 +42,7 @@ struct Shared {
     refusing: AtomicBool,
     traps: Mutex<Vec<Trap>>,
     sprung: AtomicUsize,
-    /// Ends every connection of today when it fires; the next ones hang on a new one.
+    /// Cancelling it ends every current connection. New connections use a new token.
     cut: Mutex<CancellationToken>,
 }
 
@@ -49,8 +50,9 @@ impl Proxy {
     pub fn start(url: &str) -> Proxy {
         let postgres = PgConnectOptions::from_str(url).expect("a Postgres URL");
         let dir = TempDir::with_prefix("proxy-").expect("a temporary folder");
-        // Encrypted statements could not be told apart.
+        // The proxy must read the statements, so they are not encrypted.
         let proxied = postgres.clone().socket(dir.path()).ssl_mode(PgSslMode::Disable);
+        let _servers = super::servers::runtime().enter();
         let listener = UnixListener::bind(dir.path().join(socket_name(&postgres))).expect("a socket");
         let shared = Arc::new(Shared {
             postgres,
@@ -74,18 +76,18 @@ impl Proxy {
         self.shared.refusing.store(refuse, Ordering::SeqCst);
     }
 
-    /// Cuts the connection of the next statement whose text contains `text` (case and all), once.
+    /// Cuts the connection of the next statement whose text contains `text` (case-sensitive), once.
     pub fn trap(&self, text: &str, at: CutAt) {
         let trap = Trap { text: text.to_owned(), at };
         self.shared.traps.lock().expect("nobody panics with it").push(trap);
     }
 
-    /// Takes back the traps that were not sprung.
+    /// Removes the traps that have not been sprung.
     pub fn disarm(&self) {
         self.shared.traps.lock().expect("nobody panics with it").clear();
     }
 
-    /// How many traps were sprung so far.
+    /// The number of traps sprung so far.
     pub fn sprung(&self) -> usize {
         self.shared.sprung.load(Ordering::SeqCst)
     }
@@ -123,7 +125,7 @@ async fn accept(listener: UnixListener, shared: Arc<Shared>) {
         let cut = shared.cut.lock().expect("nobody panics with it").clone();
         let shared = Arc::clone(&shared);
         tokio::spawn(cut.run_until_cancelled_owned(async move {
-            // A server that is away refuses: its client sees a connection that ends.
+            // A server that is away refuses, and the client sees its connection end.
             if let Ok((from, to)) = connect(&shared.postgres).await {
                 pass(client, from, to, &shared).await;
             }
@@ -145,16 +147,16 @@ async fn connect(options: &PgConnectOptions) -> std::io::Result<(Reader, Writer)
     })
 }
 
-/// Each `Query` and each `Sync` of a client is answered by one `ReadyForQuery`: what the client has asked for and what
-/// it has been answered are counted, so that the answer to one statement can be kept back.
+/// Each `Query` and each `Sync` of a client is answered by one `ReadyForQuery`. Counting both sides allows
+/// the proxy to hold back the answer to one statement.
 #[derive(Default)]
 struct Rounds {
     asked: AtomicU64,
-    /// The round whose answer is kept back; 0 for none.
+    /// The round whose answer is held back; 0 for none.
     kept: AtomicU64,
 }
 
-/// Either side's end is the connection's.
+/// Passes data until either side ends, which ends the connection.
 async fn pass(client: UnixStream, from_postgres: Reader, to_postgres: Writer, shared: &Shared) {
     let (from_client, to_client) = client.into_split();
     let rounds = Rounds::default();
@@ -164,7 +166,7 @@ async fn pass(client: UnixStream, from_postgres: Reader, to_postgres: Writer, sh
 }
 
 async fn forth(mut from: Reader, mut to: Writer, shared: &Shared, rounds: &Rounds) -> std::io::Result<()> {
-    // The first message has no letter.
+    // The first message has no type letter.
     let (mut message, _) = read_message(&mut from, None).await?;
     to.write_all(&message).await?;
     let mut prepared: HashMap<Vec<u8>, String> = HashMap::new();
@@ -220,7 +222,7 @@ async fn back(mut from: Reader, mut to: Writer, rounds: &Rounds) -> std::io::Res
             if kept {
                 return Ok(());
             }
-            // The first one ends the start-up and answers nothing.
+            // The first one ends the start-up and answers no request.
             if started {
                 answered += 1;
             }
@@ -229,7 +231,7 @@ async fn back(mut from: Reader, mut to: Writer, rounds: &Rounds) -> std::io::Res
     }
 }
 
-/// A whole message, and where its body starts in it.
+/// A whole message, and the position of its body.
 async fn read_message(from: &mut Reader, letter: Option<u8>) -> std::io::Result<(Vec<u8>, usize)> {
     let length = from.read_u32().await?;
     let mut message: Vec<u8> = letter.into_iter().collect();

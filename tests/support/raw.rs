@@ -1,4 +1,4 @@
-//! A model server that sends what a test wrote, event by event, in either protocol.
+//! A model server that sends exactly the events a test wrote, in either protocol.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -8,7 +8,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +16,9 @@ pub enum Protocol {
     OpenAi,
 }
 
-/// What the server does with one request.
+/// The server's reaction to one request.
 pub enum Sent {
-    /// Events of a stream, then its end, whether they say that it is one or not.
+    /// Events of a stream, and then its end, whether or not the events announce it.
     Events(Vec<Value>),
     Refusal(u16, &'static str),
 }
@@ -27,7 +26,7 @@ pub enum Sent {
 impl Protocol {
     pub const BOTH: [Protocol; 2] = [Protocol::Anthropic, Protocol::OpenAi];
 
-    /// The name of a model of this protocol.
+    /// The name of this protocol's model.
     pub fn model(self) -> &'static str {
         match self {
             Protocol::Anthropic => "anthropic/test",
@@ -35,12 +34,12 @@ impl Protocol {
         }
     }
 
-    /// A whole answer of that text.
+    /// A whole answer with this text.
     pub fn text(self, pieces: &[&str]) -> Vec<Value> {
         [self.half_text(pieces), self.end()].concat()
     }
 
-    /// Its beginning, without an end marker.
+    /// The beginning of an answer, without an end marker.
     pub fn half_text(self, pieces: &[&str]) -> Vec<Value> {
         let mut events = Vec::new();
         match self {
@@ -62,7 +61,7 @@ impl Protocol {
         events
     }
 
-    /// A text and the beginning of a tool call, whose arguments break off.
+    /// A text and the beginning of a tool call whose arguments break off.
     pub fn half_call(self, text: &str, tool: &str, arguments: &str) -> Vec<Value> {
         let mut events = self.half_text(&[text]);
         match self {
@@ -107,12 +106,12 @@ pub struct RawModel {
 struct Shared {
     bodies: Mutex<Vec<String>>,
     script: Box<Script>,
-    /// Of each answer, so many events are sent before it stops.
+    /// Each answer stops after this many events.
     events: watch::Sender<usize>,
 }
 
 impl RawModel {
-    /// Answers each request with what `script` makes of its body and its number (from 0).
+    /// Answers each request with the result of `script` for its body and its number (from 0).
     pub async fn start(
         protocol: Protocol,
         script: impl Fn(&Value, usize) -> Sent + Send + Sync + 'static,
@@ -122,26 +121,26 @@ impl RawModel {
             script: Box::new(script),
             events: watch::channel(usize::MAX).0,
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = super::servers::listen();
         let address = format!("http://{}", listener.local_addr().expect("an address"));
         let path = match protocol {
             Protocol::Anthropic => "/v1/messages",
             Protocol::OpenAi => "/v1/chat/completions",
         };
         let router = Router::new().route(path, post(answer)).with_state(Arc::clone(&shared));
-        let server = tokio::spawn(async move {
+        let server = super::servers::runtime().spawn(async move {
             axum::serve(listener, router).await.expect("the model server serves");
         });
         RawModel { protocol, address, shared, server }
     }
 
-    /// A model that says `pieces`, and goes on from where a request's prefill ends.
+    /// A model that says `pieces`, and continues from the end of a request's prefill.
     pub async fn saying(protocol: Protocol, pieces: &[&str]) -> RawModel {
         let pieces: Vec<String> = pieces.iter().map(|piece| (*piece).to_owned()).collect();
         RawModel::start(protocol, move |body, _| Sent::Events(rest_of(protocol, &pieces, body))).await
     }
 
-    /// The options of a process whose default agent is this model.
+    /// The options of a process whose default agent uses this model.
     pub fn options(&self) -> super::Options {
         let options = super::Options::new().model(self.protocol.model());
         match self.protocol {
@@ -157,12 +156,12 @@ impl RawModel {
         self.shared.bodies.lock().expect("no handler panics").clone()
     }
 
-    /// Makes answers stop after so many events.
+    /// Makes answers stop after `events` events.
     pub fn hold_after(&self, events: usize) {
         self.shared.events.send_replace(events);
     }
 
-    /// Lets held answers go on.
+    /// Lets held answers continue.
     pub fn release(&self) {
         self.hold_after(usize::MAX);
     }
@@ -174,7 +173,7 @@ impl Drop for RawModel {
     }
 }
 
-/// What the request asks the model to go on from.
+/// The text from which the request asks the model to continue.
 pub fn prefill(body: &Value) -> Option<&str> {
     let last = body["messages"].as_array()?.last()?;
     (last["role"] == "assistant").then(|| last["content"][0]["text"].as_str()).flatten()

@@ -1,9 +1,9 @@
-//! As much of a Redis as the old cache needs: it reads entries, counts, and refuses everything that would write.
+//! The part of Redis that the old cache needs. It reads entries, records commands, and refuses every write.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 pub struct Redis {
     pub url: String,
@@ -14,11 +14,11 @@ pub struct Redis {
 
 impl Redis {
     pub async fn start() -> Redis {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = super::servers::listen();
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
         let (entries, asked) = (Arc::default(), Arc::default());
         let shared = (Arc::clone(&entries), Arc::clone(&asked));
-        let server = tokio::spawn(async move {
+        let server = super::servers::runtime().spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (entries, asked) = shared.clone();
                 tokio::spawn(async move { serve(stream, &entries, &asked).await });
@@ -31,7 +31,7 @@ impl Redis {
         self.entries.lock().expect("nobody panics").insert(key.to_owned(), value.into());
     }
 
-    /// The commands about entries that came, each with its arguments.
+    /// The commands about entries received so far, each with its arguments.
     pub fn asked(&self) -> Vec<Vec<String>> {
         self.asked.lock().expect("nobody panics").clone()
     }
@@ -59,7 +59,7 @@ async fn serve(
             command.push(String::from_utf8(bytes).ok()?);
         }
         let answer = match command[0].to_uppercase().as_str() {
-            // Who it is that connects: real servers are told as well.
+            // The client's name and library. Real servers get it too.
             "CLIENT" => b"+OK\r\n".to_vec(),
             "GETRANGE" => {
                 asked.lock().expect("nobody panics").push(command.clone());

@@ -1,4 +1,4 @@
-//! A Postgres of one test's own, which the test may stop, starve and forbid to write.
+//! A Postgres for a single test, which may stop it, fill its disk and make it read-only.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use wakeful::dev::{Cluster, Options};
 
 pub struct Server {
-    // Dropped in this order: the server, then its files.
+    // Drop order: the server first, then its files.
     cluster: Option<Cluster>,
     options: Options,
     dir: TempDir,
@@ -19,7 +19,7 @@ impl Server {
         dir.prefix("wakeful-server-").permissions(std::fs::Permissions::from_mode(0o711));
         let dir = dir.tempdir().expect("a temporary folder");
         let mut options = Options::new(dir.path());
-        // What it has acknowledged must outlive its processes; the machine does not fail here.
+        // Acknowledged data must survive the processes, but not a crash of the machine, so fsync can be off.
         options.fsync = false;
         let settings = [("synchronous_commit", "on"), ("full_page_writes", "on"), ("max_connections", "200")];
         options.settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
@@ -32,12 +32,12 @@ impl Server {
         self.cluster.as_ref().expect("it runs").url("postgres")
     }
 
-    /// A folder that goes with it.
+    /// A folder that is deleted with the server.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Ends it as `pg_ctl stop -m immediate` does: without a word to anyone.
+    /// Stops it as `pg_ctl stop -m immediate` does, without notifying clients.
     pub async fn stop(&mut self) {
         let cluster = self.cluster.take().expect("it runs");
         let pid = cluster.pid().expect("this process started it");
@@ -46,20 +46,20 @@ impl Server {
         tokio::task::spawn_blocking(move || drop(cluster)).await.expect("it ends");
     }
 
-    /// Returns when it takes connections.
+    /// Starts it again. Returns when it accepts connections.
     pub async fn start_again(&mut self) {
         let options = self.options.clone();
         let started = tokio::task::spawn_blocking(move || Cluster::start(options)).await.expect("no panic");
         self.cluster = Some(started.expect("a Postgres starts"));
     }
 
-    /// Ends it and starts it with recovery.
+    /// Stops it, and starts it with recovery.
     pub async fn restart(&mut self) {
         self.stop().await;
         self.start_again().await;
     }
 
-    /// Runs statements as the superuser, each by itself, also while it takes no writes.
+    /// Runs each statement on its own as superuser, even while the server is read-only.
     pub async fn run(&self, statements: &[&str]) {
         let mut connection = PgConnection::connect(&self.url()).await.expect("it answers");
         for statement in ["set default_transaction_read_only = off"].iter().chain(statements) {

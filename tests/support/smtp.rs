@@ -1,13 +1,14 @@
-//! An SMTP server that keeps what it takes, and can be told to refuse, to fall silent and to hang up at any point.
+//! An SMTP server that keeps what it accepts. At any point it can be told to refuse, to fall silent or to
+//! hang up.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedWriteHalf;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// A mail as it was taken.
+/// A mail that the server accepted.
 #[derive(Clone, Debug)]
 pub struct Mail {
     pub from: String,
@@ -17,7 +18,7 @@ pub struct Mail {
 }
 
 impl Mail {
-    /// A header's value, unfolded. It must not be there twice.
+    /// A header's value, unfolded. Panics if the header appears twice.
     pub fn header(&self, name: &str) -> Option<String> {
         let head =
             self.data.split("\r\n\r\n").next().expect("a head").replace("\r\n ", " ").replace("\r\n\t", " ");
@@ -45,9 +46,10 @@ pub struct SmtpServer {
 
 struct Shared {
     mails: Mutex<Vec<Mail>>,
-    /// By the beginning of a line: what is said to it in place of `250`. `drop` hangs up, `hold` says nothing.
+    /// The answer in place of `250`, by the beginning of the client's line. `drop` hangs up, `hold` says
+    /// nothing.
     manners: Mutex<BTreeMap<String, String>>,
-    /// Every line that came, but those of messages.
+    /// Every line received, without those of messages.
     lines: Mutex<Vec<String>>,
     /// Lines that were answered with silence.
     held: watch::Sender<usize>,
@@ -55,7 +57,7 @@ struct Shared {
 
 impl SmtpServer {
     pub async fn start() -> SmtpServer {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = super::servers::listen();
         let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new(Shared {
             mails: Mutex::default(),
@@ -64,7 +66,7 @@ impl SmtpServer {
             held: watch::channel(0).0,
         });
         let of_server = Arc::clone(&shared);
-        let server = tokio::spawn(async move {
+        let server = super::servers::runtime().spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let shared = Arc::clone(&of_server);
                 tokio::spawn(async move { drop(serve(stream, &shared).await) });
@@ -73,14 +75,14 @@ impl SmtpServer {
         SmtpServer { port, shared, server }
     }
 
-    /// From now on what begins so (`RCPT TO:<bob@example.org>`, `.`, or `GREETING`, which no client says) is
-    /// answered so: with a reply, `drop` or `hold`.
+    /// From now on, lines that begin with `line` get this answer: a reply, `drop` or `hold`. Examples of
+    /// `line`: `RCPT TO:<bob@example.org>`, `.`, or `GREETING` for the server's first word.
     pub fn answers(&self, line: &str, reply: &str) {
         let mut manners = self.shared.manners.lock().expect("no connection panics");
         manners.insert(line.to_owned(), reply.to_owned());
     }
 
-    /// From now on everything is taken.
+    /// From now on everything is accepted.
     pub fn is_well(&self) {
         self.shared.manners.lock().expect("no connection panics").clear();
     }
@@ -89,7 +91,7 @@ impl SmtpServer {
         self.shared.mails.lock().expect("no connection panics").clone()
     }
 
-    /// How often a line came that begins so.
+    /// The number of lines received that begin with `line`.
     pub fn heard(&self, line: &str) -> usize {
         let lines = self.shared.lines.lock().expect("no connection panics");
         lines.iter().filter(|heard| heard.starts_with(line)).count()
@@ -102,7 +104,7 @@ impl SmtpServer {
         self.shared.held.send_replace(0);
     }
 
-    /// `[email]` and `[email.smtp]` of a process that sends by it.
+    /// The sections `[email]` and `[email.smtp]` for a process that sends through this server.
     pub fn config(&self) -> String {
         format!(
             "[email]\nfrom = \"Desk <desk@example.org>\"\n[email.smtp]\nhost = \"127.0.0.1\"\nport = {}\nsecurity = \"none\"\n\
@@ -125,7 +127,7 @@ impl Shared {
     }
 }
 
-/// What follows a line.
+/// How the connection continues after a line.
 enum Goes {
     On,
     Refused,
@@ -165,7 +167,7 @@ async fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
                     mail.data.push_str(text.strip_prefix('.').unwrap_or(&text));
                     mail.data.push_str("\r\n");
                 }
-                // Taken is what is not refused, whether the answer arrives or not.
+                // A mail that is not refused counts as accepted, even if the answer never arrives.
                 let refused = shared.manner(".").is_some_and(|reply| reply.starts_with(['4', '5']));
                 if !refused {
                     shared.mails.lock().expect("no connection panics").push(mail.clone());
@@ -188,7 +190,7 @@ async fn say(write: &mut OwnedWriteHalf, shared: &Shared, line: &str, usual: &st
     }
     if reply == "hold" {
         shared.held.send_modify(|held| *held += 1);
-        // Until the other side is gone.
+        // Until the client is gone.
         std::future::pending::<()>().await;
     }
     write.write_all(format!("{reply}\r\n").as_bytes()).await?;

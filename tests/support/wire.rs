@@ -1,4 +1,4 @@
-//! A proxy before Postgres: it counts the statements that pass, and can be away.
+//! A proxy in front of Postgres that counts statements and can go away.
 
 use sqlx::ConnectOptions;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
@@ -12,7 +12,7 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
 pub struct Proxy {
-    /// The same database, by way of the proxy.
+    /// The same database, through the proxy.
     pub url: String,
     postgres: PgConnectOptions,
     executed: Arc<AtomicUsize>,
@@ -24,7 +24,7 @@ impl Proxy {
     pub fn start(url: &str) -> Proxy {
         let postgres = PgConnectOptions::from_str(url).expect("a Postgres URL");
         let dir = TempDir::with_prefix("wire-").expect("a temporary folder");
-        // Encrypted statements could not be counted.
+        // The proxy must read the statements, so they are not encrypted.
         let proxied = postgres.clone().socket(dir.path()).ssl_mode(PgSslMode::Disable);
         let mut proxy = Proxy {
             url: proxied.to_url_lossy().to_string(),
@@ -42,7 +42,7 @@ impl Proxy {
         self.executed.load(Ordering::SeqCst)
     }
 
-    /// Ends every connection and refuses new ones, as a server does that is down.
+    /// Ends every connection and refuses new ones, like a server that is down.
     pub fn go_away(&self) {
         self.open.cancel();
         std::fs::remove_file(self.socket()).expect("the socket");
@@ -51,6 +51,7 @@ impl Proxy {
 
     pub fn come_back(&mut self) {
         let _ = std::fs::remove_file(self.socket());
+        let _servers = super::servers::runtime().enter();
         let listener = UnixListener::bind(self.socket()).expect("a socket");
         self.open = CancellationToken::new();
         let (open, postgres) = (self.open.clone(), self.postgres.clone());
@@ -98,7 +99,7 @@ async fn connect(options: &PgConnectOptions) -> (Reader, Writer) {
     }
 }
 
-/// After the first message, which has a length only, each message of a client is a letter and a length.
+/// The first message has only a length. After that, each client message is a letter and a length.
 async fn pass(
     client: UnixStream,
     mut from_postgres: Reader,
@@ -124,7 +125,7 @@ async fn pass(
             letter = Some(from_client.read_u8().await?);
         }
     };
-    // Either side's end is the connection's.
+    // The connection ends when either side ends.
     let forth: std::pin::Pin<Box<dyn Future<Output = std::io::Result<u64>> + Send>> = Box::pin(forth);
     let _ = tokio::select! { end = back => end, end = forth => end };
 }

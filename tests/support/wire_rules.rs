@@ -1,9 +1,10 @@
-//! What a strict server of Chat Completions asks of a request. Written from the protocol, not from the code under test.
+//! What a strict server of Chat Completions requires of a request. Written from the protocol, not from the
+//! tested code.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Panics, with the body, at the first rule that it breaks.
+/// Panics, and prints the body, if a rule is broken.
 pub fn check(body: &str) {
     if let Err(rule) = broken(body) {
         panic!("{rule}: {body}");

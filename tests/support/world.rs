@@ -1,4 +1,4 @@
-//! One conversation of two messages, each of which the model answers after a turn of tool calls.
+//! One conversation with two messages. The model answers each after a turn of tool calls.
 
 use super::{Answer, Client, Database, ModelServer, Options, Process, checker, checker::Traces, eventually};
 use serde_json::json;
@@ -9,27 +9,27 @@ use wakeful::workflow::agent::ToolDefinition;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::Role;
-use wakeful::workflow::session::Seed;
+use wakeful::workflow::seed::Seed;
 
-/// A database, a model and the options of the processes that meet there.
+/// A database, a model, and the options of the processes that use them.
 pub struct World {
     pub database: Database,
     pub model: ModelServer,
     pub options: Options,
-    /// Once a message was posted.
+    /// Set once a message was posted.
     pub session_id: String,
     pub conversation: &'static str,
 }
 
 impl World {
-    /// A world whose model calls `tools` (`charge`, `reserve`, `compose_email`) side by side, then says its reply.
+    /// A world whose model calls `tools` (`charge`, `reserve`, `compose_email`) in parallel, then replies.
     pub async fn new(conversation: &'static str, tools: &[&str]) -> World {
         let model = model(tools).await;
         let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
         World { database: Database::new().await, model, options, session_id: String::new(), conversation }
     }
 
-    /// Starts a process that a failpoint kills.
+    /// Starts a process that these failpoints kill.
     pub async fn serve_until(&self, failpoints: &str) -> Process {
         self.options.clone().env("FAILPOINTS", failpoints).serve(&self.database).await
     }
@@ -44,12 +44,13 @@ impl World {
         self.session_id = answer["session_id"].as_str().expect("an id").to_owned();
     }
 
-    /// Waits for the first reply, posts the second message, waits for that reply, and checks what is there.
+    /// Waits for the first reply, posts the second message, waits for its reply, and checks what the session
+    /// left.
     pub async fn finish(&self, client: &Client) -> Traces {
         client.wait_for(&self.session_id, "completed").await;
         client.chat(self.conversation, "And one for tomorrow.").await;
         client.wait_for(&self.session_id, "completed").await;
-        // What the run enqueued is sent by jobs of its own, which write to the journal as well.
+        // Separate jobs send what the run enqueued, and they write to the journal too.
         eventually("every job to end", || async {
             let jobs: i64 = self.database.value("select count(*) from jobs where $1 <> ''", "all").await;
             (jobs == 0).then_some(())
@@ -62,7 +63,7 @@ impl World {
         checker::check(&self.database, &self.session_id, &self.options.effects()).await
     }
 
-    /// What the model server is asked when nothing goes wrong.
+    /// The requests that the model server gets when nothing goes wrong.
     pub async fn undisturbed(tools: &[&str]) -> Vec<String> {
         let mut world = World::new("undisturbed", tools).await;
         let process = world.serve().await;
@@ -78,7 +79,7 @@ impl World {
         bodies
     }
 
-    /// How often a tool's effect happened.
+    /// The number of times that a tool's effect happened.
     pub fn effects(&self, tool: &str) -> usize {
         self.options.effects().iter().filter(|line| line.starts_with(&format!("{tool} "))).count()
     }
@@ -88,7 +89,7 @@ impl World {
     }
 }
 
-/// A model that calls `tools` side by side and then says its reply.
+/// A model that calls `tools` in parallel and then replies.
 pub async fn model(tools: &[&str]) -> ModelServer {
     let calls = tools.iter().map(|tool| {
         let arguments = match *tool {
@@ -105,7 +106,8 @@ pub async fn model(tools: &[&str]) -> ModelServer {
         .await
 }
 
-/// Posts a message to a chat's session of the default agent, as the API does, without a process. Gives the session's id.
+/// Posts a message to a chat's session of the default agent, as the API would, without a process. Returns the
+/// session's id.
 pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) -> String {
     let new = NewSession {
         space_id: "default".to_owned(),
@@ -132,7 +134,7 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
     store.wake(&new, &message).await.expect("a message is taken").session_id
 }
 
-/// The built-in tools and those of the example `own_tools`, as a session's model is told of them.
+/// The built-in tools and those of `fixture_worker`, as defined for a session's model.
 pub fn tools() -> Vec<ToolDefinition> {
     let built_in = Registry::built_in().expect("the built-in tools register");
     let names: Vec<&str> = built_in.names().collect();

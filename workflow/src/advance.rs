@@ -1,23 +1,23 @@
-//! What a performed action makes of a session: one [`Transition`], which the store commits as it is.
+//! From the outcome of an action to one [`Transition`], which the store commits as it is.
 
 mod draft;
 mod transition;
 
 pub use draft::{INLINE_OUTPUT_BYTES, INLINE_VALUE_BYTES, STEPS_PER_CHECKPOINT};
-pub use transition::{Blob, ClosedCall, Closing, Next, OpenedCall, StepResult, Transition};
+pub use transition::{Closing, Next, OpenedCall, StepResult, Transition};
 
-use crate::agent::Policy;
-use crate::context::{self, Rebase};
+use crate::agent::AgentPolicy;
 use crate::effect::Effect;
 use crate::fault::Fault;
 use crate::id::GenerationId;
 use crate::plan::Stop;
 use crate::record::{FinishReason, Reply, ToolCall, Usage};
 use crate::session::{CallOutcome, CallStatus, Session, SessionStatus};
+use crate::strategy::{Rebase, Strategy};
 use draft::Draft;
 use std::collections::BTreeMap;
 
-/// What came of an [`Action`](crate::plan::Action).
+/// The outcome of an [`Action`](crate::plan::Action).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Begun,
@@ -39,15 +39,15 @@ pub struct Generated {
     pub request_sha256: String,
     /// When it began, by the database's clock.
     pub started_at: String,
-    /// What the projection had to change on the request's copy of the transcript.
+    /// How many changes the projection made to the request's copy of the transcript.
     pub repairs: i64,
     /// The attempt whose text the request's prefill was: the reply begins with it.
     pub resumes: Option<GenerationId>,
     /// The length of that prefill.
     pub prefill_bytes: Option<i64>,
     pub reply: Reply,
-    /// How its context was selected, and where that began anew for this call.
-    pub context_strategy: context::Strategy,
+    /// How its context was selected. `rebase` is set when this call moved the beginning of the context.
+    pub context_strategy: Strategy,
     pub rebase: Option<Rebase>,
     /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
     pub effects: BTreeMap<String, Effect>,
@@ -79,21 +79,22 @@ pub enum CompactionEnd {
     Failed(Fault),
 }
 
-/// What came of one planned call.
+/// One planned call and its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Performed {
     pub call: ToolCall,
-    pub ending: Ending,
+    pub ending: CallEnd,
 }
 
-/// How a call ended.
+/// How a tool call ended in this step. A call's end has two names only: this one, and [`CallOutcome`] for the content
+/// that the ledger keeps.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Ending {
+pub enum CallEnd {
     /// `Done`, `Failed`, or `Uncertain` where a person settled it.
     Settled(CallStatus, CallOutcome),
-    /// Nobody can know whether it took effect. `known` when an operator was told before.
+    /// The call may have taken effect. `known`: the journal says so already.
     Uncertain { known: bool },
-    /// It asks the user.
+    /// The tool asks the user this question.
     Asked(String),
     /// The user answered it.
     Answered { inbox_id: i64, text: String },
@@ -101,9 +102,9 @@ pub enum Ending {
     Abandoned,
 }
 
-/// Makes the transition. Total: an outcome that does not fit the session (a worker's defect) closes nothing and
-/// loses nothing, because the commit's fence compares what was planned with what is.
-pub fn advance(session: &Session, outcome: Outcome, policy: Policy) -> Transition {
+/// Returns the transition. Never fails: if an outcome does not fit the session (a defect of the worker), the commit's
+/// fence rejects the transition and nothing is lost.
+pub fn advance(session: &Session, outcome: Outcome, policy: AgentPolicy) -> Transition {
     let draft = Draft::new(session, policy);
     match outcome {
         Outcome::Begun => draft.begin(),

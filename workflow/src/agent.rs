@@ -1,6 +1,6 @@
-//! What an agent is: its prompt, its model, the tools it may use and the limits it runs under.
+//! An agent: its prompt, its model, the tools it may use and its limits.
 
-use crate::context::ContextPolicy;
+use crate::strategy::ContextPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,33 +19,34 @@ pub struct Agent {
     /// How the context of its model calls is selected.
     #[serde(default)]
     pub context: ContextPolicy,
-    /// Whom it may write mail to: see [`crate::policy::may_write_to`].
+    /// Addresses that it may write mail to: see [`crate::policy::may_write_to`].
     #[serde(default)]
     pub recipients: Vec<String>,
 }
 
 impl Agent {
-    /// What of the agent decides how an outcome is written down.
-    pub fn policy(&self) -> Policy {
-        Policy { on_uncertain: self.on_uncertain, journal: self.journal }
+    /// The settings that [`crate::advance::advance`] needs.
+    pub fn policy(&self) -> AgentPolicy {
+        AgentPolicy { on_uncertain: self.on_uncertain, journal: self.journal }
     }
 }
 
-/// What an agent's configuration says about how an outcome is written down.
+/// Settings of an agent that decide how an outcome is committed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub struct AgentPolicy {
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,
 }
 
-/// How the journal keeps the state's history. At either level its fold is the state after every commit.
+/// How the journal keeps the history of the state. At both levels, folding the journal gives the state after
+/// every commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JournalLevel {
-    /// Each change of the state is an entry, and a checkpoint is written now and then.
+    /// Each change of the state is an entry, and a checkpoint follows from time to time.
     #[default]
     Full,
-    /// A commit that changes the state writes a checkpoint, and its single changes are not kept.
+    /// A commit that changes the state writes a checkpoint, and no entries for the single changes.
     Checkpoint,
 }
 
@@ -56,17 +57,19 @@ pub struct Limits {
     pub steps: i64,
     /// Input and output tokens per run.
     pub tokens: i64,
-    /// Claims of one step without progress before its run fails. The delays between eight of them add up to about a
-    /// minute, which a short outage of a provider stays below. Claims that died count from [`Limits::DEATHS`] on.
+    /// Claims of one step without progress before its run fails. The delays between eight claims add up to
+    /// about a minute, so a short outage of a provider does not fail a run. Claims whose process died count
+    /// only from [`Limits::DEATHS`] deaths on.
     pub attempts: i64,
     /// Seconds that one tool call may take.
     pub tool_s: u64,
 }
 
 impl Limits {
-    /// How many deaths at one step fail its run at the earliest. A process that dies takes the claims of its neighbours
-    /// along, twice before the one that killed it is claimed by itself, and once more for each time that this one made
-    /// some progress first: their runs must not fail for it.
+    /// The number of deaths at one step from which its run may fail. When a process dies, its other claims
+    /// die too. That can happen twice to a harmless step before the step that kills the process is claimed
+    /// alone, and once more for each time that step made some progress first. Runs of harmless steps must not
+    /// fail because of that.
     pub const DEATHS: i64 = 5;
 }
 
@@ -76,14 +79,14 @@ impl Default for Limits {
     }
 }
 
-/// What happens when nobody can know whether a guarded effect took place.
+/// What happens when a guarded effect is uncertain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnUncertain {
-    /// The model is told so, in words it cannot take for success or failure, and the run goes on.
+    /// Tells the model, in words that it cannot mistake for success or failure. The run continues.
     #[default]
     TellModel,
-    /// The run stops for a person.
+    /// Stops the run for a person.
     NeedsAttention,
 }
 
@@ -97,7 +100,7 @@ pub enum OnExpired {
     Fail,
 }
 
-/// A tool as a model is told of it.
+/// A tool as described to the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolDefinition {
     pub name: String,

@@ -6,11 +6,11 @@
 //! | `sentEmail` | `compose_email` | `email/<call id>`: recipients and subject; and a delivery |
 //! | `fileWritten` | `write_file` | `file/<path>`: size and hash |
 //!
-//! Every other tool of ours records nothing: it changes nothing that a later turn must know of. What a failed call
-//! recorded is nobody's update.
+//! Other built-in tools record nothing, because they change nothing that a later turn must know. A failed call never updates
+//! the state.
 
 use crate::record::{Record, ToolResult};
-use crate::session::State;
+use crate::state::State;
 use serde_json::{Value, json};
 
 /// Keys of files that the session wrote: `file/<path>`.
@@ -27,16 +27,16 @@ pub struct StateUpdate {
     pub value: Value,
 }
 
-/// A message for the outside, found in a tool result: it becomes a delivery in the commit of its step.
+/// An outgoing message that a commit enqueues: one new row of `deliveries`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outgoing {
+pub struct NewDelivery {
     /// Unique within the session: a step that is performed twice enqueues it once.
     pub source_key: String,
     pub channel: String,
     pub content: Value,
 }
 
-/// The updates that one tool result stands for. Unknown details are nobody's update.
+/// Returns the state updates of one tool result. Unknown details give none.
 pub fn updates(result: &ToolResult) -> Vec<StateUpdate> {
     if result.is_error {
         return Vec::new();
@@ -58,13 +58,13 @@ pub fn updates(result: &ToolResult) -> Vec<StateUpdate> {
     }
 }
 
-/// The message that one tool result sends, if it sends one.
-pub fn outgoing(result: &ToolResult) -> Option<Outgoing> {
+/// Returns the message that a tool result sends.
+pub fn outgoing(result: &ToolResult) -> Option<NewDelivery> {
     if result.is_error {
         return None;
     }
     let details = result.details.as_ref()?;
-    (details["type"] == "sentEmail").then(|| Outgoing {
+    (details["type"] == "sentEmail").then(|| NewDelivery {
         source_key: result.call_id.to_string(),
         channel: EMAIL.to_owned(),
         content: details.clone(),
@@ -81,7 +81,7 @@ pub(crate) fn composes_email(result: &ToolResult) -> bool {
     outgoing(result).is_some_and(|outgoing| outgoing.channel == EMAIL)
 }
 
-/// The updates that `records` stand for, in order: what their steps drained, found again in the transcript alone.
+/// Returns the updates of all results in `records`, in order.
 pub fn derive<'a>(records: impl IntoIterator<Item = &'a Record>) -> impl Iterator<Item = StateUpdate> {
     records.into_iter().flat_map(Record::tool_results).flat_map(updates)
 }

@@ -1,4 +1,4 @@
-//! Effects: what a tool call may do to the world, and what a crash may leave of it.
+//! Effects: what a tool call may do to the world, and what may be left of it after a crash.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
-    /// Changes nothing outside: run again at will.
+    /// Changes nothing outside, so it may run any number of times.
     Pure,
-    /// The call id is its idempotency key: running it again does nothing more.
+    /// The call id is its idempotency key, so running it again has no further effect.
     Idempotent,
-    /// At most once. Found half-way after a crash, its outcome is uncertain.
+    /// Runs at most once. If a crash interrupts it, its outcome is uncertain.
     Guarded,
 }
 

@@ -4,13 +4,15 @@
 //! "events as the source of truth" harnesses use; `state_transition`, `context_update` and `checkpoint` are
 //! those of a replay engine's journal.
 //!
-//! The text that a model streams (GEN_CHUNK elsewhere) is no entry: it is a row of `generation_chunks` and a live frame
+//! Streamed text (GEN_CHUNK elsewhere) has no entry: it is a row of `generation_chunks` and a live frame
 //! without a number. Chunks are committed asynchronously and may be lost with the server, and a journal number must
 //! never be used twice.
+#![doc = include_str!("event.md")]
 
-use crate::context::Rebase;
+use crate::generation::Purpose;
 use crate::id::{CallId, ConversationId, GenerationId, SessionId};
-use crate::session::{Purpose, SessionStatus};
+use crate::session::SessionStatus;
+use crate::strategy::Rebase;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -39,10 +41,10 @@ pub enum Event {
         /// What the request weighed, as the provider counted it. `None` for a call that was cut off.
         #[serde(default)]
         prompt_tokens: Option<i64>,
-        /// What the projection had to change on the request's copy of the transcript.
+        /// How many changes the projection made to the request's copy of the transcript.
         #[serde(default)]
         repairs: i64,
-        /// How much of the answer's text the request ended with, where it went on from one that was cut off.
+        /// Length of the prefill, when the call resumed one that was cut off.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         prefill_bytes: Option<i64>,
         /// When the call began, by the database's clock: the entry's own time is that of the commit.
@@ -54,12 +56,12 @@ pub enum Event {
     /// From here on the context begins elsewhere: the prompt caches of the requests before it end.
     #[serde(rename = "CONTEXT_REBASED")]
     ContextRebased(Rebase),
-    /// The model was to write a summary of the context and did not. The context stays as it was.
+    /// The model failed to write a summary. The context stays as it was.
     #[serde(rename = "COMPACTION_FAILED")]
     CompactionFailed {
         generation_id: GenerationId,
         reason: String,
-        /// How many there are now, since one succeeded or the run began.
+        /// Failures since the last success or the beginning of the run.
         failures: i64,
     },
     #[serde(rename = "GEN_START")]
@@ -68,26 +70,26 @@ pub enum Event {
     #[serde(rename = "GEN_RESUMED")]
     GenResumed {
         generation_id: GenerationId,
-        /// `replace`: it is void. `resume`: the new attempt begins with what it had said.
+        /// `replace`: the earlier attempt's text is void. `resume`: the new attempt begins with that text.
         strategy: String,
         replaces: GenerationId,
         /// Number of its last chunk, -1 when it has none.
         #[serde(alias = "prior_chunks")]
         prior_seq: i64,
     },
-    /// A call was cut off and nobody makes it again: its run was cancelled or failed.
+    /// A call was cut off and is not repeated: its run was cancelled or failed.
     #[serde(rename = "GEN_FAILED")]
     GenFailed { generation_id: GenerationId, reason: String },
-    /// The answer is in the transcript: the only truth about what the model said.
+    /// The answer is in the transcript, which alone says what the model answered.
     #[serde(rename = "GEN_COMPLETE")]
     GenComplete { generation_id: GenerationId, message_number: i64, reason: String },
     /// A delivery was sent.
     #[serde(rename = "GEN_SENT")]
     GenSent { delivery_id: String, channel: String },
-    /// A delivery ended in another way: it failed, expired, or nobody knows whether it was sent (`uncertain`).
+    /// A delivery ended otherwise: it failed, expired, or may have been sent (`uncertain`).
     #[serde(rename = "DELIVERY_FAILED")]
     DeliveryFailed { delivery_id: String, channel: String, status: String, reason: String },
-    /// A person had a delivery that was not sent sent again: it is queued once more.
+    /// A person queued a delivery again that was not sent.
     #[serde(rename = "DELIVERY_RESENT")]
     DeliveryResent {
         delivery_id: String,
@@ -97,15 +99,15 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// A delivery that was sent did not reach one of its recipients, who was refused beside others while it was sent, or
-    /// from whom it came back (`how`: `refused`, `bounced`).
+    /// A delivery was sent and did not reach one of its recipients. `how`: the server refused this recipient (`refused`), or
+    /// the message came back (`bounced`).
     #[serde(rename = "DELIVERY_BOUNCED")]
     DeliveryBounced {
         delivery_id: String,
         channel: String,
         recipient: String,
         how: String,
-        /// As the server numbers it: `5.1.1`, or `550`.
+        /// The server's status code: `5.1.1`, or `550`.
         status: String,
         reason: String,
     },
@@ -122,10 +124,10 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output_sha256: Option<String>,
     },
-    /// A guarded call was found half-way: nobody can know whether it took effect.
+    /// A guarded call was found half-way: it may have taken effect.
     #[serde(rename = "TOOL_FAILED_UNCERTAIN")]
     ToolFailedUncertain { call_id: CallId, name: String },
-    /// A person decided what is to be held of an effect whose outcome nobody could know: a call's id or a delivery's.
+    /// A person said what happened to an uncertain effect. `effect` is the id of a call or a delivery.
     #[serde(rename = "EFFECT_RESOLVED")]
     EffectResolved {
         effect: String,
@@ -146,7 +148,7 @@ pub enum Event {
         /// Why the cut is not there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         moved: Option<String>,
-        /// Of what was asked for: what a repetition is held against.
+        /// Hash of the fork request. A repeated request must have the same hash.
         request_sha256: String,
     },
     /// A person ended the session for good.
@@ -162,7 +164,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// The run's cycle ended or paused. A checkpoint follows, where the session could be read.
+    /// The run ended or paused. A checkpoint follows if the session could be read.
     #[serde(rename = "invocation_result")]
     InvocationResult {
         /// Neither failed nor in need of an operator.
@@ -186,7 +188,7 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum UpdateValue {
-    /// Listed first, because a journal that was printed has the pointer and what it points at.
+    /// Listed first, because a printed journal has both the pointer and the value.
     Inline {
         value: Value,
     },
@@ -228,8 +230,8 @@ impl Event {
     /// # Errors
     /// When the type is unknown or the payload does not fit it.
     pub fn from_row(name: &str, mut payload: Value) -> Result<Event, serde_json::Error> {
-        // Entries of old say how many chunks there were. The first had the number 1, so the count was the last one's
-        // number too, except for none.
+        // Old entries give the number of chunks, which were numbered from 1. So the count is the last number, except for
+        // zero chunks.
         if let Some(prior_chunks) = payload.get_mut("prior_chunks").filter(|count| **count == 0) {
             *prior_chunks = Value::from(-1);
         }

@@ -1,23 +1,23 @@
-//! Sessions to try the rules on.
+//! Example sessions for tests.
 
 use crate::effect::Effect;
+use crate::generation::{CutOffCall, Purpose};
 use crate::policy::SessionPolicy;
 use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
-use crate::session::{
-    Call, CallOutcome, CallStatus, InboxMessage, Interrupted, Purpose, Run, Seed, Session, SessionStatus,
-    State, Totals,
-};
+use crate::seed::Seed;
+use crate::session::{Call, CallOutcome, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
+use crate::state::State;
 use serde_json::json;
 
-/// The run that every example is in.
+/// The current run of every example.
 pub const RUN: &str = "run_2";
-/// One that is over.
+/// A run that has ended.
 pub const EARLIER_RUN: &str = "run_1";
-/// What one model call of the examples costs.
+/// Usage of one model call of the examples.
 pub const USAGE: Usage =
     Usage { input_tokens: 10, output_tokens: 5, cached_tokens: 4, cache_write_tokens: 3, cost_micros: 2 };
 
-/// Running, with the user's message as its record 2 (a seed has number 1) and no step committed.
+/// A running session. The user's message is record 2 (the seed has number 1), and no step is committed.
 pub fn session() -> Session {
     Session {
         session_id: "sess_1".into(),
@@ -47,13 +47,13 @@ pub fn session() -> Session {
         records: vec![user(2, "hello")],
         calls: Vec::new(),
         inbox: Vec::new(),
-        interrupted: Vec::new(),
+        cut_off: Vec::new(),
     }
 }
 
-/// A model call that was cut off after its chunk `last_chunk`, of the request whose hash is `00`.
-pub fn interrupted(generation_id: &str, attempt: i64, last_chunk: i64) -> Interrupted {
-    Interrupted {
+/// A model call that was cut off after its chunk `last_chunk`. Its request has the hash `00`.
+pub fn cut_off(generation_id: &str, attempt: i64, last_chunk: i64) -> CutOffCall {
+    CutOffCall {
         generation_id: generation_id.into(),
         attempt,
         model: "scripted/m".into(),
@@ -69,7 +69,7 @@ pub fn interrupted(generation_id: &str, attempt: i64, last_chunk: i64) -> Interr
     }
 }
 
-/// The same with a turn that asks for the calls `rows`, as the ledger has them.
+/// The same session with a turn that asks for the calls `rows`, given as ledger rows.
 pub fn turn(rows: Vec<Call>) -> Session {
     let mut session = session();
     let content = rows.iter().map(|row| Block::ToolCall(tool_call(row.call_id.as_str()))).collect();
@@ -79,7 +79,7 @@ pub fn turn(rows: Vec<Call>) -> Session {
     session
 }
 
-/// The same turn, asked for by a run that is over.
+/// The same turn, but a run that has ended asked for it.
 pub fn turn_of_earlier_run(rows: Vec<Call>) -> Session {
     let mut session = turn(rows);
     for record in &mut session.records {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Why a step could not be performed. Faults of a single tool call are not here: the model is told of those.
+/// Why a step could not be performed. A failed tool call is not a fault: the model gets its error as a result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Fault {
@@ -18,10 +18,10 @@ pub enum Fault {
     /// The connection could not be made or broke before the response's head.
     #[error("the model's provider could not be reached: {message}")]
     Unreachable { message: String },
-    /// The stream ended without its end marker: what came of it is no answer.
+    /// The stream ended without its end marker. Its text is not an answer.
     #[error("the model's stream was cut before its end marker")]
     StreamCut,
-    /// The stream held something that is no event of its protocol.
+    /// The stream held something that its protocol does not define.
     #[error("the model's answer could not be read: {message}")]
     BadResponse { message: String },
     /// Neither text nor a tool call.
@@ -48,13 +48,13 @@ pub enum Fault {
     /// The run used as many tokens as its agent's `limits.tokens`.
     #[error("the run reached its limit of {limit} tokens")]
     TokenLimit { limit: i64 },
-    /// Claimed again and again, and each time its worker died or fell silent.
+    /// Each worker that claimed the step died or stopped answering.
     #[error("the step made no progress in {attempts} attempts: its worker died each time")]
     WorkerDied { attempts: i64 },
-    /// Claimed again and again without progress, by the fault named and perhaps by crashes between.
+    /// Repeated claims made no progress, because of this fault and perhaps of crashes between.
     #[error("the step made no progress in {attempts} attempts; last error: {last_error}")]
     Stuck { attempts: i64, last_error: String },
-    /// A replay of recorded answers came to where its source has none.
+    /// A replay of recorded answers reached the end of its source's answers.
     #[error("the recording ends here: {message}")]
     RecordingOver { message: String },
     /// Our own defect: a panic or an impossible state.

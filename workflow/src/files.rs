@@ -1,5 +1,5 @@
-//! Files out of the transcript: what a session wrote stands in its calls' arguments, and in its results that it was
-//! written. So a fork gets the files that it begins with from its own messages.
+//! Files from the transcript: the arguments of calls hold what a session wrote, and the results confirm it. A
+//! fork gets its initial files from its own messages.
 
 use crate::id::CallId;
 use crate::record::{Record, ToolCall};
@@ -7,17 +7,18 @@ use crate::session::Session;
 use sha2::Digest;
 use std::collections::HashMap;
 
-/// A file that a session wrote, as it was written last.
+/// A file that a session wrote, with its latest content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenFile {
-    /// As the tool was given it: relative to the workspace.
+    /// As passed to the tool: relative to the workspace.
     pub path: String,
-    /// `None` where the transcript does not hold it: another tool wrote it, or the arguments are not what was written.
+    /// `None` if the transcript does not contain it: another tool wrote the file, or the arguments differ
+    /// from what was written.
     pub content: Option<String>,
 }
 
-/// The files that `records` wrote, in the order in which they were written last. Two spellings of one path are two files
-/// here; written in this order, the later one stays.
+/// The files that `records` wrote, in the order of their last write. Two spellings of one path give two
+/// files. Writing them in this order leaves the latest content.
 pub fn files_of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<WrittenFile> {
     let mut asked: HashMap<&CallId, &ToolCall> = HashMap::new();
     let mut files: Vec<WrittenFile> = Vec::new();
@@ -41,8 +42,9 @@ pub fn files_of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<Writte
     files
 }
 
-/// The files that a fork begins with. `None` where its folder cannot be made of them: it is no fork, or has written files
-/// of its own, so that a folder that is missing means that they are elsewhere. (What a dry run wrote is nowhere.)
+/// The files that a fork starts with. `None` if its folder must not be rebuilt from them: the session is no
+/// fork, or it has written files itself, so a missing folder means that the files are elsewhere. (A dry run
+/// writes no files.)
 pub fn inherited(session: &Session) -> Option<Vec<WrittenFile>> {
     session.parent_session_id.as_ref()?;
     let (copied, own): (Vec<&Record>, Vec<&Record>) =
@@ -53,7 +55,7 @@ pub fn inherited(session: &Session) -> Option<Vec<WrittenFile>> {
     Some(files_of(copied))
 }
 
-/// Whether a result among `records` says that a file was written.
+/// Whether a result in `records` reports a written file.
 fn written<'a>(records: impl IntoIterator<Item = &'a Record>) -> bool {
     let mut results = records.into_iter().flat_map(Record::tool_results);
     results.any(|result| {

@@ -1,14 +1,15 @@
-//! Forks: where a session may be cut, and what its copy begins with.
+//! Forks: where a session may be cut, and what the copy starts with.
 //!
-//! A cut is a message number: what was said up to there, it included, is the fork's. It never stands inside a tool turn,
-//! for the model would be shown calls that nobody answers; and it is moved back only, so that a fork never holds what was
-//! said later than it was asked for.
+//! A cut is a message number. The fork gets all messages up to and including that one. A cut never lies
+//! inside a tool turn, because the model would see calls without results. A cut only ever moves back, so a
+//! fork never contains anything later than requested.
+#![doc = include_str!("fork.md")]
 
 use crate::agent::ToolDefinition;
 use crate::id::CallId;
 use crate::prefix::{Prefix, system_of};
 use crate::record::{Record, Role};
-use crate::session::Seed;
+use crate::seed::Seed;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +17,7 @@ use std::str::FromStr;
 /// Where to cut a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum At {
-    /// Before its first message: nothing but its seeds is copied.
+    /// Before its first message. Copies only the seeds.
     Start,
     /// After its last message.
     End,
@@ -30,7 +31,7 @@ pub enum At {
     LastTool,
     /// After the last message of this step.
     Step(i64),
-    /// After the last message that had been said when the journal entry of this number was written.
+    /// After the last message that existed when the journal entry of this number was written.
     Event(i64),
 }
 
@@ -49,7 +50,7 @@ impl fmt::Display for At {
     }
 }
 
-/// What cannot be read as a place.
+/// A text that names no place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no place: a message's number or its id, start, end, last-user, last-tool, step:N or event:N"
@@ -78,14 +79,14 @@ impl FromStr for At {
     }
 }
 
-/// A message, as far as a cut looks at it.
+/// The parts of a message that a cut needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
     pub message_number: i64,
     pub message_id: String,
     pub step_number: i64,
     pub role: Role,
-    /// It sums up what was said before it, and answers nothing.
+    /// Whether it is a summary. A summary is not an answer.
     #[serde(default)]
     pub summary: bool,
     /// The calls that it asks for.
@@ -94,38 +95,40 @@ pub struct Line {
     /// The calls that it answers.
     #[serde(default)]
     pub answers: Vec<CallId>,
-    /// Number of the journal entry that says so. `None` for what stood there before the journal began, as the messages of
-    /// a fork do that it copied.
+    /// Number of the journal entry that records the message. `None` if the message is older than the journal,
+    /// as the messages are that a fork copied.
     pub seq: Option<i64>,
 }
 
-/// Where a fork is cut, and what that leaves.
+/// A cut, and what is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// The message that was asked for; the session's base where none was.
+    /// The requested message, or the session's base if the place is the start.
     pub asked_message_number: i64,
-    /// Everything up to here is copied; the session's base where that is nothing.
+    /// The last message that is copied, or the session's base if none is.
     pub at_message_number: i64,
-    /// How many messages that is.
+    /// Number of copied messages.
     pub kept: usize,
-    /// The last step that is copied whole. The fork's own steps follow it.
+    /// The last step that is copied. The fork's own steps follow it.
     pub last_step_number: i64,
-    /// Why the cut is not where it was asked for.
+    /// Why the cut is not at the requested place.
     pub moved: Option<String>,
-    /// The model has yet to answer the last of them.
+    /// Whether the model still has to answer the last copied message.
     pub awaits_model: bool,
 }
 
-/// Why a session cannot be cut there.
+/// Why a session cannot be cut at a place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Uncut(String);
 
-/// Finds the cut in `lines`, the session's messages in order. `base_message_number` is the number before the first of them.
-/// With `edited` the message that is asked for is a user's and is left out: another text takes its place.
+/// Finds the cut in `lines`, the session's messages in order. `base_message_number` is the number before the
+/// first message. With `edited`, the place must be a user's message. That message is not copied, because
+/// another text replaces it.
 ///
 /// # Errors
-/// [`Uncut`] when there is no such message, or nothing would be left before a tool turn.
+/// [`Uncut`] if the message does not exist or cannot be edited, or if nothing would be left before a tool
+/// turn.
 pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> Result<Cut, Uncut> {
     // How many messages are kept.
     let asked = place(lines, base_message_number, at)?;
@@ -135,11 +138,11 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
     };
     let wanted = if edited {
         let Some(message) = asked.checked_sub(1).map(|last| &lines[last]) else {
-            return Err(Uncut("the start is no message whose text could be another".to_owned()));
+            return Err(Uncut("the start is not a message, so it has no text to replace".to_owned()));
         };
         if message.role != Role::User {
             return Err(Uncut(format!(
-                "message {} is the {}'s: only a user's text can be another{}",
+                "message {} is the {}'s: only the text of a user's message can be replaced{}",
                 message.message_number,
                 message.role.as_str(),
                 users(lines)
@@ -167,7 +170,7 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
         asked_message_number: number(asked),
         at_message_number: number(kept),
         kept,
-        // A step has one answer of the model, and outside of turns it is whole.
+        // A step has one answer of the model, and outside of tool turns it is complete.
         last_step_number: kept_lines
             .iter()
             .filter(|line| line.is_answer())
@@ -183,7 +186,7 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
     })
 }
 
-/// Which messages are a user's, the newest of them.
+/// Names the newest user messages, for an error text.
 fn users(lines: &[Line]) -> String {
     let said = lines.iter().filter(|line| line.role == Role::User);
     let numbers: Vec<String> = said.map(|line| line.message_number.to_string()).collect();
@@ -201,7 +204,7 @@ fn users(lines: &[Line]) -> String {
     }
 }
 
-/// How many messages stand at and before the place.
+/// Number of messages up to and including the place.
 fn place(lines: &[Line], base_message_number: i64, at: &At) -> Result<usize, Uncut> {
     let after = |found: Option<usize>, missing: &dyn Fn() -> String| {
         found.map(|index| index + 1).ok_or_else(|| Uncut(missing()))
@@ -239,10 +242,10 @@ fn place(lines: &[Line], base_message_number: i64, at: &At) -> Result<usize, Unc
     }
 }
 
-/// At most so many of the first `wanted` messages that no tool turn is cut in two.
+/// The largest number of messages, at most `wanted`, that splits no tool turn.
 fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
     let mut kept = wanted;
-    // An answer of the model ends the turn before it, whatever was left unanswered there.
+    // An answer of the model ends the turn before it, even if that turn has unanswered calls.
     while let Some(turn) = lines[..kept].iter().rposition(Line::is_answer) {
         let answered: Vec<&CallId> = lines[turn + 1..kept].iter().flat_map(|line| &line.answers).collect();
         if lines[turn].asks.iter().all(|call| answered.contains(&call)) {
@@ -254,7 +257,7 @@ fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
 }
 
 impl Line {
-    /// Whether the model said it: a summary is its own work, and goes on with nothing.
+    /// Whether it is an answer of the model. A summary is not.
     fn is_answer(&self) -> bool {
         self.role == Role::Assistant && !self.summary
     }
@@ -274,16 +277,16 @@ impl Line {
     }
 }
 
-/// Another system prompt than the parent's.
+/// A change of the parent's system prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SystemPromptPatch {
     Replace(String),
-    /// After the parent's, with a blank line between.
+    /// Adds the text after the parent's prompt, with a blank line between.
     Append(String),
 }
 
-/// `seeds` with another system prompt.
+/// `seeds` with the changed system prompt.
 pub fn patched(seeds: Vec<Seed>, patch: &SystemPromptPatch) -> Vec<Seed> {
     let (mut system, others): (Vec<Seed>, Vec<Seed>) =
         seeds.into_iter().partition(|seed| seed.role == Role::System);
@@ -291,7 +294,7 @@ pub fn patched(seeds: Vec<Seed>, patch: &SystemPromptPatch) -> Vec<Seed> {
         SystemPromptPatch::Replace(text) => {
             system = vec![Seed { role: Role::System, content: text.clone(), is_new: true }];
         }
-        // No seed more: a session's first message has the number after its seeds.
+        // Add no seed if there is one to extend: the session's message numbers start after its seeds.
         SystemPromptPatch::Append(text) => match system.last_mut() {
             Some(last) => last.content = format!("{}\n\n{text}", last.content),
             None => system.push(Seed { role: Role::System, content: text.clone(), is_new: true }),
@@ -300,8 +303,8 @@ pub fn patched(seeds: Vec<Seed>, patch: &SystemPromptPatch) -> Vec<Seed> {
     system.into_iter().chain(others).collect()
 }
 
-/// The prefix of a fork whose seeds or tools are others than its parent's; `None` where neither is, and the parent's own
-/// bytes are kept: the provider's cache goes on.
+/// The prefix of a fork with other seeds or tools than its parent. `None` if it has the parent's: it then
+/// keeps the parent's bytes, so that the provider's cache still matches.
 pub fn prefix(
     parent: Option<&Prefix>,
     seeds: Option<&[Seed]>,

@@ -1,14 +1,14 @@
-//! Messages that are the agent's own bookkeeping: they stay in the transcript and the model sees them, and whoever reads
-//! the replies is not shown them.
+//! Internal messages: an agent's own bookkeeping. They stay in the transcript and the model sees them, but
+//! readers of the replies do not.
 
 use crate::derive;
 use crate::record::{Block, Role, ToolResult, text_of};
 use crate::session::Session;
 use serde_json::Value;
 
-/// Whether `content`, as the model's answer to `session`, is what a model says when its email is on the way. Where replies
-/// go out as mail that email was the reply, and this would be a second one. Something that was said since makes it an
-/// answer to that.
+/// Whether `content`, as the model's answer to `session`, only comments on an email that the model has just
+/// composed. If the session replies by mail, that email was the reply, and the comment would be a second one.
+/// If anything was said since, the answer is about that and is not a comment.
 pub fn is_remark(session: &Session, content: &[Block]) -> bool {
     if !session.replies_by_mail() || !session.inbox.is_empty() || text_of(content).trim().is_empty() {
         return false;
@@ -17,7 +17,7 @@ pub fn is_remark(session: &Session, content: &[Block]) -> bool {
     let results = said.take_while(|record| record.role == Role::Tool);
     let mut composed = false;
     for record in results {
-        // The user's answer to a question is a result too.
+        // A user's answer to a question is a result too.
         if record.details.inbox_id.is_some() {
             return false;
         }
@@ -27,8 +27,8 @@ pub fn is_remark(session: &Session, content: &[Block]) -> bool {
     composed
 }
 
-/// Whether a composed mail goes to somebody whom the session's replies go to: then it was the reply. To others it is not,
-/// and whoever wrote would be told nothing.
+/// Whether a composed mail goes to a recipient of the session's replies, and so was the reply. If it goes
+/// only to others, the person who wrote still needs an answer.
 fn answers(session: &Session, composed: &ToolResult) -> bool {
     let route = session.policy.reply.as_ref().filter(|route| derive::is_mail(&route.channel));
     let Some(route) = route else { return true };
@@ -50,13 +50,13 @@ fn plain(text: &str) -> &str {
 mod tests {
     use super::*;
     use crate::advance::{Generated, Outcome, advance};
-    use crate::agent::Policy;
-    use crate::context::Strategy;
+    use crate::agent::AgentPolicy;
     use crate::example::{self, RUN, assistant, message, tool_call, user};
     use crate::record::{FinishReason, Record, Reply};
+    use crate::strategy::Strategy;
     use serde_json::json;
 
-    /// A session of that trigger whose last step composed an email.
+    /// A session with this trigger type, whose last step composed an email.
     fn after_an_email(trigger_type: &str) -> Session {
         let mut session = example::session();
         session.trigger_type = trigger_type.to_owned();
@@ -78,7 +78,7 @@ mod tests {
         vec![Block::Text { text: text.to_owned() }]
     }
 
-    /// Of each record that the answer's commit writes, whether it is internal.
+    /// For each record that the answer's commit writes: whether it is internal.
     fn marks(session: &Session, content: Vec<Block>) -> Vec<bool> {
         let generated = Generated {
             generation_id: "gen_1".into(),
@@ -94,7 +94,7 @@ mod tests {
             reply: Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE },
             effects: Default::default(),
         };
-        let transition = advance(session, Outcome::Replied(generated), Policy::default());
+        let transition = advance(session, Outcome::Replied(generated), AgentPolicy::default());
         transition.records.iter().map(|record| record.internal).collect()
     }
 

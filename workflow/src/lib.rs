@@ -30,8 +30,10 @@
 
 pub mod advance;
 pub mod agent;
+pub mod blob;
 pub mod bundle;
 pub mod context;
+pub mod delivery;
 pub mod derive;
 pub mod diff;
 pub mod effect;
@@ -39,7 +41,9 @@ pub mod event;
 pub mod fault;
 pub mod files;
 pub mod fork;
+pub mod generation;
 pub mod id;
+pub mod inbox;
 pub mod internal;
 pub mod mail;
 pub mod plan;
@@ -52,7 +56,10 @@ pub mod reply;
 pub mod resolve;
 pub mod resume;
 pub mod schedule;
+pub mod seed;
 pub mod session;
+pub mod state;
+pub mod strategy;
 pub mod trigger;
 pub mod wire;
 

@@ -1,4 +1,4 @@
-//! What to do next: a fold over everything that a session still owes.
+//! What to do next: the first of a session's open obligations, in a fixed order.
 //!
 //! Looking at the newest journal entry alone would be wrong as soon as two things are open at once: with the calls
 //! A and B asked for and A answered, the newest entry says "go on" while B is still owed. So every obligation is
@@ -16,17 +16,17 @@ use crate::session::{CallOutcome, CallStatus, OpenTurn, Session, SessionStatus};
 pub enum Action {
     /// The run's first step is about to begin.
     Begin,
-    /// The model owes an answer.
+    /// Ask the model for its next answer.
     CallModel,
-    /// It owes one, and its context is nearly full: a summary comes first.
+    /// Ask the model for a summary first: its context is nearly full.
     Compact,
-    /// Calls of the open turn have no result in the transcript yet.
+    /// Get the results that the open turn still lacks.
     CallTools { calls: Vec<PlannedCall> },
-    /// The run is to be closed.
+    /// Close the run.
     Stop(Stop),
-    /// A question is open and nobody has answered: give the conversation up.
+    /// Pause the run: it waits for the user's answer. The conversation is free for other runs meanwhile.
     Pause,
-    /// Nothing is owed: there should be no job.
+    /// Do nothing. The session needs no job.
     Rest,
 }
 
@@ -40,15 +40,16 @@ pub struct PlannedCall {
 /// What may be done about a call, given what the ledger proves.
 #[derive(Clone, Debug, PartialEq)]
 pub enum How {
-    /// It never ran, or running it again does nothing more.
+    /// Run it: it never ran, or running it again has no further effect.
     Run,
-    /// It settled before: this is what came of it.
+    /// Reuse the outcome that the ledger has.
     Reuse(CallStatus, CallOutcome),
-    /// A guarded call was found half-way: it may have taken effect. `known` when that was already recorded.
+    /// Record a guarded call as uncertain: a worker stopped half-way, and the call may have taken effect. `known`: the
+    /// journal says so already.
     Uncertain { known: bool },
     /// The user answered the question that this call asks.
     Answer { inbox_id: i64, text: String },
-    /// Its run is over: it is closed without being run.
+    /// Close it without running it: its run is over.
     Abandon,
 }
 
@@ -57,7 +58,7 @@ pub enum How {
 pub enum Stop {
     Cancelled,
     Failed(Fault),
-    /// Nothing was owed although a job existed (a heal, or a hand-made row).
+    /// The session had a job and nothing to do: after a heal, or after somebody edited the rows.
     Finished,
 }
 
@@ -117,7 +118,7 @@ pub fn in_context(
 
 /// What may be done about `call`; `None` while it waits for its answer.
 fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
-    // Without a ledger row the call cannot have run: its row is committed with the message that asks for it.
+    // The message that asks for a call and the call's ledger row are one commit. So without a row the call never ran.
     let Some(row) = session.call(&call.call_id) else {
         return Some(How::Abandon);
     };
@@ -134,10 +135,10 @@ fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
         (CallStatus::Abandoned, _) => How::Abandon,
         (CallStatus::Invoked, _) if of_this_run => How::Run,
         (CallStatus::Invoked, _) => How::Abandon,
-        // Settled without an outcome is a row that nobody writes, so whoever wrote it is not believed: it never runs.
+        // No code of ours settles a call without an outcome. Somebody edited the row, so do not run the call.
         (CallStatus::Done | CallStatus::Failed, None) => How::Uncertain { known: false },
         (CallStatus::Started, _) => {
-            // The run that asked for it is over, so it is not run again; but it may have been under way.
+            // A call of an earlier run is not run again, but it may have taken effect.
             if row.effect == Effect::Guarded || !of_this_run {
                 How::Uncertain { known: false }
             } else {

@@ -1,8 +1,9 @@
-//! What holds for one session whatever the configuration says: written when the session is made, and never changed but for
-//! its route, which a mail renews that answers a question.
+//! Rules of one session that override the configuration. They are written when the session is created. Only the reply route
+//! changes later: a mail that answers a question renews it.
 
 use crate::agent::Agent;
 use crate::id::SessionId;
+use crate::trigger;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -18,31 +19,31 @@ pub struct SessionPolicy {
     pub tools: Option<Vec<String>>,
     #[serde(skip_serializing_if = "ToolMode::is_live")]
     pub tool_mode: ToolMode,
-    /// The type of trigger that it answers, where its own says only how it was made: a fork, a replay and an import reply
-    /// as their source does. It is written down when they are made; an import takes the word of its bundle for it.
+    /// The trigger type whose reply rules apply, for a session that was made from another one: a fork, a replay and an import
+    /// reply as their source does. Set when they are made; an import copies it from its bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replies_as: Option<String>,
-    /// Where what it says goes out to, beside being shown. A fork, a replay and an import have none: what they say is read
-    /// where they were made.
+    /// Where its replies are sent. A fork, a replay and an import have no route: people read their replies where they were
+    /// made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reply: Option<ReplyRoute>,
-    /// Whoever takes part in what its trigger brought, as plain addresses in lower case: `participants` among the
-    /// recipients of its agent stands for them.
+    /// Addresses of the people in the message that began the session, in lower case. The word `participants` in an agent's
+    /// recipients means them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub participants: Vec<String>,
-    /// Whom it may write mail to, in place of its agent's recipients. Empty: nobody.
+    /// Addresses that it may write mail to, in place of its agent's recipients. An empty list allows none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recipients: Option<Vec<String>>,
     /// Which hosts its tools may ask. `None`: what each tool allows by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub web: Option<WebPolicy>,
-    /// Why its trigger looks like the answer of another machine. Nothing is answered then.
+    /// Signs that another machine wrote the message that began it. If there are any, the session sends no reply.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub loop_suspicion: Vec<String>,
     /// Set where the session runs another one again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<Replay>,
-    /// What this version has no word for. Kept as it is.
+    /// Rules that this version does not know. Kept as they are.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -62,7 +63,7 @@ pub struct ReplyRoute {
 /// Which hosts tools may ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WebPolicy {
-    /// Names of hosts; `*.example.org` stands for those below it. Empty: none.
+    /// Names of hosts; `*.example.org` means every host below it. An empty list allows none.
     #[serde(default)]
     pub allow: Vec<String>,
 }
@@ -83,7 +84,7 @@ impl WebPolicy {
     }
 }
 
-/// In a list of recipients: whoever takes part in what the session's trigger brought.
+/// The word for the session's participants in a list of recipients.
 pub const PARTICIPANTS: &str = "participants";
 
 /// Whether an agent whose recipients are `allowed` may write to `address`. `allowed` has addresses, `*@example.org` for all of
@@ -108,7 +109,7 @@ pub enum ToolMode {
     Live,
     /// Pure tools run. Any other says what it would have done, and nothing leaves.
     Dry,
-    /// Calls are answered with what came of them in the session that is replayed.
+    /// Calls get the outcomes that they had in the replayed session.
     Recorded,
 }
 
@@ -159,6 +160,34 @@ impl SessionPolicy {
             recipients: self.recipients.clone().unwrap_or(agent.recipients),
             ..agent
         }
+    }
+
+    /// This policy with the restrictions of `before`: whom the session may write to, which hosts it may ask, and whether it
+    /// is suspected of a mail loop. So a session that follows another one in its conversation gains no permission.
+    pub fn restricted_as(mut self, before: &SessionPolicy) -> SessionPolicy {
+        self.participants.clone_from(&before.participants);
+        self.recipients.clone_from(&before.recipients);
+        self.web.clone_from(&before.web);
+        self.loop_suspicion.clone_from(&before.loop_suspicion);
+        self
+    }
+
+    /// The policy of a restarted conversation, whose latest session replies as `replies_as` and has the policy `before`.
+    /// Copies that session's reply route, unless the route is email. Always copies its restrictions, so a restart cannot
+    /// widen permissions.
+    pub fn restarted(self, replies_as: &str, before: Option<&SessionPolicy>) -> SessionPolicy {
+        let answers = trigger::answers_in_place(replies_as);
+        let mut own = match before {
+            Some(before) => self.restricted_as(before),
+            None => self,
+        };
+        if answers {
+            if let Some(before) = before {
+                own.reply.clone_from(&before.reply);
+            }
+            own.replies_as = Some(replies_as.to_owned());
+        }
+        own
     }
 }
 
@@ -227,7 +256,7 @@ mod tests {
             limits: crate::agent::Limits::default(),
             on_uncertain: crate::agent::OnUncertain::default(),
             journal: crate::agent::JournalLevel::default(),
-            context: crate::context::ContextPolicy::default(),
+            context: crate::strategy::ContextPolicy::default(),
             recipients: vec![PARTICIPANTS.into()],
         };
         assert_eq!(SessionPolicy::default().of(agent.clone()), agent);

@@ -1,14 +1,15 @@
-//! The pinned prefix: what every request of a session begins with, fixed when the session is made.
+//! The pinned prefix: the beginning of every request of a session, fixed when the session is created.
 //!
-//! Tool names alone would not do: a deploy that changes a tool's schema would change the beginning of the next request
-//! of every session in flight. That ends the provider's prompt cache, makes a replay another conversation, and is refused
-//! by models that bind their thinking to what stood before it. So the rendered system prompt and the tools' definitions
-//! are kept as bytes, named by their hash, and shared by all the sessions that begin with them.
+//! Storing tool names alone is not enough: a deploy that changes a tool's schema would change the next request of every open
+//! session. The provider's prompt cache would miss, a replay would differ, and models that sign their thinking would refuse
+//! the request. So the rendered system prompt and the tools' definitions are stored as a blob, which sessions with the same
+//! prefix share.
+#![doc = include_str!("prefix.md")]
 
-use crate::advance::Blob;
 use crate::agent::ToolDefinition;
+use crate::blob::Blob;
 use crate::record::Role;
-use crate::session::Seed;
+use crate::seed::Seed;
 use serde::{Deserialize, Serialize};
 
 /// The rendered system prompt and the tools as the model is told of them.
@@ -34,7 +35,7 @@ impl Prefix {
     /// Reads what [`Prefix::blob`] wrote under the name `sha256`.
     ///
     /// # Errors
-    /// In words: the bytes are others than the name says, or they are no prefix.
+    /// A text for a person: the bytes do not match the hash, or they are not a prefix.
     pub fn read(sha256: &str, bytes: &[u8]) -> Result<Prefix, String> {
         if Blob::of(bytes.to_vec()).sha256 != sha256 {
             return Err(format!("the bytes stored as {sha256} have another hash"));

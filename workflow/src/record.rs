@@ -51,8 +51,8 @@ pub enum Block {
     },
     ToolCall(ToolCall),
     ToolResult(ToolResult),
-    /// What only its provider understands (signed thinking, server tool use): echoed verbatim to that provider
-    /// and dropped for any other. `provider` is the part of the model's name before the slash.
+    /// A block of one provider (signed thinking, server tool use): sent back verbatim to that provider and dropped for any
+    /// other. `provider` is the part of the model's name before the slash.
     Provider {
         provider: String,
         raw: Value,
@@ -177,7 +177,7 @@ pub struct Attachment {
     pub sha256: String,
 }
 
-/// What is known about a message beside what it says. Never sent to a model.
+/// Metadata of a message. Never sent to a model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Details {
     /// On assistant messages: what the call cost, kept here until its step commits.
@@ -194,18 +194,18 @@ pub struct Details {
     /// On messages that a fork copied: the id under which it was first said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_message_id: Option<String>,
-    /// It is a summary of what was said before it. The context shows it where a rebase points at it, and nowhere else.
+    /// The message summarises the messages before it. A context shows it only where a rebase points at it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub summary: bool,
 }
 
 impl Record {
-    /// Whether it is a summary, which nobody said and nobody answers.
+    /// Whether it is a summary, which needs no answer.
     pub fn is_summary(&self) -> bool {
         self.details.summary
     }
 
-    /// Whether it is what the model answered.
+    /// Whether it is an answer of the model.
     pub fn is_answer(&self) -> bool {
         self.role == Role::Assistant && !self.is_summary()
     }
@@ -250,7 +250,7 @@ pub fn without_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 
-/// The same for every string inside `value`, keys included.
+/// Replaces NUL in every string inside `value`, keys included.
 pub fn value_without_nul(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(without_nul(text)),

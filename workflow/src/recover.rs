@@ -1,27 +1,28 @@
-//! State out of the journal: the newest checkpoint, and the entries after it applied in order.
+//! Rebuilds the state from a journal: the newest checkpoint, and the entries after it applied in order.
 //!
-//! Only `state_transition` and `context_update` change anything. Every other entry, of a known type or not, is counted
-//! and nothing more: what it did to the world is not done again.
+//! Only `state_transition` and `context_update` change the state. Recovery only counts all other entries, of
+//! known and unknown types. It never repeats their effects.
 
-use crate::session::State;
+use crate::state::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The lifecycle state before the first entry.
 const CREATED: &str = "created";
 
-/// What a journal gives back.
+/// The result of a recovery.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recovered {
     pub context_state: State,
     pub lifecycle_state: String,
-    /// Type of the last entry that was replayed. Empty when none was: also where the newest entry is the checkpoint.
+    /// Type of the last entry that was replayed. Empty if none was, for example because the newest entry is
+    /// the checkpoint.
     pub last_entry_type: String,
     /// Entries after the checkpoint.
     pub entries_replayed: usize,
 }
 
-/// The state that a checkpoint entry points at.
+/// The state that a checkpoint entry refers to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
     /// Number of the entry.
@@ -44,7 +45,7 @@ enum Change {
     Context { key: String, value: Value },
 }
 
-/// An entry that changes something and does not say what.
+/// An entry that changes the state but lacks the new value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the payload of this {kind} has no {missing}")]
 pub struct Unreadable {
@@ -53,10 +54,10 @@ pub struct Unreadable {
 }
 
 impl Entry {
-    /// Reads the two types that change something. A value by pointer must have been resolved into `value`.
+    /// Reads an entry. If its value is stored as a blob, the caller must have put it into `value`.
     ///
     /// # Errors
-    /// [`Unreadable`].
+    /// [`Unreadable`] if a `state_transition` or `context_update` lacks a field.
     pub fn read(kind: &str, payload: &Value) -> Result<Entry, Unreadable> {
         let unreadable = |missing| Unreadable { kind: kind.to_owned(), missing };
         let text = |key: &'static str| payload[key].as_str().map(str::to_owned).ok_or(unreadable(key));
@@ -76,7 +77,7 @@ impl Checkpoint {
     /// Reads a checkpoint's payload with its state in it.
     ///
     /// # Errors
-    /// [`Unreadable`], also for a state that is still a pointer.
+    /// [`Unreadable`] if a field is missing, also if the state is still a reference to a blob.
     pub fn read(seq: i64, payload: &Value) -> Result<Checkpoint, Unreadable> {
         let unreadable = |missing| Unreadable { kind: "checkpoint".to_owned(), missing };
         let state = payload["context_state"].as_object().ok_or(unreadable("context_state"))?;
@@ -85,8 +86,8 @@ impl Checkpoint {
     }
 }
 
-/// Folds `entries`, which are those after `checkpoint` in their order. Without a checkpoint the fold begins with `{}`
-/// and `created`.
+/// Applies `entries` in order. They must be the entries after `checkpoint`. Without a checkpoint, the state
+/// starts as `{}` and the lifecycle as `created`.
 pub fn recover(checkpoint: Option<Checkpoint>, entries: impl IntoIterator<Item = Entry>) -> Recovered {
     let mut recovered = match checkpoint {
         Some(Checkpoint { seq: _, context_state, lifecycle_state }) => {

@@ -1,35 +1,37 @@
-//! Replay: a session that runs another one again, and what it takes from that one's log.
+//! Replay: a session that runs another session again, and what it takes from that session's log.
 //!
-//! A replay is a fork: up to its cut the two have the same messages. From there on their transcripts are held side by side
-//! by place, the n-th message after the cut of one against the n-th of the other. (By number they would part where two
-//! sessions of one conversation took turns.) As long as who speaks is the same at every place, the two are aligned, and
-//! the user's messages are given to the replay exactly where the source took them, in mid-run as well.
+//! A replay is a fork: up to the cut, both have the same messages. After the cut, their transcripts are
+//! compared by position: the n-th message of one with the n-th message of the other. (Message numbers differ
+//! if other sessions of the conversation wrote messages in between.) The two are aligned as long as the same
+//! role speaks at every position. While they are aligned, the replay gets each user message at the position
+//! where the source took it, even in the middle of a run.
+#![doc = include_str!("replay.md")]
 
-use crate::context::{Rebase, Strategy};
 use crate::fault::Fault;
 use crate::id::CallId;
 use crate::policy::{Answers, Replay};
 use crate::record::{Block, Record, Role, ToolCall, ToolResult};
 use crate::session::{CallStatus, Session};
+use crate::strategy::{Rebase, Strategy};
 use std::collections::BTreeMap;
 
-/// What a source session's log holds for its replays.
+/// The log of a source session, as its replays need it.
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub session: Session,
-    /// The model calls that were answered, by the number of their answer or of the summary that they gave.
+    /// The answered model calls, by the number of the answer or of the summary that they produced.
     pub calls: BTreeMap<i64, RecordedCall>,
     /// How each call of a tool ended.
     pub settled: BTreeMap<CallId, CallStatus>,
-    /// Where the context began, in the order of the journal.
+    /// All rebases, in the order of the journal.
     rebases: Vec<Rebase>,
-    /// Calls by name and arguments, in the order in which they were asked for.
+    /// Calls by name and arguments, in the order in which the model asked for them.
     same: BTreeMap<(String, String), Vec<CallId>>,
-    /// Where each result stands: index of the record, and of the block in it.
+    /// Position of each result: index of the record, and index of the block in it.
     results: BTreeMap<CallId, (usize, usize)>,
 }
 
-/// A model call as the journal has it.
+/// A model call as recorded in the journal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedCall {
     /// `provider/model`.
@@ -38,43 +40,45 @@ pub struct RecordedCall {
     pub request_sha256: String,
     /// How its context was selected.
     pub context_strategy: Strategy,
-    /// Of a call for a summary: where the context began from then on.
+    /// For a call for a summary: the rebase that it led to.
     pub rebase: Option<Rebase>,
-    /// How much of the answer's text was in the request already, because the call went on from a text that was cut off.
+    /// Bytes of the answer's text that were a prefill in the request, because the call resumed a text that
+    /// was cut off.
     pub prefill_bytes: usize,
 }
 
-/// A message of the user, to be given to a replay.
+/// A user's message to give to a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// The source's number of it.
+    /// Number of the message in the source.
     pub message_number: i64,
     pub text: String,
 }
 
-/// The source's answer at the place where the replay owes one.
+/// The source's answer at the position where the replay owes one.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedAnswer<'a> {
     pub record: &'a Record,
-    /// `None` where the source's journal does not tell (a session of before it was kept).
+    /// `None` if the source's journal has no entry for the call.
     pub call: Option<&'a RecordedCall>,
 }
 
-/// What came of a tool call in the source.
+/// The outcome of a tool call in the source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RecordedResult<'a> {
     Settled {
         status: CallStatus,
         result: &'a ToolResult,
-        /// The source's number of the message that holds it: results follow one another as they did there.
+        /// Number of the source's message with the result. The replay keeps the order of the source's
+        /// results.
         message_number: i64,
     },
-    /// A person answered: the call asks again, and the answer comes as an input.
+    /// A person answered. The replay asks again, and gets the answer as an input.
     Asked,
 }
 
 impl Recording {
-    /// Puts together what the store has read of a session.
+    /// Builds a recording from what the store has read.
     pub fn new(
         session: Session,
         calls: BTreeMap<i64, RecordedCall>,
@@ -95,12 +99,12 @@ impl Recording {
         Recording { session, calls, settled, rebases: Vec::new(), same, results }
     }
 
-    /// With every rebase of the source's journal, in its order.
+    /// Adds all rebases of the source's journal, in order.
     pub fn with_rebases(self, rebases: Vec<Rebase>) -> Recording {
         Recording { rebases, ..self }
     }
 
-    /// The rebase that held for the call that message `answer` is the answer to.
+    /// The rebase that was in force for the model call that message `answer` answers.
     pub fn rebase_of(&self, answer: i64) -> Option<&Rebase> {
         self.rebases.iter().rev().find(|rebase| rebase.at_message_number < answer)
     }
@@ -115,7 +119,8 @@ impl Recording {
         let said = if result.is_error { CallStatus::Failed } else { CallStatus::Done };
         let status = match self.settled.get(call_id) {
             Some(CallStatus::Abandoned) => CallStatus::Abandoned,
-            // What nobody could know of the source's call is known of this one: it never ran, and nobody has to look.
+            // The replay does not run the tool. So even if the source's call is uncertain, nobody has to
+            // check the replay's.
             Some(
                 CallStatus::Invoked
                 | CallStatus::Started
@@ -131,7 +136,7 @@ impl Recording {
 }
 
 impl Input {
-    /// Under this key it is sent: sent again, after a crash, it is the same message.
+    /// The message's idempotency key. A message that is sent again after a crash is the same message.
     pub fn client_key(&self) -> String {
         format!("replay/{}", self.message_number)
     }
@@ -141,13 +146,13 @@ impl Input {
     }
 }
 
-/// A replay beside its source, from the cut on. Summaries of the context have no place among what was said.
+/// A replay next to its source, from the cut on. Summaries do not count as positions.
 struct Beside<'r, 's> {
     own: Vec<&'r Record>,
     source: Vec<&'s Record>,
-    /// Messages that the replay was given and has not taken yet.
+    /// Number of messages that the replay was given but has not taken yet.
     pending: usize,
-    /// How many summaries the replay has, and those of the source.
+    /// Number of the replay's summaries, and the summaries of the source.
     own_summaries: usize,
     summaries: Vec<&'s Record>,
 }
@@ -162,7 +167,7 @@ impl<'r, 's> Beside<'r, 's> {
         Beside { own, source, pending: replay.inbox.len(), own_summaries: own_summaries.len(), summaries }
     }
 
-    /// Whether the same speaks at every place so far, the messages that wait included.
+    /// Whether the same role speaks at every position so far, waiting messages included.
     fn is_aligned(&self) -> bool {
         let place = self.own.len() + self.pending;
         self.source.len() >= place
@@ -174,12 +179,12 @@ impl<'r, 's> Beside<'r, 's> {
             && self.source[self.own.len()..place].iter().all(|record| is_input(record))
     }
 
-    /// What the source has where the replay's next message will be.
+    /// The source's message at the position of the replay's next one.
     fn next(&self) -> Option<&'s Record> {
         self.source.get(self.own.len() + self.pending).copied()
     }
 
-    /// The summary that the source wrote before its next message, if the replay has none for it.
+    /// The summary that the source wrote before its next message, unless the replay has it already.
     fn summary(&self) -> Option<&'s Record> {
         let next = self.next().map_or(i64::MAX, |next| next.message_number);
         let summary = self.summaries.get(self.own_summaries).copied();
@@ -200,40 +205,40 @@ fn is_input(record: &Record) -> bool {
     }
 }
 
-/// The message that the source took right before the model call that `replay` is about to make, if the replay has not
-/// been given it: it is to be sent first.
+/// The message that the source took right before the model call that `replay` is about to make. Send it
+/// before the call. `None` if there is none, or if the replay was given it already.
 pub fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
     let beside = Beside::new(replay, rules, recording);
     let next = beside.next().filter(|_| rules.fed)?;
     (next.role == Role::User && beside.is_aligned()).then(|| Input::of(next))
 }
 
-/// The user's next message, for a replay that rests: the first one of the source that it has not been given. After a
-/// divergence the messages come in their order, each when the replay rests.
+/// The user's next message for a replay at rest: the source's first one that the replay was not given yet.
+/// After a divergence the replay still gets the messages in order, one each time it rests.
 pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
     let beside = Beside::new(replay, rules, recording);
     let given = beside.own.iter().filter(|record| is_input(record)).count() + beside.pending;
     beside.source.iter().filter(|record| is_input(record)).nth(given).map(|record| Input::of(record))
 }
 
-/// Whether the replay has come to the end of its source, the same speaking at every place: it has nothing more to do, even
+/// Whether the replay has reached the end of its source while aligned. It then has nothing more to do, even
 /// if its run ended because the recording did.
 pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) -> bool {
     let beside = Beside::new(replay, rules, recording);
     beside.is_aligned() && beside.next().is_none()
 }
 
-/// The summary of the context that the source has where `replay`, whose answers are recorded, owes its next answer: it is
-/// to be written first.
+/// The source's summary before the answer that `replay` owes next. A replay with recorded answers must write
+/// it first.
 pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -> Option<RecordedAnswer<'a>> {
     let record = Beside::new(replay, rules, recording).summary()?;
     Some(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
 }
 
-/// The answer that the source got where `replay` owes its next one.
+/// The source's answer at the position where `replay` owes one.
 ///
 /// # Errors
-/// [`Fault::RecordingOver`]: the source has no answer there.
+/// [`Fault::RecordingOver`] if the source has no answer there.
 pub fn answer<'a>(
     replay: &Session,
     rules: &Replay,
@@ -244,7 +249,7 @@ pub fn answer<'a>(
     match beside.next() {
         None => over("the source has no further answer".to_owned()),
         Some(_) if !beside.is_aligned() => {
-            over("the transcript is no longer beside the source's, so no answer of it fits".to_owned())
+            over("the replay has diverged from its source, so no recorded answer fits".to_owned())
         }
         Some(record) if record.role == Role::Assistant => {
             Ok(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
@@ -257,8 +262,9 @@ pub fn answer<'a>(
     }
 }
 
-/// What came of `call` in the source: of the call with the same name and arguments, the n-th such of one being the n-th of
-/// the other; else of the call of that name in the same place. `None`: it was never recorded.
+/// The outcome of `call_id` in the source. Matches the replay's n-th call with this name and these arguments
+/// to the source's n-th such call. Without a match, takes the source's call at the same position if it has
+/// the same name. `None` if the source recorded neither.
 pub fn result<'a>(
     replay: &Session,
     rules: &Replay,
@@ -290,8 +296,8 @@ pub fn result<'a>(
     recording.result(&recorded.call_id)
 }
 
-/// The calls after the cut that the source has no result for, each with the number of the message that asked: in a replay
-/// of recorded tools they were carried out as in a dry run.
+/// The calls after the cut for which the source has no result, each with the number of the message that
+/// asked. A replay with recorded tools runs these calls as in a dry run.
 pub fn unrecorded<'a>(
     replay: &'a Session,
     rules: &Replay,
@@ -304,7 +310,7 @@ pub fn unrecorded<'a>(
         .collect()
 }
 
-/// What the request of a recorded call ended with: the beginning of its answer.
+/// The prefill of a recorded call, which is the beginning of its answer.
 pub fn prefill(answer: &RecordedAnswer<'_>) -> Option<String> {
     let bytes = answer.call.map_or(0, |call| call.prefill_bytes);
     let text = answer.record.content.iter().find_map(|block| match block {
@@ -314,7 +320,7 @@ pub fn prefill(answer: &RecordedAnswer<'_>) -> Option<String> {
     text.get(..bytes).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// Whether the session's answers are its source's.
+/// Whether the session takes its answers from its source.
 pub fn has_recorded_answers(session: &Session) -> bool {
     session.policy.replay.as_ref().is_some_and(|replay| replay.answers == Answers::Recorded)
 }

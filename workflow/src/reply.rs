@@ -1,20 +1,20 @@
-//! Replies on their way out: what a session says becomes deliveries of its route, in the commit that says it.
+//! Outgoing replies: turns what a session says into deliveries on its route. One commit stores both.
 
-use crate::derive::Outgoing;
+use crate::derive::NewDelivery;
 use crate::policy::ReplyRoute;
 use serde_json::json;
 
-/// The deliveries of `text`, in order: one, or as many as the route's length asks for. `source` names what says it, and is
-/// the same in every attempt: the same part of it is sent once.
+/// The deliveries of `text`, in order. There are several if the route limits the length. `source` names the
+/// reply and is the same in every attempt, so each part is sent once.
 ///
 /// The content of each is `{"type": "reply", "text", "to", "part", "parts"}`, where `to` is the route's own address.
-pub fn outgoing(route: &ReplyRoute, source: &str, text: &str) -> Vec<Outgoing> {
+pub fn outgoing(route: &ReplyRoute, source: &str, text: &str) -> Vec<NewDelivery> {
     let parts = parts(text, route.split_at.unwrap_or(usize::MAX));
     let count = parts.len();
     parts
         .into_iter()
         .zip(1..)
-        .map(|(text, part)| Outgoing {
+        .map(|(text, part)| NewDelivery {
             source_key: format!("{source}/{part}"),
             channel: route.channel.clone(),
             content: json!({"type": "reply", "text": text, "to": route.to, "part": part, "parts": count}),
@@ -22,9 +22,9 @@ pub fn outgoing(route: &ReplyRoute, source: &str, text: &str) -> Vec<Outgoing> {
         .collect()
 }
 
-/// `text` in pieces of at most `limit` UTF-16 units: cut at the end of a paragraph where there is one in the second half,
-/// else of a line in it, else of a word, else between two characters. Nothing but the white space at a cut is left out, and no
-/// piece is blank.
+/// `text` in parts of at most `limit` UTF-16 units. Cuts at the end of a paragraph in the second half of a
+/// part, otherwise at the end of a line there, otherwise at a space, otherwise between two characters. Only
+/// white space at a cut is lost, and no part is blank.
 pub fn parts(text: &str, limit: usize) -> Vec<String> {
     let limit = limit.max(2);
     let mut rest = text.trim();
@@ -48,7 +48,7 @@ pub fn parts(text: &str, limit: usize) -> Vec<String> {
     parts
 }
 
-/// Where the first `limit` UTF-16 units of `text` end, between two characters.
+/// The byte offset where the first `limit` UTF-16 units of `text` end, between two characters.
 fn end_within(text: &str, limit: usize) -> usize {
     let mut units = 0;
     for (at, character) in text.char_indices() {

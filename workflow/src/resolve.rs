@@ -1,9 +1,10 @@
-//! What a person may say of an effect whose outcome nobody could know, and what the model is told then.
+//! How a person can resolve an effect with an unknown outcome, and what the model is then told.
+#![doc = include_str!("resolve.md")]
 
 use crate::session::{CallOutcome, CallStatus};
 use serde::{Deserialize, Serialize};
 
-/// What the model is given as the result of a question that nobody answered for so long.
+/// The result of a question that nobody answered within `seconds`, as the model sees it.
 pub fn unanswered(seconds: u64) -> CallOutcome {
     let details = Some(serde_json::json!({"type": "questionExpired", "after_s": seconds}));
     let content = format!(
@@ -19,9 +20,9 @@ pub fn unanswered(seconds: u64) -> CallOutcome {
 pub enum Resolution {
     /// It took effect, with this result.
     Happened { result: String },
-    /// It did not take effect, and cannot any more.
+    /// It did not take effect, and can no longer take effect.
     DidNotHappen,
-    /// Nobody knows: the model is told so.
+    /// The outcome stays unknown, and the model is told so.
     LetModelDecide,
 }
 
@@ -35,7 +36,7 @@ impl Resolution {
         }
     }
 
-    /// What the call's ledger row becomes, and what the model is given as its result.
+    /// The new status of the call's ledger row, and the result that the model gets.
     pub fn of_call(&self) -> (CallStatus, CallOutcome) {
         match self {
             Resolution::Happened { result } => {
@@ -52,7 +53,7 @@ impl Resolution {
         }
     }
 
-    /// What a model that was already told OUTCOME UNKNOWN hears of it now, as a message.
+    /// The message to a model that was already told OUTCOME UNKNOWN.
     pub fn news_of_call(&self, name: &str, call_id: &str) -> String {
         let about = format!("About the earlier call of {name} ({call_id}), whose outcome was unknown");
         match self {
@@ -72,7 +73,7 @@ impl Resolution {
     }
 }
 
-/// The result of a call of which nobody can know whether it took effect.
+/// The result of a call that may or may not have taken effect.
 pub(crate) fn outcome_unknown() -> CallOutcome {
     error(
         "OUTCOME UNKNOWN. The call was started and the worker stopped before it reported back. It may have taken \

@@ -1,9 +1,9 @@
-//! How a model call that was cut off goes on: from the start (`replace`), or from the text that it had said (`resume`).
+//! How a worker repeats a model call that was cut off: from the start (`replace`), or from the text so far (`resume`).
 //!
-//! Resuming is cheaper and keeps what readers have seen, but it is right only where the next request is the same one
-//! with that text at its end. Anything else is replaced, which is always right.
+//! Resuming is cheaper and keeps the text that readers have seen. It is correct only if the next request equals the old one
+//! plus that text at its end. In every other case the call is replaced, which is always correct.
 
-use crate::session::Interrupted;
+use crate::generation::CutOffCall;
 use crate::wire::without_blank_end;
 
 /// The call about to be made, as far as the choice needs it.
@@ -17,10 +17,10 @@ pub struct NextCall<'a> {
     pub takes_prefill: bool,
 }
 
-/// The attempt whose text `next` may go on from, given those that were cut off, in order. `None`: replace.
-pub fn candidate<'a>(interrupted: &'a [Interrupted], next: &NextCall<'_>) -> Option<&'a Interrupted> {
-    // Only the newest: an older one was given up by the attempt after it, and readers have been told so.
-    interrupted.last().filter(|last| {
+/// Returns the attempt that `next` may resume, given the attempts that were cut off, in order. `None`: replace.
+pub fn candidate<'a>(cut_off: &'a [CutOffCall], next: &NextCall<'_>) -> Option<&'a CutOffCall> {
+    // Only the newest: each later attempt replaced the one before it, and readers were told so.
+    cut_off.last().filter(|last| {
         next.takes_prefill
             && last.resumable
             && last.last_chunk >= 0
@@ -29,7 +29,7 @@ pub fn candidate<'a>(interrupted: &'a [Interrupted], next: &NextCall<'_>) -> Opt
     })
 }
 
-/// What the next request ends with, out of the text of the [`candidate`]. `None`: nothing to be seen was said, replace.
+/// Returns the end of the next request, from the text of the [`candidate`]. `None`: the text is blank, so replace.
 pub fn prefill(text: &str) -> Option<String> {
     let text = without_blank_end(text);
     (!text.is_empty()).then(|| text.to_owned())
@@ -43,11 +43,11 @@ mod tests {
     #[test]
     fn a_call_goes_on_from_a_text_only_where_the_same_request_can_end_with_it() {
         let next = NextCall { model: "scripted/m", base_sha256: "00", takes_prefill: true };
-        let cut = || example::interrupted("gen_1", 1, 2);
-        let resumed = Interrupted {
+        let cut = || example::cut_off("gen_1", 1, 2);
+        let resumed = CutOffCall {
             request_sha256: "11".into(),
             resumes: Some("gen_1".into()),
-            ..example::interrupted("gen_2", 2, 0)
+            ..example::cut_off("gen_2", 2, 0)
         };
         let table = [
             ("text was said", vec![cut()], next, Some("gen_1")),
@@ -56,13 +56,13 @@ mod tests {
             ("the model takes none", vec![cut()], NextCall { takes_prefill: false, ..next }, None),
             ("another model", vec![cut()], NextCall { model: "scripted/n", ..next }, None),
             ("another request", vec![cut()], NextCall { base_sha256: "22", ..next }, None),
-            ("of a worker of old", vec![Interrupted { base_sha256: None, ..cut() }], next, None),
-            ("no chunk", vec![Interrupted { last_chunk: -1, ..cut() }], next, None),
-            ("not only text, or refused", vec![Interrupted { resumable: false, ..cut() }], next, None),
-            ("the newest said nothing", vec![cut(), example::interrupted("gen_2", 2, -1)], next, None),
+            ("of a worker of old", vec![CutOffCall { base_sha256: None, ..cut() }], next, None),
+            ("no chunk", vec![CutOffCall { last_chunk: -1, ..cut() }], next, None),
+            ("not only text, or refused", vec![CutOffCall { resumable: false, ..cut() }], next, None),
+            ("the newest said nothing", vec![cut(), example::cut_off("gen_2", 2, -1)], next, None),
         ];
-        for (what, interrupted, next, expected) in table {
-            let chosen = candidate(&interrupted, &next).map(|attempt| attempt.generation_id.as_str());
+        for (what, cut_off, next, expected) in table {
+            let chosen = candidate(&cut_off, &next).map(|attempt| attempt.generation_id.as_str());
             assert_eq!(chosen, expected, "{what}");
         }
     }

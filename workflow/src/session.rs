@@ -1,29 +1,20 @@
-//! A session as the step job sees it: its row, what was said, and everything it still owes.
+//! A session as the step job sees it: its row, its transcript, and its open obligations.
 
 mod call;
 mod status;
 
-pub use call::{Call, CallOutcome, CallStatus};
+pub use call::{Call, CallOutcome, CallStatus, ClosedCall};
 pub use status::SessionStatus;
 
-use crate::agent::ToolDefinition;
-use crate::context::{self, Context, Rebase};
-use crate::id::{CallId, ConversationId, GenerationId, RunId, SessionId};
+use crate::generation::CutOffCall;
+use crate::id::{CallId, ConversationId, RunId, SessionId};
 use crate::policy::SessionPolicy;
 use crate::prefix::Prefix;
 use crate::record::{Attachment, Record, Role, ToolCall, Usage};
+use crate::seed::Seed;
+use crate::state::State;
+use crate::strategy::Rebase;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-
-/// What the model saw before the session's first record: written once, never changed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Seed {
-    /// `system`, `user` or `assistant`.
-    pub role: Role,
-    pub content: String,
-    /// New since the conversation's last session.
-    pub is_new: bool,
-}
 
 /// The open run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +54,7 @@ impl Totals {
     }
 }
 
-/// What a session's steps came to, in one place for whoever looks at it: its totals, and what follows from them.
+/// Totals of a session and figures derived from them, for people.
 ///
 /// Derived, never stored: the totals are the session's row, written by the commit of each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,12 +67,12 @@ pub struct DebugMeta {
     /// Input and output.
     pub total_tokens: i64,
     pub cost_micros: i64,
-    /// Rounded as the database rounds: half a cent is one.
+    /// Rounded as the database rounds: half a cent counts as one.
     pub cost_cents: i64,
 }
 
 impl DebugMeta {
-    /// Of these totals.
+    /// Derives the figures from `totals`.
     pub fn of(totals: &Totals) -> DebugMeta {
         let usage = totals.usage;
         DebugMeta {
@@ -96,10 +87,6 @@ impl DebugMeta {
         }
     }
 }
-
-/// The conversation's state: small facts that outlive the context, folded out of tool results by
-/// [`mod@crate::derive`]. A fact has its own key, so that an update never carries the whole.
-pub type State = Map<String, Value>;
 
 /// A hydrated session.
 ///
@@ -116,21 +103,21 @@ pub struct Session {
     pub trigger_type: String,
     /// Name of the agent in the configuration.
     pub agent: String,
-    /// What holds for this session whatever the configuration says.
+    /// The session's own rules, which override the configuration.
     pub policy: SessionPolicy,
-    /// What its requests begin with. `None` in sessions of before it was pinned.
+    /// The system prompt and tools of every request. `None` in sessions from before prefixes were pinned.
     pub prefix: Option<Prefix>,
     pub status: SessionStatus,
     pub cancel_requested: bool,
-    /// Why, in the words of who asked.
+    /// The reason that the person who cancelled gave.
     pub cancel_reason: Option<String>,
-    /// Moved by every writer but the lease holder whose write changes what [`crate::plan`] sees.
+    /// Every writer other than the lease holder increments it when its write changes what [`crate::plan`] sees.
     pub wake_seq: i64,
     /// The conversation's last number before this session's first record.
     pub base_message_number: i64,
-    /// Allocated, while a run is open.
+    /// The newest message number that this session has used, while a run is open.
     pub last_message_number: i64,
-    /// Committed by a step.
+    /// The newest message number of a committed step.
     pub to_message_number: i64,
     pub last_event_seq: i64,
     /// Number of the newest committed step; the next one is one more.
@@ -147,64 +134,8 @@ pub struct Session {
     /// Ledger rows whose results are not in `records`, by the message that asked and then by call id.
     pub calls: Vec<Call>,
     pub inbox: Vec<InboxMessage>,
-    /// Model calls of the step in hand that were begun and not finished, in order.
-    pub interrupted: Vec<Interrupted>,
-}
-
-/// A model call that a worker began and did not finish.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interrupted {
-    pub generation_id: GenerationId,
-    pub attempt: i64,
-    pub model: String,
-    /// Hash of the bytes that were sent.
-    pub request_sha256: String,
-    /// When it began, by the database's clock.
-    pub started_at: String,
-    /// Hash of the same request without its prefill. `None` where it was not written down.
-    pub base_sha256: Option<String>,
-    /// What the projection changed in the request.
-    pub repairs: i64,
-    /// Number of the last chunk that readers may have seen; -1 when there is none.
-    pub last_chunk: i64,
-    /// The attempt whose text this one went on from.
-    pub resumes: Option<GenerationId>,
-    /// Its chunks are all that it said, and the provider did not refuse to go on from such a text.
-    pub resumable: bool,
-    pub purpose: Purpose,
-    /// How its context was selected.
-    pub context_strategy: String,
-}
-
-/// What a model call is for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Purpose {
-    /// The answer of the session's turn.
-    #[default]
-    Reply,
-    /// A summary of the context. No reader is shown it as it is written.
-    Compaction,
-}
-
-impl Purpose {
-    /// The word that is stored and shown.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Purpose::Reply => "reply",
-            Purpose::Compaction => "compaction",
-        }
-    }
-
-    /// Reads the stored word.
-    pub fn parse(word: &str) -> Option<Purpose> {
-        [Purpose::Reply, Purpose::Compaction].into_iter().find(|purpose| purpose.as_str() == word)
-    }
-
-    /// Whether it is the answer of a turn.
-    pub fn is_reply(&self) -> bool {
-        *self == Purpose::Reply
-    }
+    /// Model calls of the open step that a worker began and did not finish, in order.
+    pub cut_off: Vec<CutOffCall>,
 }
 
 /// The turn that a session is in: an assistant message whose calls are not all answered in the transcript.
@@ -216,7 +147,7 @@ pub struct OpenTurn<'a> {
 }
 
 impl Session {
-    /// The turn whose tool calls still lack results, if there is one.
+    /// Returns the turn whose tool calls still lack results.
     pub fn open_turn(&self) -> Option<OpenTurn<'_>> {
         let at = self.records.iter().rposition(|record| record.tool_calls().next().is_some())?;
         let record = &self.records[at];
@@ -246,25 +177,18 @@ impl Session {
         self.state.keys().any(|key| key.starts_with(crate::derive::FILE_PREFIX))
     }
 
-    /// The type of trigger that it answers: its own, or its source's where it was made out of another session.
+    /// The trigger type that its replies follow: its own, or its source's for a session made from another one.
     pub fn replies_as(&self) -> &str {
         self.policy.replies_as.as_deref().unwrap_or(&self.trigger_type)
     }
 
-    /// Whether what it has to say goes out as mail, and not into a chat that its reader has open.
+    /// Whether its replies go out as mail. Otherwise its reader has a chat open.
     pub fn replies_by_mail(&self) -> bool {
         crate::trigger::replies_by_mail(self.replies_as())
     }
 
-    /// What the committed steps came to.
+    /// Figures about the committed steps.
     pub fn debug_meta(&self) -> DebugMeta {
         DebugMeta::of(&self.totals)
-    }
-
-    /// Everything that the model could see next: the prefix, seeds, records, then the follow-ups that wait in the inbox.
-    /// [`context::build`] is what a strategy selects of it. `tools` are those of the agent's configuration, for a session
-    /// whose prefix was never pinned.
-    pub fn context(&self, tools: Vec<ToolDefinition>) -> Context {
-        context::full(self, tools)
     }
 }

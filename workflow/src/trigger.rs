@@ -1,8 +1,8 @@
-//! What made a session: the trigger's type is an open word, and this is what Wakeful knows of it.
+//! What created a session. Programs may add trigger types of their own; this file defines Wakeful's.
 
 use serde::{Deserialize, Serialize};
 
-/// The type of a session that begins its conversation anew: it is its own trigger.
+/// The type of a session that restarts its conversation: it is its own trigger.
 pub const NEW: &str = "new";
 
 /// The type of a schedule's firing.
@@ -17,18 +17,37 @@ pub const HERALD: &str = "herald";
 /// The type of a chat about a notice.
 pub const HERALD_CHAT: &str = "herald-chat";
 
-/// The types that are Wakeful's own. There may be others, of routes of somebody's own.
+/// Wakeful's own types. A program's own routes may use others.
 pub const OWN: [&str; 11] =
     [CHAT, "email", "message", CRON, HERALD, HERALD_CHAT, NEW, "api", "fork", "replay", "import"];
 
-/// The type of the session that a message opens beside its conversation's latest one. `None`: it goes on with that one. A
-/// notice is answered for whoever it went to; somebody who then writes about it in a chat is somebody else's turn, and reads the
-/// replies there.
+/// The herald rule. A chat message in a conversation whose latest session is a herald's notice opens a session of its own,
+/// of the returned type: the replies to a notice go to its receiver by mail, and the chat's reader reads replies in the chat.
+/// `None`: the message goes to the latest session.
 pub fn opens_beside(latest: &str, arriving: &str) -> Option<&'static str> {
     (latest == HERALD && arriving == CHAT).then_some(HERALD_CHAT)
 }
 
-/// Who or what is behind a session, whatever way it came.
+/// Whether a session gets the texts of the session beside which it was opened, as seeds. It gets them when its first run
+/// begins and not before: the other session's run may still be working until then.
+pub fn takes_over(trigger_type: &str, started: bool) -> bool {
+    trigger_type == HERALD_CHAT && !started
+}
+
+/// Whether a restarted conversation goes on replying as this trigger's type. A person or a system must be behind the type,
+/// and the type must not reply by mail: a person reads the restarted conversation where they restarted it.
+pub fn answers_in_place(trigger_type: &str) -> bool {
+    match TriggerSource::of(trigger_type) {
+        TriggerSource::User | TriggerSource::Webhook | TriggerSource::Api => {
+            trigger_type != NEW && !replies_by_mail(trigger_type)
+        }
+        TriggerSource::Schedule | TriggerSource::Fork | TriggerSource::Replay | TriggerSource::Import => {
+            false
+        }
+    }
+}
+
+/// Who or what created a session, by whatever route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TriggerSource {
@@ -45,7 +64,8 @@ pub enum TriggerSource {
 }
 
 impl TriggerSource {
-    /// The source behind a trigger's type. A type that is not Wakeful's own is that of a route of somebody's own.
+    /// The source behind a trigger type. An unknown type belongs to a program's own route and counts as a
+    /// webhook.
     pub fn of(trigger_type: &str) -> TriggerSource {
         match trigger_type {
             "chat" | "email" | "message" | "herald" | "herald-chat" | NEW => TriggerSource::User,
@@ -72,8 +92,7 @@ impl TriggerSource {
     }
 }
 
-/// Whether what a session of this trigger's type has to say goes out as mail. `herald-chat` is a herald's notice in a
-/// chat that its reader has open.
+/// Whether sessions of this trigger type reply by mail. Not `herald-chat`: its reader has the chat open.
 pub fn replies_by_mail(trigger_type: &str) -> bool {
     matches!(trigger_type, "email" | "cron" | "herald")
 }
@@ -101,6 +120,21 @@ mod tests {
         ] {
             assert_eq!(opens_beside(latest, arriving), None, "{latest} {arriving}");
         }
+    }
+
+    #[test]
+    fn only_the_first_run_of_a_chat_about_a_notice_takes_over_its_texts() {
+        for own in OWN {
+            assert_eq!(takes_over(own, false), own == HERALD_CHAT, "{own}");
+            assert!(!takes_over(own, true), "{own}");
+        }
+    }
+
+    #[test]
+    fn a_restarted_conversation_replies_where_it_is_read() {
+        let answers: Vec<&str> = OWN.into_iter().filter(|own| answers_in_place(own)).collect();
+        assert_eq!(answers, [CHAT, "message", HERALD_CHAT, "api"]);
+        assert!(answers_in_place("a-route-of-ones-own"));
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Export: a session as a bundle, line by line, also while its run goes on.
+//! Export: writes a session as a bundle, line by line, even while its run continues.
 //!
-//! What may still change (the session's row, its runs, open calls, unsent deliveries, pending messages) is read in one short
-//! snapshot, with the numbers up to which the logs go then. The logs only grow, so they are paged by key up to there, outside
-//! of any transaction: a snapshot that stays open as long as a slow reader reads would keep every dead row of a busy
-//! queue. Whatever the session weighs, a page of it is in memory, and one blob.
+//! One short snapshot reads what may still change (the session's row, its runs, open calls, unsent
+//! deliveries, pending messages), and the numbers at which the logs end. The logs only grow, so pages read
+//! them by key up to those numbers, without a transaction. A snapshot that stayed open for a slow reader
+//! would keep every dead row of a busy queue. Whatever the session's size, memory holds only a page of it and
+//! one blob.
 
 mod pages;
 mod row;
@@ -19,29 +20,29 @@ use std::collections::{BTreeMap, VecDeque};
 use wakeful_workflow::bundle::redact::{self, Renamed};
 use wakeful_workflow::bundle::{BlobPart, Header, Line, PART_BYTES, Trailer, blobs_of, line};
 
-/// About how many bytes are read at a time.
+/// Approximate number of bytes read at a time.
 const PAGE_BYTES: i64 = 1 << 20;
-/// … and at most so many rows.
+/// Maximum number of rows read at a time.
 const PAGE_ROWS: i64 = 500;
 
-/// A bundle being written: what is left of it.
+/// An export in progress.
 pub struct Export {
     store: Store,
     snapshot: Snapshot,
     redact: bool,
     stage: Stage,
     hash: Sha256,
-    /// Blobs to come: by the name they have in the bundle, the name they are stored under.
+    /// Blobs to write: the stored name, by the name in the bundle.
     blobs: BTreeMap<String, String>,
     renamed: Renamed,
     pager: Pager,
-    /// Rows of the last page that were not given yet, and what follows them where no page is left.
+    /// Rows of the last page that are not written yet, and the stage after them if there is no further page.
     queue: VecDeque<Line>,
     ended: Option<Stage>,
     places: i64,
 }
 
-/// What comes next.
+/// What to write next.
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
     Head,
@@ -59,7 +60,7 @@ enum Stage {
 }
 
 impl Stage {
-    /// Where reading goes on after `line`.
+    /// The stage at which reading continues after `line`.
     fn after(line: &Line) -> Stage {
         match line {
             Line::Session(_) => Stage::Head.section_after(),
@@ -75,10 +76,10 @@ impl Stage {
         }
     }
 
-    /// The beginning of the section after this one.
+    /// The start of the next section.
     fn section_after(&self) -> Stage {
         match self {
-            // A seed's number may be 0.
+            // A page starts after the given number, and seeds are numbered from 0.
             Stage::Head => Stage::Seeds(-1),
             Stage::Seeds(_) => Stage::Runs,
             Stage::Runs => Stage::Records(0),
@@ -94,7 +95,7 @@ impl Stage {
     }
 }
 
-/// How many rows the next page asks for: about [`PAGE_BYTES`] by the weight of the last one.
+/// Number of rows to read for the next page: about [`PAGE_BYTES`], estimated by the size of the last page.
 #[derive(Clone, Copy, Debug)]
 struct Pager {
     rows: i64,
@@ -108,7 +109,7 @@ impl Pager {
 }
 
 impl Store {
-    /// Begins a bundle of the session as it is now; with `redacted`, without what was said.
+    /// Begins a bundle of the session as it is now. With `redacted`, the bundle contains no texts.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
@@ -135,10 +136,11 @@ impl Export {
         &self.snapshot.header
     }
 
-    /// The next lines of the bundle, whole ones; `None` after the last.
+    /// The next complete lines of the bundle; `None` after the last one.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::Database`]: what was given is no bundle then, for it lacks its last line.
+    /// [`Error::Corrupt`], [`Error::Database`]. The output is no bundle then, because its last line is
+    /// missing.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
         loop {
             let stage = self.stage.clone();
@@ -175,7 +177,7 @@ impl Export {
         Ok(chunk)
     }
 
-    /// About a page of rows: those that no longer change, and in their places those of the snapshot.
+    /// About a page of rows: settled rows from the pages, merged in order with the rows of the snapshot.
     async fn rows(&mut self, stage: &Stage) -> Result<Vec<u8>> {
         if self.queue.is_empty() && self.ended.is_none() {
             let Page { lines, next, bytes } = self.page(stage).await?;
@@ -202,7 +204,7 @@ impl Export {
         Ok(chunk)
     }
 
-    /// The next row of the section: `None` where another page is to be read, or where the section is over.
+    /// The next row of the section. `None` if another page must be read, or if the section has ended.
     fn pick(&mut self) -> Result<Option<Line>> {
         let spool = match &self.stage {
             Stage::Runs => Some(&mut self.snapshot.runs),
@@ -221,7 +223,7 @@ impl Export {
         let open = spool.as_ref().and_then(|spool| spool.peek()).map(key);
         let picked = match (self.queue.front().map(key), open, spool) {
             (Some(row), Some(open), Some(spool)) if open <= row => {
-                // It has settled since: what is given is what it was at the cut.
+                // The row has settled since the snapshot. Write it as it was at the cut.
                 if open == row {
                     self.queue.pop_front();
                 }
@@ -240,7 +242,7 @@ impl Export {
         }))
     }
 
-    /// The line as it goes into the bundle. Blobs that it points at are noted.
+    /// The line as written to the bundle. Notes the blobs that it refers to.
     async fn written(&mut self, line: Line) -> Result<Vec<u8>> {
         let pointed: Vec<String> = blobs_of(&line).into_iter().map(str::to_owned).collect();
         for old in pointed {
@@ -257,7 +259,7 @@ impl Export {
         Ok(line.to_bytes())
     }
 
-    /// The next blob, or its next part.
+    /// All lines of the next blob.
     async fn blob(&mut self) -> Result<Vec<u8>> {
         let Some((sha256, stored)) = self.blobs.pop_first() else {
             self.stage = self.stage.section_after();
@@ -303,7 +305,7 @@ fn part_of(sha256: &str, media_type: &str, bytes: i64, at: i64, part: &[u8]) -> 
     Line::Blob(part).to_bytes()
 }
 
-/// The order of rows that come from the snapshot as well as from pages.
+/// The sort key of rows that come both from the snapshot and from pages.
 fn key(line: &Line) -> (i64, String) {
     match line {
         Line::Call(row) => (row.message_number, row.call_id.clone()),

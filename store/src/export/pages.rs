@@ -1,4 +1,4 @@
-//! The pages: rows that no longer change, by key, up to the cut, about a megabyte at a time.
+//! Pages: reads rows that no longer change, by key, up to the cut, about a megabyte at a time.
 
 use super::row::{self, object, time, word};
 use super::{Export, PAGE_BYTES, PAGE_ROWS, Stage};
@@ -8,18 +8,19 @@ use wakeful_workflow::bundle::{
     EventRow, InboxStatus, Line, PART_BYTES, RecordRow, SeedRow, StepRow, payload_of,
 };
 
-/// Rows, what follows them, and what they weighed.
+/// The rows of a page, the stage after them, and their size.
 pub(super) struct Page {
     pub lines: Vec<Line>,
     pub next: Stage,
     pub bytes: i64,
 }
 
-/// Each row of a page with its weight: about its bytes in memory.
+/// The rows of a page, each with its approximate size in memory.
 type Rows = Vec<(Line, i64)>;
 
 impl Export {
-    /// The rows that `stage` begins with; behind them it goes on after the last one, or with the next section.
+    /// Reads the next rows of `stage`. The stage after them begins after the last row, or with the next
+    /// section.
     pub(super) async fn page(&self, stage: &Stage) -> Result<Page> {
         let rows = match stage {
             Stage::Seeds(after) => self.seeds(*after).await?,
@@ -29,7 +30,7 @@ impl Export {
             Stage::Calls(message, call) => self.calls(*message, call).await?,
             Stage::Deliveries(after) => self.deliveries(*after).await?,
             Stage::Inbox(after) => self.inbox(*after).await?,
-            // All runs are the snapshot's; the others are no rows.
+            // The snapshot has all runs; the other stages have no rows.
             Stage::Runs | Stage::Head | Stage::Blobs | Stage::Trailer | Stage::Done => Vec::new(),
         };
         let bytes = rows.iter().map(|(_, weight)| weight).sum();

@@ -1,7 +1,7 @@
-//! What a stored row says in a bundle.
+//! Converts stored rows to lines of a bundle.
 //!
-//! Rows that may still change are read by the snapshot, the same kinds of rows by the pages once they have settled. sqlx gives
-//! each query a row of its own type, so what turns one into a line is a macro.
+//! The snapshot reads rows that may still change, and the pages read the same kinds of rows once they have
+//! settled. sqlx gives each query its own row type, so macros convert the rows.
 
 use crate::{Error, Result};
 use chrono::{DateTime, Utc};
@@ -71,17 +71,17 @@ macro_rules! inbox {
 
 pub(super) use {call, delivery, inbox};
 
-/// As a bundle writes it: microseconds, which is what Postgres keeps.
+/// A time as a bundle writes it: with microseconds, the precision of Postgres.
 pub(super) fn time(time: DateTime<Utc>) -> String {
     time.format("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
-/// A stored word as what it stands for.
+/// Parses a stored word.
 pub(super) fn word<T: DeserializeOwned>(what: &'static str, word: String) -> Result<T> {
     serde_json::from_value(Value::String(word)).map_err(|error| Error::corrupt(what, error))
 }
 
-/// A `json` column, which is read as the text that was stored.
+/// Parses a `json` column, which is read as its stored text.
 pub(super) fn json<T: DeserializeOwned>(what: &'static str, text: Option<String>) -> Result<Option<T>> {
     text.map(|text| crate::hydrate::from_text(what, &text)).transpose()
 }

@@ -1,4 +1,4 @@
-//! The cut: what may still change, read in one short REPEATABLE READ transaction, and how far the logs went then.
+//! The cut: one short REPEATABLE READ transaction reads what may still change, and where the logs end.
 
 use super::row::{self, object, time, word};
 use crate::{Error, Result, Store};
@@ -9,10 +9,10 @@ use tempfile::SpooledTempFile;
 use wakeful_workflow::bundle::{Counts, Cut, Header, InboxStatus, Line, RunRow, SessionRow, VERSION};
 use wakeful_workflow::session::SessionStatus;
 
-/// So much of the changing rows is kept in memory; the rest goes to a file that has no name.
+/// Bytes of changing rows that stay in memory. The rest goes to an unnamed temporary file.
 const IN_MEMORY: usize = 1 << 20;
 
-/// What a bundle is cut at.
+/// The state at which a bundle is cut.
 pub(super) struct Snapshot {
     pub header: Header,
     pub session: Box<SessionRow>,
@@ -24,7 +24,7 @@ pub(super) struct Snapshot {
     pub inbox: Spool,
 }
 
-/// Rows that were read in the snapshot, in their order.
+/// Rows that the snapshot read, in order.
 pub(super) struct Spool {
     rows: BufReader<SpooledTempFile>,
     next: Option<Line>,
@@ -55,7 +55,7 @@ fn spool_failed(error: &std::io::Error) -> Error {
 }
 
 impl Spool {
-    /// The next row, which stays.
+    /// The next row, without taking it.
     pub fn peek(&self) -> Option<&Line> {
         self.next.as_ref()
     }
@@ -82,7 +82,7 @@ impl Snapshot {
         sqlx::query!("set transaction isolation level repeatable read, read only").execute(&mut *tx).await?;
         let (mut session, was_redacted) = session(&mut tx, session_id).await?;
         let (last, gaps) = numbers(&mut tx, session_id, session.base_message_number).await?;
-        // Numbers beyond its own last message are those of the conversation's other sessions.
+        // Numbers beyond the session's last message belong to other sessions of the conversation.
         session.last_message_number = last;
         let counted = counts(&mut tx, session_id).await?;
         let header = Header {
@@ -112,7 +112,7 @@ impl Snapshot {
     }
 }
 
-/// The row, and whether it was imported without what was said.
+/// The session's row, and whether it was imported from a redacted bundle.
 async fn session(tx: &mut PgConnection, session_id: &str) -> Result<(SessionRow, bool)> {
     let row = sqlx::query!(
         r#"
@@ -179,7 +179,8 @@ async fn session(tx: &mut PgConnection, session_id: &str) -> Result<(SessionRow,
     Ok((session, row.was_redacted))
 }
 
-/// The session's own last message, and the stretches between its messages that are other sessions'.
+/// Number of the session's last message, and the ranges of numbers between its messages that belong to other
+/// sessions.
 async fn numbers(tx: &mut PgConnection, session_id: &str, base: i64) -> Result<(i64, Vec<(i64, i64)>)> {
     let mut gaps = Vec::new();
     let mut rows = sqlx::query!(
@@ -249,7 +250,7 @@ async fn counts(tx: &mut PgConnection, session_id: &str) -> Result<Counted> {
     Ok(Counted { counts, last_ordinal: row.last_ordinal, last_inbox: row.last_inbox })
 }
 
-/// A failed run may be retried, so all of them are read here. They are small.
+/// A failed run may be retried, so the snapshot reads all runs. They are small.
 async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     let mut filling = Filling::new();
     let mut rows = sqlx::query!(
@@ -301,7 +302,8 @@ async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     filling.filled()
 }
 
-/// Deliveries that may still change: an operator may send a failed one again. Their places are given when they are written.
+/// Deliveries that may still change. An operator may send a failed one again. They get their places when they
+/// are written.
 async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     let mut filling = Filling::new();
     let mut rows = sqlx::query!(
@@ -321,7 +323,7 @@ async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spoo
     filling.filled()
 }
 
-/// Messages that wait.
+/// Pending messages.
 async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     let mut filling = Filling::new();
     let mut rows = sqlx::query!(

@@ -1,4 +1,4 @@
-//! What a fork takes over, row by row.
+//! Copies the rows that a fork takes over.
 
 use super::ForkRequest;
 use crate::hydrate::from_text;
@@ -6,16 +6,17 @@ use crate::{Error, Result};
 use serde_json::Value;
 use sqlx::PgConnection;
 use std::collections::HashMap;
-use wakeful_workflow::advance::Blob;
-use wakeful_workflow::context::Rebase;
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive;
 use wakeful_workflow::fork::{self, At, Cut, Line};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Role, ToolResult};
-use wakeful_workflow::session::{Seed, State};
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::state::State;
+use wakeful_workflow::strategy::Rebase;
 
-/// The parent as one statement saw it.
+/// The parent as one statement read it.
 pub(super) struct Parent {
     pub session_id: String,
     pub conversation_id: String,
@@ -26,11 +27,11 @@ pub(super) struct Parent {
     trigger_type: String,
     initial_state: State,
     prefix_sha256: Option<String>,
-    /// It was imported, itself or one that it comes from, without what was said.
+    /// Whether the session, or one that it comes from, was imported from a redacted bundle.
     pub redacted: bool,
 }
 
-/// The names of what is made.
+/// The ids of the new session.
 pub(super) struct Child<'a> {
     pub session_id: &'a str,
     pub conversation_id: &'a str,
@@ -38,7 +39,7 @@ pub(super) struct Child<'a> {
 }
 
 impl Parent {
-    /// Takes no lock. Of the messages only what a cut looks at leaves the database.
+    /// Takes no lock. Loads only the parts of the messages that a cut needs.
     pub async fn read(tx: &mut PgConnection, session_id: &str, at: &At) -> Result<Parent> {
         let row = sqlx::query!(
             r#"
@@ -69,7 +70,7 @@ impl Parent {
         };
         if matches!(at, At::Event(_)) {
             let said = said_at(tx, session_id).await?;
-            // What it copied itself was there before its journal began, summaries included.
+            // Messages that the parent itself copied are older than its journal, summaries included.
             let copied = row.forked_at_message_number.unwrap_or(0);
             for line in lines.iter_mut().filter(|line| line.message_number > copied) {
                 line.seq = said.get(&line.message_number).copied();
@@ -98,8 +99,9 @@ impl Parent {
         })
     }
 
-    /// The first message up to the cut that tells of a change of the world that was not made, for the tools of the session
-    /// that said it were not live: the parent's, or those of one that it was forked from.
+    /// The first message up to the cut that reports an effect that never really happened, because the tools
+    /// of the session that wrote it were not live. That session is the parent, or one that the parent was
+    /// forked from.
     pub async fn rehearsed(&self, tx: &mut PgConnection, cut: &Cut) -> Result<Option<i64>> {
         if self.policy.tool_mode.is_live() {
             return Ok(None);
@@ -142,7 +144,8 @@ impl Parent {
     }
 }
 
-/// Which journal entry says each message. A user's message was said when it was taken, wherever it stands by now.
+/// The number of the journal entry that records each message. A user's message counts from its arrival, even
+/// if it entered the transcript later.
 async fn said_at(tx: &mut PgConnection, session_id: &str) -> Result<HashMap<i64, i64>> {
     let rows = sqlx::query!(
         r#"
@@ -161,12 +164,12 @@ async fn said_at(tx: &mut PgConnection, session_id: &str) -> Result<HashMap<i64,
     )
     .fetch_all(tx)
     .await?;
-    // Where several speak of one message, the first of them.
+    // If several entries name one message, the first of them counts.
     Ok(rows.into_iter().filter_map(|row| Some((row.number?, row.seq?))).collect())
 }
 
-/// The state at the cut: out of the messages, as ever, from where the parent's own began. What the parent has written
-/// after the cut is not in it, nor what the parent took over from there on as a fork.
+/// The state at the cut, folded from the parent's initial state and the messages up to the cut. Messages
+/// after the cut do not count, neither the parent's own nor those that it copied as a fork.
 pub(super) async fn state(tx: &mut PgConnection, parent: &Parent, cut: &Cut) -> Result<State> {
     let results = sqlx::query_scalar!(
         r#"
@@ -194,7 +197,7 @@ pub(super) async fn state(tx: &mut PgConnection, parent: &Parent, cut: &Cut) -> 
     Ok(state)
 }
 
-/// Makes the child's conversation. `false`: it is there already, under the same key.
+/// Creates the child's conversation. Returns `false` if it exists already, under the same key.
 pub(super) async fn take_conversation(
     tx: &mut PgConnection,
     parent: &Parent,
@@ -217,7 +220,7 @@ pub(super) async fn take_conversation(
     Ok(taken.rows_affected() == 1)
 }
 
-/// The child's row and its seeds, and the blobs that it begins with.
+/// Writes the child's row, its seeds, and the blobs that it begins with.
 pub(super) async fn session(
     tx: &mut PgConnection,
     request: &ForkRequest,
@@ -232,7 +235,7 @@ pub(super) async fn session(
         Some(patch) => Some(fork::patched(seeds(&mut *tx, &parent.session_id).await?, patch)),
         None => None,
     };
-    // Else the child begins with the parent's own bytes, and the provider's cache goes on.
+    // Without changes the child keeps the parent's bytes, so that the provider's cache still matches.
     let pinned = if seeds.is_some() || request.tools.is_some() {
         pinned_prefix(&mut *tx, parent).await?
     } else {
@@ -346,7 +349,7 @@ async fn pinned_prefix(tx: &mut PgConnection, parent: &Parent) -> Result<Option<
     Prefix::read(sha256, &bytes).map(Some).map_err(|error| Error::corrupt("pinned prefix", error))
 }
 
-/// The messages up to the cut, which never leave the database: the same numbers and the same bytes under new ids.
+/// Copies the messages up to the cut inside the database: the same numbers and bytes under new ids.
 pub(super) async fn records(
     tx: &mut PgConnection,
     parent: &Parent,
@@ -377,9 +380,10 @@ pub(super) async fn records(
     Ok(())
 }
 
-/// Keeps blobs under their hashes. Where its parent has one of the same bytes, nothing is written.
+/// Stores blobs under their hashes. Writes nothing for a blob that exists already.
 ///
-/// All of them at once and by hash: whoever else writes the same two does it in this order too.
+/// Writes all of them at once and sorted by hash. Concurrent writers of the same blobs use the same order, so
+/// they cannot deadlock.
 async fn keep(tx: &mut PgConnection, mut blobs: Vec<Blob>) -> Result<()> {
     blobs.sort_by(|a, b| a.sha256.cmp(&b.sha256));
     let names: Vec<&str> = blobs.iter().map(|blob| blob.sha256.as_str()).collect();

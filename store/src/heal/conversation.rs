@@ -1,11 +1,11 @@
-//! The conversation's row: whom it says has it, how many it says wait for it, and the next message's number.
+//! Heals the conversation's row: its open run, its count of queued runs, and the next message number.
 
 use super::Healed;
 use crate::run::{self, Conversation, Locked};
 use crate::{Error, Result};
 use sqlx::PgConnection;
 
-/// Locks conversation and session, and makes the conversation's row where there is none.
+/// Locks conversation and session, and inserts the conversation's row if it is missing.
 pub(super) async fn lock(
     tx: &mut PgConnection,
     session_id: &str,
@@ -40,7 +40,7 @@ pub(super) async fn lock(
     Ok((conversation, run::lock_session(tx, session_id).await?))
 }
 
-/// Makes the conversation's row fit its runs and its messages.
+/// Corrects the conversation's row by its runs and its messages.
 pub(super) async fn correct(
     tx: &mut PgConnection,
     conversation: Conversation,
@@ -67,7 +67,7 @@ pub(super) async fn correct(
         });
         corrected.open_run_id = found.running;
     }
-    // While a run is open its session counts, and gives the number back at the end.
+    // While a run is open, its session gives out the message numbers and returns the counter at the end.
     if corrected.open_run_id.is_none() && conversation.last_message_number < found.last {
         healed.push(Healed::NumbersCaughtUp { was: conversation.last_message_number, is: found.last });
         corrected.last_message_number = found.last;
@@ -88,7 +88,7 @@ pub(super) async fn correct(
     Ok(corrected)
 }
 
-/// Starts the oldest queued run of a conversation that nobody has.
+/// Starts the oldest queued run of a conversation that has no open run.
 pub(super) async fn give(
     tx: &mut PgConnection,
     conversation_id: &str,
@@ -112,7 +112,7 @@ pub(super) async fn give(
     Ok(())
 }
 
-/// Ends the open and the queued runs of a session that is put away, and gives the conversation back.
+/// Ends the open and the queued runs of an archived or terminated session, and frees the conversation.
 pub(super) async fn end_runs(
     tx: &mut PgConnection,
     session: &Locked,

@@ -1,14 +1,14 @@
-//! What a heal found wrong, for programs and in words.
+//! Findings of a heal, for programs and in words.
 
 use serde::Serialize;
 
-/// One thing that was wrong, and is right now.
+/// One thing that was wrong and has been corrected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Healed {
     /// The session's conversation had no row.
     ConversationMade,
-    /// The conversation would have given numbers to new messages that old ones have.
+    /// The conversation would have given new messages numbers that old messages already have.
     NumbersCaughtUp {
         was: i64,
         is: i64,
@@ -17,42 +17,42 @@ pub enum Healed {
         was: i32,
         is: i64,
     },
-    /// The conversation pointed at a run that is not open, or not at the one that is.
+    /// The conversation pointed at a run that is not open, or at the wrong one.
     OpenRunCorrected {
         was: Option<String>,
         is: Option<String>,
     },
-    /// The session's status said something else than its run.
+    /// The session's status contradicted its run.
     StatusCorrected {
         was: String,
         is: String,
     },
-    /// The status spoke of a run that was over or paused: it goes on.
+    /// The status was that of an open run, but the run had ended or paused: the run is open again.
     RunReopened {
         run_id: String,
     },
-    /// Nobody would have read the messages that wait, or done what the status says.
+    /// Messages waited, or the status asked for a run, and there was no run: one was opened.
     RunOpened {
         run_id: String,
     },
-    /// A run was open although its session is put away.
+    /// A run was open although its session is archived or terminated.
     RunEnded {
         run_id: String,
     },
-    /// The run's turn had come and nobody had given it the conversation.
+    /// A queued run was next, and the conversation was never given to it.
     ConversationGiven {
         session_id: String,
         run_id: String,
     },
-    /// A run was open and no job would have worked on it.
+    /// A run was open without a job.
     JobMade {
         step_number: i64,
     },
-    /// Messages waited to be sent and no job would have sent them.
+    /// Deliveries waited without a job to send them.
     DeliverJobMade {
         channel: String,
     },
-    /// Model calls in flight of a session that is at rest.
+    /// Rows of model calls in flight were left for a session at rest.
     GenerationsForgotten {
         generations: u64,
         chunks: u64,

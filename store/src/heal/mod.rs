@@ -1,10 +1,11 @@
-//! The healer: makes a session go on with what it owes, whatever its rows look like.
+//! The healer: makes a session continue with what is owed, whatever its rows contain.
 //!
-//! A commit moves a session, its run and its job together, so nothing here is ever needed by the protocol itself. It is
-//! needed when somebody else wrote: an operator's `update`, a row made by hand, a table that was restored. The run's row
-//! is the truth; the session's status, the conversation's pointers and the jobs are made to fit it.
+//! A commit moves a session, its run and its job together, so the protocol itself never needs a heal. It is needed
+//! after other writes: an operator's `update`, a row inserted by hand, a restored table. The run's row is the truth.
+//! The heal corrects the session's status, the conversation's pointers and the jobs to match it.
 //!
-//! A session that is in order is left untouched, to the last bit: a heal that has nothing to do writes nothing.
+//! A heal of a correct session writes nothing.
+#![doc = include_str!("README.md")]
 
 mod conversation;
 mod healed;
@@ -13,7 +14,8 @@ mod search;
 pub use healed::Healed;
 pub use search::{Cursor, Page};
 
-use crate::run::{self, Conversation, Locked, Wakes, journal};
+use crate::delivery::deliver_jobs;
+use crate::run::{self, Conversation, Locked, Wakes, append_events};
 use crate::wake::clear_cancel;
 use crate::{Result, Store};
 use sqlx::PgConnection;
@@ -21,13 +23,13 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 
 impl Store {
-    /// Makes the session go on with what it owes, and says what was wrong. Nothing wrong: nothing is written.
+    /// Makes the session continue with what is owed, and returns what was wrong. Writes nothing if nothing was wrong.
     ///
-    /// Safe beside everything else, itself included: it takes the locks in their order, makes no second job, and
-    /// touches no lease. A session that a worker has in hand is left to it.
+    /// Safe to run at any time, also twice at once: it takes the locks in the common order, makes no second job, and
+    /// touches no lease. It leaves a session alone that a worker has claimed.
     ///
     /// # Errors
-    /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for a status that is none, [`crate::Error::Database`].
+    /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for an unknown status, [`crate::Error::Database`].
     pub async fn wake_session(&self, session_id: &str) -> Result<Vec<Healed>> {
         let mut tx = self.pool.begin().await?;
         let mut healed = Vec::new();
@@ -46,20 +48,20 @@ impl Store {
     }
 }
 
-/// A run's row, as far as a heal looks.
+/// The columns of a run that a heal needs.
 struct Known {
     run_id: String,
     status: String,
 }
 
-/// What the session is found to be in the middle of.
+/// State of the session as its other rows show it.
 struct Found {
-    /// Its run that is running or queued.
+    /// The session's running or queued run.
     open: Option<Known>,
     newest: Option<Known>,
-    /// Messages that nobody is going to read.
+    /// Pending messages that no run will read.
     unread: i64,
-    /// The run that the first of them was promised and that does not exist.
+    /// The run that was announced for the first of these messages and does not exist.
     promised: Option<String>,
     has_job: bool,
 }
@@ -82,7 +84,7 @@ async fn find(tx: &mut PgConnection, session_id: &str) -> Result<Found> {
     )
     .fetch_optional(&mut *tx)
     .await?;
-    // What a run was cancelled with before it began waits for the next message: it is nobody's debt.
+    // Messages of a run that was cancelled before it began wait for the next message, so they need no heal.
     let row = sqlx::query!(
         r#"
         with unread as (
@@ -110,7 +112,7 @@ async fn find(tx: &mut PgConnection, session_id: &str) -> Result<Found> {
     Ok(Found { open, newest, unread: row.unread, promised: row.promised, has_job: row.has_job })
 }
 
-/// Makes status, run and job of the session fit one another.
+/// Corrects status, run and job of the session so that they match.
 async fn owe(
     tx: &mut PgConnection,
     conversation: &Conversation,
@@ -121,7 +123,7 @@ async fn owe(
     let put_away = matches!(session.status, SessionStatus::Archived | SessionStatus::Terminated);
     if let Some(open) = &found.open {
         if put_away {
-            // Whoever has the job finds that nothing is owed and ends it; the run is ended after that.
+            // The worker that has the job finds nothing owed and ends the job. The next heal ends the run.
             if !found.has_job {
                 conversation::end_runs(tx, &session, healed).await?;
             }
@@ -135,7 +137,7 @@ async fn owe(
         }
         return Ok(());
     }
-    // What a worker has in hand is not ours: when it finds nothing to do, the job ends, and the next heal goes on.
+    // A worker has the session. If it finds nothing to do it ends the job, and the next heal continues.
     if found.has_job {
         return Ok(());
     }
@@ -163,7 +165,7 @@ async fn owe(
             | SessionStatus::WaitingInput,
             _,
         ) if found.unread > 0 => (found.promised.unwrap_or_else(run::new_run_id), false),
-        // A person decides, or has decided; or nothing waits.
+        // A person has to decide or has decided, or no message waits.
         (
             SessionStatus::Created
             | SessionStatus::WaitingInput
@@ -176,7 +178,7 @@ async fn owe(
         ) => return Ok(()),
     };
     if !reopened {
-        // It was asked for of an earlier run.
+        // The cancel request was for an earlier run.
         clear_cancel(tx, &session.session_id).await?;
     }
     let session = if session.status == SessionStatus::Running {
@@ -192,7 +194,7 @@ async fn owe(
     Ok(())
 }
 
-/// The status of a session whose run is open and may not have begun: the plan begins it.
+/// Sets the status of a session whose open run may not have begun to `queued`. The plan begins it.
 async fn correct_status(
     tx: &mut PgConnection,
     session: &Locked,
@@ -205,7 +207,7 @@ async fn correct_status(
         to_state: is.clone(),
         reason: Some("healed".to_owned()),
     };
-    journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
+    append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &[event]).await?;
     sqlx::query!(
         "update conversation_sessions
         set status = 'queued', error = null, completed_at = null
@@ -244,29 +246,33 @@ async fn make_deliver_jobs(
     conversation_id: &str,
     healed: &mut Vec<Healed>,
 ) -> Result<()> {
-    let channels = sqlx::query_scalar!(
-        "insert into jobs (kind, space_id, conversation_id, channel)
-        select distinct 'deliver', d.space_id, d.conversation_id, d.channel
-        from deliveries d
-        where d.conversation_id = $1
-            and d.status in ('queued', 'sending')
-            and not exists (
-                select from jobs
-                where jobs.kind = 'deliver'
-                    and jobs.conversation_id = d.conversation_id
-                    and jobs.channel = d.channel
+    macro_rules! statement {
+        ($deliver_jobs:tt) => {
+            sqlx::query_scalar!(
+                "with sent as (
+                    select d.space_id, d.conversation_id, d.channel, null::text as trace_context
+                    from deliveries d
+                    where d.conversation_id = $1
+                        and d.status in ('queued', 'sending')
+                        and not exists (
+                            select from jobs
+                            where jobs.kind = 'deliver'
+                                and jobs.conversation_id = d.conversation_id
+                                and jobs.channel = d.channel
+                        )
+                )"
+                    + $deliver_jobs
+                    + " returning jobs.channel",
+                conversation_id
             )
-        on conflict (conversation_id, channel) where kind = 'deliver' do nothing
-        returning channel",
-        conversation_id
-    )
-    .fetch_all(tx)
-    .await?;
+        };
+    }
+    let channels = deliver_jobs!(statement).fetch_all(tx).await?;
     healed.extend(channels.into_iter().flatten().map(|channel| Healed::DeliverJobMade { channel }));
     Ok(())
 }
 
-/// A session at rest has no model call in flight: what is left of one is nobody's.
+/// Deletes rows of model calls in flight. A session at rest has none in flight, so they are left over.
 async fn forget_generations(tx: &mut PgConnection, session_id: &str, healed: &mut Vec<Healed>) -> Result<()> {
     let forgotten = sqlx::query!(
         r#"

@@ -1,11 +1,11 @@
-//! Looking for sessions that nobody would go on with, a page of live rows at a time.
+//! Searches for sessions that no worker would continue, one page of live rows at a time.
 //!
-//! Every question walks along a partial index of what is open or waits, from where the last one stopped, and looks at no
-//! more than a page of it. So a look costs the same whatever the tables hold, and takes no lock.
+//! Every query walks along a partial index of open or waiting rows, from where the last one stopped, and reads at
+//! most one page. So one search costs the same whatever the size of the tables, and takes no lock.
 
 use crate::{Result, Store};
 
-/// Where the next look begins. Each worker has its own; a fresh one begins at the beginning.
+/// Where the next search begins. Each worker has its own; a new one begins at the start.
 #[derive(Clone, Debug, Default)]
 pub struct Cursor {
     open: String,
@@ -17,17 +17,17 @@ pub struct Cursor {
     chunk: (String, String, i64),
 }
 
-/// What one look found.
+/// Result of one search.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     /// Sessions that may need a heal, each once.
     pub sessions: Vec<String>,
-    /// Nothing lies beyond this page: the next look begins anew.
+    /// This was the last page: the next search begins at the start.
     pub last: bool,
 }
 
 impl Store {
-    /// Looks at the next `limit` rows of each kind.
+    /// Searches the next `limit` rows of each kind.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; the cursor may have moved.
@@ -44,7 +44,7 @@ impl Store {
         Ok(page)
     }
 
-    /// Open sessions without a step job, unless another session's run has the conversation and they are queued for it.
+    /// Open sessions without a step job. Leaves out sessions that are queued behind another session's run.
     async fn without_job(&self, cursor: &mut Cursor, limit: i64, page: &mut Page) -> Result<()> {
         let row = sqlx::query!(
             r#"
@@ -82,7 +82,7 @@ impl Store {
         Ok(())
     }
 
-    /// Running runs of sessions whose status denies them, or that their conversation does not point at.
+    /// Running runs whose session has another status, or whose conversation does not point at them.
     async fn run_without_status(&self, cursor: &mut Cursor, limit: i64, page: &mut Page) -> Result<()> {
         let row = sqlx::query!(
             r#"
@@ -109,7 +109,8 @@ impl Store {
         Ok(())
     }
 
-    /// Pending messages of sessions at rest. Those of a run that was cancelled before it began wait for the next one.
+    /// Pending messages of sessions at rest. Messages of a run that was cancelled before it began wait for the next
+    /// message.
     async fn unread(&self, cursor: &mut Cursor, limit: i64, page: &mut Page) -> Result<()> {
         let row = sqlx::query!(
             r#"
@@ -145,7 +146,7 @@ impl Store {
         Ok(())
     }
 
-    /// Conversations that count more or fewer queued runs than there are; one of their sessions stands for them.
+    /// Conversations with a wrong count of queued runs. Reports one session of each.
     async fn miscounted(&self, cursor: &mut Cursor, limit: i64, page: &mut Page) -> Result<()> {
         let row = sqlx::query!(
             r#"
@@ -178,7 +179,7 @@ impl Store {
         Ok(())
     }
 
-    /// Open deliveries of a conversation and channel that has no job.
+    /// Open deliveries whose conversation and channel have no job.
     async fn unsent(&self, cursor: &mut Cursor, limit: i64, page: &mut Page) -> Result<()> {
         let row = sqlx::query!(
             r#"
@@ -291,7 +292,7 @@ impl Store {
 }
 
 impl Page {
-    /// Takes what was found, and gives where the next look of this kind begins.
+    /// Adds the found sessions, and returns where the next search of this kind begins.
     fn take(&mut self, found: Vec<String>, more: bool, end_of_page: Option<String>) -> String {
         self.sessions.extend(found);
         self.last &= !more;

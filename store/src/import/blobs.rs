@@ -1,7 +1,8 @@
-//! The blobs of a bundle, written before its rows, each at once and in a transaction of its own.
+//! Writes the blobs of a bundle before its rows, each in a transaction of its own.
 //!
-//! Whoever else writes a blob of the same hash waits until this one is committed: a step's commit must not wait for a whole
-//! import. A blob is what its name says, so one that no row points at, because the import failed later, harms nobody.
+//! Another writer of the same blob waits for this transaction, and a step's commit must not wait for a whole
+//! import. If the import fails later, blobs without rows remain. They do no harm, because a blob's name is
+//! its hash.
 
 use crate::{Error, Result};
 use base64::Engine as _;
@@ -9,14 +10,15 @@ use base64::engine::general_purpose::STANDARD;
 use sqlx::PgPool;
 use wakeful_workflow::bundle::BlobPart;
 
-/// The blob whose parts come. The check bounds it, and has held it against its hash when its last part is here.
+/// The blob whose parts are being read. The check limits its size, and has verified its hash before the last
+/// part gets here.
 #[derive(Default)]
 pub(super) struct Blobs {
     bytes: Vec<u8>,
 }
 
 impl Blobs {
-    /// The next part. One that is there already is left as it is.
+    /// Adds a part. The last part writes the blob, unless it exists already.
     pub async fn write(&mut self, pool: &PgPool, part: &BlobPart) -> Result<()> {
         STANDARD.decode_vec(&part.base64, &mut self.bytes).map_err(|error| Error::corrupt("blob", error))?;
         if (self.bytes.len() as i64) < part.bytes {

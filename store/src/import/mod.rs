@@ -1,9 +1,9 @@
-//! Import: a bundle becomes a session of this database, whole or not at all.
+//! Import: turns a bundle into a session of this database, completely or not at all.
 //!
-//! The file is read three times. The first time everything in it is checked and nothing is written; the second time its blobs
-//! are, if it has any, each on its own (see `blobs.rs`); the third time its rows are, in one transaction, which commits only
-//! if all readings gave the same checksum. Each time it is checked. What is written starts nothing: no job, no open run,
-//! nothing to send (see `workflow::bundle::import`).
+//! It reads the file three times, and checks it each time. The first reading writes nothing. The second
+//! writes the blobs, if there are any, each on its own (see `blobs.rs`). The third writes the rows in one
+//! transaction, which commits only if all readings gave the same checksum. The written rows start nothing: no
+//! job, no open run, nothing to send (see `workflow::bundle::import`).
 
 mod blobs;
 mod source;
@@ -21,19 +21,19 @@ use wakeful_workflow::bundle::import::Adoption;
 use wakeful_workflow::bundle::{Checker, Counts, Limits, Line, Section};
 use write::Writer;
 
-/// About how many bytes of rows are written at a time.
+/// Approximate number of bytes of rows written at a time.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// What was imported, or would have been.
+/// The result of an import or of a check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Imported {
-    /// `None` where the bundle was only verified.
+    /// `None` if the bundle was only checked.
     pub session_id: Option<String>,
-    /// As the API gives it: without the space.
+    /// Without the space, as in the API.
     pub conversation_id: Option<String>,
-    /// The session's id where it was exported.
+    /// The session's id in the database that exported it.
     pub exported_session_id: String,
-    /// Its status there; one that was open is `failed` here.
+    /// Its status at the export. A session that was open becomes `failed` here.
     pub exported_status: &'static str,
     pub redacted: bool,
     /// Rows by kind, blobs included.
@@ -58,10 +58,10 @@ impl Imported {
     }
 }
 
-/// Checks a bundle to its end and writes nothing. `told` is called with the bytes of the file that were read so far.
+/// Checks a whole bundle and writes nothing. Calls `told` with the number of bytes of the file read so far.
 ///
 /// # Errors
-/// [`Error::Bundle`], [`Error::NotFound`] for a file that is not there, [`Error::File`].
+/// [`Error::Bundle`], [`Error::NotFound`] for a missing file, [`Error::File`].
 pub async fn check(file: &Path, limits: Limits, told: impl Fn(u64) + Send + 'static) -> Result<Imported> {
     Ok(Imported::of(&checked(file.to_owned(), limits, told).await?))
 }
@@ -80,12 +80,13 @@ async fn checked(file: PathBuf, limits: Limits, told: impl Fn(u64) + Send + 'sta
 }
 
 impl Store {
-    /// Imports the bundle in `file` (plain or gzip) into the space, as a new session of a new conversation. The same
-    /// bundle twice gives two. `told` is called with the bytes of the file that were read so far.
+    /// Imports the bundle in `file` (plain or gzip) into the space, as a new session of a new conversation.
+    /// Importing the same bundle twice gives two sessions. Calls `told` with the number of bytes of the file
+    /// read so far.
     ///
     /// # Errors
-    /// [`Error::Bundle`] for one that is not whole or does not fit, [`Error::NotFound`] for a file that is not there,
-    /// [`Error::File`], [`Error::Database`]. No row is written then, and of one that was refused no blob either.
+    /// [`Error::Bundle`] for an incomplete or inconsistent bundle, [`Error::NotFound`] for a missing file,
+    /// [`Error::File`], [`Error::Database`]. No row is written then. A refused bundle leaves no blob either.
     pub async fn import(
         &self,
         file: &Path,
@@ -110,10 +111,10 @@ impl Store {
                 Batch::End(sha256) => again = Some(sha256),
             }
         }
-        // Dropping the transaction undoes it.
+        // An error drops the transaction, which undoes it.
         unchanged(file, again.as_deref(), &summary.sha256)?;
         writer.end(&mut tx).await?;
-        crate::failpoint::failpoint("K42");
+        crate::failpoint!("K42");
         tx.commit().await?;
         Ok(Imported {
             session_id: Some(session_id),
@@ -142,7 +143,7 @@ impl Store {
     }
 }
 
-/// Whether a later reading gave what the first one did.
+/// Fails unless a later reading gave the same checksum as the first.
 fn unchanged(file: &Path, again: Option<&str>, first: &str) -> Result<()> {
     if again == Some(first) {
         return Ok(());
@@ -150,7 +151,7 @@ fn unchanged(file: &Path, again: Option<&str>, first: &str) -> Result<()> {
     Err(failed(file, std::io::Error::other("the file changed while it was being imported")))
 }
 
-/// What a reading is for.
+/// What a reading writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
     Blobs,
@@ -163,13 +164,13 @@ enum Batch {
     End(String),
 }
 
-/// A later reading: lines as they are checked, a few batches ahead of who writes them.
+/// A later reading. Sends lines in batches as they are checked, slightly ahead of the writer.
 fn batches(file: PathBuf, limits: Limits, which: Which) -> mpsc::Receiver<Result<Batch>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::task::spawn_blocking(move || {
         let read = send_batches(&file, limits, which, &sender);
         if let Err(error) = read {
-            // Nobody writes any more where nobody listens.
+            // If the receiver is gone, the import has stopped already.
             let _ = sender.blocking_send(Err(error));
         }
     });
@@ -212,5 +213,5 @@ fn send_batches(
     Ok(())
 }
 
-/// New ids of inbox rows, by those in the bundle.
+/// New ids of inbox rows, by their ids in the bundle.
 type InboxIds = HashMap<i64, i64>;

@@ -1,4 +1,4 @@
-//! The file of a bundle, plain or packed, read line by line and never more of it than a line at a time.
+//! Reads the file of a bundle, plain or gzip, line by line. Holds at most one line in memory.
 
 use crate::{Error, Result};
 use flate2::bufread::MultiGzDecoder;
@@ -9,10 +9,10 @@ use std::path::Path;
 use std::rc::Rc;
 use wakeful_workflow::bundle::{Checker, Limits};
 
-/// What gzip begins with.
+/// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// A packed file that unpacks to more than this, and to so many times its own size, is a bomb. The same line again and
-/// again comes to about a thousand times; what agents say, to ten.
+/// A gzip file that unpacks to more than this, and to more than [`BOMB_RATIO`] times its own size, is a bomb.
+/// One line repeated many times compresses about a thousandfold, texts of agents about tenfold.
 const BOMB_BYTES: u64 = 4 << 20;
 const BOMB_RATIO: u64 = 500;
 
@@ -21,13 +21,13 @@ pub(super) struct Source<'f> {
     limits: Limits,
     input: Box<dyn BufRead>,
     packed: bool,
-    /// Bytes of the file.
+    /// Bytes of the file that were read so far.
     read: Rc<Cell<u64>>,
     unpacked: u64,
     line: Vec<u8>,
 }
 
-/// Counts what is read of a file.
+/// Counts the bytes that are read from a file.
 struct Counted(File, Rc<Cell<u64>>);
 
 impl Read for Counted {
@@ -52,15 +52,15 @@ impl<'f> Source<'f> {
         Ok(Source { file, limits, input, packed, read, unpacked: 0, line: Vec::new() })
     }
 
-    /// Bytes of the file that were read.
+    /// Bytes of the file that were read so far.
     pub fn read(&self) -> u64 {
         self.read.get()
     }
 
-    /// The next line without its newline. `checker` says at which line a refusal is.
+    /// The next line without its newline. `checker` knows the line number for a refusal.
     pub fn line(&mut self, checker: &Checker) -> Result<Option<&[u8]>> {
         self.line.clear();
-        // One more than the limit, so that what is too long is seen to be.
+        // Read more than the limit, so that a line that is too long is noticed.
         let most = self.limits.line_bytes as u64 + 2;
         let read = (&mut self.input).take(most).read_until(b'\n', &mut self.line);
         match read {
@@ -78,7 +78,7 @@ impl<'f> Source<'f> {
         if self.line.pop() != Some(b'\n') {
             let reason = match self.line.len() >= self.limits.line_bytes {
                 true => format!("it is longer than {} bytes", self.limits.line_bytes),
-                false => "it is cut off: there is no end of the line".to_owned(),
+                false => "it is cut off: the line has no end".to_owned(),
             };
             return Err(checker.next_refused(reason).into());
         }

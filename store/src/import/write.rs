@@ -1,5 +1,5 @@
-//! The rows of a bundle, written. Each batch is one statement that takes its rows as JSON: what a line of the bundle says is
-//! what the columns get.
+//! Writes the rows of a bundle. One statement per batch takes its rows as JSON, so the columns get exactly
+//! what the lines say.
 
 use super::InboxIds;
 use crate::Result;
@@ -12,7 +12,7 @@ use wakeful_workflow::bundle::check::Summary;
 use wakeful_workflow::bundle::import::{Adoption, origin};
 use wakeful_workflow::bundle::{EventRow, Line, Section, SessionRow};
 
-/// Takes as many ids from the database as there are inbox rows.
+/// Takes a new id from the database for each inbox row.
 pub(super) async fn inbox_ids(tx: &mut PgConnection, old: &[i64]) -> Result<InboxIds> {
     let new = sqlx::query_scalar!(
         r#"select nextval(pg_get_serial_sequence('session_inbox', 'inbox_id')) as "id!" from generate_series(1, $1)"#,
@@ -60,7 +60,7 @@ impl Writer {
                 }
                 return Ok(());
             }
-            // They were written before.
+            // The blobs were written before.
             Section::Blob => return Ok(()),
             Section::Seed => self.seeds(&json_of(&rows)?),
             Section::Run => self.runs(&json_of(&rows)?),
@@ -75,7 +75,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What the journal says after the bundle's last entry.
+    /// Writes the journal entries that follow the bundle's last one.
     pub async fn end(&mut self, tx: &mut PgConnection) -> Result<()> {
         let ending: Vec<EventRow> = self.adoption.ending(self.last_event_seq);
         if !ending.is_empty() {
@@ -173,7 +173,7 @@ impl Writer {
         )
     }
 
-    /// Lease and worker were another database's.
+    /// Lease and worker belong to another database, so these columns get placeholders.
     fn steps(&self, rows: &str) -> Batch {
         sqlx::query!(
             "insert into session_steps
@@ -260,7 +260,7 @@ impl Writer {
     }
 }
 
-/// The rows as a JSON array: a line is an object with the section's word before its row.
+/// The rows as a JSON array, without the section's word before each row.
 fn json_of(rows: &[Line]) -> Result<String> {
     let mut text = String::from("[");
     for row in rows {

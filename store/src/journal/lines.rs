@@ -1,19 +1,19 @@
-//! A journal as lines of JSON: what `wakeful session tail --after 0 -o jsonl` prints, or what another program wrote.
+//! A journal as lines of JSON, as `wakeful session tail --after 0 -o jsonl` or another program writes it.
 //!
-//! A line is `{"seq", "ts", "type", "run_id", "step_number", "payload"}`. `entry_type` and `data` are taken for `type`
-//! and `payload`; without a `seq` the line's place counts. States and values must stand in their lines: there is no
-//! database here that a pointer could point into.
+//! A line is `{"seq", "ts", "type", "run_id", "step_number", "payload"}`. `entry_type` and `data` are accepted for
+//! `type` and `payload`. Without a `seq` the line's number counts. States and values must be in their lines, because
+//! there is no database that a pointer could point into.
 
 use super::Journal;
 use crate::{Error, Result};
 use serde_json::Value;
 use wakeful_workflow::recover::{Checkpoint, Entry};
 
-/// A journal that was read from lines. It holds one, whatever the id.
+/// A journal read from lines. It holds a single journal and ignores the id.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lines {
     entries: Vec<Line>,
-    /// What a reader should know of it: a torn last line, entries that are missing.
+    /// Warnings for the reader: an incomplete last line, missing entries.
     pub notes: Vec<String>,
 }
 
@@ -25,7 +25,7 @@ struct Line {
     payload: Value,
 }
 
-/// A line that is no journal entry, by its number from 1.
+/// A line that is not a journal entry, by its number from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {number}: {reason}")]
 pub struct LinesError {
@@ -34,10 +34,10 @@ pub struct LinesError {
 }
 
 impl Lines {
-    /// Reads a whole journal. A last line that was not finished (a crash while appending) is left out and noted.
+    /// Reads a whole journal. Skips an incomplete last line (a crash while appending) and adds a note.
     ///
     /// # Errors
-    /// [`LinesError`] for any other line that is no entry, or whose number is not above the one before.
+    /// [`LinesError`] for any other line that is not an entry, or whose number is not above the one before.
     pub fn read(bytes: &[u8]) -> std::result::Result<Lines, LinesError> {
         let mut lines = Lines::default();
         for (index, text) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
@@ -48,7 +48,7 @@ impl Lines {
             let before = lines.entries.last().map(|line| line.seq);
             match entry(number, text, before) {
                 Ok(line) => lines.push(line, before),
-                // Only the last one can lack its newline.
+                // Only the last line can lack its newline.
                 Err(reason) if !text.ends_with(b"\n") => {
                     lines.notes.push(format!("line {number} was not finished and is left out ({reason})"));
                 }
@@ -61,7 +61,7 @@ impl Lines {
     fn push(&mut self, line: Line, before: Option<i64>) {
         let Line { number, seq, kind, .. } = &line;
         match before {
-            // A checkpoint says all that came before it.
+            // A checkpoint contains everything before it, so a gap before it does no harm.
             _ if kind == "checkpoint" => self.notes.clear(),
             None if *seq > 1 => self.notes.push(format!(
                 "the journal begins with entry {seq} and has no checkpoint before: what came earlier is not recovered"

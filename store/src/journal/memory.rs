@@ -6,14 +6,14 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use wakeful_workflow::recover::{Checkpoint, Entry};
 
-/// Journals by their ids. Numbers are given as entries are appended, from 1.
+/// Journals by their ids. Each append gives the next number, from 1.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     journals: BTreeMap<String, Vec<(String, Value)>>,
 }
 
 impl Memory {
-    /// Appends an entry to the journal of `id`, and gives its number. States and values stand in the payload.
+    /// Appends an entry to the journal of `id`, and returns its number. States and values are in the payload.
     pub fn append(&mut self, id: &str, kind: &str, payload: Value) -> i64 {
         let journal = self.journals.entry(id.to_owned()).or_default();
         journal.push((kind.to_owned(), payload));

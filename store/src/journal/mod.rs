@@ -1,7 +1,7 @@
 //! Recovery over any journal: this database, a file of lines, or memory.
 //!
-//! The fold is `workflow`'s and reads nothing. What reads is here, beside the journal that is a table, so that a program
-//! of one's own has all three from one place.
+//! The fold is in `workflow` and does no IO. All readers are here, beside the journal in the database, so that
+//! another program finds them in one place.
 
 mod lines;
 mod memory;
@@ -15,22 +15,22 @@ use crate::Result;
 use std::future::Future;
 use wakeful_workflow::recover::{self, Checkpoint, Entry, Recovered};
 
-/// Where entries are kept in the order in which they happened.
+/// A store of journal entries in order.
 pub trait Journal {
-    /// The newest checkpoint of `id` with its state; none where there is none, or no such journal.
+    /// Returns the newest checkpoint of `id` with its state. `None`: there is no checkpoint or no such journal.
     fn last_checkpoint(&self, id: &str) -> impl Future<Output = Result<Option<Checkpoint>>> + Send;
 
-    /// Every entry of `id` whose number is above `seq`, in order.
+    /// Returns every entry of `id` with a number above `seq`, in order.
     fn entries_after(&self, id: &str, seq: i64) -> impl Future<Output = Result<Vec<Entry>>> + Send;
 }
 
-/// Recovers `id`: its newest checkpoint, and the entries after it.
+/// Recovers `id` from its newest checkpoint and the entries after it.
 ///
 /// # Errors
 /// Those of `journal`.
 pub async fn recover(journal: &impl Journal, id: &str) -> Result<Recovered> {
     let checkpoint = journal.last_checkpoint(id).await?;
-    // Entries that come between the two reads are after the checkpoint, whatever they are.
+    // Entries that arrive between the two reads come after the checkpoint, so they are included.
     let entries = journal.entries_after(id, checkpoint.as_ref().map_or(0, |one| one.seq)).await?;
     Ok(recover::recover(checkpoint, entries))
 }

@@ -1,4 +1,4 @@
-//! The journal that is this database.
+//! Journals in this database.
 
 use super::Journal;
 use crate::hydrate::from_bytes;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use wakeful_workflow::recover::{Checkpoint, Entry};
 
-/// The journals of a database; an id is a session's.
+/// The journals in a database. An id is a session's.
 #[derive(Clone, Copy, Debug)]
 pub struct Postgres<'a>(pub &'a Store);
 
@@ -71,7 +71,7 @@ pub(crate) async fn entries_after(
         .collect()
 }
 
-/// The payload with what its pointer points at as `field`.
+/// Returns the payload with the pointer's content as `field`.
 fn resolved(seq: i64, mut payload: Value, bytes: Option<&[u8]>, field: &str) -> Result<Value> {
     if let (Some(bytes), Value::Object(fields)) = (bytes, &mut payload) {
         let value = from_bytes("blob", bytes).map_err(|error| unreadable(seq, error))?;

@@ -1,7 +1,7 @@
-//! The queue as apalis sees it: a stream of claimed jobs.
+//! The queue as a backend of apalis: a stream of claimed jobs.
 //!
-//! Claiming happens in a task of its own, which reads slots and notifications and feeds a channel; so a slow
-//! statement never blocks apalis' dispatch loop, and a database that is away makes the queue quiet and not dead.
+//! A separate task claims jobs. It reads slots and notifications and feeds a channel, so a slow statement never
+//! blocks apalis' dispatch loop. While the database is away the stream is quiet, but it does not end.
 
 use super::{Hold, Holdings, Job, Lease, News, Settings, Slot, boottime_ms};
 use crate::{Error, Store};
@@ -18,7 +18,7 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-/// Our `jobs` as a backend of apalis.
+/// The table `jobs` as a backend of apalis.
 pub struct Queue {
     settings: Settings,
     store: Store,
@@ -69,7 +69,7 @@ impl Backend for Queue {
         self.jobs.poll_recv(cx).map(|job| job.map(|job| Ok(TaskBuilder::new(job).build())))
     }
 
-    /// Gives back what was claimed and not begun, so that another process has it at once.
+    /// Gives back the jobs that were claimed and not begun, so that another process can take them at once.
     fn poll_close(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Error>> {
         self.draining.cancel();
         self.jobs.close();
@@ -125,12 +125,13 @@ impl Claimer {
         let mut faults = 0;
         while !draining.is_cancelled() && !self.feed.is_closed() {
             let free = self.slots.available_permits();
-            // Read before the statement: the lease ends no earlier than this in the database's time.
+            // Read the clock before the statement: then the lease cannot end earlier than this in the database's
+            // time.
             let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
             let wait = if free == 0 {
                 None
             } else {
-                // Taken before the claim: the queues of both kinds share the one place for a suspect.
+                // Take the place for a suspect before the claim, because both kinds of queues share it.
                 let take_suspect = !self.holdings.suspect.swap(true, Ordering::AcqRel);
                 let claimed = self.store.claim(&self.settings, &self.worker_id, free, take_suspect).await;
                 let found_suspect = claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect));
@@ -167,7 +168,7 @@ impl Claimer {
 
     async fn hand_over(&self, row: super::ClaimedRow, ends_ms: u64) {
         let suspect = row.suspect;
-        // A suspect has a slot of its own: its neighbours keep theirs.
+        // A suspect has a slot of its own, so it takes none from other jobs.
         let permit = if suspect { None } else { Arc::clone(&self.slots).try_acquire_owned().ok() };
         let hold = Arc::new(Hold { lost: CancellationToken::new(), ends_ms: AtomicU64::new(ends_ms) });
         self.holdings.insert(row.job_id, row.token, Arc::clone(&hold));
@@ -199,7 +200,7 @@ impl Claimer {
             last_error: row.last_error,
             _slot: Arc::new(slot),
         };
-        // Nobody takes jobs any more: the drain began while the claim was under way.
+        // The drain began during the claim, so the channel has no receiver any more. Give the jobs back.
         if let Err(mpsc::error::SendError(job)) = self.feed.send(job).await
             && let Err(error) = self.store.release(&job.lease).await
         {

@@ -1,4 +1,4 @@
-//! How long to wait before the next attempt.
+//! Delays between attempts.
 
 use backoff::ExponentialBackoff;
 use backoff::backoff::Backoff;
@@ -23,7 +23,7 @@ pub fn delay(attempt: i32, at_least: Option<Duration>) -> Duration {
     delay.max(at_least.unwrap_or_default())
 }
 
-/// `every`, a quarter more or less: so that the processes of a fleet do not all do the same thing at the same moment.
+/// Returns `every`, a quarter more or less at random, so that the processes of a fleet do not act at the same moment.
 pub fn jittered(every: Duration) -> Duration {
     let mut backoff = ExponentialBackoff {
         current_interval: every,

@@ -1,6 +1,7 @@
-//! The heartbeat: one statement for all leases of a process, on a connection of its own.
+//! The heartbeat: one statement renews all leases of a process, on its own connection.
 //!
-//! It beats while the pool is full, while statements are slow and while the process drains.
+//! It does not depend on the pool: it beats while the pool is full, while statements are slow, and while the process
+//! drains.
 
 use super::{Hold, Holdings, boottime_ms};
 use crate::Store;
@@ -12,12 +13,12 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-/// Who beats, and how.
+/// Settings of a process's heartbeat.
 #[derive(Clone, Debug)]
 pub struct Heart {
     pub store: Store,
     pub worker_id: Arc<str>,
-    /// A process that runs under a name of its own is none of the deployed workers, and is not listed among them.
+    /// Whether the list of workers shows this process. Not for a process with a runner of its own.
     pub listed: bool,
     pub host: String,
     pub concurrency: i32,
@@ -27,7 +28,7 @@ pub struct Heart {
 }
 
 impl Heart {
-    /// Beats until `stop`, through every fault of the database.
+    /// Beats until `stop`, and goes on after every database fault.
     pub async fn run(self, stop: CancellationToken) {
         let mut connection: Option<PgConnection> = None;
         let mut tick = tokio::time::interval(self.every);
@@ -45,7 +46,8 @@ impl Heart {
                 };
                 self.beat(open).await
             };
-            // A connection whose other end is gone without a word would be waited on past every lease.
+            // Without a time limit, a connection whose server disappeared silently would block past the end of every
+            // lease.
             match tokio::time::timeout(self.lease / 2, beat).await {
                 Ok(Ok(open)) => connection = Some(open),
                 Ok(Err(error)) => warn!(%error, "The heartbeat failed; leases are kept until they end"),
@@ -68,7 +70,7 @@ impl Heart {
         let held = self.holdings.all();
         let (jobs, tokens): (Vec<i64>, Vec<i64>) =
             held.iter().map(|((job, token), _)| (*job, *token)).unzip();
-        // Read before the statement: the lease ends no earlier than this in the database's time.
+        // Read the clock before the statement: then the lease cannot end earlier than this in the database's time.
         let ends_ms = boottime_ms() + self.lease.as_millis() as u64;
         let extended: HashSet<i64> = sqlx::query_scalar!(
             "with mine as materialized (
@@ -116,7 +118,8 @@ impl Heart {
         Ok(connection)
     }
 
-    /// A row that the sweep skipped: locked by our own commit, or no longer ours. Only the latter is lost.
+    /// Checks a row that the update skipped. Either our own commit has locked it, or it is no longer ours. Only in
+    /// the second case is the lease lost.
     async fn beat_one(
         &self,
         connection: &mut PgConnection,
@@ -141,7 +144,7 @@ impl Heart {
                 debug!(job_id, token, "The lease is gone");
                 hold.lost.cancel();
             }
-            // Locked for longer than the lock timeout: still ours as far as anyone can see.
+            // The row was locked for longer than the lock timeout. Nothing shows that the lease is lost.
             Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code == "55P03") => {}
             Err(error) => return Err(error),
         }

@@ -1,14 +1,15 @@
 //! The job queue: leases over the table `jobs`.
 //!
-//! A claim takes a job for the length of a lease and gives it a token that is never used again. Whatever is written
-//! on behalf of the claim updates or locks the job's row by (job, token) in the same statement: a holder that lost
-//! its lease writes nothing, however late it wakes up. Losing a lease needs no goodbye: `run_at` is the lease's
-//! end, and a job whose `run_at` is past is there to be claimed.
+//! A claim takes a job for the length of a lease and gives it a token that is never used again. Every write on behalf
+//! of the claim updates or locks the job's row by (job, token) in the same statement. So a holder that lost its lease
+//! writes nothing, however late it resumes. A crashed holder needs no cleanup: `run_at` is the lease's end, and a job
+//! whose `run_at` is past can be claimed.
 //!
-//! `stuck` counts claims since the last progress (a committed message, a settled call, a step), kill -9 included. A
-//! job whose last holder never gave it back, for the second time in a row, is a suspect, and a process holds at most
-//! one: a job that kills its worker takes no more than itself along. Jobs that were given back after a fault, as all
-//! are when a provider is down, are no suspects.
+//! `stuck` counts claims since the last progress (a committed message, a settled call, a step), including claims that
+//! `kill -9` ended. A job becomes a suspect when its holder died without giving it back twice in a row. A process
+//! holds at most one suspect, so a job that kills its worker takes no other suspect along. A job that was given back
+//! after a fault, as when a provider is down, is not a suspect.
+#![doc = include_str!("README.md")]
 
 mod backend;
 mod delay;
@@ -22,7 +23,6 @@ pub use heart::Heart;
 pub use notify::{News, Notifier, heard};
 pub use workers::WorkerView;
 
-use crate::failpoint::mutant;
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-/// What a job is.
+/// Kind of work that a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// One step of a session, and the next ones while the lease is kept.
@@ -42,7 +42,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The word that is stored and shown.
+    /// The word that the database stores and the CLI shows.
     pub fn as_str(self) -> &'static str {
         match self {
             Kind::Step => "step",
@@ -51,33 +51,33 @@ impl Kind {
     }
 }
 
-/// How a queue behaves.
+/// Settings of one queue.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub kind: Kind,
-    /// Whose jobs are taken: those of this name and no others. Empty: the deployed workers'.
+    /// Claims only jobs of this runner. Empty: the jobs of the deployed workers.
     pub runner: Arc<str>,
-    /// Jobs in hand at a time.
+    /// How many jobs the process works on at a time.
     pub concurrency: usize,
     pub lease: Duration,
-    /// Looks for work when no notification comes.
+    /// How often the queue looks for work when no notification comes.
     pub poll: Duration,
 }
 
-/// One claim of a job. Cloning shares it.
+/// One claim of a job. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Lease {
     pub job_id: i64,
     /// Never used twice.
     pub token: i64,
     pub worker_id: Arc<str>,
-    /// W3C traceparents, separated by spaces, of what enqueued the job and of the claim before. Whoever works on the job may
-    /// put its own there: it is written back with the job, and to the jobs that it enqueues.
+    /// W3C traceparents, separated by spaces: of the request that enqueued the job and of the claim before. A worker
+    /// may add its own. The queue writes it back with the job, and to the jobs that the worker enqueues.
     pub trace_context: Option<String>,
     hold: Arc<Hold>,
 }
 
-/// What this process knows of its claim.
+/// What this process knows about its claim.
 #[derive(Debug)]
 struct Hold {
     lost: CancellationToken,
@@ -92,29 +92,29 @@ impl Lease {
         &self.hold.lost
     }
 
-    /// The lease's end as it is known now. What a heartbeat adds later is not in it.
+    /// The lease's end as known now. A later heartbeat does not change the returned value.
     pub fn term(&self) -> Term {
         Term(self.hold.ends_ms.load(Ordering::Acquire))
     }
 
-    /// Whether the lease has certainly not ended: an effect may start only then.
+    /// Whether the lease certainly has not ended. An effect may start only then.
     pub fn is_live(&self) -> bool {
         !self.hold.lost.is_cancelled() && boottime_ms() < self.hold.ends_ms.load(Ordering::Acquire)
     }
 }
 
-/// A moment at which a lease ends at the earliest.
+/// The earliest moment at which a lease may end.
 #[derive(Clone, Copy, Debug)]
 pub struct Term(u64);
 
 impl Term {
-    /// Whether it is still to come.
+    /// Whether that moment is still to come.
     pub fn lasts(self) -> bool {
         boottime_ms() < self.0
     }
 }
 
-/// A claimed job. Its slot is free again when the last clone is dropped.
+/// A claimed job. Its slot becomes free when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub lease: Lease,
@@ -124,7 +124,7 @@ pub struct Job {
     pub conversation_id: String,
     /// For a step job.
     pub session_id: Option<String>,
-    /// For a step job, a hint: the session's row decides.
+    /// For a step job, a hint: the session's row has the right number.
     pub step_number: i64,
     /// For a deliver job.
     pub channel: Option<String>,
@@ -132,7 +132,7 @@ pub struct Job {
     pub attempt: i32,
     /// Claims since the last progress, this one included.
     pub stuck: i32,
-    /// How many of those before this one ended without a word: their process died or fell silent.
+    /// How many of the earlier claims ended without being given back: their process died or stopped beating.
     pub died: i32,
     pub last_error: Option<String>,
     _slot: Arc<Slot>,
@@ -154,13 +154,13 @@ impl Drop for Slot {
         if self.suspect {
             self.held.suspect.store(false, Ordering::Release);
         }
-        // Before the claimer hears of it: else it finds no slot free and waits for its next look.
+        // Free the slot before the claimer is told; otherwise it finds no free slot and waits for its next poll.
         drop(self.permit.take());
         self.freed.notify_one();
     }
 }
 
-/// Every lease that this process holds: what the heart beats for.
+/// Every lease that this process holds. The heartbeat renews these.
 #[derive(Debug, Default)]
 pub struct Holdings {
     leases: Mutex<HashMap<(i64, i64), Arc<Hold>>>,
@@ -186,7 +186,7 @@ impl Holdings {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Whether none is held.
+    /// Whether the process holds no lease.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -214,7 +214,8 @@ struct ClaimedRow {
 }
 
 impl Store {
-    /// Takes up to `limit` ready jobs, and one suspect more if `take_suspect`. Two claims never wait for each other.
+    /// Takes up to `limit` ready jobs, and one suspect more if `take_suspect`. Two concurrent claims never wait for
+    /// each other.
     async fn claim(
         &self,
         settings: &Settings,
@@ -222,9 +223,9 @@ impl Store {
         limit: usize,
         take_suspect: bool,
     ) -> Result<Vec<ClaimedRow>> {
-        // The time is a subquery so that it bounds the index scan: compared as it is, a volatile function is asked
-        // anew for every row, the leased and the delayed ones too.
-        let rows = sqlx::query_as!(
+        // The time is a subquery so that Postgres can use it as a bound of the index scan. `clock_timestamp()` itself
+        // is volatile: Postgres would call it for every row, including leased and delayed ones.
+        Ok(sqlx::query_as!(
             ClaimedRow,
             r#"
             with ready as materialized (
@@ -272,24 +273,11 @@ impl Store {
             &*settings.runner
         )
         .fetch_all(&self.pool)
-        .await?;
-        if mutant("no_fence") { self.same_token(rows).await } else { Ok(rows) }
+        .await?)
     }
 
-    /// The defect `no_fence`: every claim of a job has the same token, so that none is ever lost.
-    async fn same_token(&self, mut rows: Vec<ClaimedRow>) -> Result<Vec<ClaimedRow>> {
-        for row in &mut rows {
-            row.token = 1;
-            sqlx::query("update jobs set lease = 1 where job_id = $1")
-                .bind(row.job_id)
-                .execute(&self.pool)
-                .await?;
-        }
-        Ok(rows)
-    }
-
-    /// Gives a job back after a fault: nobody may claim it before `delay` is over. The claim stays counted, or counts
-    /// if it had made progress before the fault.
+    /// Gives a job back after a fault; it can be claimed again after `delay`. The claim stays counted. If the claim
+    /// had made progress before the fault, it counts as one claim without progress.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
@@ -313,7 +301,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a job back until its turn comes, after `delay`. Nothing went wrong: the claim does not count.
+    /// Gives a job back because it has to wait; it can be claimed again after `delay`. Nothing went wrong, so the
+    /// claim does not count.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
@@ -337,7 +326,7 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a job back untouched, to be claimed at once: on shutdown, or because others wait. The claim does not count.
+    /// Gives a job back at once: on shutdown, or because other jobs wait. The claim does not count.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
@@ -357,7 +346,7 @@ impl Store {
         Ok(())
     }
 
-    /// Ends a job that owes nothing.
+    /// Deletes a job that has nothing left to do.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -368,7 +357,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a job of this kind and runner is ready and nobody has it.
+    /// Whether a job of this kind and runner is ready and unclaimed.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -384,8 +373,8 @@ impl Store {
         .await?)
     }
 
-    /// The deployed workers' jobs by kind: ready, leased, delayed, and the age of the oldest ready one in seconds. A replay
-    /// that its process left behind waits for nobody else.
+    /// Counts the deployed workers' jobs by kind: ready, leased, delayed, and the age of the oldest ready one in
+    /// seconds. Jobs of replays are left out: only their own process runs them.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -410,7 +399,7 @@ impl Store {
     }
 }
 
-/// How much work there is of one kind.
+/// Number of jobs of one kind.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Depth {
     pub kind: String,

@@ -1,7 +1,7 @@
 //! Wake-ups across processes: NOTIFY after commits, LISTEN on a connection of its own.
 //!
-//! One task a process sends, the first at once and then at most twenty a second: NOTIFY inside busy transactions
-//! makes their commits wait for each other. A notification is a hint; whoever waits for one polls as well.
+//! One task per process sends notifications, the first at once and then at most twenty a second: NOTIFY inside busy
+//! transactions makes their commits wait for each other. A notification is only a hint; a waiter also polls.
 
 use crate::Store;
 use crate::schedule;
@@ -19,7 +19,7 @@ const SESSIONS: &str = "wakeful_sessions";
 const PAYLOAD_BYTES: usize = 7900;
 const EVERY_SESSION: &str = "*";
 
-/// Tells other processes what was committed. Cloning shares the task.
+/// Tells other processes about commits. Clones share the task.
 #[derive(Clone, Debug)]
 pub struct Notifier(mpsc::UnboundedSender<Note>);
 
@@ -37,13 +37,13 @@ impl Notifier {
         Notifier(notes)
     }
 
-    /// There is new work.
+    /// Announces new work.
     pub fn job(&self) {
-        // The task is gone only at shutdown, when the others' polling is enough.
+        // The task is gone only at shutdown. Other processes find the work by polling.
         let _ = self.0.send(Note::Job);
     }
 
-    /// There is something new to see in a session.
+    /// Announces that a session has something new to read.
     pub fn session(&self, session_id: &str) {
         let _ = self.0.send(Note::Session(session_id.to_owned()));
     }
@@ -74,7 +74,7 @@ async fn send_notes(store: Store, mut inbox: mpsc::UnboundedReceiver<Note>) {
     }
 }
 
-/// One statement for both channels; an empty payload tells of no session.
+/// One statement for both channels; an empty payload announces no session.
 async fn notify(store: &Store, jobs: bool, sessions: &str) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "select case when $1 then pg_notify($2, '') end as jobs,
@@ -90,17 +90,17 @@ async fn notify(store: &Store, jobs: bool, sessions: &str) -> Result<(), sqlx::E
 }
 
 impl Store {
-    /// Tells workers and readers of a session at once. For a process that ends before a [`Notifier`] would have sent:
-    /// when this returns, the notification is sent.
+    /// Notifies workers and readers of a session at once. For a process that ends before a [`Notifier`] would have
+    /// sent: when this returns, the notification is sent.
     ///
     /// # Errors
-    /// [`crate::Error::Database`]: the others find out by polling.
+    /// [`crate::Error::Database`]: other processes find the work by polling.
     pub async fn announce(&self, session_id: &str) -> crate::Result<()> {
         Ok(notify(self, true, session_id).await?)
     }
 }
 
-/// What other processes tell. Cloning shares the connection.
+/// Receives notifications of other processes. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct News {
     jobs: broadcast::Sender<()>,
@@ -108,21 +108,22 @@ pub struct News {
     schedules: broadcast::Sender<()>,
 }
 
-/// Waits for news of one session. Those that were missed count: one of them may have been about it.
+/// Waits for a notification of one session. Returns early if notifications were missed, since one of them may have
+/// been for this session.
 pub async fn heard(news: &mut broadcast::Receiver<Arc<str>>, session_id: &str) {
     loop {
         match news.recv().await {
             Ok(id) if &*id == session_id || &*id == EVERY_SESSION => return,
             Ok(_) => {}
             Err(broadcast::error::RecvError::Lagged(_)) => return,
-            // Nobody will tell: whoever waits has a timer beside this.
+            // The sender is gone, so no notification will come. The caller also has a timer.
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
         }
     }
 }
 
 impl News {
-    /// Starts listening, until `stop`. A lost connection is made again, and then everybody looks.
+    /// Starts listening, until `stop`. After a lost connection it connects again and wakes every waiter.
     pub fn listen(store: &Store, stop: CancellationToken) -> News {
         let news = News {
             jobs: broadcast::channel(16).0,
@@ -145,12 +146,12 @@ impl News {
         notify
     }
 
-    /// Session ids with something new; `*` stands for all.
+    /// Receives ids of sessions with something new; `*` means all sessions.
     pub fn sessions(&self) -> broadcast::Receiver<Arc<str>> {
         self.sessions.subscribe()
     }
 
-    /// Hears that a schedule changed.
+    /// Fires when a schedule changed.
     pub fn schedules(&self) -> broadcast::Receiver<()> {
         self.schedules.subscribe()
     }
@@ -178,8 +179,8 @@ impl News {
         &self,
         options: &sqlx::postgres::PgConnectOptions,
     ) -> Result<std::convert::Infallible, sqlx::Error> {
-        // A pool waits up to a fifth of this between its attempts, and readers wait for us: a server that is back must
-        // be heard within seconds.
+        // A pool waits up to a fifth of this time between attempts, and readers wait for us. So a server that is back
+        // must be noticed within seconds.
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(Duration::from_secs(5))
@@ -187,7 +188,7 @@ impl News {
             .await?;
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.listen_all([JOBS, SESSIONS, schedule::CHANNEL]).await?;
-        // What was sent while nobody listened is not sent again: everybody looks once.
+        // Postgres does not repeat notifications that were sent while we did not listen. So wake every waiter once.
         self.tell(JOBS, "");
         self.tell(SESSIONS, EVERY_SESSION);
         self.tell(schedule::CHANNEL, "");
@@ -200,7 +201,7 @@ impl News {
     }
 
     fn tell(&self, channel: &str, payload: &str) {
-        // Nobody subscribed is nobody to tell.
+        // An error only means that there is no subscriber.
         if channel == JOBS {
             let _ = self.jobs.send(());
         } else if channel == schedule::CHANNEL {

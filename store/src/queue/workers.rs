@@ -1,27 +1,27 @@
-//! Who works: the heartbeats, read.
+//! The list of worker processes, read from their heartbeats.
 
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 
-/// One worker process as it is shown.
+/// One worker process as the CLI and the API show it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct WorkerView {
     pub worker_id: String,
     pub host: String,
     pub pid: i32,
     pub version: String,
-    /// Jobs of each kind that it takes at a time.
+    /// Jobs of each kind that it works on at a time.
     pub concurrency: i32,
     pub started_at: DateTime<Utc>,
     /// Seconds since its last heartbeat, by the database's clock.
     pub beat_age_s: f64,
-    /// Jobs whose leases it holds and that have not ended.
+    /// Jobs under its leases that have not ended.
     pub leases: i64,
 }
 
 impl Store {
-    /// The workers that beat within the last day, the latest first. One that ended in order has removed itself; one
-    /// that was killed is still there and silent.
+    /// Returns the workers that beat within the last day, the latest first. A worker that shut down in order has
+    /// removed its row. A killed worker's row is still there, with an old heartbeat.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

@@ -13,7 +13,7 @@ pub(crate) struct Conversation {
     pub queued_runs: i32,
 }
 
-/// A locked row of `conversation_sessions`: what waking it needs.
+/// A locked row of `conversation_sessions`, with the columns that a wake needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Locked {
     pub session_id: String,
@@ -23,11 +23,11 @@ pub(crate) struct Locked {
     pub trigger_id: String,
     pub status: SessionStatus,
     pub last_step_number: i64,
-    /// Its open run was asked to end.
+    /// Somebody cancelled its open run.
     pub cancel_requested: bool,
     /// It has had a run, or is a fork, so that its base is set.
     pub started: bool,
-    /// The replay's process that alone runs it. Empty: the deployed workers do.
+    /// The replay process that runs it. Empty: the deployed workers run it.
     pub runner: String,
 }
 

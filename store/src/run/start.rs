@@ -1,13 +1,12 @@
 //! A run begins: it gets the message numbers of its conversation, the messages that wait for it, and a job.
 
-use super::{Conversation, Locked, Wakes, journal};
+use super::{Conversation, Locked, Wakes, append_events};
 use crate::step::to_json;
 use crate::{Error, Result, create};
 use sqlx::PgConnection;
-use wakeful_workflow::event::Event;
-use wakeful_workflow::record::{Block, Details, ToolResult};
-use wakeful_workflow::session::CallOutcome;
-use wakeful_workflow::trigger::HERALD_CHAT;
+use wakeful_workflow::inbox::{self, Place, Question};
+use wakeful_workflow::session::{ClosedCall, InboxMessage};
+use wakeful_workflow::trigger;
 
 /// Gives the conversation to a queued run: its message numbers, the messages that wait for it, and a job.
 pub(crate) async fn start(
@@ -17,10 +16,10 @@ pub(crate) async fn start(
     run_id: &str,
     trace_context: Option<&str>,
 ) -> Result<()> {
-    if !session.started && session.trigger_type == HERALD_CHAT {
+    if trigger::takes_over(&session.trigger_type, session.started) {
         create::take_over(&mut *tx, session).await?;
     }
-    let waiting = sqlx::query!(
+    let question = sqlx::query!(
         "select call_id, name, outcome from tool_calls
         where session_id = $1 and status = 'waiting' and result_message_number is null
         order by message_number
@@ -30,7 +29,7 @@ pub(crate) async fn start(
     .fetch_optional(&mut *tx)
     .await?;
     let inbox = sqlx::query!(
-        // What came after this run was asked to end was promised another one.
+        // A message that arrived after somebody cancelled this run belongs to the next run.
         "select inbox_id, content, attachments from session_inbox
         where session_id = $1
             and status = 'pending'
@@ -44,72 +43,43 @@ pub(crate) async fn start(
     .fetch_all(&mut *tx)
     .await?;
 
-    let mut waiting = waiting;
-    let (mut numbers, mut roles, mut contents, mut details, mut events) =
-        (vec![], vec![], vec![], vec![], vec![]);
-    let mut number = conversation.last_message_number;
-    if let Some(expired) = waiting.take_if(|call| call.outcome.is_some()) {
-        // What came after the question was closed is no answer to it.
-        let outcome = expired.outcome.unwrap_or_default();
-        let outcome: CallOutcome =
-            serde_json::from_value(outcome).map_err(|error| Error::corrupt("outcome", error))?;
-        number += 1;
-        close_call(tx, session, &expired.call_id, "failed", number).await?;
-        events.push(Event::ToolResult {
-            call_id: expired.call_id.as_str().into(),
-            ok: !outcome.is_error,
-            message_number: number,
-            bytes: outcome.content.len(),
-            output_sha256: None,
-        });
-        roles.push("tool");
-        numbers.push(number);
-        contents.push(to_json(&[Block::ToolResult(ToolResult {
-            call_id: expired.call_id.into(),
-            name: expired.name,
-            content: outcome.content,
-            is_error: outcome.is_error,
-            details: outcome.details,
-            output: None,
-        })])?);
-        details.push(to_json(&Details::default())?);
-    }
-    for message in &inbox {
-        number += 1;
-        let block = match waiting.take() {
-            Some(call) => {
-                close_call(tx, session, &call.call_id, "done", number).await?;
-                events.push(Event::ToolResult {
-                    call_id: call.call_id.as_str().into(),
-                    ok: true,
-                    message_number: number,
-                    bytes: message.content.len(),
-                    output_sha256: None,
-                });
-                roles.push("tool");
-                Block::ToolResult(ToolResult {
-                    call_id: call.call_id.into(),
-                    name: call.name,
-                    content: message.content.clone(),
-                    is_error: false,
-                    details: None,
-                    output: None,
-                })
+    let question = match question {
+        Some(call) => {
+            let closed_with = call.outcome.map(serde_json::from_value).transpose();
+            Some(Question {
+                call_id: call.call_id.into(),
+                name: call.name,
+                closed_with: closed_with.map_err(|error| Error::corrupt("outcome", error))?,
+            })
+        }
+        None => None,
+    };
+    let mut messages = Vec::new();
+    for message in inbox {
+        let attachments = match message.attachments {
+            Some(attachments) => {
+                serde_json::from_value(attachments).map_err(|error| Error::corrupt("attachments", error))?
             }
-            None => {
-                roles.push("user");
-                Block::Text { text: message.content.clone() }
-            }
-        };
-        numbers.push(number);
-        contents.push(to_json(&[block])?);
-        let attachments = match &message.attachments {
-            Some(attachments) => serde_json::from_value(attachments.clone())
-                .map_err(|error| Error::corrupt("attachments", error))?,
             None => Vec::new(),
         };
-        let known = Details { inbox_id: Some(message.inbox_id), attachments, ..Details::default() };
-        details.push(to_json(&known)?);
+        messages.push(InboxMessage { inbox_id: message.inbox_id, text: message.content, attachments });
+    }
+    let place = Place {
+        run_id: run_id.into(),
+        step_number: session.last_step_number + 1,
+        last_message_number: conversation.last_message_number,
+    };
+    let taken = inbox::take(&place, question, &messages);
+
+    for call in &taken.calls_closed {
+        close_call(tx, session, call).await?;
+    }
+    let (mut numbers, mut roles, mut contents, mut details) = (vec![], vec![], vec![], vec![]);
+    for record in &taken.records {
+        numbers.push(record.message_number);
+        roles.push(record.role.as_str());
+        contents.push(to_json(&record.content)?);
+        details.push(to_json(&record.details)?);
     }
     sqlx::query!(
         "insert into conversation_records
@@ -130,11 +100,11 @@ pub(crate) async fn start(
     sqlx::query!(
         "update session_inbox set status = 'drained' where session_id = $1 and inbox_id = any ($2)",
         session.session_id,
-        &inbox.iter().map(|message| message.inbox_id).collect::<Vec<_>>()
+        &taken.drained
     )
     .execute(&mut *tx)
     .await?;
-    journal(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &taken.events).await?;
     sqlx::query!(
         "update conversation_sessions
         set base_message_number = case when $2 then base_message_number else $3 end,
@@ -144,7 +114,7 @@ pub(crate) async fn start(
         session.session_id,
         session.started,
         conversation.last_message_number,
-        number
+        numbers.last().copied().unwrap_or(conversation.last_message_number)
     )
     .execute(&mut *tx)
     .await?;
@@ -166,8 +136,8 @@ pub(crate) async fn start(
     )
     .execute(&mut *tx)
     .await?;
-    // A job that is there already belongs to a holder who found that nothing was owed and is about to end it. Its lease
-    // goes, or it would end this run's job.
+    // A worker may still hold the job of the run before: it found nothing to do and is about to end the job. Clear its
+    // lease, or it ends this run's job.
     sqlx::query!(
         "insert into jobs (kind, runner, space_id, conversation_id, session_id, step_number, trace_context)
         select 'step', s.runner, $1, $2, s.session_id, $4, $5
@@ -188,22 +158,16 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// The question has its result in the transcript.
-async fn close_call(
-    tx: &mut PgConnection,
-    session: &Locked,
-    call_id: &str,
-    status: &str,
-    message_number: i64,
-) -> Result<()> {
+/// Writes that the question has its result in the transcript.
+async fn close_call(tx: &mut PgConnection, session: &Locked, call: &ClosedCall) -> Result<()> {
     sqlx::query!(
         "update tool_calls
         set status = $4, result_message_number = $3, settled_at = clock_timestamp()
         where session_id = $1 and call_id = $2",
         session.session_id,
-        call_id,
-        message_number,
-        status
+        call.call_id.as_str(),
+        call.message_number,
+        call.status.as_str()
     )
     .execute(tx)
     .await?;

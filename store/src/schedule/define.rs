@@ -1,15 +1,16 @@
-//! Definitions: written by a configuration when a scheduler starts, and by the API.
+//! Definitions of schedules. A scheduler writes its configuration's when it starts, and the API writes
+//! others.
 
 use super::{Definition, Schedule, Source, clock, find, refused, tell, timing};
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-/// The advisory lock of those who write a configuration's schedules.
+/// The advisory lock for writing a configuration's schedules.
 const SYNC: i64 = i64::from_be_bytes(*b"schedule");
 
-/// Why one that a configuration has is not made, changed or removed by hand.
-const OF_CONFIGURATION: &str = "stands in the configuration, and the file decides: change or remove it there and restart \
+/// Why the API cannot create, change or remove a schedule of a configuration.
+const OF_CONFIGURATION: &str = "is defined in the configuration, and the file decides: change or remove it there and restart \
                                 the schedulers, or pause it here";
 
 /// Who writes a definition.
@@ -35,21 +36,22 @@ impl<'a> By<'a> {
     }
 }
 
-/// What writing a configuration's schedules did.
+/// The result of writing a configuration's schedules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// Created, changed or taken up again.
+    /// Created, changed or restored.
     pub written: Vec<String>,
-    /// Paused, because the configuration has them no more.
+    /// Paused, because the configuration no longer contains them.
     pub withdrawn: Vec<String>,
-    /// The name is that of a schedule which the API made: that one stands.
+    /// Names that belong to schedules of the API, which stay unchanged.
     pub taken: Vec<String>,
 }
 
 impl Store {
-    /// Brings the schedules that a configuration defines up to `definitions`: what this deployment had before and is not among
-    /// them is paused; those of other deployments and of the API are left alone. Of two processes of one deployment with
-    /// different configurations the one that did this last is right, and so it is of a name that two deployments have.
+    /// Makes a configuration's schedules match `definitions`. Pauses the schedules that this deployment had
+    /// before and no longer has. Leaves those of other deployments and of the API alone. If two processes of
+    /// one deployment have different configurations, the last one to call this wins. The same holds for a
+    /// name that two deployments share.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -61,7 +63,7 @@ impl Store {
         now: Option<DateTime<Utc>>,
     ) -> Result<Synced> {
         let mut tx = self.pool.begin().await?;
-        // One at a time: each writes many rows, and two that have different ones would wait for one another.
+        // One process at a time: each writes many rows, and two with different rows could deadlock.
         sqlx::query!("select pg_advisory_xact_lock($1)", SYNC).execute(&mut *tx).await?;
         let now = clock(&mut tx, now).await?;
         let mut synced = Synced::default();
@@ -95,10 +97,10 @@ impl Store {
         Ok(synced)
     }
 
-    /// Makes a schedule. `false` beside it: the same one was there already.
+    /// Creates a schedule. Returns `false` with it if the same schedule existed already.
     ///
     /// # Errors
-    /// [`crate::Error::Schedule`] when the name has another one, [`crate::Error::Database`].
+    /// [`crate::Error::Schedule`] if the name belongs to a different schedule, [`crate::Error::Database`].
     pub async fn create_schedule(
         &self,
         space_id: &str,
@@ -113,14 +115,14 @@ impl Store {
             return Err(refused(&schedule, OF_CONFIGURATION));
         }
         if !created && schedule.definition != *definition {
-            return Err(refused(&schedule, "exists and is another one: change it, or take another name"));
+            return Err(refused(&schedule, "exists with other settings: change it, or take another name"));
         }
         tell(&mut tx).await?;
         tx.commit().await?;
         Ok((schedule, created))
     }
 
-    /// Gives a schedule of the API another definition. A new pattern or zone counts from now on.
+    /// Changes the definition of a schedule of the API. A new pattern or zone counts from now on.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Schedule`] for one of a configuration, [`crate::Error::Database`].
@@ -143,7 +145,7 @@ impl Store {
         Ok(schedule)
     }
 
-    /// Removes a schedule, and what became of its ticks. The sessions that it made stay.
+    /// Removes a schedule and the records of its firings. The sessions that it created stay.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Schedule`] for one that a configuration still has, [`crate::Error::Database`].
@@ -161,16 +163,16 @@ impl Store {
     }
 }
 
-/// What writing a definition did.
+/// The result of writing a definition.
 enum Written {
     Created,
     Changed,
     Same,
-    /// The name has one of another source, which was left as it is.
+    /// The name belongs to a schedule of another source, which was left unchanged.
     OfAnother,
 }
 
-/// Makes the schedule, or gives it this definition.
+/// Creates the schedule, or changes its definition.
 async fn write(
     tx: &mut PgConnection,
     space_id: &str,
@@ -189,7 +191,7 @@ async fn write(
     if before.definition == *definition && before.deployment.as_deref() == by.deployment() && !returns {
         return Ok(Written::Same);
     }
-    // Ticks of a pattern that it did not have then were not missed.
+    // A new pattern starts now, so its earlier ticks do not count as missed.
     let anew = returns
         || (&before.definition.cron, &before.definition.time_zone)
             != (&definition.cron, &definition.time_zone);
@@ -223,7 +225,7 @@ async fn write(
     Ok(Written::Changed)
 }
 
-/// Makes the schedule, unless its name is taken. It begins now: no earlier tick is its own.
+/// Creates the schedule, unless its name is taken. It starts now, so earlier ticks do not belong to it.
 async fn insert(
     tx: &mut PgConnection,
     space_id: &str,
@@ -259,7 +261,8 @@ async fn insert(
     Ok(inserted.rows_affected() == 1)
 }
 
-/// A schedule's id: of its space and name, so that one that is made again does not fire its ticks again.
+/// A schedule's id, made of its space and name. A schedule that is removed and created again does not fire
+/// its ticks twice.
 fn schedule_id(space_id: &str, name: &str) -> String {
     use sha2::Digest;
     let digest = hex::encode(sha2::Sha256::digest(format!("{space_id}/{name}")));

@@ -1,9 +1,8 @@
-//! Firing: the ticks that are due become sessions, in the transaction that says so.
+//! Firing: turns due ticks into sessions, in the transaction that records them.
 
 use super::{FIRINGS_KEPT, Schedule, clock, find, timing};
 use crate::create::find_or_create;
-use crate::failpoint::{failpoint, mutant};
-use crate::wake::{Continues, Delivered, NewMessage, NewSession, Woken, deliver};
+use crate::wake::{Continues, NewMessage, NewSession, Woken, accept, acceptance_of};
 use crate::{Error, Result, Store, new_id};
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, PgConnection};
@@ -11,26 +10,28 @@ use std::time::Duration;
 use wakeful_workflow::schedule::{self, Overlap, Timing};
 use wakeful_workflow::trigger::CRON;
 
-/// Makes the session of a firing out of what a process has: an agent, its prompt and its tools. Or says why it cannot.
+/// Composes the session of a firing from an agent, its prompt and its tools, or says why it cannot.
 pub type Compose<'a> = dyn Fn(&Schedule) -> std::result::Result<NewSession, String> + Send + Sync + 'a;
 
-/// What one look at one schedule did.
+/// The result of one check of one schedule.
 #[derive(Clone, Debug)]
 pub struct Fired {
     pub name: String,
-    /// Its sessions, oldest tick first.
+    /// The woken sessions, oldest tick first.
     pub woken: Vec<(DateTime<Utc>, Woken)>,
-    /// Ticks that were passed over, with the reason. One stands for all that were missed.
+    /// Ticks that did not fire, with the reason. One entry covers all missed ticks.
     pub skipped: Vec<(DateTime<Utc>, String)>,
 }
 
 impl Store {
-    /// Fires what is due of one schedule whose agent is among `agents`, as of `now` or of the database's clock, and gives
-    /// `None` where nothing is due that another scheduler has not in hand. `compose` makes the session of a firing; its trigger,
-    /// its conversation and its message are put in here. One transaction.
+    /// Fires what is due of one schedule whose agent is among `agents`, as of `now` or of the database's
+    /// clock. Returns `None` if nothing is due that another scheduler is not already firing. `compose`
+    /// composes the session of a firing; this function sets its trigger, conversation and message. Runs in
+    /// one transaction.
     ///
     /// # Errors
-    /// [`Error::Database`]; nothing was fired then. A tick that cannot be fired for another reason is skipped, with the reason.
+    /// [`Error::Database`]; nothing was fired then. A tick that fails for another reason is skipped, with
+    /// that reason.
     pub async fn fire_due(
         &self,
         now: Option<DateTime<Utc>>,
@@ -66,8 +67,8 @@ impl Store {
         let mut fired = Fired { name: due.name, woken: Vec::new(), skipped: Vec::new() };
         let timing = match timing(&schedule.definition) {
             Ok(timing) => timing,
-            // It was read when it was written: this binary knows less than the one that took it. It is not due for this
-            // one again, and whoever changes it makes it so.
+            // The definition was valid for the binary that wrote it, but not for this one. Clear its next
+            // tick, so that it is not due again. A change of the schedule sets the next tick again.
             Err(error) => {
                 skip(&mut tx, &schedule, now, &error.to_string()).await?;
                 advance(&mut tx, &schedule, schedule.last_tick, None).await?;
@@ -84,7 +85,7 @@ impl Store {
             skip(&mut tx, &schedule, passed.last, &reason).await?;
             fired.skipped.push((passed.last, reason));
         }
-        failpoint("K60");
+        crate::failpoint!("K60");
         for tick in decision.fire {
             match fire(&mut tx, &schedule, &timing, tick, compose).await? {
                 Became::Fired(woken) => fired.woken.push((tick, woken)),
@@ -95,17 +96,14 @@ impl Store {
                 Became::FiredBefore => {}
             }
         }
-        if mutant("schedule_stays") {
-            tx.commit().await?;
-            return Ok(Some(fired));
-        }
         advance(&mut tx, &schedule, decision.last_tick, decision.next_at).await?;
-        failpoint("K61");
+        crate::failpoint!("K61");
         tx.commit().await?;
         Ok(Some(fired))
     }
 
-    /// How long until the next tick of a schedule of these agents is due, by the database's clock. `None`: there is none.
+    /// Time until the next tick of a schedule of these agents, by the database's clock. `None` if there is
+    /// none.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -121,10 +119,12 @@ impl Store {
         Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()))
     }
 
-    /// Fires a schedule now, paused or not, because somebody asks for it. The same `client_key` again is the same firing.
+    /// Fires a schedule now because someone asks for it, even if it is paused. The same `client_key` again is
+    /// the same firing.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Schedule`] when no session can be made of it here, those of [`Store::wake`].
+    /// [`Error::NotFound`], [`Error::Schedule`] if its session cannot be composed here, those of
+    /// [`Store::wake`].
     pub async fn trigger_schedule(
         &self,
         space_id: &str,
@@ -142,7 +142,7 @@ impl Store {
         let refused = |reason: String| Error::Schedule { name: schedule.definition.name.clone(), reason };
         let timing = timing(&schedule.definition)?;
         let new = compose(&schedule).map_err(refused)?;
-        // Looked up first: the text says when, so that the same key would come with another one.
+        // Look for the key first: the text contains the time, so the same key would come with another text.
         if let Some(before) = fired_before(&mut tx, &new, &trigger_id).await? {
             return Ok(before);
         }
@@ -153,10 +153,10 @@ impl Store {
     }
 }
 
-/// What became of a tick.
+/// The result of a tick.
 enum Became {
     Fired(Woken),
-    /// A firing that is written down already: somebody set the schedule back.
+    /// The firing is recorded already, because someone set the schedule back.
     FiredBefore,
     Skipped(String),
 }
@@ -184,7 +184,7 @@ async fn fire(
             }
         }
     }
-    // What fails here for a reason of its own must hold up no other schedule, nor this one's next tick.
+    // A firing that fails must not block other schedules or this one's next tick.
     let mut point = tx.begin().await?;
     match wake(&mut point, schedule, timing, new, (trigger_id, tick), None).await {
         Ok(woken) => {
@@ -200,7 +200,7 @@ async fn fire(
     }
 }
 
-/// Makes the session of a firing and its message.
+/// Creates the session of a firing, and gives it its message.
 async fn wake(
     tx: &mut PgConnection,
     schedule: &Schedule,
@@ -225,10 +225,10 @@ async fn wake(
         attachments: Vec::new(),
     };
     let session = find_or_create(&mut *tx, &new, None).await?;
-    deliver(tx, session, &message).await
+    accept(tx, session, &message).await
 }
 
-/// The answer to the firing of this trigger, if there was one.
+/// The answer to the first firing with this trigger, if there was one.
 async fn fired_before(tx: &mut PgConnection, new: &NewSession, trigger_id: &str) -> Result<Option<Woken>> {
     let before = sqlx::query!(
         "select s.session_id, i.run_id, i.outcome
@@ -244,13 +244,13 @@ async fn fired_before(tx: &mut PgConnection, new: &NewSession, trigger_id: &str)
     .await?;
     before
         .map(|before| {
-            let outcome = Delivered::parse(&before.outcome)?;
+            let outcome = acceptance_of(&before.outcome)?;
             Ok(Woken { session_id: before.session_id, run_id: before.run_id, outcome, duplicate: true })
         })
         .transpose()
 }
 
-/// A firing whose run is not through, pauses included.
+/// A firing whose run has not ended. A paused run counts.
 async fn unfinished(tx: &mut PgConnection, schedule_id: &str) -> Result<Option<(String, String)>> {
     let open = sqlx::query!(
         "select s.session_id, s.status
@@ -270,7 +270,7 @@ async fn skip(tx: &mut PgConnection, schedule: &Schedule, tick: DateTime<Utc>, r
     record(tx, schedule, tick, false, None, Some(&crate::error::bounded(reason))).await
 }
 
-/// Writes down what became of a tick, and forgets what is too old.
+/// Records the result of a tick, and deletes all but the newest [`FIRINGS_KEPT`] records.
 async fn record(
     tx: &mut PgConnection,
     schedule: &Schedule,

@@ -1,8 +1,9 @@
 //! Schedules: defined, fired, paused, and shown.
 //!
-//! Firing is one transaction: it locks the schedule's row, which every other scheduler skips, decides with one reading of the
-//! clock, wakes the sessions of the ticks, writes down what became of each, and moves `last_tick`. So a tick is fired with all
-//! that it is or not at all, whoever dies in between. A schedule's row is locked before any conversation's.
+//! Firing is one transaction. It locks the schedule's row, which all other schedulers skip, and reads the
+//! clock once. It wakes the sessions of the ticks, records the result of each tick, and moves `last_tick`. So
+//! a tick fires completely or not at all, whichever process crashes. A schedule's row is locked before any
+//! conversation's row.
 
 mod define;
 mod fire;
@@ -16,10 +17,10 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use wakeful_workflow::schedule::{Missed, Overlap, Timing};
 
-/// Where schedulers hear that a schedule changed.
+/// The channel on which schedulers hear that a schedule changed.
 pub(crate) const CHANNEL: &str = "wakeful_schedules";
 
-/// As many firings are kept of each schedule.
+/// Number of firings that are kept for each schedule.
 pub const FIRINGS_KEPT: i64 = 100;
 
 /// Who defined a schedule.
@@ -48,7 +49,7 @@ impl Source {
     }
 }
 
-/// What a schedule is. It was read once ([`Timing::parse`]).
+/// The definition of a schedule. [`Timing::parse`] has accepted its pattern and its zone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Definition {
     pub name: String,
@@ -65,7 +66,7 @@ pub struct Definition {
     pub overlap: Overlap,
 }
 
-/// A schedule as it stands.
+/// A stored schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Schedule {
     pub schedule_id: String,
@@ -75,25 +76,25 @@ pub struct Schedule {
     #[serde(flatten)]
     pub definition: Definition,
     pub paused_at: Option<DateTime<Utc>>,
-    /// `config`: the configuration has it no more.
+    /// `config` if the configuration no longer contains it.
     pub paused_by: Option<String>,
-    /// Up to here every tick was decided.
+    /// Every tick up to here is decided.
     pub last_tick: DateTime<Utc>,
-    /// `None`: it is paused, or no tick follows.
+    /// `None` if it is paused, or if no tick follows.
     pub next_at: Option<DateTime<Utc>>,
     pub revision: i64,
-    /// Whose configuration has it. `None`: it was made by hand.
+    /// The deployment whose configuration contains it. `None` if the API created it.
     pub deployment: Option<String>,
 }
 
-/// What became of a tick.
+/// The result of a tick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Firing {
     pub tick: DateTime<Utc>,
-    /// A person asked for it.
+    /// Whether a person asked for it.
     pub manual: bool,
     pub session_id: Option<String>,
-    /// Of the session, now.
+    /// The session's current status.
     pub status: Option<String>,
     /// Why it was skipped.
     pub reason: Option<String>,
@@ -106,12 +107,12 @@ pub struct Late {
     pub name: String,
     pub agent: String,
     pub overdue_s: f64,
-    /// All was decided up to so far in the future: the clock was ahead.
+    /// How far `last_tick` is in the future, because a clock was ahead.
     pub ahead_s: f64,
 }
 
 impl Store {
-    /// Fires nothing of it until it is resumed. Paused already: nothing changes.
+    /// Pauses a schedule until it is resumed. Changes nothing if it is paused already.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
@@ -131,11 +132,12 @@ impl Store {
         Ok(schedule)
     }
 
-    /// Fires it again from now on: what fell into the pause is not made good. It also brings back a schedule that was decided
-    /// into the future by a clock that was ahead.
+    /// Lets a schedule fire again from now on. Ticks during the pause are lost. Also repairs a schedule whose
+    /// `last_tick` is in the future because a clock was ahead.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Schedule`] where the configuration has it no more, [`Error::Database`].
+    /// [`Error::NotFound`], [`Error::Schedule`] if the configuration no longer contains it,
+    /// [`Error::Database`].
     pub async fn resume_schedule(
         &self,
         space_id: &str,
@@ -196,7 +198,7 @@ impl Store {
         rows.into_iter().map(Row::read).collect()
     }
 
-    /// The newest firings of a schedule, newest first: at most [`FIRINGS_KEPT`] are kept.
+    /// The firings of a schedule, newest first. At most [`FIRINGS_KEPT`] are kept.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
@@ -225,7 +227,8 @@ impl Store {
         clock(&mut *self.pool.acquire().await?, None).await
     }
 
-    /// Schedules that should have fired two minutes ago, and those that wait for a clock that was ahead to come true.
+    /// Schedules that are two minutes late, and those whose `last_tick` is in the future because a clock was
+    /// ahead.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -249,7 +252,7 @@ impl Store {
     }
 }
 
-/// Locks the schedule of that name, or of that id.
+/// Locks the schedule with this name or id.
 async fn find(tx: &mut PgConnection, space_id: &str, name: &str) -> Result<Schedule> {
     let row = sqlx::query_as!(
         Row,
@@ -267,7 +270,7 @@ async fn find(tx: &mut PgConnection, space_id: &str, name: &str) -> Result<Sched
     row.read()
 }
 
-/// What the clock says: the database's, which all processes share, or the caller's. To the second.
+/// The current time to the second: the caller's, or that of the database, which all processes share.
 async fn clock(tx: &mut PgConnection, now: Option<DateTime<Utc>>) -> Result<DateTime<Utc>> {
     let now = match now {
         Some(now) => now,
@@ -276,7 +279,7 @@ async fn clock(tx: &mut PgConnection, now: Option<DateTime<Utc>>) -> Result<Date
     Ok(now.trunc_subsecs(0))
 }
 
-/// Wakes the schedulers once this is committed.
+/// Notifies the schedulers when this transaction commits.
 async fn tell(tx: &mut PgConnection) -> Result<()> {
     sqlx::query!("select pg_notify($1, '')", CHANNEL).fetch_one(tx).await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! What a session is made of, as people see it: runs, messages, steps, calls, deliveries.
+//! Parts of a session as people see them: runs, messages, steps, calls, deliveries.
 
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
@@ -74,7 +74,7 @@ pub struct DeliveryView {
     pub attempt: i32,
     pub last_error: Option<String>,
     pub receipt: Option<Value>,
-    /// Whom it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
+    /// Recipients that it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
     pub undelivered: Value,
     /// It came in a bundle, and is never sent from here.
     #[serde(skip)]

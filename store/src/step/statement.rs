@@ -1,14 +1,22 @@
-//! The statement that a step is committed by.
+//! The statement that commits a step.
+//!
+//! It is one statement with data-modifying CTEs, so it needs one round trip and no transaction. `s` locks and updates the
+//! session and `j` the job, each only if the row is the one that the step was planned on. Every other CTE selects from
+//! both, so a predicate that misses writes nothing anywhere.
 
 use super::{Performance, to_json};
+use crate::delivery::deliver_jobs;
 use crate::queue::Lease;
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
-use wakeful_workflow::advance::{Blob, Closing, Next, Transition};
+use wakeful_workflow::advance::{Next, Transition};
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::session::Session;
 
-/// The statement. Every insert selects from both updated rows, so a predicate that misses writes nothing anywhere,
-/// and the division makes sure that the caller hears of it.
+/// Writes everything of `transition`, and returns the session's `wake_seq`.
+///
+/// # Errors
+/// [`Error::Database`] with a division by zero when a fence missed: see [`crate::error::missed_fence`].
 pub(super) async fn write(
     connection: &mut PgConnection,
     lease: &Lease,
@@ -16,35 +24,26 @@ pub(super) async fn write(
     transition: &Transition,
     performance: Performance,
 ) -> Result<i64> {
+    let Transition { records, calls_opened, calls_closed, deliveries, .. } = transition;
     let closing = match &transition.next {
         Next::Close(closing) => Some(closing),
         Next::SameStep | Next::NextStep => None,
     };
-    let events: Vec<(String, String)> = transition
-        .events
-        .iter()
-        .chain(closing.map(|closing| closing.events.iter()).into_iter().flatten())
+    let events = transition.events.iter().chain(closing.iter().flat_map(|closing| &closing.events));
+    let (event_types, event_payloads): (Vec<String>, Vec<String>) = events
         .map(|event| {
             let (kind, payload) = event.to_row();
             (kind, payload.to_string())
         })
-        .collect();
-    let (event_types, event_payloads): (Vec<String>, Vec<String>) = events.into_iter().unzip();
-    let mut blobs: Vec<&Blob> =
-        transition.blobs.iter().chain(closing.map(|closing| &closing.snapshot)).collect();
+        .unzip();
+    let mut blobs: Vec<_> = transition.blobs.iter().chain(closing.map(|closing| &closing.snapshot)).collect();
     // Two commits that write the same blobs wait for each other; in one order they do not deadlock.
     blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
-    let blob_names: Vec<&str> = blobs.iter().map(|blob| blob.sha256.as_str()).collect();
-    let blob_bytes: Vec<&[u8]> = blobs.iter().map(|blob| blob.bytes.as_slice()).collect();
-    let blob_types: Vec<&str> = blobs.iter().map(|blob| blob.media_type).collect();
     let step = transition.step.as_ref();
     let usage = step.map(|step| step.usage).unwrap_or_default();
     let state = (!transition.state_updates.is_empty()).then(|| {
-        transition
-            .state_updates
-            .iter()
-            .map(|update| (update.key.clone(), update.value.clone()))
-            .collect::<serde_json::Map<_, _>>()
+        let updates = transition.state_updates.iter();
+        serde_json::Value::Object(updates.map(|update| (update.key.clone(), update.value.clone())).collect())
     });
     let rebase = transition
         .rebase
@@ -52,239 +51,262 @@ pub(super) async fn write(
         .map(serde_json::to_value)
         .transpose()
         .map_err(|error| Error::corrupt("rebase", error))?;
-    let progress = step.is_some() || !transition.records.is_empty();
+    let contents = records.iter().map(|record| to_json(&record.content)).collect::<Result<Vec<_>>>()?;
+    let details = records.iter().map(|record| to_json(&record.details)).collect::<Result<Vec<_>>>()?;
 
-    let numbers: Vec<i64> = transition.records.iter().map(|record| record.message_number).collect();
-    let roles: Vec<&str> = transition.records.iter().map(|record| record.role.as_str()).collect();
-    let contents =
-        transition.records.iter().map(|record| to_json(&record.content)).collect::<Result<Vec<_>>>()?;
-    let details =
-        transition.records.iter().map(|record| to_json(&record.details)).collect::<Result<Vec<_>>>()?;
-    let internal: Vec<bool> = transition.records.iter().map(|record| record.internal).collect();
-
-    let opened_ids: Vec<&str> = transition.calls_opened.iter().map(|call| call.call_id.as_str()).collect();
-    let opened_names: Vec<&str> = transition.calls_opened.iter().map(|call| call.name.as_str()).collect();
-    let opened_args: Vec<&str> =
-        transition.calls_opened.iter().map(|call| call.args_sha256.as_str()).collect();
-    let opened_effects: Vec<&str> = transition.calls_opened.iter().map(|call| call.effect.as_str()).collect();
-    let opened_by = transition.records.last().map(|record| record.message_number);
-
-    let closed_ids: Vec<&str> = transition.calls_closed.iter().map(|call| call.call_id.as_str()).collect();
-    let closed_statuses: Vec<&str> =
-        transition.calls_closed.iter().map(|call| call.status.as_str()).collect();
-    let closed_numbers: Vec<Option<i64>> =
-        transition.calls_closed.iter().map(|call| call.message_number).collect();
-
-    let delivery_ids: Vec<String> = transition.deliveries.iter().map(|_| new_id("dlv")).collect();
-    let delivery_channels: Vec<&str> = transition.deliveries.iter().map(|one| one.channel.as_str()).collect();
-    let delivery_keys: Vec<&str> = transition.deliveries.iter().map(|one| one.source_key.as_str()).collect();
-    let delivery_contents: Vec<String> =
-        transition.deliveries.iter().map(|one| one.content.to_string()).collect();
-
-    // What only some commits write is left out of the text where there is nothing of it to write: starting an insert
-    // that then finds no row costs as much as many a row, and most commits are without all of these.
+    // The first CTE gives each parameter its name, beside the value that it has. "not materialized" lets Postgres put the
+    // parameter itself wherever the name is used, so the names cost nothing once the statement is planned.
+    //
+    // `$rare` is the part that few commits need, and `$more` its parameters. To start an insert that finds no row costs as
+    // much as to insert some, so a commit that needs none of it leaves its text out.
     macro_rules! statement {
-        ($seldom:tt $(, $($argument:tt)*)?) => {
+        ([$($rare:tt)+] $([$more:tt, $($more_value:tt)+])*) => {
+            statement!(
+                @named [$($rare)+]
+
+                // The fence: the session as it was planned on, and the job under this lease.
+                ["$1::text as session_id", session.session_id.as_str()]
+                ["$2::bigint as last_message_number", session.last_message_number]
+                ["$3::bigint as step_number", transition.step_number]
+                ["$4::bigint as job_id", lease.job_id]
+                ["$5::bigint as lease", lease.token]
+
+                // The job.
+                ["$6::boolean as progress", step.is_some() || !records.is_empty()]
+                ["$7::text as trace_context", lease.trace_context.as_deref()]
+
+                // The session.
+                ["$8::text as run_id", transition.run_id.as_str()]
+                ["$9::jsonb as state", state]
+                ["$10::jsonb as rebase", rebase]
+                ["$11::bigint as compaction_failures", transition.compaction_failures]
+                ["$12::text as status", transition.status().map(|status| status.as_str())]
+                ["$13::boolean as closes", closing.is_some()]
+                ["$14::text as error", closing.and_then(|closing| closing.error.as_deref())]
+
+                // The step, if this commit ends it.
+                ["$15::boolean as ends_step", step.is_some()]
+                ["$16::bigint as from_message_number", step.map(|step| step.from_message_number)]
+                ["$17::bigint as to_message_number", step.map(|step| step.to_message_number)]
+                ["$18::text as finish_reason", step.map(|step| step.finish_reason.as_str())]
+                ["$19::bigint as input_tokens", usage.input_tokens]
+                ["$20::bigint as output_tokens", usage.output_tokens]
+                ["$21::bigint as cached_tokens", usage.cached_tokens]
+                ["$22::bigint as cache_write_tokens", usage.cache_write_tokens]
+                ["$23::bigint as cost_micros", usage.cost_micros]
+                ["$24::integer as tool_calls", step.map_or(0, |step| step.executed_local_tool_count as i32)]
+                ["$25::integer as attempt", performance.attempt]
+                ["$26::text as worker_id", &*lease.worker_id]
+                ["$27::float8 as elapsed_s", performance.elapsed_s]
+
+                // Messages.
+                ["$28::bigint as record_count", records.len() as i64]
+                ["$29::bigint[] as record_numbers", &column(records, |record| record.message_number)]
+                ["$30::text[] as record_roles", &column(records, |record| record.role.as_str()) as &[&str]]
+                ["$31::text[] as record_contents", &contents]
+                ["$32::boolean[] as record_internal", &column(records, |record| record.internal)]
+                ["$33::text[] as record_details", &details]
+
+                // Journal entries.
+                ["$34::bigint as event_count", event_types.len() as i64]
+                ["$35::text[] as event_types", &event_types]
+                ["$36::text[] as event_payloads", &event_payloads]
+
+                // The ledger: calls that the last message asks for, and calls that come to an end.
+                ["$37::bigint as opened_by", records.last().map(|record| record.message_number)]
+                ["$38::text[] as opened_ids", &column(calls_opened, |call| call.call_id.as_str()) as &[&str]]
+                ["$39::text[] as opened_names", &column(calls_opened, |call| call.name.as_str()) as &[&str]]
+                ["$40::text[] as opened_args", &column(calls_opened, |call| call.args_sha256.as_str()) as &[&str]]
+                ["$41::text[] as opened_effects", &column(calls_opened, |call| call.effect.as_str()) as &[&str]]
+                ["$42::text[] as closed_ids", &column(calls_closed, |call| call.call_id.as_str()) as &[&str]]
+                ["$43::text[] as closed_statuses", &column(calls_closed, |call| call.status.as_str()) as &[&str]]
+                ["$44::bigint[] as closed_numbers", &column(calls_closed, |call| call.message_number) as &[Option<i64>]]
+
+                // The model call in flight.
+                ["$45::boolean as generation_over", transition.generation_over]
+                $([$more, $($more_value)+])*
+            )
+        };
+        (@named [$($rare:tt)+] [$first:tt, $($first_value:tt)+] $([$name:tt, $($value:tt)+])*) => {
             sqlx::query_scalar!(
-                r#"
-            with s as (
-                update conversation_sessions
-                set last_message_number = last_message_number + $4,
-                    last_event_seq = last_event_seq + $5,
-                    to_message_number = coalesce($6, to_message_number),
-                    last_step_number = last_step_number + case when $6::bigint is null then 0 else 1 end,
-                    total_turns = total_turns + case when $6::bigint is null then 0 else 1 end,
-                    total_input_tokens = total_input_tokens + $7,
-                    total_output_tokens = total_output_tokens + $8,
-                    total_cached_tokens = total_cached_tokens + $9,
-                    total_cache_write_tokens = total_cache_write_tokens + $10,
-                    total_cost_micros = total_cost_micros + $11,
-                    state = case when $12::jsonb is null then state else state || $12::jsonb end,
-                    status = coalesce($13, status),
-                    error = case when $14 then $15 else error end,
-                    completed_at = case when $14 then clock_timestamp() else completed_at end,
-                    cancel_requested = cancel_requested and not $14,
-                    cancel_reason = case when $14 then null else cancel_reason end,
-                    rebase = coalesce($43, rebase),
-                    compaction_failures = coalesce($44, compaction_failures)
-                where session_id = $1
-                    and last_message_number = $2
-                    and last_step_number = $3::bigint - 1
-                    and status is distinct from $13
-                    and compaction_failures is distinct from $44
-                returning session_id, conversation_id, space_id, last_event_seq, wake_seq
+                "with given as not materialized (select " + $first $(+ ", " + $name)* + ")"
+                    + r#", s as (
+                update conversation_sessions as session
+                set last_message_number = session.last_message_number + given.record_count,
+                    last_event_seq = session.last_event_seq + given.event_count,
+                    to_message_number = coalesce(given.to_message_number, session.to_message_number),
+                    last_step_number = session.last_step_number + given.ends_step::integer,
+                    total_turns = session.total_turns + given.ends_step::integer,
+                    total_input_tokens = session.total_input_tokens + given.input_tokens,
+                    total_output_tokens = session.total_output_tokens + given.output_tokens,
+                    total_cached_tokens = session.total_cached_tokens + given.cached_tokens,
+                    total_cache_write_tokens = session.total_cache_write_tokens + given.cache_write_tokens,
+                    total_cost_micros = session.total_cost_micros + given.cost_micros,
+                    state = case when given.state is null then session.state else session.state || given.state end,
+                    status = coalesce(given.status, session.status),
+                    error = case when given.closes then given.error else session.error end,
+                    completed_at = case when given.closes then clock_timestamp() else session.completed_at end,
+                    cancel_requested = session.cancel_requested and not given.closes,
+                    cancel_reason = case when given.closes then null else session.cancel_reason end,
+                    rebase = coalesce(given.rebase, session.rebase),
+                    compaction_failures = coalesce(given.compaction_failures, session.compaction_failures)
+                from given
+                where session.session_id = given.session_id
+                    and session.last_message_number = given.last_message_number
+                    and session.last_step_number = given.step_number - 1
+                    and session.status is distinct from given.status
+                    and session.compaction_failures is distinct from given.compaction_failures
+                returning session.session_id, session.conversation_id, session.space_id, session.last_event_seq,
+                    session.wake_seq
             ), j as (
-                update jobs
-                set step_number = $3 + case when $6::bigint is null then 0 else 1 end,
-                    stuck = case when $16 then 0 else stuck end,
-                    died = case when $16 then 0 else died end,
-                    attempt = case when $6::bigint is null then attempt else 1 end,
+                update jobs as job
+                set step_number = given.step_number + given.ends_step::integer,
+                    stuck = case when given.progress then 0 else job.stuck end,
+                    died = case when given.progress then 0 else job.died end,
+                    attempt = case when given.ends_step then 1 else job.attempt end,
                     last_error = null,
-                    trace_context = $35
-                from s
-                where jobs.job_id = $17
-                    and jobs.lease = $18
-                    and jobs.step_number = $3
-                returning jobs.job_id
+                    trace_context = given.trace_context
+                from given, s
+                where job.job_id = given.job_id
+                    and job.lease = given.lease
+                    and job.step_number = given.step_number
+                returning job.job_id
             ), records as (
                 insert into conversation_records
                     (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
-                select s.conversation_id, r.message_number, s.session_id, $19, $3, r.role, r.content::json, r.internal,
-                    r.details::json
-                from s, j, unnest($20::bigint[], $21::text[], $22::text[], $23::boolean[], $24::text[])
+                select s.conversation_id, r.message_number, s.session_id, given.run_id, given.step_number, r.role,
+                    r.content::json, r.internal, r.details::json
+                from given, s, j, unnest(given.record_numbers, given.record_roles, given.record_contents,
+                        given.record_internal, given.record_details)
                     as r (message_number, role, content, internal, details)
             ), events as (
                 insert into session_events (session_id, seq, type, run_id, step_number, payload)
-                select s.session_id, s.last_event_seq - $5 + e.ordinal, e.type, $19, $3, e.payload::jsonb
-                from s, j, unnest($25::text[], $26::text[]) with ordinality as e (type, payload, ordinal)
+                select s.session_id, s.last_event_seq - given.event_count + e.ordinal, e.type, given.run_id,
+                    given.step_number, e.payload::jsonb
+                from given, s, j, unnest(given.event_types, given.event_payloads) with ordinality
+                    as e (type, payload, ordinal)
             ), opened as (
                 insert into tool_calls
                     (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect)
-                select s.session_id, c.call_id, $19, $3, $27, c.name, c.args_sha256, c.effect
-                from s, j, unnest($28::text[], $29::text[], $30::text[], $31::text[])
+                select s.session_id, c.call_id, given.run_id, given.step_number, given.opened_by, c.name, c.args_sha256,
+                    c.effect
+                from given, s, j, unnest(given.opened_ids, given.opened_names, given.opened_args, given.opened_effects)
                     as c (call_id, name, args_sha256, effect)
             ), closed as (
-                update tool_calls
+                update tool_calls as call
                 set status = case
-                        -- What came of it was written down after this was planned: it is known after all.
-                        when c.status = 'uncertain' and tool_calls.status in ('done', 'failed')
-                            and tool_calls.outcome is not null then tool_calls.status
+                        -- The call's end was written after this was planned, so it is not uncertain any more.
+                        when c.status = 'uncertain' and call.status in ('done', 'failed')
+                            and call.outcome is not null then call.status
                         else c.status
                     end,
                     result_message_number = c.message_number,
-                    settled_at = coalesce(tool_calls.settled_at, clock_timestamp())
-                from s, j, unnest($32::text[], $33::text[], $34::bigint[]) as c (call_id, status, message_number)
-                where tool_calls.session_id = s.session_id
-                    and tool_calls.call_id = c.call_id
-                    -- Says again what the join says, so that no plan walks through every call of a long session.
-                    and tool_calls.call_id = any ($32::text[])
+                    settled_at = coalesce(call.settled_at, clock_timestamp())
+                from given, s, j, unnest(given.closed_ids, given.closed_statuses, given.closed_numbers)
+                    as c (call_id, status, message_number)
+                where call.session_id = s.session_id
+                    and call.call_id = c.call_id
+                    -- Repeats the join, so that no plan reads every call of a long session.
+                    and call.call_id = any (given.closed_ids)
             ), over as (
                 delete from generations
-                using s, j
-                where $36
+                using given, s, j
+                where given.generation_over
                     and generations.session_id = s.session_id
             ), forgotten as (
                 delete from generation_chunks
-                using s, j
-                where $36
+                using given, s, j
+                where given.generation_over
                     and generation_chunks.session_id = s.session_id
             ), step as (
                 insert into session_steps
                     (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
                      input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros,
                      executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at)
-                select s.session_id, $3, $19, $37, $6, $38,
-                    $7::bigint::integer, $8::bigint::integer, $9::bigint::integer, $10::bigint::integer, $11, $39, $40,
-                    s.last_event_seq, $18, $41, clock_timestamp() - make_interval(secs => $42)
-                from s, j
-                where $6::bigint is not null
+                select s.session_id, given.step_number, given.run_id, given.from_message_number, given.to_message_number,
+                    given.finish_reason, given.input_tokens::integer, given.output_tokens::integer,
+                    given.cached_tokens::integer, given.cache_write_tokens::integer, given.cost_micros,
+                    given.tool_calls, given.attempt, s.last_event_seq, given.lease, given.worker_id,
+                    clock_timestamp() - make_interval(secs => given.elapsed_s)
+                from given, s, j
+                where given.ends_step
             ), of_run as (
-                update session_runs
-                set steps = steps + 1,
-                    input_tokens = input_tokens + $7,
-                    output_tokens = output_tokens + $8,
-                    tool_calls = tool_calls + $39
-                from s, j
-                where $6::bigint is not null
-                    and session_runs.run_id = $19
+                update session_runs as run
+                set steps = run.steps + 1,
+                    input_tokens = run.input_tokens + given.input_tokens,
+                    output_tokens = run.output_tokens + given.output_tokens,
+                    tool_calls = run.tool_calls + given.tool_calls
+                from given, s, j
+                where given.ends_step
+                    and run.run_id = given.run_id
             )"#
-                    + $seldom
+                    + $($rare)+
+                    // A fence that missed leaves no row here: the division by zero tells the caller.
                     + r#"
             select max(s.wake_seq) / (1 / count(*)) as "wake_seq!"
             from s, j
         "#,
-                session.session_id.as_str(),
-                session.last_message_number,
-                transition.step_number,
-                transition.records.len() as i64,
-                event_types.len() as i64,
-                step.map(|step| step.to_message_number),
-                usage.input_tokens,
-                usage.output_tokens,
-                usage.cached_tokens,
-                usage.cache_write_tokens,
-                usage.cost_micros,
-                state.map(serde_json::Value::Object),
-                transition.status().map(|status| status.as_str()),
-                closing.is_some(),
-                closing.and_then(|closing: &Closing| closing.error.as_deref()),
-                progress,
-                lease.job_id,
-                lease.token,
-                transition.run_id.as_str(),
-                &numbers,
-                &roles as &[&str],
-                &contents,
-                &internal,
-                &details,
-                &event_types,
-                &event_payloads,
-                opened_by,
-                &opened_ids as &[&str],
-                &opened_names as &[&str],
-                &opened_args as &[&str],
-                &opened_effects as &[&str],
-                &closed_ids as &[&str],
-                &closed_statuses as &[&str],
-                &closed_numbers as &[Option<i64>],
-                lease.trace_context.as_deref(),
-                transition.generation_over,
-                step.map_or(0, |step| step.from_message_number),
-                step.map_or("", |step| step.finish_reason.as_str()),
-                step.map_or(0, |step| step.executed_local_tool_count as i32),
-                performance.attempt,
-                &*lease.worker_id,
-                performance.elapsed_s,
-                rebase,
-                transition.compaction_failures,
-                $($($argument)*)?
+                $($first_value)+
+                $(, $($value)+)*
             )
         };
     }
-    let seldom =
-        !transition.deliveries.is_empty() || !transition.inbox_drained.is_empty() || !blobs.is_empty();
-    let wake_seq = if seldom {
-        statement!(
-            r#", sent as (
-            insert into deliveries
-                (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
-            select d.delivery_id, s.space_id, s.conversation_id, d.channel, nextval('delivery_ordinals'),
-                s.session_id, d.source_key, d.content::json
-            from s, j, unnest($45::text[], $46::text[], $47::text[], $48::text[])
-                as d (delivery_id, channel, source_key, content)
-            on conflict (session_id, source_key, channel) do nothing
-            returning conversation_id, space_id, channel
-        ), deliver_jobs as (
-            insert into jobs (kind, space_id, conversation_id, channel, trace_context)
-            select distinct 'deliver', sent.space_id, sent.conversation_id, sent.channel, $35::text
-            from sent
-            on conflict (conversation_id, channel) where kind = 'deliver'
-                do update set pending = jobs.pending + 1
-        ), drained as (
-            update session_inbox
-            set status = 'drained'
-            from s, j
-            where session_inbox.session_id = s.session_id
-                and session_inbox.inbox_id = any ($49::bigint[])
-        ), pointed_at as (
-            insert into blobs (sha256, size, media_type, bytes)
-            select b.sha256, length(b.bytes), b.media_type, b.bytes
-            from s, j, unnest($50::text[], $51::bytea[], $52::text[]) as b (sha256, bytes, media_type)
-            on conflict (sha256) do nothing
-        )"#,
-            &delivery_ids,
-            &delivery_channels as &[&str],
-            &delivery_keys as &[&str],
-            &delivery_contents,
-            &transition.inbox_drained,
-            &blob_names as &[&str],
-            &blob_bytes as &[&[u8]],
-            &blob_types as &[&str],
-        )
-        .fetch_one(connection)
-        .await?
+    macro_rules! with_rare_part {
+        ($deliver_jobs:tt) => {
+            statement!(
+                [r#", sent as (
+                insert into deliveries
+                    (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
+                select d.delivery_id, s.space_id, s.conversation_id, d.channel, nextval('delivery_ordinals'),
+                    s.session_id, d.source_key, d.content::json
+                from given, s, j, unnest(given.delivery_ids, given.delivery_channels, given.delivery_keys,
+                        given.delivery_contents)
+                    as d (delivery_id, channel, source_key, content)
+                on conflict (session_id, source_key, channel) do nothing
+                returning space_id, conversation_id, channel, (select given.trace_context from given) as trace_context
+            ), deliver_jobs as ("#
+                + $deliver_jobs
+                + r#"
+            ), drained as (
+                update session_inbox
+                set status = 'drained'
+                from given, s, j
+                where session_inbox.session_id = s.session_id
+                    and session_inbox.inbox_id = any (given.drained)
+            ), pointed_at as (
+                insert into blobs (sha256, size, media_type, bytes)
+                select b.sha256, length(b.bytes), b.media_type, b.bytes
+                from given, s, j, unnest(given.blob_names, given.blob_bytes, given.blob_types)
+                    as b (sha256, bytes, media_type)
+                on conflict (sha256) do nothing
+            )"#]
+
+                // The outbox.
+                ["$46::text[] as delivery_ids", &column(deliveries, |_| new_id("dlv"))]
+                ["$47::text[] as delivery_channels", &column(deliveries, |one| one.channel.as_str()) as &[&str]]
+                ["$48::text[] as delivery_keys", &column(deliveries, |one| one.source_key.as_str()) as &[&str]]
+                ["$49::text[] as delivery_contents", &column(deliveries, |one| one.content.to_string())]
+
+                // Inbox rows that are in the transcript now.
+                ["$50::bigint[] as drained", &transition.inbox_drained]
+
+                // What messages and journal entries point at.
+                ["$51::text[] as blob_names", &column(&blobs, |blob| blob.sha256.as_str()) as &[&str]]
+                ["$52::bytea[] as blob_bytes", &column(&blobs, |blob| blob.bytes.as_slice()) as &[&[u8]]]
+                ["$53::text[] as blob_types", &column(&blobs, |blob| blob.media_type) as &[&str]]
+            )
+        };
+    }
+    let rare = !deliveries.is_empty() || !transition.inbox_drained.is_empty() || !blobs.is_empty();
+    let wake_seq = if rare {
+        deliver_jobs!(with_rare_part).fetch_one(connection).await?
     } else {
-        statement!("").fetch_one(connection).await?
+        statement!([""]).fetch_one(connection).await?
     };
     Ok(wake_seq)
+}
+
+/// One column of `rows`.
+fn column<'a, T, C>(rows: &'a [T], value: impl Fn(&'a T) -> C) -> Vec<C> {
+    rows.iter().map(value).collect()
 }

@@ -1,4 +1,4 @@
-//! What the logs say of a session, and what its row says, read in one transaction.
+//! A session by its logs and by its row, read in one transaction.
 
 use crate::hydrate::from_text;
 use crate::journal::postgres::{entries_after, last_checkpoint};
@@ -8,12 +8,12 @@ use sqlx::PgConnection;
 use wakeful_workflow::derive;
 use wakeful_workflow::record::Block;
 use wakeful_workflow::recover::{Recovered, recover};
-use wakeful_workflow::session::State;
+use wakeful_workflow::state::State;
 
-/// At most so many of the entries that point nowhere are listed.
+/// Most broken entries that are listed.
 const LISTED: i64 = 20;
 
-/// The caches of a session's row.
+/// The cached columns of a session's row.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub conversation_id: String,
@@ -26,7 +26,7 @@ pub(super) struct Row {
     pub last_message_number: i64,
     pub rebase: Value,
     pub compaction_failures: i64,
-    /// It has a step job or an open run, so that its status may move at any time.
+    /// It has a step job or an open run, so its status may change at any time.
     pub live: bool,
 }
 
@@ -54,13 +54,13 @@ impl Sums {
     }
 }
 
-/// The row, and what it should be by the logs.
+/// The row, and what the logs say it should be.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub row: Row,
     /// The fold of the messages.
     pub state: Value,
-    /// The fold of the journal, or why it cannot be folded.
+    /// The fold of the journal, or why folding failed.
     pub recovered: std::result::Result<Folded, String>,
     pub totals: Sums,
     pub to_message_number: i64,
@@ -70,14 +70,14 @@ pub(super) struct Facts {
     /// The newest rebase of the journal.
     pub rebase: Value,
     pub compaction_failures: i64,
-    /// Runs whose sums are not those of their steps.
+    /// Runs whose sums differ from their steps.
     pub wrong_runs: Vec<String>,
-    /// Steps that do not begin where the one before ended.
+    /// Steps that do not begin where the step before ended.
     pub broken_steps: Vec<i64>,
     pub missing_entries: i64,
-    /// Entries that point at a message that is not there.
+    /// Entries that point at a missing message.
     pub dangling: Vec<i64>,
-    /// Entries whose blob is not there, or is another one than its name says.
+    /// Entries whose blob is missing, or whose bytes do not match its hash.
     pub lost_blobs: Vec<i64>,
 }
 
@@ -137,7 +137,7 @@ impl Facts {
             live: session.live,
         };
         let began = Began {
-            // The messages that a fork copied are behind it.
+            // A fork's own steps begin after the copied messages.
             at_message_number: session.forked_at_message_number.unwrap_or(session.base_message_number),
             at_step_number: session.base_step_number,
         };
@@ -161,7 +161,7 @@ impl Facts {
             last_event_seq: journal.last,
             last_message_number: last_message_number(tx, session_id, &row, session.base_message_number)
                 .await?,
-            rebase: crate::context::newest_rebase(tx, session_id, i64::MAX).await?.unwrap_or(Value::Null),
+            rebase: crate::outputs::newest_rebase(tx, session_id, i64::MAX).await?.unwrap_or(Value::Null),
             compaction_failures: compaction_failures(tx, session_id).await?,
             wrong_runs: wrong_runs(tx, session_id).await?,
             broken_steps: steps.broken,
@@ -173,7 +173,7 @@ impl Facts {
     }
 }
 
-/// The fold of the messages. Only results of tools can change the state.
+/// Folds the messages. Only tool results can change the state.
 async fn fold(tx: &mut PgConnection, session_id: &str, mut state: State) -> Result<State> {
     let contents = sqlx::query_scalar!(
         r#"select content::text as "content!" from conversation_records
@@ -211,7 +211,7 @@ struct Steps {
     broken: Vec<i64>,
 }
 
-/// What stood before a session's first own step.
+/// Where a session's own steps begin.
 #[derive(Clone, Copy)]
 struct Began {
     at_message_number: i64,
@@ -271,8 +271,8 @@ async fn steps(tx: &mut PgConnection, session_id: &str, began: Began) -> Result<
     })
 }
 
-/// The number up to which the session has allocated. It may be above its own last message where messages of the
-/// conversation's other sessions fill all that is between: then its run opened, or was retried, after theirs.
+/// The number up to which the session has allocated. It may be higher than the session's last message if messages of
+/// other sessions fill the whole gap: the session's run opened, or was retried, after theirs.
 async fn last_message_number(
     tx: &mut PgConnection,
     session_id: &str,

@@ -1,4 +1,4 @@
-//! The caches written anew from the logs.
+//! Rebuilds a session's caches from its logs.
 
 use super::facts::Facts;
 use super::{check, checks};
@@ -7,10 +7,10 @@ use crate::{Error, Result, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
-use wakeful_workflow::advance::Blob;
+use wakeful_workflow::blob::Blob;
 use wakeful_workflow::event::Event;
 
-/// One column that was written anew.
+/// One column that the rebuild changed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
     pub name: &'static str,
@@ -18,22 +18,23 @@ pub struct Change {
     pub is: Value,
 }
 
-/// What a rebuild did.
+/// Result of a rebuild.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rebuilt {
     pub session_id: String,
     pub changes: Vec<Change>,
-    /// The journal's fold was not that of the messages, so that a checkpoint was appended which is.
+    /// The fold of the journal differed from the fold of the messages, so the rebuild appended a correct checkpoint.
     pub checkpoint_written: bool,
-    /// What still differs, because it is a log's own fault or its run is open.
+    /// Differences that remain: the log itself is damaged, or the run is open.
     pub left: Vec<&'static str>,
 }
 
 impl Store {
-    /// Writes state, totals, pointers and, while the session rests, its status anew from the logs. Where the journal
-    /// does not give the state of the messages, a checkpoint that does is appended: the messages are the truth.
+    /// Rewrites state, totals and pointers from the logs, and the status too while the session is at rest. Where the
+    /// journal gives another state than the messages, it appends a checkpoint with the messages' state: the messages
+    /// are the truth.
     ///
-    /// A worker that has the session reads it again, since `wake_seq` moves. Where everything agrees nothing is written.
+    /// Moves `wake_seq`, so a worker that has the session reads it again. If everything agrees, it writes nothing.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`] for a log that cannot be read, [`Error::Database`].
@@ -46,7 +47,7 @@ impl Store {
         if !rebuilt.changes.is_empty() {
             write(&mut tx, session_id, &facts).await?;
         }
-        // After the pointers, for an entry takes the next number.
+        // After the pointers, because an entry takes the next number.
         if !journal_gives_the_state(&facts) {
             checkpoint(&mut tx, session_id, &facts).await?;
             rebuilt.checkpoint_written = true;
@@ -83,7 +84,7 @@ fn changes(facts: &Facts) -> Vec<Change> {
         .collect()
 }
 
-/// What the status becomes: a run that is open moves it by itself.
+/// The status to write. While a run is open, its own commits set the status.
 fn status(facts: &Facts) -> &str {
     match &facts.recovered {
         Ok(recovered) if !facts.row.live => &recovered.lifecycle_state,
@@ -177,5 +178,5 @@ async fn checkpoint(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> R
         lifecycle_state: status(facts).to_owned(),
         state_sha256: blob.sha256,
     };
-    run::journal(tx, session_id, None, None, Wakes::Planner, &[event]).await
+    run::append_events(tx, session_id, None, None, Wakes::Planner, &[event]).await
 }

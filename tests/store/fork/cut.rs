@@ -71,7 +71,8 @@ async fn an_event_is_the_last_message_that_had_been_said_by_then() {
     let parent_id = two_runs(&world).await;
     let entries = world.store.journal(&parent_id, 0, 1000).await.unwrap();
     let parent = hydrated(&world, &parent_id).await;
-    // Counted apart from the product: a message is said with the entry that takes it or that points at it.
+    // Computed independently of the product: a message counts as said from the entry that takes it or points
+    // at it.
     let (mut said, mut received) = (1, [2, 6].into_iter());
     for entry in entries {
         match entry.kind.as_str() {
@@ -85,7 +86,7 @@ async fn an_event_is_the_last_message_that_had_been_said_by_then() {
     assert_eq!(said, parent.last_message_number);
     assert_eq!(received.next(), None);
 
-    // To a fork what it copied was said from the beginning on.
+    // For a fork, the copied messages were said from the beginning.
     let child = world.store.fork(&at(&parent_id, "6")).await.unwrap();
     let grandchild = world.store.fork(&resting(&child.session_id, "event:1")).await.unwrap();
     assert_eq!(grandchild.at_message_number, 6);
@@ -102,7 +103,7 @@ async fn a_fork_of_a_fork_is_cut_where_its_grandparent_could_have_been() {
     let (ours, theirs) =
         (hydrated(&world, &grandchild.session_id).await, hydrated(&world, &direct.session_id).await);
     assert_eq!(ours.records, theirs.records, "origins are those who said it first");
-    // The child's own state has more in it: none of that came along.
+    // The child's own state has another entry, which the grandchild does not have.
     assert_eq!(ours.state, theirs.state);
     assert_eq!(ours.state.len(), 1);
     assert_eq!(hydrated(&world, &child.session_id).await.state.len(), 2);

@@ -1,4 +1,4 @@
-//! What a fork has otherwise than its parent: its texts, its settings, and what its calls may do.
+//! What a fork can have that differs from its parent: its texts, its settings, and what its calls may do.
 
 use super::*;
 
@@ -23,7 +23,7 @@ async fn an_edited_message_and_a_further_one_are_what_the_fork_answers() {
     };
     let both = world.store.fork(&both).await.unwrap();
     let driver = world.drive(&both.session_id).await;
-    let context = driver.session.context(Vec::new());
+    let context = wakeful::workflow::context::full(&driver.session, Vec::new());
     let last: Vec<_> =
         context.messages[context.messages.len() - 2..].iter().map(|one| &one.content[0]).collect();
     assert_eq!(last, [&text("And to Eve."), &text("Be quick.")]);
@@ -66,7 +66,7 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
     assert_eq!(prefix_of(&other.session_id).await, prefix_of(&parent_id).await);
     let row = world.store.session(None, &other.session_id).await.unwrap();
     assert_eq!(row.model_id, "other/model");
-    // A fork of it keeps both unless it is told otherwise.
+    // A fork of the fork keeps both, unless the request says otherwise.
     let again = world.store.fork(&resting(&other.session_id, "5")).await.unwrap();
     let again = hydrated(&world, &again.session_id).await;
     assert_eq!((again.policy.model.as_deref(), again.policy.tool_mode), (Some("other/model"), ToolMode::Dry));
@@ -88,14 +88,14 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
     assert_eq!((prefix.system.as_str(), &prefix.tools), ("You are a test.\n\nBe kind.", &tools));
     assert_eq!(child.policy.tools, Some(vec!["look".to_owned()]));
     assert_eq!(child.seeds.len(), 1);
-    assert_eq!(child.context(Vec::new()).system, "You are a test.\n\nBe kind.");
+    assert_eq!(wakeful::workflow::context::full(&child, Vec::new()).system, "You are a test.\n\nBe kind.");
     let request = ForkRequest {
         system_prompt: Some(SystemPromptPatch::Replace("Be another.".into())),
         ..resting(&parent_id, "5")
     };
     let replaced = world.store.fork(&request).await.unwrap();
     let child = hydrated(&world, &replaced.session_id).await;
-    assert_eq!(child.context(Vec::new()).system, "Be another.");
+    assert_eq!(wakeful::workflow::context::full(&child, Vec::new()).system, "Be another.");
     assert_eq!(child.prefix.unwrap().tools, parent.prefix.unwrap().tools);
     agrees(&world, &replaced.session_id).await;
 }
@@ -106,7 +106,7 @@ async fn what_was_only_rehearsed_is_never_taken_for_done() {
     let parent_id = two_runs(&world).await;
     let mode =
         |parent: &str, place: &str, mode| ForkRequest { tool_mode: Some(mode), ..resting(parent, place) };
-    // A mail that was sent, then one that was not: 7 and 8 are the turn.
+    // The parent sent its mail. The rehearsal's mail was only rehearsed; messages 7 and 8 are its turn.
     let rehearsal = ForkRequest { tool_mode: Some(ToolMode::Dry), ..at(&parent_id, "6") };
     let rehearsal = world.store.fork(&rehearsal).await.unwrap().session_id;
     let mut driver = world.drive(&rehearsal).await;
@@ -119,7 +119,7 @@ async fn what_was_only_rehearsed_is_never_taken_for_done() {
     for of in [&rehearsal, &again] {
         let reason = refused(&world, &mode(of, "end", ToolMode::Live)).await;
         assert!(reason.contains("message 8") && reason.contains("rehearsed"), "{reason}");
-        // Before it nothing was: what the live session did before is done.
+        // Cutting before the rehearsal is fine: what the live session did up to there is really done.
         world.store.fork(&mode(of, "6", ToolMode::Live)).await.unwrap();
     }
     let recorded = world.store.fork(&mode(&rehearsal, "6", ToolMode::Recorded)).await.unwrap();

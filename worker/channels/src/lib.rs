@@ -1,7 +1,8 @@
 //! Channels: where messages come from and go to. One folder per medium.
 //!
-//! What comes in is verified, translated and taken by [`wakeful_engine::ingest`]: no trigger runs an agent. What goes out is
-//! a delivery, which [`wakeful_engine::jobs::deliver`] hands to the [`Channel`] of its name.
+//! An incoming message is verified, translated and handed to [`wakeful_engine::ingest`]; no trigger runs an
+//! agent itself. An outgoing message is a delivery, which [`wakeful_engine::jobs::deliver`] hands to the
+//! [`Channel`] of its name.
 
 use axum::Router;
 use std::sync::Arc;
@@ -16,19 +17,18 @@ pub mod herald;
 pub mod messenger;
 pub mod signed;
 
-pub(crate) use wakeful_store::failpoint::{failpoint, mutant};
 
-/// What sends, by the configuration.
+/// Returns the channels that the configuration sets up for sending.
 ///
 /// # Errors
-/// A configuration that no sender can be made of.
+/// A configuration from which a channel cannot be built.
 pub fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
     let mut senders = email::senders(config)?;
     senders.extend(messenger::senders(config)?);
     Ok(senders)
 }
 
-/// The routes of `/v1/triggers` whose callers prove themselves by a signature of their own.
+/// The routes of `/v1/triggers` whose callers prove themselves with a signature instead of the bearer token.
 pub fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     Router::new().merge(email::webhooks(ctx)).merge(messenger::webhooks(ctx))
 }
@@ -42,10 +42,10 @@ pub fn guarded(ctx: &Arc<Ctx>) -> anyhow::Result<Router<Arc<Ctx>>> {
     Ok(chat.merge(herald::routes()).merge(cron::routes()).merge(email::routes()))
 }
 
-/// What listens beside HTTP, until the process drains.
+/// Runs the listeners other than HTTP (LMTP) until the process drains.
 ///
 /// # Errors
-/// When it cannot listen.
+/// When a listener cannot be opened.
 pub async fn listen(ctx: Arc<Ctx>) -> anyhow::Result<()> {
     email::listen(ctx).await
 }

@@ -1,7 +1,7 @@
-//! Whether a webhook was sent by whom it says: its signature, over the bytes as they came, before anything is parsed.
+//! Verifies who sent a webhook: checks its signature over the raw body bytes, before anything is parsed.
 //!
-//! Pure: the time is given. Every comparison takes as long whatever it compares. Several secrets may be good at a time, so
-//! that they can be changed without losing a message.
+//! Pure: the caller passes the time. Comparisons run in constant time. Several secrets can be valid at once,
+//! so an operator can rotate them without losing a message.
 
 use axum::http::HeaderMap;
 use base64::Engine;
@@ -12,26 +12,26 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 use wakeful_config::webhook::{BASE64, webhook_key};
 
-/// How far a webhook's clock may be from ours, in seconds: the five minutes of Slack and of Standard Webhooks. What is older
-/// may be somebody who repeats what he has seen.
+/// How far a webhook's timestamp may be from our clock, in seconds: five minutes, as Slack and Standard
+/// Webhooks specify. An older request may be a replay.
 const TOLERANCE_S: u64 = 300;
 
-/// Why a webhook is not taken. Says nothing of what would have been right.
+/// Why a webhook is refused. Never says what the right value would have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsigned {
-    #[error("the header `{0}` is missing or is not what it should be; send what the signature is made of")]
+    #[error("the header `{0}` is missing or malformed; the signature needs it")]
     Header(&'static str),
     #[error(
-        "the timestamp is more than {TOLERANCE_S} s away from this machine's clock; send it again, signed anew"
+        "the timestamp is more than {TOLERANCE_S} s away from this machine's clock; sign it again with the current time"
     )]
     Stale,
     #[error(
-        "the signature is not that of this body under any secret that is configured here; check the secret, and that \
+        "no configured secret gives this signature for this body; check the secret, and that \
          nothing on the way changes the body"
     )]
     Forged,
     #[error(
-        "the header `X-Telegram-Bot-Api-Secret-Token` is missing or is none of messenger.telegram.webhook_secrets; give \
+        "the header `X-Telegram-Bot-Api-Secret-Token` is missing or is not one of messenger.telegram.webhook_secrets; give \
          setWebhook one of them as its secret_token"
     )]
     Secret,
@@ -79,8 +79,8 @@ pub fn standard_webhooks(
     if good { Ok(()) } else { Err(Unsigned::Forged) }
 }
 
-/// Whether a request says all that a signature of Standard Webhooks needs, and said it lately: what can be known of it
-/// before its body is here.
+/// Checks that the signature headers of Standard Webhooks are present, and that the timestamp is recent. This
+/// is all that can be checked before the body arrives.
 ///
 /// # Errors
 /// [`Unsigned::Header`] and [`Unsigned::Stale`].
@@ -90,17 +90,18 @@ pub fn is_fresh(headers: &HeaderMap, now_unix_s: i64) -> Result<(), Unsigned> {
     text(headers, "webhook-signature").map(|_| ())
 }
 
-/// `webhook-id`: the same each time that the same message is sent.
+/// The header `webhook-id`. It stays the same when the sender repeats a message.
 ///
 /// # Errors
-/// Where there is none, or it is longer than 200 bytes.
+/// When the header is missing, or longer than 200 bytes, or not printable ASCII.
 pub fn webhook_id(headers: &HeaderMap) -> Result<&str, Unsigned> {
     let id = text(headers, "webhook-id")?;
     let fits = !id.is_empty() && id.len() <= 200 && id.bytes().all(|byte| byte.is_ascii_graphic());
     if fits { Ok(id) } else { Err(Unsigned::Header("webhook-id")) }
 }
 
-/// The header `webhook-signature` of what is sent: one signature a secret, so that its reader may change his.
+/// The header `webhook-signature` of an outgoing request: one signature per secret, so the receiver can
+/// rotate its secret.
 pub fn sign_webhook(secrets: &[SecretString], id: &str, timestamp_unix_s: i64, body: &[u8]) -> String {
     let timestamp = timestamp_unix_s.to_string();
     let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body];
@@ -111,7 +112,8 @@ pub fn sign_webhook(secrets: &[SecretString], id: &str, timestamp_unix_s: i64, b
     signatures.collect::<Vec<_>>().join(" ")
 }
 
-/// Telegram's way, which signs nothing: `X-Telegram-Bot-Api-Secret-Token` is a secret itself.
+/// Checks Telegram's header `X-Telegram-Bot-Api-Secret-Token`. Telegram signs nothing; the header is the
+/// secret itself.
 ///
 /// # Errors
 /// [`Unsigned`].
@@ -126,7 +128,7 @@ fn text<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<&'h str, Unsig
     value.ok_or(Unsigned::Header(name))
 }
 
-/// The timestamp as it was written, for it is signed so.
+/// The timestamp as it was written, because the signature covers that text.
 fn timestamp<'h>(headers: &'h HeaderMap, name: &'static str, now_unix_s: i64) -> Result<&'h str, Unsigned> {
     let written = text(headers, name)?;
     let at: i64 = written.parse().map_err(|_| Unsigned::Header(name))?;
@@ -142,7 +144,7 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
 }
 
 fn is_mac(key: &[u8], parts: &[&[u8]], given: &[u8]) -> bool {
-    mac(key, parts).verify_slice(given).is_ok() || crate::mutant("any_signature")
+    mac(key, parts).verify_slice(given).is_ok()
 }
 
 #[cfg(test)]
@@ -159,7 +161,7 @@ mod tests {
         texts.iter().map(|text| SecretString::from(*text)).collect()
     }
 
-    /// The example of Slack's own documentation.
+    /// The example from Slack's documentation.
     const SLACK_SECRET: &str = "8f742231b10e8888abcd99yyyzzz85a5";
     const SLACK_BODY: &[u8] = b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c";
     const SLACK_SIGNATURE: &str = "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503";
@@ -179,7 +181,7 @@ mod tests {
         assert_eq!(slack(&keys, &good, cut, NOW), Err(Unsigned::Forged));
         assert_eq!(slack(&secrets(&["another"]), &good, SLACK_BODY, NOW), Err(Unsigned::Forged));
         assert_eq!(slack(&[], &good, SLACK_BODY, NOW), Err(Unsigned::Forged));
-        // A timestamp that was moved is not the one that was signed.
+        // Changing the timestamp breaks the signature.
         let moved = signed("1531420619", SLACK_SIGNATURE);
         assert_eq!(slack(&keys, &moved, SLACK_BODY, NOW), Err(Unsigned::Forged));
         for bad in ["", "v0=", "v0=zz", "v1=00", &SLACK_SIGNATURE[..SLACK_SIGNATURE.len() - 2]] {
@@ -194,7 +196,7 @@ mod tests {
 
     const WEBHOOK_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-    /// The example of the specification's own libraries.
+    /// The example from the specification's own libraries.
     #[test]
     fn the_specifications_own_example_is_good_and_what_we_sign_is_too() {
         let now = 1_614_265_330;
@@ -219,7 +221,7 @@ mod tests {
         }
         assert_eq!(standard_webhooks(&keys, &signed(signature), &body[1..], now), Err(Unsigned::Forged));
         assert_eq!(standard_webhooks(&keys, &signed(signature), body, now + 301), Err(Unsigned::Stale));
-        // A secret that cannot be read is no secret, and none is as good as no signature.
+        // A secret that cannot be decoded is ignored, and without a valid secret every signature is refused.
         let unusable = secrets(&["", "whsec_", "whsec_!", "whsec_c2hvcnQ="]);
         assert_eq!(standard_webhooks(&unusable, &signed(signature), body, now), Err(Unsigned::Forged));
     }

@@ -1,4 +1,4 @@
-//! The application: what a program registers before it runs.
+//! The application: the tools, models, channels and routes that a program registers before it runs.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -19,10 +19,10 @@ use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
 use wakeful_workflow::fault::Fault;
 
-/// Further routes, given the process's context.
+/// Builds extra routes from the process's context.
 type Routes = Arc<dyn Fn(Arc<Ctx>) -> axum::Router + Send + Sync>;
 
-/// A worker with tools, models, channels and triggers of one's own, beside the built-in ones.
+/// A worker with a program's own tools, models, channels and triggers, added to the built-in ones.
 #[derive(Clone, Default)]
 pub struct App {
     tools: Vec<Arc<dyn Tool>>,
@@ -32,7 +32,7 @@ pub struct App {
 }
 
 impl App {
-    /// Only what is built in.
+    /// Creates an application that has the built-in parts only.
     pub fn new() -> App {
         App::default()
     }
@@ -62,23 +62,23 @@ impl App {
         self
     }
 
-    /// Adds a trigger: routes that verify, translate, and call [`Store::wake`]. They stand beside `/v1` and guard
-    /// themselves.
+    /// Adds a trigger: routes that verify a request, translate it, and call [`Store::wake`]. They are mounted
+    /// next to `/v1` and its token does not guard them, so they must check access themselves.
     #[must_use]
     pub fn routes(mut self, routes: impl Fn(Arc<Ctx>) -> axum::Router + Send + Sync + 'static) -> App {
         self.routes.push(Arc::new(routes));
         self
     }
 
-    /// Runs the command line of this process, `wakeful`'s own with everything that was added.
+    /// Runs `wakeful`'s command line with everything that was added, on this process's arguments.
     pub fn main(self) -> ExitCode {
         crate::command::main(self)
     }
 
-    /// Every tool: the built-in ones and those that were added.
+    /// Returns every tool: the built-in ones and those that were added.
     ///
     /// # Errors
-    /// When two have one name, or a schema is invalid.
+    /// When two tools have the same name, or a schema is invalid.
     pub fn registry(&self) -> anyhow::Result<Registry> {
         let mut registry = Registry::built_in()?;
         for tool in &self.tools {
@@ -87,10 +87,10 @@ impl App {
         Ok(registry)
     }
 
-    /// Every provider of models: the built-in ones and those that were added.
+    /// Returns every provider of models: the built-in ones and those that were added.
     ///
     /// # Errors
-    /// When the HTTP client cannot be made.
+    /// When the HTTP client cannot be built.
     pub fn models(&self, config: &Config) -> anyhow::Result<Models> {
         let mut models = Models::built_in(config)?;
         for (name, factory) in &self.providers {
@@ -100,11 +100,12 @@ impl App {
         Ok(models)
     }
 
-    /// Connects and puts everything together. Checks the schema; starts nothing but NOTIFY and LISTEN.
+    /// Connects to the database, checks its schema and builds the process's context. Starts only the tasks
+    /// for NOTIFY and LISTEN.
     ///
     /// # Errors
-    /// A database that is not there or has another schema ([`wakeful_store::Error`] in the chain), or an agent whose
-    /// tools do not exist.
+    /// When the database is unreachable or has another schema ([`wakeful_store::Error`] in the chain), or
+    /// when an agent names a tool that does not exist.
     pub async fn context(&self, config: Config, url: &str) -> anyhow::Result<Arc<Ctx>> {
         let tools = self.registry()?;
         for name in config.agent_names() {
@@ -121,10 +122,11 @@ impl App {
         for channel in wakeful_channels::senders(&config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
         }
-        // Who is left when it fires only closes connections, and hears no news.
+        // Ends the LISTEN task too: after this fires, the process only closes its connections.
         let abort = CancellationToken::new();
         for name in config.agent_names() {
-            // The model would be told that its mail is on the way, and it never would be.
+            // Without a sender, `compose_email` would tell the model that the mail is on its way, and no mail
+            // would leave.
             if let Ok(agent) = config.agent(&name)
                 && agent.tools.iter().any(|tool| tool == "compose_email")
                 && !channels.contains_key("email")
@@ -151,7 +153,7 @@ impl App {
         }))
     }
 
-    /// The whole HTTP interface.
+    /// Returns the routes of the whole HTTP interface, the program's own included.
     ///
     /// # Errors
     /// A configuration that no channel's routes can be made of.

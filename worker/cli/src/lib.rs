@@ -41,7 +41,7 @@
 //! # async fn example() -> anyhow::Result<()> {
 //! let config = Config::load(None, std::env::vars())?;
 //! let ctx = wakeful::App::new().context(config, "postgres://localhost/wakeful").await?;
-//! // This process works as well. Without it, any `wakeful serve` on the database does.
+//! // Run workers in this process too. Without them, a `wakeful serve` on the database runs the session.
 //! let pool = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
 //!
 //! let mut runner = Runner::new(Arc::clone(&ctx));

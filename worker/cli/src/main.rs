@@ -1,4 +1,4 @@
-//! The binary `wakeful`: the library with nothing added.
+//! The binary `wakeful`: the library with no additions.
 
 fn main() -> std::process::ExitCode {
     wakeful::App::new().main()

@@ -1,7 +1,8 @@
-//! Replays: a session is forked, and the fork runs the same loop again beside its source.
+//! Replays: a fork of a session runs the same loop again and takes its inputs from its source.
 //!
-//! The fork is an ordinary session, and what works on it is the ordinary step pool, with its queue and its leases, under a
-//! name of its own. So a replay that is killed goes on where it stood, as any run does.
+//! The fork is an ordinary session. An ordinary step pool runs it, with the same queue and leases, but claims
+//! only jobs with the replay's own `runner` name. So a replay that is killed goes on where it stopped, as any
+//! run does.
 //!
 //! This is one replay, from its fork to its end: made or found again, fed with its source's messages, and waited for.
 
@@ -22,21 +23,21 @@ use wakeful_workflow::record::{Record, Role};
 use wakeful_workflow::replay::{self, Recording};
 use wakeful_workflow::session::{Session, SessionStatus};
 
-/// News of a session may be missed: so often its row is looked at without any.
+/// Poll interval of the session's row: a notification may be lost.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What is to be run again, and how.
+/// The session to run again, and the options.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub source_session_id: SessionId,
-    /// What the source is to whoever asks: the session's id, or the hash of the file that it was imported from.
+    /// The caller's name of the source: the session's id, or the hash of the file that it was imported from.
     pub source_name: String,
-    /// Its messages up to this one are kept. `None`: from scratch.
+    /// Keep the messages up to this one. `None` runs everything again.
     pub from_message: Option<i64>,
     pub answers: Answers,
-    /// In place of the source's; with recorded answers there is no choice.
+    /// Model to use instead of the source's. `None` with recorded answers.
     pub model: Option<String>,
-    /// In place of the source's.
+    /// System prompt to use instead of the source's.
     pub system_prompt: Option<String>,
     pub tool_mode: ToolMode,
 }
@@ -44,45 +45,45 @@ pub struct Request {
 /// How a replay ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Every message of the source was given, and the replay rests.
+    /// The replay got every message of the source, and rests.
     Over,
     /// Its run failed, or waits for an operator.
     Failed(String),
-    /// The process is to end. The same request goes on with it.
+    /// The process is ending. The same request continues the replay later.
     Interrupted,
 }
 
-/// A replay that came to its end.
+/// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Replayed {
     pub session_id: String,
-    /// It was begun by an earlier process.
+    /// An earlier process started it.
     pub resumed: bool,
     pub end: End,
-    /// Why the copied messages end earlier than was asked for.
+    /// Why fewer messages were copied than asked for.
     pub moved: Option<String>,
-    /// Calls of tools that the source has no result for, where recorded ones were asked for.
+    /// Tool calls for which the source has no result, if recorded results were asked for.
     pub unrecorded: Vec<String>,
 }
 
-/// What a replay tells as it goes.
+/// Receives the progress of a replay.
 pub trait Observer: Send + Sync {
-    /// It was begun by an earlier command, and is gone on with.
+    /// An earlier command started this replay, and it is continued now.
     fn finds(&self, _: &Unfinished) {}
 
-    /// Another process holds it, or held it when it was killed, for so many seconds from now.
+    /// Another process, perhaps a killed one, holds the replay's lease for `seconds` more.
     fn waits(&self, _session_id: &str, _seconds: i64) {}
 
-    /// It is about to run; its source has so many answers of the model after the cut.
+    /// The replay is about to run. Its source has `answers` model answers after the cut.
     fn begins(&self, session_id: &str, answers: u64);
 
-    /// So many of its turns are committed.
+    /// `answers` turns of the replay are committed.
     fn moves(&self, answers: u64, progress: &Progress);
 }
 
 impl Request {
-    /// The name under which the replay's process claims its jobs, and by which it finds a replay that was cut off: the same
-    /// request has the same.
+    /// Returns the job runner's name of this replay. Equal requests have equal names, so a request finds its
+    /// own unfinished replay.
     pub fn runner(&self) -> String {
         let asked = format!(
             "{:?}",
@@ -103,7 +104,7 @@ impl Request {
 /// `fresh`.
 ///
 /// # Errors
-/// When there is no such source, it cannot be cut there, or the database fails for good.
+/// When the source does not exist or cannot be cut there, or the database fails permanently.
 pub async fn run(
     ctx: &Arc<Ctx>,
     request: &Request,
@@ -113,7 +114,7 @@ pub async fn run(
     let runner = request.runner();
     let mut unfinished = ctx.store.unfinished_replays(&runner).await?.into_iter();
     let newest = if fresh { None } else { unfinished.next() };
-    // This process would work on their jobs as well, for nobody.
+    // Abandon the older replays: this process would run their jobs too, although no command waits for them.
     for older in unfinished {
         ctx.store.abandon_replay(&older.session_id, "another replay was begun in its place").await?;
     }
@@ -131,7 +132,7 @@ pub async fn run(
     ctx.bus.notifier.job();
     let stop = ctx.shutdown.draining.child_token();
     let pool = tokio::spawn(pool::run_steps(Arc::clone(ctx), runner.into(), stop.clone()));
-    // Whoever drops this ends its pool as well.
+    // Stops the pool if this future is dropped.
     let guard = stop.clone().drop_guard();
     let driven = drive(ctx, &session_id, observer, &stop).await;
     drop(guard);
@@ -141,7 +142,7 @@ pub async fn run(
     Ok(Replayed { session_id, resumed, end, moved, unrecorded })
 }
 
-/// A run that failed goes on where it stood, as `session retry` would have it.
+/// Retries a run that failed, from its last commit, as `session retry` would.
 async fn resume(ctx: &Ctx, session_id: &str) -> anyhow::Result<()> {
     let session = ctx.store.hydrate(session_id).await?;
     let stands = matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention);
@@ -157,7 +158,8 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
     let recording = ctx.store.recording(source.as_str()).await?;
     let at = request.from_message.map_or(At::Start, At::Message);
     let session = &recording.session;
-    // Only a message that waits for an answer begins a run; else the next one of the source does.
+    // Start a run only if the copied messages end with one that awaits an answer; otherwise the source's next
+    // message starts it.
     let lines: Vec<Line> =
         session.records.iter().map(|record| Line::of(record, String::new(), None)).collect();
     let start = cut(&lines, session.base_message_number, &at, false).is_ok_and(|cut| cut.awaits_model);
@@ -172,18 +174,18 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
             id: model,
         }),
         system_prompt: request.system_prompt.clone().map(SystemPromptPatch::Replace),
-        // Named in the replay's own policy, for the configuration here may have another agent of that name, or none.
+        // Take the tools from the source: this configuration may have another agent of that name, or none.
         tools: session.prefix.as_ref().map(|prefix| prefix.tools.clone()),
         tool_mode: Some(request.tool_mode),
         replay: Some(Replay {
             source_session_id: source.clone(),
-            // The fork writes down where it was cut.
+            // Set by the store when it makes the fork.
             after_message_number: 0,
             fed: true,
             answers: request.answers,
         }),
         runner: runner.to_owned(),
-        // Two processes that begin at once make one replay.
+        // With this key, two processes that start at once make only one replay.
         client_key: Some(format!("{runner}/{}", before.as_deref().unwrap_or_default())),
         start,
         ..ForkRequest::new(source.as_str(), at)
@@ -192,7 +194,7 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
     Ok((forked.session_id, forked.moved, forked.duplicate))
 }
 
-/// The model that answered last, or the one that the session was made for.
+/// Returns the model of the last answer, or the one that the session was created with.
 async fn model_of(ctx: &Ctx, recording: &Recording) -> anyhow::Result<String> {
     if let Some((_, call)) = recording.calls.last_key_value() {
         return Ok(call.model.clone());
@@ -201,7 +203,7 @@ async fn model_of(ctx: &Ctx, recording: &Recording) -> anyhow::Result<String> {
     Ok(ctx.store.session(None, session_id).await?.model_id)
 }
 
-/// Gives the replay its source's messages and waits for what comes of them.
+/// Gives the replay its source's messages, one at a time, and waits until it rests after the last one.
 async fn drive(
     ctx: &Ctx,
     session_id: &str,
@@ -254,7 +256,7 @@ async fn drive(
     }
 }
 
-/// Whether a run that ended only ended with its recording.
+/// Returns whether a failed run failed only because its recording was used up.
 async fn is_at_the_end(ctx: &Ctx, session: &Session) -> anyhow::Result<bool> {
     if !replay::has_recorded_answers(session) {
         return Ok(false);

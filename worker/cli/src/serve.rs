@@ -1,4 +1,4 @@
-//! A running process: the roles it plays, the signal that ends it, and the order in which it ends.
+//! A running process: its roles, the signals that end it, and the order in which its parts end.
 
 use crate::App;
 use anyhow::Context as _;
@@ -9,14 +9,14 @@ use tracing::{info, warn};
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::jobs::pool;
 
-/// What a process does.
+/// The roles of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Role {
-    /// HTTP: triggers come in, sessions are shown.
+    /// Serves HTTP: accepts triggers and shows sessions.
     Api,
-    /// Steps and deliveries.
+    /// Runs steps and deliveries.
     Worker,
-    /// Schedules.
+    /// Fires schedules.
     Scheduler,
 }
 
@@ -25,7 +25,7 @@ impl Role {
     pub const ALL: [Role; 3] = [Role::Api, Role::Worker, Role::Scheduler];
 }
 
-/// The address is taken, or not ours to take.
+/// The address is in use, or this process may not use it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {listen} (`--listen ADDRESS` chooses another address)")]
 pub struct CannotListen {
@@ -45,7 +45,7 @@ pub async fn bind(listen: SocketAddr) -> Result<TcpListener, CannotListen> {
 /// given back, and connections close.
 ///
 /// # Errors
-/// When a role ends by itself.
+/// When a role fails.
 pub async fn run(
     app: &App,
     ctx: Arc<Ctx>,
@@ -60,7 +60,8 @@ pub async fn run(
         info!(listen = %listener.local_addr()?, "Listening");
         let stopped = async move {
             ctx.shutdown.draining.cancelled().await;
-            // The workers go first: a client sees its step end before its stream does.
+            // Close connections after the workers end, so that a client sees its step end before its stream
+            // ends.
             if works { ctx.shutdown.abort.cancelled().await } else { ctx.shutdown.abort.cancel() }
         };
         axum::serve(listener, router).with_graceful_shutdown(stopped).await.context("the HTTP server failed")
@@ -91,7 +92,7 @@ pub async fn run(
     ended.map(|_| ())
 }
 
-/// Drains at the first signal (SIGTERM, SIGINT), and gives back what is in hand at the second.
+/// Drains at the first signal (SIGTERM, SIGINT), and gives running work back at the second.
 pub(crate) async fn drain_on_signal(ctx: Arc<Ctx>) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
@@ -104,12 +105,12 @@ pub(crate) async fn drain_on_signal(ctx: Arc<Ctx>) {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    info!("Draining: no new work is begun");
+    info!("Draining: no new work is started");
     ctx.shutdown.draining.cancel();
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    info!("A second signal: giving back what is in hand");
+    info!("A second signal: giving running work back");
     ctx.shutdown.abort.cancel();
 }

@@ -8,29 +8,30 @@ pub struct Chat {
     pub legacy: Legacy,
 }
 
-/// `[chat.legacy]`: the cache in which chats were kept before there were sessions.
+/// `[chat.legacy]`: the Redis cache that kept chats before Wakeful had sessions.
 #[derive(Clone, Debug)]
 pub struct Legacy {
-    /// `redis://…` or `rediss://…`. Secret: it may hold a password. `None`: there was none.
+    /// `redis://…` or `rediss://…`. Secret, because it may hold a password. `None` if there is no such cache.
     pub redis_url: Option<SecretString>,
-    /// The key of a chat: `{user}` and `{conversation}` stand for what the message says.
+    /// The key of a chat. The message's values replace `{user}` and `{conversation}`.
     pub key: String,
-    /// The switch: with `false` the cache is not asked any more.
+    /// With `false` the cache is no longer read.
     pub enabled: bool,
     pub on_error: OnError,
-    /// A larger entry is not read.
+    /// A larger entry is refused.
     pub max_kb: u64,
-    /// How long the cache may take.
+    /// The time limit of one read.
     pub timeout_ms: u64,
 }
 
-/// What becomes of a chat's first message while the cache cannot be asked, or says what cannot be read.
+/// What becomes of a chat's first message if its history cannot be read from the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnError {
-    /// It is refused, and its sender tries again: a session that once began without its history never gets it.
+    /// The message is refused and the sender retries. A session that starts without its history never gets it
+    /// later.
     #[default]
     Refuse,
-    /// A session begins without a history.
+    /// The session starts without a history.
     Ignore,
 }
 
@@ -47,7 +48,7 @@ impl Default for Legacy {
     }
 }
 
-/// Reads it.
+/// Reads the section.
 pub(super) fn read(mut section: Section<'_>) -> Chat {
     let chat = Chat { legacy: legacy(section.section("legacy")) };
     section.finish();
@@ -62,7 +63,7 @@ fn legacy(mut section: Section<'_>) -> Legacy {
             match redis {
                 false => Some("must begin with redis:// or rediss://"),
                 true if !cfg!(feature = "legacy-redis") => {
-                    Some("is of no use here: this program was built without the feature legacy-redis")
+                    Some("cannot be used: this program was built without the feature legacy-redis")
                 }
                 true => None,
             }

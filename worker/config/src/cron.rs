@@ -6,33 +6,33 @@ use super::read::Section;
 use std::collections::{BTreeMap, BTreeSet};
 use wakeful_workflow::schedule::{self, Invalid, Missed, Overlap, Timing};
 
-/// The zone of a schedule that names none.
+/// The time zone of a schedule that names none.
 pub const DEFAULT_ZONE: &str = "UTC";
 
-/// How many ticks are made good at most, unless it is said.
+/// How many missed ticks fire at most, by default.
 pub const MISSED_LIMIT: u32 = 10;
 
-/// What a schedule's name must be, for messages.
+/// The rule for a schedule's name, for error messages.
 pub const NAME_RULE: &str =
     "has letters, digits, - and _ only, and 1 to 64 of them; it does not begin with sched_, as ids do";
 
-/// A schedule of the configuration, read and known to be right.
+/// A schedule of the configuration, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     pub cron: String,
     pub time_zone: String,
     pub agent: String,
-    /// `None`: one of its own, named for it.
+    /// `None`: a conversation named after the schedule.
     pub conversation: Option<String>,
     pub prompt: String,
-    /// Addresses that replies go to.
+    /// The addresses that replies are mailed to.
     pub mail_to: Vec<String>,
     pub missed: Missed,
     pub missed_limit: u32,
     pub overlap: Overlap,
 }
 
-/// Reads them. `agents` are the names that there are.
+/// Reads all schedules. `agents` are the names of the known agents.
 pub(super) fn read(root: &mut Section<'_>, agents: &BTreeSet<String>) -> BTreeMap<String, Schedule> {
     let mut schedules = BTreeMap::new();
     for (name, origin, mut section) in root.sections("schedules") {
@@ -108,7 +108,7 @@ fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) ->
     }
 }
 
-/// Whether a schedule may be called so.
+/// Whether a schedule may have this name.
 pub fn is_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && !name.starts_with("sched_")

@@ -12,7 +12,7 @@ pub struct Email {
     pub maildir: Option<PathBuf>,
     /// The sender of outgoing mail.
     pub from: Option<String>,
-    /// Mail that was not sent by this age is never sent. `None`: it never grows too old.
+    /// A mail that was not sent by this age is never sent. `None`: no limit.
     pub max_age_s: Option<u64>,
     /// `[email.smtp]`.
     pub smtp: Option<Smtp>,
@@ -23,7 +23,7 @@ pub struct Email {
     pub providers: EmailProviders,
 }
 
-/// Reads it.
+/// Reads the section.
 pub(super) fn read(mut section: Section<'_>) -> Email {
     let smtp_at = section.origin("smtp");
     let email = Email {
@@ -39,7 +39,7 @@ pub(super) fn read(mut section: Section<'_>) -> Email {
     };
     if let (Some(at), Some(_)) = (smtp_at, &email.smtp) {
         if email.maildir.is_some() {
-            let text = "email.maildir and email.smtp are both set, and mail goes one way only: remove one";
+            let text = "email.maildir and email.smtp are both set, but mail goes out one way: remove one";
             section.problem(at.clone(), text.to_owned());
         }
         if email.from.is_none() {

@@ -3,7 +3,7 @@
 use super::read::Section;
 use secrecy::SecretString;
 
-/// The providers that hand mail over by HTTP. Each is `None` until it is set up.
+/// The providers that post mail over HTTP. Each is `None` until it is configured.
 #[derive(Clone, Debug, Default)]
 pub struct EmailProviders {
     pub postmark: Option<Postmark>,
@@ -11,17 +11,17 @@ pub struct EmailProviders {
     pub ses: Option<Ses>,
 }
 
-/// What Postmark's webhooks log in with.
+/// The user and passwords that Postmark's webhooks must send.
 #[derive(Clone, Debug)]
 pub struct Postmark {
     pub user: String,
-    /// Several, so that they can be rotated. Never empty.
+    /// Several, for rotation. Never empty.
     pub passwords: Vec<SecretString>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Mailgun {
-    /// Several, so that they can be rotated. Never empty.
+    /// Several, for rotation. Never empty.
     pub signing_keys: Vec<SecretString>,
     /// How old a signature may be, in seconds.
     pub max_age_s: u64,
@@ -29,20 +29,21 @@ pub struct Mailgun {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ses {
-    /// The SNS topics that mail and bounces come from. Empty: none is taken.
+    /// The SNS topics that may send mail and bounces. If empty, nothing is accepted.
     pub topic_arns: Vec<String>,
-    /// Stands for `https://sns.REGION.amazonaws.com` where certificates and confirmations are fetched. Loopback only.
+    /// Replaces `https://sns.REGION.amazonaws.com` for certificates and confirmations. Loopback only, for
+    /// tests.
     pub sns_url: Option<url::Url>,
-    /// Whether outgoing mail goes by SES.
+    /// Whether outgoing mail is sent through SES.
     pub send: bool,
-    /// `None`: where the SDK finds it.
+    /// `None`: the region that the SDK finds.
     pub region: Option<String>,
-    /// `None`: SES's own.
+    /// `None`: the address of SES.
     pub endpoint_url: Option<String>,
     pub configuration_set: Option<String>,
 }
 
-/// Reads the three out of `[email]`.
+/// Reads the three sections inside `[email]`.
 pub(super) fn read(email: &mut Section<'_>) -> EmailProviders {
     EmailProviders {
         postmark: postmark(email.section("postmark")),
@@ -116,7 +117,7 @@ fn loopback(text: &str) -> Option<url::Url> {
     (url.scheme() == "http" && is_loopback).then_some(url)
 }
 
-/// The one host that may speak for a topic: SNS' own in the topic's region. `None` for what is no topic's ARN.
+/// The one host that may sign for a topic: SNS in the topic's region. `None` if this is not a topic's ARN.
 pub fn topic_host(arn: &str) -> Option<String> {
     let mut parts = arn.split(':');
     let mut next = || parts.next().filter(|part| !part.is_empty());

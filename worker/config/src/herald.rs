@@ -4,11 +4,11 @@ use super::read::Section;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Herald {
-    /// Who takes notices that name no agent. `None`: the agent `default`.
+    /// The agent for notices that name none. `None`: the agent `default`.
     pub agent: Option<String>,
 }
 
-/// Reads it.
+/// Reads the section.
 pub(super) fn read(mut section: Section<'_>) -> Herald {
     let herald = Herald {
         agent: section.text("agent", "must be the name of an agent", |name| {

@@ -1,9 +1,9 @@
-//! The configuration: `wakeful.toml`, the environment above it, and defaults below.
+//! The configuration: defaults, `wakeful.toml`, and the environment.
 //!
 //! Precedence, strongest first: variables with names of their own (`ANTHROPIC_API_KEY`, `ANTHROPIC_BASE_URL`,
-//! `OPENAI_API_KEY`, `OPENAI_BASE_URL`, `DATABASE_URL`, `WAKEFUL_TOKEN`), `WAKEFUL_SECTION__KEY` (nested by two
-//! underscores, in any case), the file, the defaults. Each secret may stand in a file instead: the variable with
-//! `_FILE` at its end, or the key with `_file`. `wakeful.example.toml` shows every key.
+//! `OPENAI_API_KEY`, `OPENAI_BASE_URL`, `DATABASE_URL`, `WAKEFUL_TOKEN`), `WAKEFUL_SECTION__KEY` (two
+//! underscores between the levels, in any case), the file, the defaults. A secret can come from a file
+//! instead: add `_FILE` to the variable, or `_file` to the key. `wakeful.example.toml` shows every key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
-use wakeful_workflow::context::ContextPolicy;
+use wakeful_workflow::strategy::ContextPolicy;
 use wakeful_workflow::policy::PARTICIPANTS;
 
 pub mod address;
@@ -38,20 +38,21 @@ pub use price::Price;
 pub use problem::ConfigError;
 use problem::{Origin, Problem};
 
-/// The agent that serves where none is named.
+/// The agent of a request that names none.
 pub const DEFAULT_AGENT: &str = "default";
 
-/// The deployment of whoever names none.
+/// The deployment of a process that names none.
 pub const DEFAULT_DEPLOYMENT: &str = "default";
 
-/// What an agent may use when its configuration names no tools. Mail is not among them: it leaves the house.
+/// The tools of an agent whose configuration lists none. Sending mail is not among them, because it reaches
+/// the outside world.
 pub const DEFAULT_TOOLS: [&str; 6] =
     ["current_time", "read_file", "write_file", "read_output", "read_attachment", "ask_user"];
 
-/// The window that is assumed of a model whose configuration names none, in tokens.
+/// The context window of a model whose configuration gives none, in tokens.
 const CONTEXT_WINDOW: u64 = 128_000;
 
-/// The prompt of an agent that was given none.
+/// The prompt of an agent that has none.
 pub const DEFAULT_PROMPT: &str = "You are a friendly assistant. Answer briefly and truthfully. Use your tools where \
                                   they help, and ask when something is unclear.";
 
@@ -73,7 +74,7 @@ pub struct Config {
     pub server: Server,
     pub database: Database,
     pub queue: Queue,
-    /// As configured: [`Config::agent`] is what fills in the defaults.
+    /// As configured. [`Config::agent`] fills in the defaults.
     pub agents: BTreeMap<String, AgentSettings>,
     /// By `provider/model`.
     pub models: BTreeMap<String, ModelSettings>,
@@ -86,11 +87,11 @@ pub struct Config {
     /// By name.
     pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,
-    /// The model of agents that name none while no provider's key is set. `wakeful dev` sets it, `serve` does not.
+    /// The model for agents without one while no provider has a key. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,
     /// The file that was read.
     pub file: Option<PathBuf>,
-    /// What is odd and no error, for the log once there is one.
+    /// Warnings for the log, which does not exist yet while the configuration loads.
     pub warnings: Vec<String>,
 }
 
@@ -99,22 +100,22 @@ pub struct Server {
     pub listen: SocketAddr,
     /// The bearer token that guards `/v1`.
     pub token: Option<SecretString>,
-    /// Tokens of `X-Internal-Token`; several, so that they can be rotated.
+    /// Tokens for the header `X-Internal-Token`; several, for rotation.
     pub internal_tokens: Vec<SecretString>,
-    /// How often a stream of events that has nothing to say shows that it lives.
+    /// How often an idle stream of events sends a sign of life.
     pub sse_heartbeat_s: u64,
-    /// Largest bundle that is taken, unpacked.
+    /// The largest bundle that is imported, unpacked.
     pub import_limit_mb: u64,
-    /// Messages that are being taken at once; one more is told to come again.
+    /// How many messages are accepted at once. One more gets 429.
     pub ingest_concurrency: usize,
-    /// How long a message waits for its turn to be written.
+    /// How long a message waits for a permit to be written.
     pub ingest_wait_ms: u64,
-    /// Of several deployments on one database, which this is.
+    /// The name of this deployment, if several share a database.
     pub deployment: String,
 }
 
 impl Server {
-    /// What a bundle may be at most.
+    /// The size limits of an imported bundle.
     pub fn import_limits(&self) -> bundle::Limits {
         bundle::Limits { bytes: self.import_limit_mb << 20, ..bundle::Limits::default() }
     }
@@ -122,24 +123,30 @@ impl Server {
 
 #[derive(Clone, Debug)]
 pub struct Database {
-    /// `postgres://…`. Secret: it may hold a password.
+    /// `postgres://…`. Secret, because it may hold a password.
     pub url: Option<SecretString>,
     pub max_connections: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// How long a claim holds without a heartbeat. At least twice `heartbeat_s`.
-    pub lease_s: u64,
-    pub heartbeat_s: u64,
+    /// How long a claim holds without a heartbeat. At least twice `heartbeat`.
+    pub lease: Duration,
+    pub heartbeat: Duration,
     /// How often to look for work when no notification came.
     pub poll_ms: u64,
-    /// Steps at a time in one process.
+    /// How many steps one process runs at a time.
     pub concurrency: usize,
-    /// Steps of one session before it lets others go first.
+    /// How many steps a session runs before it lets other sessions go first.
     pub slice_steps: u32,
-    /// How often a worker looks for sessions that nobody would go on with.
+    /// How often a worker looks for sessions that stopped and that no job would continue.
     pub heal_s: u64,
+}
+
+impl Queue {
+    /// The defaults of `lease` and `heartbeat`.
+    pub const LEASE: Duration = Duration::from_secs(30);
+    pub const HEARTBEAT: Duration = Duration::from_secs(10);
 }
 
 /// `[agents.NAME]` as written.
@@ -148,16 +155,16 @@ pub struct AgentSettings {
     pub system_prompt: Option<String>,
     /// `provider/model`.
     pub model: Option<String>,
-    /// `None` is [`DEFAULT_TOOLS`], an empty list is no tools.
+    /// `None` means [`DEFAULT_TOOLS`]; an empty list means no tools.
     pub tools: Option<Vec<String>>,
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,
     pub limits: Limits,
     /// `[agents.NAME.context]`.
     pub context: ContextPolicy,
-    /// Whom it may write mail to. `None`: whoever takes part in what its session is about.
+    /// The addresses that the agent may mail. `None`: only the participants of its session.
     pub recipients: Option<Vec<String>>,
-    /// How long a question of its waits for an answer. `None`: for ever.
+    /// How long the agent's question waits for an answer. `None`: without limit.
     pub ask_expires_s: Option<u64>,
     pub on_ask_expired: OnExpired,
 }
@@ -169,9 +176,9 @@ pub struct ModelSettings {
     pub context_window: Option<u64>,
     /// Tokens that one answer may have.
     pub max_output_tokens: Option<u64>,
-    /// The model goes on from a text that the request ends with.
+    /// The model can continue a text that ends the request.
     pub prefill: bool,
-    /// `None`: nothing was said about money.
+    /// `None`: no price is configured.
     pub price: Option<Price>,
 }
 
@@ -184,26 +191,26 @@ pub struct Providers {
 /// How to reach one provider.
 #[derive(Clone, Debug)]
 pub struct Provider {
-    /// As written, without a slash at its end. `None`: the provider's own address.
+    /// Without a trailing slash. `None`: the provider's own address.
     pub base_url: Option<String>,
     pub api_key: Option<SecretString>,
-    /// To establish a connection.
+    /// The limit for opening a connection.
     pub connect_s: u64,
-    /// The longest silence while an answer is awaited or streams.
+    /// The longest silence before or during an answer.
     pub idle_s: u64,
-    /// One whole call.
+    /// The limit for a whole call.
     pub total_s: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scripted {
-    /// Holds `NAME.toml` for the model `scripted/NAME`.
+    /// The folder with `NAME.toml` for the model `scripted/NAME`.
     pub dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workspace {
-    /// The folder that holds one folder a session.
+    /// The folder with one folder per session.
     pub dir: Option<PathBuf>,
 }
 
@@ -214,7 +221,7 @@ impl Workspace {
     }
 }
 
-/// Why there is no such agent.
+/// Why an agent cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AgentError {
     #[error("there is no agent {name:?}; the configuration has: {known}")]
@@ -228,13 +235,13 @@ pub enum AgentError {
 impl Config {
     /// Reads the configuration.
     ///
-    /// `path` is `--config`; without it `WAKEFUL_CONFIG` of `env` counts. A file that was named must exist;
-    /// `./wakeful.toml` need not. Relative paths in a file are relative to its folder, those of the environment to
-    /// the working folder.
+    /// `path` is `--config`; without it `WAKEFUL_CONFIG` of `env` counts. A file that is named must exist;
+    /// `./wakeful.toml` may be missing. Relative paths in the file start from its folder, and paths in the
+    /// environment from the working folder.
     ///
     /// # Errors
-    /// [`ConfigError`] with every problem there is: unknown keys, wrong types, values out of range, secrets given
-    /// twice or in files that cannot be read.
+    /// [`ConfigError`] with every problem at once: unknown keys, wrong types, values out of range, secrets
+    /// given twice or in unreadable files.
     pub fn load(
         path: Option<&Path>,
         env: impl Iterator<Item = (String, String)>,
@@ -282,18 +289,18 @@ impl Config {
         Ok(config)
     }
 
-    /// A commented file that shows every key and loads as it is: `wakeful.example.toml`.
+    /// A commented file that shows every key and loads unchanged: `wakeful.example.toml`.
     pub fn example() -> &'static str {
         include_str!("../../../wakeful.example.toml")
     }
 
     /// The agent `name`, with its defaults filled in.
     ///
-    /// With no agent configured at all there is one, [`DEFAULT_AGENT`]. An agent without a model gets one of the
-    /// provider whose key is set, Anthropic first, then [`Config::fallback_model`].
+    /// If no agent is configured, there is one, [`DEFAULT_AGENT`]. An agent without a model gets one of the
+    /// provider that has a key, Anthropic first, then [`Config::fallback_model`].
     ///
     /// # Errors
-    /// [`AgentError`]: no such agent, or no model for it.
+    /// [`AgentError`]: the agent is unknown, or no model can be found for it.
     pub fn agent(&self, name: &str) -> Result<Agent, AgentError> {
         let settings = match self.agents.get(name) {
             Some(settings) => settings.clone(),
@@ -321,7 +328,7 @@ impl Config {
         })
     }
 
-    /// The names that [`Config::agent`] knows.
+    /// The names that [`Config::agent`] accepts.
     pub fn agent_names(&self) -> BTreeSet<String> {
         if self.agents.is_empty() {
             BTreeSet::from([DEFAULT_AGENT.to_owned()])
@@ -330,12 +337,24 @@ impl Config {
         }
     }
 
-    /// How old an outgoing message of this channel may become before it is sent.
+    /// The longest that a message of this channel may wait to be sent; an older one is no longer sent.
+    /// `None`: no limit.
     pub fn max_age(&self, channel: &str) -> Option<Duration> {
         match channel {
             "email" => self.email.max_age_s.map(Duration::from_secs),
             "slack" | "telegram" | "webhook" => Some(self.messenger.max_age),
             _ => None,
+        }
+    }
+
+    /// What a person does so that a worker sends by this channel.
+    pub fn how_to_enable(&self, channel: &str) -> String {
+        match channel {
+            "email" => "configure a way out for mail ([email]) on one of the workers".to_owned(),
+            "slack" | "telegram" | "webhook" => {
+                format!("configure [messenger.{channel}] on one of the workers")
+            }
+            _ => "start a worker that registers it by `App::channel`".to_owned(),
         }
     }
 
@@ -349,29 +368,28 @@ impl Config {
         }
     }
 
-    /// How many tokens `model` can see.
+    /// The context window of `model`, in tokens.
     pub fn context_window(&self, model: &str) -> i64 {
         let configured = self.models.get(model).and_then(|settings| settings.context_window);
         i64::try_from(configured.unwrap_or(CONTEXT_WINDOW)).unwrap_or(i64::MAX)
     }
 
-    /// What `model` costs: nothing where the configuration names no price, which [`Config::has_price`] tells from a
-    /// price of zero.
+    /// The price of `model`; zero if none is configured. [`Config::has_price`] tells the two cases apart.
     pub fn price(&self, model: &str) -> Price {
         self.models.get(model).and_then(|settings| settings.price).unwrap_or_default()
     }
 
-    /// Whether the configuration names a price for `model`.
+    /// Whether the configuration gives a price for `model`.
     pub fn has_price(&self, model: &str) -> bool {
         self.models.get(model).is_some_and(|settings| settings.price.is_some())
     }
 
-    /// What production needs beyond a configuration that loads: a token where the process `listens`, the models' keys
-    /// where it `works`. Call it after the command line's options are in.
+    /// Checks what production needs beyond a configuration that loads: a token if the process `listens`, the
+    /// models' keys if it `works`. Call it after applying the command line's options.
     ///
     /// # Errors
-    /// [`ConfigError`] with everything that is missing: a database, a model or a key for an agent, a token on an
-    /// address that others can reach.
+    /// [`ConfigError`] with everything that is missing: a database, a model or a key for an agent, a token
+    /// for an address that others can reach.
     pub fn check_serve(&self, listens: bool, works: bool) -> Result<(), ConfigError> {
         let mut problems = Vec::new();
         let mut missing = |text: String| problems.push(Problem::new(Origin::Nowhere, text));
@@ -394,7 +412,7 @@ impl Config {
                         Some("openai") => Some((&self.providers.openai, "OPENAI_API_KEY")),
                         _ => None,
                     };
-                    // A compatible server of one's own may well want no key.
+                    // A private compatible server may need no key.
                     if let Some((provider, variable)) = keyless
                         && works
                         && provider.api_key.is_none()

@@ -1,11 +1,11 @@
-//! `[email.smtp]` and `[email.dkim]`: how mail goes out.
+//! `[email.smtp]` and `[email.dkim]`: outgoing mail.
 
 use super::read::Section;
 use secrecy::SecretString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// The server that outgoing mail is handed to.
+/// The server that delivers outgoing mail.
 #[derive(Clone, Debug)]
 pub struct Smtp {
     pub host: String,
@@ -13,18 +13,18 @@ pub struct Smtp {
     pub security: Security,
     pub user: Option<String>,
     pub password: Option<SecretString>,
-    /// PEM of a certificate that is trusted beside those of the host.
+    /// PEM of a certificate to trust in addition to the host's.
     pub ca_file: Option<PathBuf>,
-    /// For connecting and everything before the message itself.
+    /// The limit for connecting, and for everything before the message itself.
     pub timeout_s: u64,
-    /// At most so many connections of one process.
+    /// The most connections of one process.
     pub max_connections: usize,
 }
 
-/// How the connection is kept from being read.
+/// How the connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
-    /// It begins in the open, and nothing is said before it is TLS.
+    /// Starts unencrypted and switches to TLS before anything is sent.
     Starttls,
     /// TLS from the first byte.
     Tls,
@@ -41,7 +41,7 @@ impl Security {
     }
 }
 
-/// The key that outgoing mail is signed with.
+/// The key that signs outgoing mail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dkim {
     pub domain: String,
@@ -50,7 +50,7 @@ pub struct Dkim {
     pub key_file: PathBuf,
 }
 
-/// Reads `[email.smtp]`, where there is one.
+/// Reads `[email.smtp]`, if present.
 pub(super) fn smtp(email: &mut Section<'_>) -> Option<Smtp> {
     let origin = email.origin("smtp");
     let mut section = email.section("smtp");
@@ -105,7 +105,7 @@ pub(super) fn smtp(email: &mut Section<'_>) -> Option<Smtp> {
     })
 }
 
-/// Reads `[email.dkim]`, where there is one.
+/// Reads `[email.dkim]`, if present.
 pub(super) fn dkim(email: &mut Section<'_>) -> Option<Dkim> {
     let origin = email.origin("dkim");
     let mut section = email.section("dkim");

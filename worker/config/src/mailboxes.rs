@@ -1,4 +1,4 @@
-//! `[email]`, what of it is about mail that comes in, and `[email.mailboxes.NAME]`.
+//! The keys of `[email]` about incoming mail, and `[email.mailboxes.NAME]`.
 
 use super::address::is_address;
 use super::read::Section;
@@ -9,15 +9,15 @@ use std::net::SocketAddr;
 /// How mail comes in.
 #[derive(Clone, Debug)]
 pub struct Incoming {
-    /// Where LMTP is spoken.
+    /// The address of the LMTP listener.
     pub lmtp_listen: Option<SocketAddr>,
-    /// Of `POST /v1/triggers/email/raw`, as Standard Webhooks has them; several, so that they can be rotated.
+    /// Secrets of `POST /v1/triggers/email/raw`, in the form of Standard Webhooks; several, for rotation.
     pub raw_secrets: Vec<SecretString>,
-    /// Signs the addresses by which an answer comes back into its conversation.
+    /// Signs the reply addresses that lead an answer back into its conversation.
     pub thread_secret: Option<SecretString>,
-    /// The servers whose `Authentication-Results` count.
+    /// The servers whose `Authentication-Results` headers are trusted.
     pub trusted_authserv: Vec<String>,
-    /// Mails of one sender in one exchange within an hour, above which nothing is answered.
+    /// More mails than this from one sender in one exchange within an hour get no reply.
     pub loop_limit: i64,
     pub mailboxes: Vec<Mailbox>,
 }
@@ -25,14 +25,14 @@ pub struct Incoming {
 /// `[email.mailboxes.NAME]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mailbox {
-    /// The part of its section's name.
+    /// The NAME of its section.
     pub name: String,
-    /// Plain, in lower case. Also the stored `mailbox_id`.
+    /// A plain address in lower case. Also the stored `mailbox_id`.
     pub address: String,
     pub agent: Option<String>,
-    /// Whom its sessions may write to, in place of the agent's recipients.
+    /// The addresses that its sessions may mail, instead of the agent's recipients.
     pub recipients: Option<Vec<String>>,
-    /// Which hosts their tools may ask.
+    /// The hosts that its sessions' tools may contact.
     pub web_allow: Option<Vec<String>>,
 }
 
@@ -49,7 +49,7 @@ impl Default for Incoming {
     }
 }
 
-/// Reads it out of `[email]`.
+/// Reads these keys from `[email]`.
 pub(super) fn read(section: &mut Section<'_>) -> Incoming {
     let rule = "must be an address and a port, such as 127.0.0.1:2424";
     let raw_origin = section.origin("raw_secrets").or_else(|| section.origin("raw_secrets_file"));
@@ -98,7 +98,7 @@ fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {
 }
 
 impl Incoming {
-    /// The key of signed addresses.
+    /// The key that signs reply addresses.
     pub fn thread_key(&self) -> Option<&[u8]> {
         self.thread_secret.as_ref().map(|secret| secret.expose_secret().as_bytes())
     }

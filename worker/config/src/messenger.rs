@@ -1,13 +1,13 @@
 //! `[messenger]`: Slack, Telegram, and a signed webhook for everything else.
 //!
-//! Each works in the direction that its secrets allow: messages come in where there is what they are verified by, and
-//! replies go out where there is what they are sent with.
+//! Each works in the directions for which it has secrets: with a verification secret messages come in, with a
+//! token or a reply address replies go out.
 
 use super::read::Section;
 use secrecy::SecretString;
 use std::time::Duration;
 
-/// A reply of yesterday is of little use, and many of them at once are none: a receiver may be away for longer than that.
+/// A day. Older replies are of little use, and a receiver that was down longer would get many at once.
 const MAX_AGE_S: u64 = 86_400;
 
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub struct Messenger {
     pub slack: Slack,
     pub telegram: Telegram,
     pub webhook: Webhook,
-    /// A reply that was not sent by this age is not sent unless an operator asks for it.
+    /// A reply that was not sent by this age is sent only if an operator asks for it.
     pub max_age: Duration,
 }
 
@@ -32,23 +32,23 @@ impl Default for Messenger {
 
 #[derive(Clone, Debug)]
 pub struct Slack {
-    /// The bot's, `xoxb-…`.
+    /// The bot token, `xoxb-…`.
     pub token: Option<SecretString>,
-    /// Of the app; several while one is changed.
+    /// The app's signing secrets; several during a rotation.
     pub signing_secrets: Vec<SecretString>,
     pub agent: Option<String>,
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     pub base_url: String,
     pub answers: Answers,
     pub allow: Allowed,
 }
 
-/// Which messages of a channel are for the agent. Direct ones always are.
+/// Which messages of a channel are for the agent. Direct messages always are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
-    /// Those that mention it, and whatever is said in a thread in which it has been mentioned.
+    /// Messages that mention the agent, and all messages in a thread where it was mentioned.
     Mentions,
-    /// All that Slack sends.
+    /// Every message that Slack sends.
     Everything,
 }
 
@@ -56,36 +56,38 @@ pub enum Answers {
 pub struct Telegram {
     /// `BOT:SECRET`.
     pub token: Option<SecretString>,
-    /// What `setWebhook` was given as `secret_token`; several while one is changed.
+    /// The values given to `setWebhook` as `secret_token`; several during a rotation.
     pub webhook_secrets: Vec<SecretString>,
     pub agent: Option<String>,
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     pub base_url: String,
     pub allow: Allowed,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Webhook {
-    /// `whsec_…`; several while one is changed. What comes in has to be signed with one, what goes out is with each.
+    /// `whsec_…`; several during a rotation. An incoming message must be signed with one of them; an outgoing
+    /// one is signed with each.
     pub secrets: Vec<SecretString>,
     pub agent: Option<String>,
-    /// Where replies are posted to. `None`: they are read by the API.
+    /// The address that replies are posted to. `None`: clients read replies through the API.
     pub reply_url: Option<url::Url>,
-    /// `reply_url` may be a name of an address that is reachable only from within.
+    /// Whether the host name in `reply_url` may resolve to a private address.
     pub private_network: bool,
 }
 
-/// Who may write to an agent. Both lists must agree.
+/// Who may write to an agent. A message must pass both lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Ids of users; `*` for everybody. `None`: nothing was said about them.
+    /// Ids of users; `*` for everybody. `None`: not set, which allows everybody, except that Telegram
+    /// requires it.
     pub users: Option<Vec<String>>,
-    /// Ids of channels, or of chats. `None`: all.
+    /// Ids of channels or chats. `None`: all.
     pub channels: Option<Vec<String>>,
 }
 
 impl Allowed {
-    /// Whether a message of `user` in `channel` is taken.
+    /// Whether a message from `user` in `channel` is accepted.
     pub fn allows(&self, user: &str, channel: &str) -> bool {
         let has = |list: &Option<Vec<String>>, id: &str| {
             list.as_ref().is_none_or(|list| list.iter().any(|allowed| allowed == "*" || allowed == id))
@@ -119,7 +121,7 @@ impl Default for Telegram {
     }
 }
 
-/// Reads it.
+/// Reads the section.
 pub(super) fn read(mut section: Section<'_>) -> Messenger {
     let messenger = Messenger {
         slack: slack(section.section("slack")),
@@ -157,7 +159,7 @@ fn telegram(mut section: Section<'_>) -> Telegram {
     let rule = "must be the token that BotFather gave, such as 123456:ABC-DEF";
     let telegram = Telegram {
         token: section.secret("token", |token| {
-            // It becomes part of an address.
+            // The token becomes part of a URL.
             let good = token.split_once(':').is_some_and(|(bot, secret)| {
                 let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
                 !bot.is_empty()

@@ -1,4 +1,4 @@
-//! What a model call costs, without a float in the sum.
+//! The cost of a model call, computed without floats.
 
 use wakeful_workflow::record::Usage;
 
@@ -7,20 +7,20 @@ const NANOS: i64 = 1_000_000_000;
 
 /// Prices of one model, each in billionths of a dollar per million tokens.
 ///
-/// Billionths keep a quarter of a micro-dollar exact, which the usual surcharge on cache writes needs.
+/// Billionths can express a quarter of a micro-dollar exactly. The usual surcharge on cache writes needs
+/// that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Price {
     pub input: i64,
-    /// Input that was read from the provider's prompt cache.
+    /// Input read from the provider's prompt cache.
     pub cached: i64,
-    /// Input that was written to it.
+    /// Input written to the provider's prompt cache.
     pub cache_write: i64,
     pub output: i64,
 }
 
 impl Price {
-    /// The price where only some of the parts are given: cached input costs what input costs, and a cache write a
-    /// quarter more than input.
+    /// Fills in missing parts: cached input costs as much as input, and a cache write a quarter more.
     pub(super) fn of(
         input: Option<i64>,
         cached: Option<i64>,
@@ -36,15 +36,16 @@ impl Price {
         }
     }
 
-    /// The cost of one call in millionths of a dollar, rounded half up, once, at the end.
+    /// The cost of one call in millionths of a dollar, rounded half up once at the end.
     ///
-    /// `usage.input_tokens` is taken as all input, cache reads and cache writes included. Counts that contradict
-    /// each other never give a negative cost.
+    /// `usage.input_tokens` is all input, including cache reads and cache writes. Contradictory counts never
+    /// give a negative cost.
     pub fn cost_micros(&self, usage: &Usage) -> i64 {
         let tokens = |count: i64| i128::from(count.max(0));
         let (cached, written) = (tokens(usage.cached_tokens), tokens(usage.cache_write_tokens));
         let plain = (tokens(usage.input_tokens) - cached - written).max(0);
-        // Tokens times dollars per million is micro-dollars; times billionths it is billionths of them.
+        // Tokens × dollars per million = micro-dollars; prices are in billionths, so the sum is in billionths
+        // of micro-dollars.
         let nano_micros = plain * i128::from(self.input)
             + cached * i128::from(self.cached)
             + written * i128::from(self.cache_write)
@@ -53,11 +54,11 @@ impl Price {
     }
 }
 
-/// The rule that [`parse_usd`] enforces, for messages.
+/// The rule of [`parse_usd`], for error messages.
 pub(super) const USD_RULE: &str =
     "must be US dollars per million tokens from 0 to 1000000 with at most 6 decimal places, such as 0.25";
 
-/// Reads a decimal number of dollars into billionths.
+/// Parses a decimal number of dollars into billionths.
 pub(super) fn parse_usd(text: &str) -> Option<i64> {
     let text = text.strip_prefix('+').unwrap_or(text);
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
@@ -103,7 +104,7 @@ mod tests {
         let price = Price::of(usd("0.1"), None, None, usd("0.25"));
         assert_eq!(price.cost_micros(&usage(5, 0, 0, 0)), 1);
         assert_eq!(price.cost_micros(&usage(4, 0, 0, 0)), 0);
-        // 0.4 and 0.25: rounded one by one they would be nothing.
+        // 0.4 and 0.25: rounded separately, both would be zero.
         assert_eq!(price.cost_micros(&usage(4, 0, 0, 1)), 1);
     }
 

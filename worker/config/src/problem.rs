@@ -1,13 +1,13 @@
-//! What is wrong with a configuration, and where.
+//! A problem of a configuration, and where it is.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where a value was written. The order is that of precedence: a later one wins over an earlier one.
+/// Where a value was written. Ordered by precedence: a later variant wins over an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
-    /// Nowhere: something is missing.
+    /// No place: something is missing.
     Nowhere,
     File {
         path: Arc<Path>,
@@ -24,7 +24,7 @@ pub(super) enum Origin {
 }
 
 impl Origin {
-    /// Which source it is: two values of one rank were given side by side.
+    /// The rank of the source. Two values with the same rank conflict.
     pub fn rank(&self) -> u8 {
         match self {
             Origin::Nowhere => 0,
@@ -52,7 +52,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Problem {
     origin: Origin,
@@ -65,10 +65,10 @@ impl Problem {
     }
 }
 
-/// Everything that is wrong with a configuration, not only the first thing.
+/// All problems of a configuration, not only the first.
 ///
-/// Its text is one line a problem: the place (a file and line, or a variable), the key, the value and the rule that
-/// the value breaks. The value of a secret is never in it.
+/// The text has one line per problem: the place (a file and line, or a variable), the key, the value and the
+/// broken rule. It never contains the value of a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     problems: Vec<Problem>,

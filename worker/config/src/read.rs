@@ -1,8 +1,9 @@
-//! Reading a section key by key: what a reader asks for is the schema, and what is left over is unknown.
+//! Reads a section key by key. The keys that the code asks for are the schema; any key left over is unknown.
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use secrecy::SecretString;
 use wakeful_workflow::policy::PARTICIPANTS;
@@ -12,13 +13,14 @@ use super::price::{USD_RULE, parse_usd};
 use super::problem::{Origin, Problem};
 use super::tree::{Node, Table, Value};
 
-/// How unlike a known key may be and still be taken for what was meant.
+/// How similar an unknown key must be to a known one to be suggested.
 const NEAR: f64 = 0.75;
 
-/// One table of the settings. Each getter takes its key out; [`Section::finish`] reports what nobody took.
+/// One table of the settings. Each getter removes its key; [`Section::finish`] reports the keys that are
+/// left.
 ///
-/// A getter that finds a value it cannot use reports it and answers as if it were not there, so that one run finds
-/// every problem.
+/// A getter that finds an unusable value reports it and returns as if the key were missing, so that one load
+/// reports every problem.
 pub(super) struct Section<'p> {
     path: String,
     table: Table,
@@ -31,7 +33,7 @@ impl<'p> Section<'p> {
         Section { path: String::new(), table, known: Vec::new(), problems }
     }
 
-    /// The table `key`, empty where it is absent.
+    /// The table `key`; empty if it is missing.
     pub fn section(&mut self, key: &str) -> Section<'p> {
         let path = self.full(key);
         let table = match self.take(key) {
@@ -41,7 +43,7 @@ impl<'p> Section<'p> {
         Section { path, table, known: Vec::new(), problems: self.problems }
     }
 
-    /// The tables of a table whose keys are names, each with the place where it begins.
+    /// The tables inside `key`, whose keys are names, each with the place where it begins.
     pub fn sections(&mut self, key: &str) -> Vec<(String, Origin, Section<'p>)> {
         let outer = self.section(key);
         let mut sections = Vec::new();
@@ -71,7 +73,7 @@ impl<'p> Section<'p> {
         }
     }
 
-    /// A text that `check` accepts. `rule` is what it must be, for the message.
+    /// A text that `check` accepts. `rule` describes it for the error message.
     pub fn text<T>(&mut self, key: &str, rule: &str, check: impl Fn(&str) -> Option<T>) -> Option<T> {
         let node = self.take(key)?;
         match &node.value {
@@ -95,7 +97,15 @@ impl<'p> Section<'p> {
         self.numeric(key, &rule, |text| text.parse().ok().filter(|number| range.contains(number)))
     }
 
-    /// Yes or no. From the environment it comes as text.
+    /// A length of time in seconds, with milliseconds as decimal places.
+    pub fn seconds(&mut self, key: &str, range: RangeInclusive<Duration>) -> Option<Duration> {
+        let (least, most) = (range.start().as_secs_f64(), range.end().as_secs_f64());
+        let rule =
+            format!("must be a number of seconds from {least} to {most} with at most 3 decimal places");
+        self.numeric(key, &rule, |text| parse_seconds(text).filter(|length| range.contains(length)))
+    }
+
+    /// A boolean. The environment gives it as text.
     pub fn flag(&mut self, key: &str) -> Option<bool> {
         let node = self.take(key)?;
         let given = match &node.value {
@@ -114,11 +124,11 @@ impl<'p> Section<'p> {
         self.numeric(key, USD_RULE, parse_usd)
     }
 
-    fn numeric(&mut self, key: &str, rule: &str, parse: impl Fn(&str) -> Option<i64>) -> Option<i64> {
+    fn numeric<T>(&mut self, key: &str, rule: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
         let node = self.take(key)?;
         let parsed = match &node.value {
             Value::Number(text) => parse(text),
-            // The environment knows text only.
+            // Values from the environment are always text.
             Value::Text(text) if node.origin.is_environment() => parse(text.trim()),
             Value::Text(_) | Value::Bool(_) | Value::Date(_) | Value::List(_) | Value::Table(_) => None,
         };
@@ -128,7 +138,7 @@ impl<'p> Section<'p> {
         parsed
     }
 
-    /// A list of texts. In the environment its items are separated by commas.
+    /// A list of texts, separated by commas in the environment.
     pub fn list(&mut self, key: &str) -> Option<Vec<String>> {
         let node = self.take(key)?;
         let items = texts(&node);
@@ -138,7 +148,7 @@ impl<'p> Section<'p> {
         items
     }
 
-    /// A path. One from a file is relative to that file's folder, one from the environment to the working folder.
+    /// A path. In a file it is relative to the file's folder, in the environment to the working folder.
     pub fn path(&mut self, key: &str) -> Option<PathBuf> {
         let node = self.take(key)?;
         let path = self.path_of(&node);
@@ -161,10 +171,10 @@ impl<'p> Section<'p> {
         }
     }
 
-    /// A secret: `key` itself, or the contents of the file that `key_file` names, without the white space around.
+    /// A secret: `key` itself, or the contents of the file that `key_file` names, trimmed.
     ///
-    /// One of them in a stronger source wins over the other; both in one source is a problem. `check` gives the rule
-    /// that the secret breaks. No problem ever shows the value.
+    /// If both are given, the stronger source wins; both in the same source is a problem. `check` returns the
+    /// rule that the secret breaks. No problem ever shows the value.
     pub fn secret(
         &mut self,
         key: &str,
@@ -182,14 +192,14 @@ impl<'p> Section<'p> {
         Some(SecretString::from(text))
     }
 
-    /// Several secrets: a list, or a file with one a line.
+    /// Several secrets: a list, or a file with one per line.
     pub fn secrets(&mut self, key: &str) -> Vec<SecretString> {
         let origin = self.origin(key);
         let text = self.secret_text(key, |node| texts(node).map(|items| items.join("\n")));
         let text = text.map(|(_, text)| text).unwrap_or_default();
         if text.starts_with('[') {
             let text = format!(
-                "{} must be a list, or in a variable secrets with commas between, or in a file one a line (its value is not \
+                "{} must be a list; in a variable, secrets with commas between; in a file, one per line (its value is not \
                  shown)",
                 self.full(key)
             );
@@ -245,12 +255,13 @@ impl<'p> Section<'p> {
         }
     }
 
-    /// Where `key` was written, for a rule that spans several keys. Ask before the key is taken.
+    /// Where `key` was written, for a rule that spans several keys. Call this before the getter removes the
+    /// key.
     pub fn origin(&self, key: &str) -> Option<Origin> {
         self.table.get(key).map(|node| node.origin.clone())
     }
 
-    /// Reports every key that nobody asked for.
+    /// Reports every key that no getter asked for.
     pub fn finish(self) {
         for (key, node) in &self.table {
             let name = self.full(key);
@@ -273,7 +284,7 @@ impl<'p> Section<'p> {
         self.table.remove(key)
     }
 
-    /// The key with the path to it, as TOML would write it.
+    /// The full path of the key, as TOML writes it.
     pub fn full(&self, key: &str) -> String {
         if self.path.is_empty() { quoted(key) } else { format!("{}.{}", self.path, quoted(key)) }
     }
@@ -303,10 +314,10 @@ fn texts(node: &Node) -> Option<Vec<String>> {
     }
 }
 
-/// A value for a message: one line, and not too long a one.
+/// A value for an error message: one line, cut to 60 characters.
 fn shown(value: &Value) -> String {
     match value {
-        // An address that carries a user name may carry a password too.
+        // A URL with a user name may also hold a password.
         Value::Text(text) if text.contains("://") && text.contains('@') => "(not shown)".to_owned(),
         Value::Text(text) if text.chars().count() > 60 => {
             format!("{:?}…", text.chars().take(60).collect::<String>())
@@ -324,7 +335,21 @@ fn quoted(key: &str) -> String {
     if bare { key.to_owned() } else { format!("{key:?}") }
 }
 
-/// Whom an agent may write to: addresses, `*@domain`, `participants` or `*`.
+/// Reads `30` or `0.6` exactly, to the millisecond.
+fn parse_seconds(text: &str) -> Option<Duration> {
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |part: &str, most: usize| {
+        (1..=most).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    if !digits(whole, 6) || !digits(fraction, 3) {
+        return None;
+    }
+    let ms = format!("{fraction:0<3}").parse::<u64>().ok()?;
+    Some(Duration::from_secs(whole.parse().ok()?) + Duration::from_millis(ms))
+}
+
+/// The addresses that an agent may mail: addresses, `*@domain`, `participants` or `*`.
 pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
     let origin = section.origin("recipients");
     let list = section.list("recipients")?;
@@ -344,7 +369,7 @@ pub(super) fn recipients(section: &mut Section<'_>) -> Option<Vec<String>> {
     Some(list)
 }
 
-/// A number that its range has kept within `T`.
+/// Converts a number whose range already fits `T`.
 pub(super) fn narrow<T: TryFrom<i64>>(given: Option<i64>, default: T) -> T {
     given.and_then(|number| T::try_from(number).ok()).unwrap_or(default)
 }

@@ -3,9 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use wakeful_workflow::agent::{JournalLevel, Limits, OnExpired, OnUncertain};
-use wakeful_workflow::context::{ContextPolicy, Strategy};
+use wakeful_workflow::strategy::{ContextPolicy, Strategy};
 
 use super::price::Price;
 use super::problem::Problem;
@@ -15,10 +17,10 @@ use super::{
     AgentSettings, Config, Database, ModelSettings, Provider, Providers, Queue, Scripted, Server, Workspace,
 };
 
-/// What a model's name must look like, for messages.
+/// The rule for a model's name, for error messages.
 const MODEL_RULE: &str = "must be provider/model with a provider of: anthropic, openai, scripted";
 
-/// Reads everything. With problems, the configuration is not to be used.
+/// Reads everything. If it returns problems, the configuration must not be used.
 pub(super) fn read(table: Table) -> (Config, Vec<Problem>) {
     let problems = RefCell::new(Vec::new());
     let mut root = Section::root(table, &problems);
@@ -79,36 +81,48 @@ fn database(mut section: Section<'_>) -> Database {
     database
 }
 
+/// What `queue.lease_s` and `queue.heartbeat_s` may be. Below half a second, one slow statement loses a lease.
+const LEASE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
+const HEARTBEAT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1800);
+
 fn queue(mut section: Section<'_>) -> Queue {
     let (lease, heartbeat) = (section.origin("lease_s"), section.origin("heartbeat_s"));
-    let (default_lease_s, default_heartbeat_s) = (30, 10);
-    let lease_given = section.number("lease_s", 2..=3600);
-    let lease_s = lease_given.unwrap_or(default_lease_s);
-    let heartbeat_given = section.number("heartbeat_s", 1..=1800);
-    // A lease that somebody shortens brings its heartbeat along.
-    let heartbeat_s = heartbeat_given.unwrap_or(default_heartbeat_s.min(lease_s / 3).max(1));
+    let lease_given = section.seconds("lease_s", LEASE);
+    let lease_length = lease_given.unwrap_or(Queue::LEASE);
+    let heartbeat_given = section.seconds("heartbeat_s", HEARTBEAT);
+    // A shortened lease shortens the default heartbeat.
+    let heartbeat_interval = heartbeat_given.unwrap_or_else(|| default_heartbeat(lease_length));
     let queue = Queue {
-        lease_s: lease_s.unsigned_abs(),
-        heartbeat_s: heartbeat_s.unsigned_abs(),
+        lease: lease_length,
+        heartbeat: heartbeat_interval,
         poll_ms: narrow(section.number("poll_ms", 10..=60_000), 1_000),
         concurrency: narrow(section.number("concurrency", 1..=1024), 16),
         slice_steps: narrow(section.number("slice_steps", 1..=10_000), 8),
         heal_s: narrow(section.number("heal_s", 1..=86_400), 30),
     };
-    // A value that was refused already has its line; the default in its place must not cause another.
+    // A value that was refused has its own line already. The default in its place must not cause a second
+    // one.
     let usable = lease.is_some() == lease_given.is_some() && heartbeat.is_some() == heartbeat_given.is_some();
     if let Some(origin) = heartbeat.or(lease)
         && usable
-        && heartbeat_s * 2 > lease_s
+        && queue.heartbeat * 2 > queue.lease
     {
         let text = format!(
-            "queue.heartbeat_s = {heartbeat_s} must be at most half of queue.lease_s = {lease_s}, or one late beat \
-             loses the lease"
+            "queue.heartbeat_s = {} must be at most half of queue.lease_s = {}, or one late beat loses the lease",
+            queue.heartbeat.as_secs_f64(),
+            queue.lease.as_secs_f64()
         );
         section.problem(origin, text);
     }
     section.finish();
     queue
+}
+
+/// The heartbeat of a lease whose heartbeat is not configured: whole seconds, at most a third of the lease, and at most 10 s.
+/// A lease under 3 s is too short for that and beats at half its length, at most every second.
+fn default_heartbeat(lease: Duration) -> Duration {
+    let third = Duration::from_secs(lease.as_secs() / 3).min(Queue::HEARTBEAT);
+    third.max((lease / 2).min(Duration::from_secs(1)))
 }
 
 fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
@@ -183,7 +197,7 @@ fn context(mut section: Section<'_>) -> ContextPolicy {
     let (high_given, low_given) =
         (section.number("high", 2..=1_000_000), section.number("low", 1..=1_000_000));
     let high = high_given.unwrap_or(default.high);
-    // A high mark that somebody lowers brings the low one along.
+    // A lowered high mark lowers the default low mark.
     let low = low_given.unwrap_or(default.low.min(high * 2 / 3).max(1));
     let policy = ContextPolicy {
         strategy: section.text("strategy", rule, Strategy::parse).unwrap_or_default(),
@@ -197,7 +211,8 @@ fn context(mut section: Section<'_>) -> ContextPolicy {
             .number("compact_at_percent", 10..=95)
             .unwrap_or(default.compact_at_percent),
     };
-    // A value that was refused already has its line; the default in its place must not cause another.
+    // A value that was refused has its own line already. The default in its place must not cause a second
+    // one.
     let usable = high_at.is_some() == high_given.is_some() && low_at.is_some() == low_given.is_some();
     if let Some(origin) = low_at.or(high_at)
         && usable
@@ -249,7 +264,7 @@ fn provider(mut section: Section<'_>) -> Provider {
     let provider = Provider {
         base_url: section.text("base_url", rule, base_url),
         api_key: section.secret("api_key", |key| {
-            // Such a key cannot go into a header, and the first call would be a late time to learn it.
+            // Such a key cannot be sent in a header. Report it now, not at the first call.
             let sendable = key.bytes().all(|b| b.is_ascii_graphic());
             (!sendable).then_some("must be printable ASCII without spaces")
         }),
@@ -280,7 +295,8 @@ fn workspace(mut section: Section<'_>) -> Workspace {
     workspace
 }
 
-/// `provider/model` of a provider that we speak to. What follows the first slash is the provider's business.
+/// Whether this is `provider/model` with a known provider. Everything after the first slash is up to the
+/// provider.
 fn is_model(text: &str) -> bool {
     let known = |provider: &str| matches!(provider, "anthropic" | "openai" | "scripted");
     text.split_once('/').is_some_and(|(provider, model)| {

@@ -4,7 +4,7 @@ use secrecy::ExposeSecret;
 
 use super::*;
 use wakeful_workflow::agent::Limits;
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::strategy::Strategy;
 
 type Env<'a> = &'a [(&'a str, &'a str)];
 
@@ -30,7 +30,14 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:7070");
     assert_eq!(
         config.queue,
-        Queue { lease_s: 30, heartbeat_s: 10, poll_ms: 1000, concurrency: 16, slice_steps: 8, heal_s: 30 }
+        Queue {
+            lease: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(10),
+            poll_ms: 1000,
+            concurrency: 16,
+            slice_steps: 8,
+            heal_s: 30
+        }
     );
     assert!(config.server.token.is_none() && config.database.url.is_none() && config.agents.is_empty());
     assert!(
@@ -59,7 +66,8 @@ fn the_example_loads_and_shows_the_defaults() {
 
 #[test]
 fn what_the_example_leaves_out_is_taken_too() {
-    // Lines such as `# key = value`: the ones that a reader will uncomment. Mail goes one way only, which is maildir's here.
+    // Lines such as `# key = value`, which a reader will uncomment. Skips the other ways to send mail,
+    // because the example uses maildir.
     let mut other_way = false;
     let uncommented: String = Config::example()
         .lines()
@@ -74,8 +82,10 @@ fn what_the_example_leaves_out_is_taken_too() {
             let is_key = body.contains(" = ") && key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
             let is_table =
                 ["[models.", "[schedules.", "[email.mailboxes."].iter().any(|table| body.starts_with(table));
-            // A secret and its file exclude each other, and the files are not there.
-            if (is_key || is_table) && !key.ends_with("_file") {
+            // A program without the optional feature refuses this key.
+            let is_taken = key != "redis_url" || cfg!(feature = "legacy-redis");
+            // A secret and its file exclude each other, and the files do not exist here.
+            if (is_key || is_table) && is_taken && !key.ends_with("_file") {
                 format!("{body}\n")
             } else {
                 format!("{line}\n")
@@ -125,7 +135,7 @@ lease_s = 1
         [
             r#"etc/wakeful.toml:3: server.listen = "localhost" must be an address and a port, such as 127.0.0.1:7070 or [::]:7070"#,
             "etc/wakeful.toml:4: unknown key server.lisen; did you mean server.listen?",
-            r#"etc/wakeful.toml:7: queue.lease_s = "30" must be a whole number from 2 to 3600"#,
+            r#"etc/wakeful.toml:7: queue.lease_s = "30" must be a number of seconds from 0.5 to 3600 with at most 3 decimal places"#,
             "etc/wakeful.toml:8: queue.concurrency = 0 must be a whole number from 1 to 1024",
             "etc/wakeful.toml:9: unknown key queue.heartbeat; did you mean queue.heartbeat_s?",
             r#"etc/wakeful.toml:12: agents.support.model = "gpt-5" must be provider/model with a provider of: anthropic, openai, scripted"#,
@@ -167,10 +177,15 @@ fn a_heartbeat_that_is_too_slow_for_its_lease_is_refused() {
             "etc/wakeful.toml:3: queue.heartbeat_s = 16 must be at most half of queue.lease_s = 30, or one late beat loses the lease"
         ]
     );
-    assert_eq!(good("[queue]\nlease_s = 30\nheartbeat_s = 15", &[]).queue.heartbeat_s, 15);
+    assert_eq!(good("[queue]\nlease_s = 30\nheartbeat_s = 15", &[]).queue.heartbeat, Duration::from_secs(15));
     // A shortened lease shortens the default heartbeat with it.
-    assert_eq!(good("", &[("WAKEFUL_QUEUE__LEASE_S", "5")]).queue.heartbeat_s, 1);
-    // A lease that is refused for itself has one line, not two.
+    for (lease_s, heartbeat_ms) in [("300", 10_000), ("9", 3_000), ("5", 1_000), ("2", 1_000), ("0.6", 300)] {
+        let heartbeat = good("", &[("WAKEFUL_QUEUE__LEASE_S", lease_s)]).queue.heartbeat;
+        assert_eq!(heartbeat, Duration::from_millis(heartbeat_ms), "of a lease of {lease_s} s");
+    }
+    let queue = good("[queue]\nlease_s = 0.6\nheartbeat_s = 0.25", &[]).queue;
+    assert_eq!((queue.lease, queue.heartbeat), (Duration::from_millis(600), Duration::from_millis(250)));
+    // A lease that is itself refused gives one line, not two.
     assert_eq!(lines("[queue]\nlease_s = 9999\nheartbeat_s = 16", &[]).len(), 1);
 }
 
@@ -198,7 +213,7 @@ fn the_environment_wins_over_the_file_and_own_names_over_it() {
             ("WAKEFUL_SERVER__INTERNAL_TOKENS", "one, two"),
         ],
     );
-    assert_eq!((config.queue.lease_s, config.queue.poll_ms), (40, 500));
+    assert_eq!((config.queue.lease, config.queue.poll_ms), (Duration::from_secs(40), 500));
     assert_eq!(config.providers.openai.base_url.as_deref(), Some("http://setting/v1"));
     assert_eq!(config.providers.openai.api_key.unwrap().expose_secret(), "own");
     assert_eq!(config.providers.anthropic.base_url.as_deref(), Some("https://own"));
@@ -280,14 +295,14 @@ fn a_secret_is_read_from_its_file_and_trimmed() {
     assert_eq!(config.providers.openai.api_key.unwrap().expose_secret(), "sk-1");
     assert_eq!(config.server.token.unwrap().expose_secret(), "sk-1");
 
-    // In a file, the path is relative to it.
+    // In a file, the path is relative to the file.
     fs::write(dir.path().join("w.toml"), "[server]\ntoken_file = \"key\"\ninternal_tokens_file = \"tokens\"")
         .unwrap();
     let config = Config::load(Some(&dir.path().join("w.toml")), vars(&[])).unwrap();
     assert_eq!(config.server.token.unwrap().expose_secret(), "sk-1");
     assert_eq!(config.server.internal_tokens[1].expose_secret(), "b");
 
-    // A stronger source replaces the file's secret, whichever form each has.
+    // A stronger source replaces the file's secret, in either form.
     let text = "[server]\ntoken = \"from the file\"";
     assert_eq!(good(text, &[("WAKEFUL_TOKEN_FILE", path)]).server.token.unwrap().expose_secret(), "sk-1");
 }

@@ -1,7 +1,7 @@
-//! The settings as they were written, before anybody knows what they mean.
+//! The settings as written, before they are interpreted.
 //!
-//! The file and the environment are laid over each other here. Every value remembers where it came from, so that a
-//! complaint about it can name a line or a variable.
+//! This module lays the environment over the file. Every value remembers its origin, so that a problem can
+//! name a line or a variable.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub(super) struct Node {
 
 pub(super) type Table = BTreeMap<String, Node>;
 
-/// Numbers stay text: a price that went through a float would not be the price that was written.
+/// Numbers stay text, because a float would change a price.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     Text(String),
@@ -31,7 +31,7 @@ pub(super) enum Value {
     Table(Table),
 }
 
-/// Reads one file. A file that is not TOML gives its syntax problems, and none about meaning.
+/// Parses one file. A file that is not TOML gives only its syntax problems.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Table, Vec<Problem>> {
     let path: Arc<Path> = Arc::from(path);
     let lines = Lines::of(text);
@@ -39,7 +39,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Table, Vec<Problem>> {
     if errors.is_empty() {
         return Ok(read_table(table.into_inner(), &path, &lines));
     }
-    // Only the message: the error's own rendering quotes the line, and the line may hold a secret.
+    // Take only the message: the error's own rendering quotes the line, which may hold a secret.
     let problem = |error: toml::de::Error| {
         let line = error.span().map_or(1, |span| lines.number(span.start));
         Problem::new(Origin::File { path: path.clone(), line }, format!("not TOML: {}", error.message()))
@@ -94,11 +94,12 @@ impl Lines {
     }
 }
 
-/// Variables with the prefix that are no settings of their own.
+/// Variables with the prefix that are not settings.
 const RESERVED: [&str; 7] =
     ["CONFIG", "URL", "INTERNAL_TOKEN", "TRIGGER_SECRET", "LOG", "LOG_FORMAT", "MUTANT"];
 
-/// Variables that others named, and the setting each one is. Those that hold a secret have a `_FILE` twin.
+/// Variables with established names, and the setting of each. A variable that holds a secret has a `_FILE`
+/// twin.
 const OWN_NAMES: [(&str, &[&str]); 10] = [
     ("ANTHROPIC_API_KEY", &["providers", "anthropic", "api_key"]),
     ("ANTHROPIC_API_KEY_FILE", &["providers", "anthropic", "api_key_file"]),
@@ -112,9 +113,9 @@ const OWN_NAMES: [(&str, &[&str]); 10] = [
     ("WAKEFUL_TOKEN_FILE", &["server", "token_file"]),
 ];
 
-/// Lays the environment over `root` and returns what to warn of.
+/// Lays the environment over `root` and returns warnings.
 ///
-/// An empty variable counts as absent: compose files and unit files pass variables on that nobody has set.
+/// An empty variable counts as absent, because compose files and unit files pass on unset variables as empty.
 pub(super) fn overlay(root: &mut Table, env: &BTreeMap<String, String>) -> Vec<String> {
     let mut warnings = Vec::new();
     let set = || env.iter().filter(|(_, text)| !text.trim().is_empty());
@@ -129,7 +130,7 @@ pub(super) fn overlay(root: &mut Table, env: &BTreeMap<String, String>) -> Vec<S
             insert(root, &segments, text, origin);
         } else if !RESERVED.contains(&name.as_str()) {
             warnings.push(format!(
-                "{variable} is not read: a setting is named WAKEFUL_SECTION__KEY, with two underscores between"
+                "{variable} is not read: a setting is named WAKEFUL_SECTION__KEY, with two underscores between the levels"
             ));
         }
     }
@@ -150,8 +151,8 @@ fn without_prefix(variable: &str) -> Option<String> {
 
 fn insert(table: &mut Table, segments: &[&str], text: &str, origin: Origin) {
     let Some((first, rest)) = segments.split_first() else { return };
-    // A shell cannot spell `my-agent` or `openai/gpt-5` in a variable's name, so a segment finds the key that is
-    // there already and differs only in case and punctuation.
+    // A shell cannot write `my-agent` or `openai/gpt-5` in a variable's name. So a segment matches an
+    // existing key that differs only in case and punctuation.
     let key = table.keys().find(|key| fold(key) == fold(first)).cloned();
     let key = key.unwrap_or_else(|| first.to_ascii_lowercase());
     if rest.is_empty() {
@@ -161,7 +162,7 @@ fn insert(table: &mut Table, segments: &[&str], text: &str, origin: Origin) {
     let node = table
         .entry(key)
         .or_insert_with(|| Node { value: Value::Table(Table::new()), origin: origin.clone() });
-    // A section that the file gives as a plain value is reported as what it is, when it is read.
+    // If the file gives this section as a plain value, the reader reports it later.
     if let Value::Table(inner) = &mut node.value {
         insert(inner, rest, text, origin);
     }

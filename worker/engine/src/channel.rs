@@ -1,11 +1,12 @@
-//! The trait that a medium implements: how an outgoing message is sent. [`crate::jobs::deliver`] hands each delivery to the
-//! [`Channel`] of its name.
+//! The trait [`Channel`], which sends outgoing messages through one medium. [`crate::jobs::deliver`] hands
+//! each delivery to the channel of its name.
 
 use async_trait::async_trait;
 use serde_json::Value;
 use std::time::Duration;
 
-/// How long one attempt may take: a channel that hangs would hold up every later message of its conversation.
+/// Time limit of one attempt. Without it, a channel that hangs would block every later message of its
+/// conversation.
 pub const SEND: Duration = Duration::from_secs(60);
 
 /// Sends outgoing messages of one kind.
@@ -14,26 +15,27 @@ pub trait Channel: Send + Sync {
     /// The word in `deliveries.channel`.
     fn name(&self) -> &str;
 
-    /// Whether sending the same delivery id again does nothing more. Otherwise a delivery that was found half-way
-    /// is shown as uncertain and never sent again by itself.
+    /// Whether sending the same delivery id again has no further effect. If not, a delivery that was
+    /// interrupted while it was being sent is shown as uncertain and is never sent again automatically.
     fn is_idempotent(&self) -> bool;
 
-    /// Sends one message and gives the receipt.
+    /// Sends one message and returns the receipt.
     ///
     /// # Errors
-    /// [`SendError`], which says whether it may have gone out.
+    /// [`SendError`], which says whether the message may have gone out.
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
 
-    /// What became of a delivery whose sending nobody saw end. A channel that cannot be asked says so, which is the
-    /// default: then it is sent again if that is harmless, and else shown as uncertain.
+    /// Looks up what became of a delivery whose sending was interrupted. The default, for a channel that
+    /// cannot look it up, is [`Found::Unknown`]: the delivery is then sent again if the channel is
+    /// idempotent, and otherwise shown as uncertain.
     ///
     /// # Errors
-    /// When the answer could not be had just now; it is asked for again.
+    /// When the channel cannot answer right now; the caller asks again.
     async fn find(&self, _delivery_id: &str) -> Result<Found, SendError> {
         Ok(Found::Unknown)
     }
 
-    /// The same where a channel can look only in the place that the message was for.
+    /// Like [`Channel::find`], for a channel that can look only in the place where the message was sent.
     ///
     /// # Errors
     /// Those of [`Channel::find`].
@@ -42,13 +44,13 @@ pub trait Channel: Send + Sync {
     }
 }
 
-/// What a channel knows of a delivery's key.
+/// What a channel knows about a delivery id.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Found {
     Sent {
         receipt: Value,
     },
-    /// It was certainly not sent. An attempt that is still under way does not have to be known here.
+    /// It was certainly not sent. The channel need not know about an attempt that is still under way.
     NotSent,
     Unknown,
 }
@@ -56,12 +58,12 @@ pub enum Found {
 /// One delivery, ready to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Outbound<'a> {
-    /// The key under which it is sent: the same in every attempt.
+    /// The idempotency key: the same in every attempt.
     pub delivery_id: &'a str,
     pub content: &'a Value,
 }
 
-/// Why a message was not sent for certain.
+/// Why a message was not certainly sent.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// It was not sent and never will be.
@@ -70,8 +72,8 @@ pub enum SendError {
     /// It was not sent; trying again may help.
     #[error("{0}")]
     Later(String),
-    /// It was not sent, because the receiver takes no more for `after`. It is tried again then, which is no attempt that
-    /// counts: waiting for one's turn is no fault.
+    /// It was not sent, because the receiver accepts nothing more for the time `after`. It is tried again
+    /// after that time. Waiting is no fault, so this does not count as an attempt.
     #[error("{error}")]
     Throttled { error: String, after: Duration },
     /// It may have been sent.

@@ -1,4 +1,4 @@
-//! The context of a process: everything that its jobs, its API and its channels share.
+//! The context of a process: the objects that its jobs, its API and its channels share.
 
 use crate::channel::Channel;
 use crate::identity::Identity;
@@ -22,16 +22,16 @@ use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::session::Session;
 
-/// What every part of a process shares.
+/// The objects that every part of a process shares.
 pub struct Ctx {
     pub store: Store,
     pub config: Config,
     pub plugins: Plugins,
     pub bus: Bus,
-    /// How much may come in at once.
+    /// Limits how many messages come in at once.
     pub intake: Intake,
     pub watchdog: Watchdog,
-    /// What the replays that run here are held beside.
+    /// Source recordings of the replays that run in this process.
     pub recordings: Recordings,
     pub identity: Identity,
     pub shutdown: Shutdown,
@@ -54,17 +54,17 @@ pub struct Bus {
 /// The two signals that end a process.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown {
-    /// No new work is begun, and `/readyz` says so.
+    /// The process begins no new work, and `/readyz` reports that.
     pub draining: CancellationToken,
-    /// The drain's time is up: what still runs is given back.
+    /// The time for the drain is over: jobs that still run are dropped and given back.
     pub abort: CancellationToken,
 }
 
 impl Ctx {
-    /// The tools that `agent` may use, as its model is told of them.
+    /// Returns the definitions of the tools that `agent` may use.
     ///
     /// # Errors
-    /// [`Fault::NotConfigured`] when this process has no tool of that name.
+    /// [`Fault::NotConfigured`] when this process lacks one of these tools.
     pub fn tools_of(&self, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
         self.plugins
             .tools
@@ -72,7 +72,8 @@ impl Ctx {
             .map_err(|error| Fault::NotConfigured { message: format!("agent {:?}: {error}", agent.name) })
     }
 
-    /// The tools that the configuration gives `session`: none where what its model is told of is pinned.
+    /// Returns the tools that the configuration gives to `session`. Empty for a session with a pinned prefix,
+    /// which has its own definitions.
     ///
     /// # Errors
     /// Those of [`Ctx::tools_of`].
@@ -80,13 +81,13 @@ impl Ctx {
         if session.prefix.is_some() { Ok(Vec::new()) } else { self.tools_of(agent) }
     }
 
-    /// The agent of `session`, with what the session's own policy puts above its configuration.
+    /// Returns the agent of `session`: the configured one, with the overrides of the session's own policy.
     ///
     /// # Errors
     /// When the configuration has no such agent.
     pub fn agent_of(&self, session: &Session) -> Result<Agent, AgentError> {
         let configured = match (self.config.agent(&session.agent), &session.policy.model) {
-            // A replay brings its model and its tools along: where it runs, nobody may know the agent.
+            // A replay has its own model and tools, so it also runs where the configuration lacks the agent.
             (Err(_), Some(model)) if session.policy.replay.is_some() => Agent {
                 name: session.agent.clone(),
                 system_prompt: String::new(),
@@ -102,23 +103,27 @@ impl Ctx {
         };
         let mut agent = session.policy.of(configured);
         if wakeful_workflow::replay::has_recorded_answers(session) {
-            // Its recording bounds it: a run of the source that ended at a limit goes on in its next one.
+            // The recording bounds the replay, so the agent's limits do not apply. If a run of the source
+            // ended at a limit, the source went on in its next run, and the replay must get past that limit
+            // too.
             (agent.limits.steps, agent.limits.tokens) = (i64::MAX, i64::MAX);
         }
         Ok(agent)
     }
 
-    /// What the tool may do to the world, as its code says today: a definition that a session keeps may be older.
+    /// Returns the tool's effect class as its code declares it now. The definition that a session pins may be
+    /// older.
     pub fn effect_of(&self, told: &ToolDefinition) -> Effect {
         self.plugins.tools.definition(&told.name).map_or(told.effect, |now| now.effect)
     }
 
-    /// The folder of one session, made or not.
+    /// Returns the path of a session's folder. The folder may not exist yet.
     pub fn workspace_of(&self, session_id: &SessionId) -> PathBuf {
         self.config.workspace.folder().join(session_id.as_str())
     }
 
-    /// Waits until the session's run is asked to end. Told by notification, and looks every two seconds as well.
+    /// Waits until someone asks to cancel the session's run. Checks after each notification, and at least
+    /// every two seconds.
     pub(crate) async fn cancelled(&self, session_id: &str) {
         let mut news = self.bus.news.sessions();
         loop {
@@ -126,9 +131,10 @@ impl Ctx {
                 () = heard(&mut news, session_id) => {}
                 () = tokio::time::sleep(Duration::from_secs(2)) => {}
             }
-            // Every chunk of the session's own model call is news as well: they are looked at together.
+            // Each chunk of the session's own model call notifies too. Wait, so that one query serves many of
+            // them.
             tokio::time::sleep(Duration::from_millis(200)).await;
-            // A database that is away has nothing to say; the step's own commit will notice.
+            // Ignore a database fault here: the step's own commit notices it.
             if self.store.cancel_requested(session_id).await.unwrap_or(false) {
                 return;
             }

@@ -25,7 +25,8 @@ pub fn host_name() -> String {
     if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
 }
 
-/// The host's beginning, the process, and a random end: a pid alone comes back after a restart.
+/// Returns the start of the host name, the pid, and a random suffix, because a restarted process can get the
+/// same pid.
 fn worker_id(host: &str) -> Arc<str> {
     let host: String = host.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
     let random = wakeful_store::new_id("w");

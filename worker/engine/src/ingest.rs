@@ -1,9 +1,12 @@
-//! The way in for every trigger: what it brought is committed, and then workers and readers are told.
+//! Ingest: every trigger hands its messages to this module, which commits them and then notifies workers and
+//! readers.
 //!
-//! What cannot be taken now is refused at once, with a time to come again: a queue in memory would be lost with the
-//! process, and would keep its senders waiting for longer than they do. There are two bounds. `Intake::enter` counts
-//! everything that is being taken. The turns to write are as many as there are connections for it, and what does not get one
-//! in time goes away as well. Readers and workers have connections of their own ([`Store::connect`]).
+//! When too many messages come in at once, the surplus is refused with a time to retry. A queue in memory
+//! would be lost with the process, and its senders would give up before their turn came. [`Intake::enter`]
+//! applies two limits. A message needs one of `concurrency` places, or it is refused at once. It then waits
+//! for a turn to write; there is one per intake connection. No turn in time: it is refused too. Readers and
+//! workers have connections of their own ([`Store::connect`]).
+#![doc = include_str!("ingest.md")]
 
 use crate::ctx::Ctx;
 use crate::origin::CannotBegin;
@@ -20,27 +23,29 @@ use wakeful_store::queue::Kind;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::id::InvalidConversationId;
 
-/// When a sender that was refused may come again. What is in hand takes milliseconds each.
+/// Seconds after which a refused sender may try again. One second is enough, because a message takes
+/// milliseconds.
 pub const RETRY_AFTER_S: u32 = 1;
 
-/// Why a message was not taken. Each edge says it in its own protocol's words.
+/// Why a message was not taken. Each edge (HTTP, LMTP) translates it into its own protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// Too much comes in at once. Nothing was taken, and the same message may be sent again after [`RETRY_AFTER_S`].
+    /// Too many messages come in at once. Nothing was committed; the sender may try again after
+    /// [`RETRY_AFTER_S`].
     #[error("too many messages come in at once; nothing was taken, send it again")]
     Full,
-    /// No session can be made for it.
+    /// No session can be created for the message.
     #[error(transparent)]
     CannotBegin(#[from] CannotBegin),
-    /// The conversation id that it names cannot be one.
+    /// The message names an invalid conversation id.
     #[error(transparent)]
     ConversationId(#[from] InvalidConversationId),
-    /// The store refused it, or failed.
+    /// The store refused the message, or failed.
     #[error(transparent)]
     Store(#[from] wakeful_store::Error),
 }
 
-/// How much may come in at once.
+/// Limits how many messages are taken at once.
 #[derive(Debug)]
 pub struct Intake {
     places: Arc<Semaphore>,
@@ -48,34 +53,35 @@ pub struct Intake {
     wait: Duration,
 }
 
-/// The right to be taken, and a connection's worth of the database.
+/// Permission to commit a message: a place in the intake, and a turn on one of its connections. Dropping it
+/// frees both.
 pub struct Permit<'a> {
     _place: OwnedSemaphorePermit,
     _turn: SemaphorePermit<'a>,
 }
 
 impl Intake {
-    /// `concurrency` messages at once, each of which waits at most `wait` for one of `store`'s connections.
+    /// Allows `concurrency` messages at once. Each waits at most `wait` for one of `store`'s intake
+    /// connections.
     pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
-        let concurrency =
-            if crate::mutant("intake_unbounded") { Semaphore::MAX_PERMITS } else { concurrency };
         let places = Arc::new(Semaphore::new(concurrency));
         Intake { places, turns: Semaphore::new(store.intake_connections() as usize), wait }
     }
 
-    /// Whether one more would be refused now. A look, for those who have a body to read first: they may be refused yet.
+    /// Returns whether a message would be refused now. Takes no place: callers ask before they read a body,
+    /// and [`Intake::enter`] may still refuse the message after that.
     pub fn is_full(&self) -> bool {
         self.places.available_permits() == 0
     }
 
-    /// A turn to write.
+    /// Takes a place, then waits for a turn to write.
     ///
     /// # Errors
-    /// [`Refused::Full`] when too many are in already, or none of them has gone in time.
+    /// [`Refused::Full`] when all places are taken, or when no turn became free in time.
     pub async fn enter(&self) -> Result<Permit<'_>, Refused> {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| full())?;
         let turn = tokio::time::timeout(self.wait, self.turns.acquire()).await.map_err(|_| full())?;
-        // Nobody closes it.
+        // Cannot fail: the semaphore is never closed.
         let turn = turn.map_err(|_| full())?;
         Ok(Permit { _place: place, _turn: turn })
     }
@@ -86,15 +92,18 @@ fn full() -> Refused {
     Refused::Full
 }
 
-/// Wakes the session that `new` finds or makes. When this returns, the message is durable.
+/// Commits `message` to the session that `new` describes, and wakes it. Creates the session if it does not
+/// exist. When this returns `Ok`, the message is durable.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::wake`], and [`Refused::Full`] while too much comes in, where nothing was taken.
+/// Those of [`wakeful_store::Store::wake`]. [`Refused::Full`] when too many messages come in at once; nothing
+/// was committed then.
 pub async fn take(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<Woken, Refused> {
     taken(ctx, new, message, None).await
 }
 
-/// The same for a chat that has no session here and was kept elsewhere before: a new session begins with `imported`.
+/// Like [`take`], for a chat that another system kept before and that has no session here: the new session
+/// begins with `imported`.
 ///
 /// # Errors
 /// Those of [`take`].
@@ -121,7 +130,7 @@ async fn taken(
             Some(imported) => ctx.store.wake_imported(&new, &message, imported).await?,
             None => ctx.store.wake(&new, &message).await?,
         };
-        crate::failpoint("K2");
+        wakeful_store::failpoint!("K2");
         announce(ctx, &woken);
         Ok(woken)
     }
@@ -129,10 +138,12 @@ async fn taken(
     .await
 }
 
-/// A message for a session that exists. When this returns, it is durable.
+/// Commits `message` to the existing session `session_id`, and wakes it. When this returns `Ok`, the message
+/// is durable.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::send`], and [`Refused::Full`] while too much comes in, where nothing was taken.
+/// Those of [`wakeful_store::Store::send`]. [`Refused::Full`] when too many messages come in at once; nothing
+/// was committed then.
 pub async fn send(
     ctx: &Ctx,
     session_id: &str,
@@ -150,7 +161,8 @@ pub async fn send(
     .await
 }
 
-/// The same for a mail, which is remembered in the same commit. It was looked up within the turn in which it is taken.
+/// Like [`take`], for a mail; the same commit records the mail itself. The caller already holds a permit,
+/// because it queried the database for the mail before this call.
 ///
 /// # Errors
 /// Those of [`wakeful_store::Store::take_mail`].
@@ -165,7 +177,7 @@ pub async fn take_mail(
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let woken = ctx.store.take_mail(mail, wakes, &message).await?;
-        crate::failpoint("K2");
+        wakeful_store::failpoint!("K2");
         announce(ctx, &woken);
         Ok(woken)
     }
@@ -173,7 +185,7 @@ pub async fn take_mail(
     .await
 }
 
-/// A message on its way into the queue. What it wakes is linked to it.
+/// The span of a message on its way into the queue. The claim that works on the message links to this span.
 pub fn send_span(conversation_id: &str) -> Span {
     info_span!(
         names::SEND_STEP,
@@ -188,7 +200,8 @@ pub fn send_span(conversation_id: &str) -> Span {
     )
 }
 
-/// Tells workers and readers of a message that was taken, and completes its span.
+/// Notifies workers and readers of a committed message, and adds session and run to its span. Does not notify
+/// for a duplicate.
 pub fn announce(ctx: &Ctx, woken: &Woken) {
     let span = Span::current();
     span.record(names::SESSION_ID, woken.session_id.as_str());

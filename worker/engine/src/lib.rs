@@ -1,17 +1,17 @@
-//! Wakeful's engine: it performs what the workflow decides and commits what came of it. It knows no HTTP server, no medium
-//! and no command line.
+//! Wakeful's engine. It performs what the workflow decides and commits the results. It does not depend on the
+//! HTTP server, on any medium, or on the command line.
 //!
 //! | to see | read |
 //! |---|---|
 //! | one step, hop by hop | [`jobs::step`] |
-//! | the only door to models and tools | [`perform`] |
+//! | the only caller of models and tools | [`perform`] |
 //! | how a message comes in, and how much comes in at once | [`ingest`], [`origin`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
-//! | how a program starts a session, and goes on with it | [`runner`] |
+//! | how a program starts a session and continues it | [`runner`] |
 //! | how a replay gets its source's messages | [`replay`] |
-//! | what ends code that never yields | [`watchdog`] |
+//! | how code that never yields is stopped | [`watchdog`] |
 //! | which tools and models there are, and how one is added | [`tool`], [`model`] |
-//! | what all of these share | [`ctx`] |
+//! | the objects that all of these share | [`ctx`] |
 //! | how the process is seen from outside | [`telemetry`] |
 
 pub mod channel;
@@ -28,4 +28,3 @@ pub mod telemetry;
 pub mod tool;
 pub mod watchdog;
 
-pub(crate) use wakeful_store::failpoint::{failpoint, mutant};

@@ -1,4 +1,4 @@
-//! What a session is made of, whichever way it begins: an agent of the configuration, its prompt and its tools.
+//! Builds the [`NewSession`] that a trigger begins with: a configured agent, its system prompt and its tools.
 
 use crate::tool::registry::Registry;
 use wakeful_config::{Config, DEFAULT_AGENT};
@@ -6,25 +6,26 @@ use wakeful_store::wake::{Continues, NewSession};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful_workflow::record::Role;
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
-/// No session can be made of what was asked for: there is no such agent, or it has tools that this process has not.
+/// No session can be created: the agent does not exist, or it has a tool that this process lacks.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CannotBegin(String);
 
-/// What is different from trigger to trigger.
+/// The parts of a new session that depend on its trigger.
 pub struct Trigger {
     pub mailbox_id: String,
     pub trigger_type: &'static str,
     pub trigger_id: String,
     pub continues: Continues,
     pub policy: SessionPolicy,
-    /// What was said before, after the system prompt.
+    /// Earlier messages of the thread. They follow the system prompt.
     pub thread: Vec<Seed>,
 }
 
-/// What a trigger's session is made of, where there is none to go on with. `conversation_id` is the stored one.
+/// Returns the session that a trigger creates if it finds none to continue. `conversation_id` is the stored
+/// form, `space/id`.
 ///
 /// # Errors
 /// [`CannotBegin`].
@@ -59,7 +60,8 @@ pub fn of_trigger(
     })
 }
 
-/// What a chat's session is made of, where the conversation has none yet. `conversation_id` is the stored one.
+/// Returns the session that a chat creates if its conversation has none yet. `conversation_id` is the stored
+/// form, `space/id`.
 ///
 /// # Errors
 /// [`CannotBegin`].
@@ -82,8 +84,8 @@ pub fn of_chat(
     of_trigger(config, tools, conversation_id, agent, trigger)
 }
 
-/// What the session of a messenger's conversation is made of, where it has none yet. It takes part in no mail: its agent may
-/// write to those whom its configuration names, and to nobody as a participant.
+/// Returns the session that a messenger's conversation creates if it has none yet. The session has no mail
+/// participants, so its agent may write mail only to recipients that the configuration names.
 ///
 /// # Errors
 /// [`CannotBegin`].

@@ -1,8 +1,9 @@
-//! A session in the hands of a program: start it, go on with it, stop it.
+//! The handle with which a program drives a session: start it, answer it, stop it.
 //!
-//! The session is an ordinary one (trigger type `api`), and the workers on the database run it: those of this process,
-//! or of any other. A runner holds nothing but the session's id and how much of the journal it has given out, so it may
-//! die like everything else; [`Runner::attach`] goes on where it was.
+//! The session is an ordinary one (trigger type `api`). Any worker on the same database runs it, in this
+//! process or in another. A runner keeps only the session's id and its position in the journal. If the
+//! program crashes, the session goes on; [`Runner::attach`] gives the program a new handle, which reads the
+//! journal from the start.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -11,7 +12,7 @@
 //! use wakeful_engine::runner::{Pause, Runner};
 //!
 //! # async fn example(ctx: Arc<Ctx>) -> anyhow::Result<()> {
-//! // This process works as well. Without it, any `wakeful serve` on the database does.
+//! // Run workers in this process too. Without them, a `wakeful serve` on the database runs the session.
 //! let pool = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
 //!
 //! let mut runner = Runner::new(Arc::clone(&ctx));
@@ -45,67 +46,69 @@ use wakeful_store::wake::{NewMessage, NewSession};
 use wakeful_store::{Error, new_id};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::record::Role;
-use wakeful_workflow::session::{Seed, SessionStatus};
+use wakeful_workflow::session::SessionStatus;
+use wakeful_workflow::seed::Seed;
 
-/// Journal entries read at once.
+/// Journal entries per query.
 const BATCH: i64 = 200;
-/// Messages among which a finished run's result is looked for: it is the last one, but for what came in after it.
+/// How many of the newest messages are searched for a finished run's result. Newer messages may already
+/// follow it.
 const NEWEST: i64 = 20;
-/// Looks at the database this often when no notification comes.
+/// How often the database is queried when no notification comes.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Runs one session at a time for a program.
+/// Drives one session at a time for a program.
 pub struct Runner {
     ctx: Arc<Ctx>,
     agent: Option<String>,
     active: Option<Active>,
 }
 
-/// The session that a runner has.
+/// The session that a runner drives.
 struct Active {
     session_id: String,
-    /// The last journal entry that was given out.
+    /// Number of the last journal entry passed to the caller.
     seen: i64,
-    /// The status that the entries given out so far lead to.
+    /// The session's status according to the journal entries passed so far.
     state: Option<String>,
 }
 
 /// Where a run stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// It asks the user, and [`Runner::continue_with`] answers. The answer goes on with the same run.
+    /// The agent asks the user a question. [`Runner::continue_with`] answers it, and the same run goes on.
     WaitingInput {
         question: String,
     },
     Completed {
-        /// The last thing that the agent said.
+        /// Text of the agent's last message.
         result: String,
     },
     Failed {
         error: String,
     },
-    /// It waits for an operator, who settles it with `wakeful session resolve` or `retry`.
+    /// The run waits for an operator, who settles it with `wakeful session resolve` or `retry`.
     NeedsAttention {
         reason: String,
     },
 }
 
-/// Why a runner did not do what it was asked to.
+/// Why a runner's method failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerError {
-    /// Nothing was started, or it was stopped.
+    /// The runner has no session: none was started, or it was stopped.
     #[error("No active process")]
     NoActiveProcess,
-    /// It runs, or its run is over.
+    /// The session does not wait for an answer: its run is at work, or is over.
     #[error("Agent not waiting for input")]
     NotWaiting,
-    /// The configuration has no such agent, or the agent has tools that this process has not.
+    /// The configuration has no such agent, or the agent has a tool that this process lacks.
     #[error(transparent)]
     CannotBegin(#[from] origin::CannotBegin),
-    /// A message is some text, and has no NUL character.
+    /// The message is empty, or contains a NUL character.
     #[error("the message is empty, or has a NUL character")]
     NoMessage,
-    /// This process ends. The session goes on elsewhere.
+    /// This process shuts down. The session goes on in another worker.
     #[error("this process ends")]
     Ending,
     #[error(transparent)]
@@ -113,19 +116,20 @@ pub enum RunnerError {
 }
 
 impl Runner {
-    /// A runner without a session, for the agent `default`.
+    /// Returns a runner without a session. It starts sessions of the agent `default`.
     pub fn new(ctx: Arc<Ctx>) -> Runner {
         Runner { ctx, agent: None, active: None }
     }
 
-    /// Starts sessions of that agent.
+    /// Sets the agent of the sessions that this runner starts.
     #[must_use]
     pub fn agent(mut self, name: &str) -> Runner {
         self.agent = Some(name.to_owned());
         self
     }
 
-    /// A runner that goes on with a session, whoever started it. It gives out the whole journal again.
+    /// Returns a runner for an existing session, whichever program or trigger started it. The runner passes
+    /// the whole journal to the caller again.
     ///
     /// # Errors
     /// [`RunnerError::Store`]: no such session, or no database.
@@ -135,13 +139,13 @@ impl Runner {
         Ok(Runner { ctx, agent: None, active: Some(active) })
     }
 
-    /// The session that it has.
+    /// Returns the id of the runner's session.
     pub fn session_id(&self) -> Option<&str> {
         self.active.as_ref().map(|active| active.session_id.as_str())
     }
 
-    /// Starts a session in a conversation of its own. `system_prompt` takes the place of the agent's. When this returns,
-    /// the prompt is durable; one that was started before is left to itself.
+    /// Starts a session in a new conversation. `system_prompt` replaces the agent's own. When this returns
+    /// `Ok`, the prompt is durable. If the runner had a session before, that session goes on without it.
     ///
     /// # Errors
     /// [`RunnerError::CannotBegin`], [`RunnerError::NoMessage`], [`RunnerError::Store`].
@@ -160,7 +164,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Answers the question that the session waits with. The same run goes on, wherever a worker is.
+    /// Answers the open question of the session. The same run then goes on, in any worker.
     ///
     /// # Errors
     /// [`RunnerError::NoActiveProcess`], [`RunnerError::NotWaiting`], [`RunnerError::NoMessage`], [`RunnerError::Store`].
@@ -176,8 +180,8 @@ impl Runner {
         }
     }
 
-    /// Gives every journal entry to `on_event`, in order and each once, until the run pauses or ends. A database that is
-    /// away is waited for.
+    /// Passes each new journal entry to `on_event`, in order and once, until the run pauses or ends. Waits
+    /// while the database is away.
     ///
     /// # Errors
     /// [`RunnerError::NoActiveProcess`], [`RunnerError::Ending`], [`RunnerError::Store`].
@@ -192,7 +196,7 @@ impl Runner {
                 Ok(Some(pause)) => return Ok(pause),
                 Ok(None) => {}
                 Err(error) if error.is_transient() => {
-                    debug!(%error, "A runner could not look; it looks again")
+                    debug!(%error, "A runner could not read the session; trying again")
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -204,7 +208,8 @@ impl Runner {
         }
     }
 
-    /// Ends what runs, and lets go of the session: it stays, and can be read. Stopping nothing is no error.
+    /// Cancels the run and detaches from the session, which can still be read. Does nothing if the runner has
+    /// no session.
     ///
     /// # Errors
     /// [`RunnerError::Store`].
@@ -212,7 +217,7 @@ impl Runner {
         let Some(active) = &self.active else { return Ok(()) };
         match self.ctx.store.cancel(&active.session_id, Some("stopped by its runner")).await {
             Ok(_) => self.tell(&active.session_id),
-            // It rests.
+            // No run is open, so there is nothing to cancel.
             Err(Error::Conflict { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -226,14 +231,15 @@ impl Runner {
     }
 }
 
-/// Gives out what is new. A pause, where the session rests and nothing has moved it since.
+/// Passes new journal entries to `on_event`. Returns the pause, if the run paused or ended and has not moved
+/// since.
 async fn look(
     ctx: &Ctx,
     active: &mut Active,
     on_event: &mut impl FnMut(&JournalEntry),
 ) -> wakeful_store::Result<Option<Pause>> {
-    // Before the journal: the entries that led to it are among those that are read next, and if there are further ones it
-    // speaks of the past.
+    // Read the status before the journal: then the journal has every entry that led to it. If further entries
+    // changed the status again, the comparison below notices, and the caller looks again.
     let session = ctx.store.session(None, &active.session_id).await?;
     loop {
         let entries = ctx.store.journal(&active.session_id, active.seen, BATCH).await?;

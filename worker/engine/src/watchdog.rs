@@ -1,13 +1,15 @@
-//! The watchdog: a thread beside the runtime that ends a process whose code does not yield.
+//! The watchdog: a thread outside the async runtime that ends a process whose code does not yield.
 //!
-//! A time limit is a timer of the runtime, and it drops what has yielded. Code that never yields (a loop without
-//! `await`, a blocking call that hangs) keeps its thread, and a few of them keep the heartbeat and every neighbour from
-//! running. Nothing inside the process can take a thread back; so the process ends, its supervisor starts it anew, and
-//! the claim counts as one that died: next time it is a suspect, and at the limit its run fails.
+//! A time limit is a timer of the runtime and can only drop code that yields. Code that never yields (a loop
+//! without `await`, a blocking call that hangs) keeps its thread. A few such threads stop the heartbeat and
+//! all other tasks. Nothing inside a process can take a thread back, so the watchdog ends the process and the
+//! supervisor restarts it. The claim then counts as one that died: the queue treats its job as a suspect, and
+//! at the attempt limit its run fails.
 //!
-//! Time here is the time that this thread was seen to run. `CLOCK_MONOTONIC` stands still while the machine is
-//! suspended, as `CLOCK_BOOTTIME`, by which leases are held, does not; and each tick counts for no more than two, so
-//! that a process that was stopped (SIGSTOP, a debugger, a frozen container) is not ended for it when it goes on.
+//! Time here is the time during which this thread was able to run. `CLOCK_MONOTONIC` stops while the machine
+//! is suspended (`CLOCK_BOOTTIME`, which leases use, does not). Each tick also counts as at most two ticks.
+//! So a process that was stopped (SIGSTOP, a debugger, a frozen container) is not killed for that when it
+//! continues.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -16,51 +18,52 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// What a step's own code, a model's or a channel's may keep a thread for without yielding.
+/// Longest time that a step's own code, a model or a channel may keep a thread without yielding.
 pub const UNYIELDING: Duration = Duration::from_secs(60);
 
-/// Beyond every limit, for a busy machine.
+/// Added to every limit, for a busy machine.
 const GRACE: Duration = Duration::from_secs(5);
 
 const TICK: Duration = Duration::from_millis(250);
 
-/// How long the whole runtime may stand still, beside a lease: then every lease is lost and there is nothing to save.
+/// Longest time that the whole runtime may stand still; a longer lease extends it. After that every lease is
+/// lost, and there is nothing left to save.
 const STANDSTILL: Duration = Duration::from_secs(10);
 
-/// Watches what this process does. Cloning shares it.
+/// Watches the units that this process runs. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Watchdog(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     units: Mutex<Vec<Arc<Unit>>>,
-    /// Milliseconds that the thread has seen.
+    /// Milliseconds that the watchdog thread has counted.
     lived_ms: AtomicU64,
-    /// `lived_ms` when the runtime last ran a task of ours.
+    /// `lived_ms` when the runtime last ran our pulse task.
     pulse_ms: AtomicU64,
-    /// Something did not yield: the process is on its way out.
+    /// A unit did not yield, so the process is about to end.
     ending: AtomicBool,
 }
 
-/// Something that runs, and must yield.
+/// A piece of work that must yield.
 #[derive(Debug)]
 struct Unit {
-    /// The lease under which it runs.
+    /// The lease that it runs under.
     lease: i64,
     what: String,
     limit_ms: u64,
-    /// `lived_ms` at the beginning of the poll that it is in, and one more; 0 outside of any.
+    /// `lived_ms` plus one at the start of the current poll; 0 outside of a poll.
     polled_ms: AtomicU64,
 }
 
 thread_local! {
-    /// The innermost unit that this thread is in: the one that answers for the time.
+    /// The innermost unit that this thread polls. The time counts for this one.
     static CURRENT: RefCell<Option<Arc<Unit>>> = const { RefCell::new(None) };
 }
 
 impl Watchdog {
-    /// Runs `future`, which must not keep its thread for longer than `limit` (and some seconds of grace) at a time. `what`
-    /// is how the log names it.
+    /// Runs `future`, which must not keep its thread for longer than `limit`, plus 5 s of grace, at a time.
+    /// `what` is its name in the log.
     pub async fn watch<F: Future>(&self, lease: i64, what: String, limit: Duration, future: F) -> F::Output {
         let limit_ms = (limit + GRACE).as_millis() as u64;
         let unit = Arc::new(Unit { lease, what, limit_ms, polled_ms: AtomicU64::new(0) });
@@ -73,7 +76,8 @@ impl Watchdog {
         .await
     }
 
-    /// Starts the thread, and the task by which it sees that the runtime runs. Both end with the last clone.
+    /// Starts the watchdog thread, and the pulse task that shows it that the runtime works. Both end when the
+    /// last clone is dropped.
     pub fn start(&self, lease: Duration, draining: CancellationToken, drain: Duration) {
         let pulse = Arc::downgrade(&self.0);
         tokio::spawn(async move {
@@ -91,7 +95,7 @@ impl Watchdog {
         }
     }
 
-    /// Whether something did not yield, so that this process is to end with an error whatever else it does.
+    /// Returns whether a unit did not yield, so that this process must end with an error.
     pub fn is_ending(&self) -> bool {
         self.0.ending.load(Ordering::Relaxed)
     }
@@ -115,7 +119,7 @@ impl Drop for Registered<'_> {
     }
 }
 
-/// One poll of a unit. The unit around it does not answer for this time.
+/// One poll of a unit. Its time does not count for the outer unit.
 struct Inside<'a> {
     shared: &'a Shared,
     unit: &'a Arc<Unit>,
@@ -152,7 +156,7 @@ impl Shared {
         self.lived_ms.load(Ordering::Relaxed) + 1
     }
 
-    /// What has kept a thread for longer than it may, and for how many milliseconds.
+    /// Returns the units that keep a thread for longer than they may, and for how many milliseconds each.
     fn overdue(&self) -> Vec<(Arc<Unit>, u64)> {
         let now = self.now();
         let kept = |unit: &Arc<Unit>| match unit.polled_ms.load(Ordering::Relaxed) {
@@ -164,7 +168,7 @@ impl Shared {
         units.filter(|(unit, kept_ms)| *kept_ms > unit.limit_ms).collect()
     }
 
-    /// What has a thread now.
+    /// Names the units that keep a thread now.
     fn busy(&self) -> String {
         let units = self.units();
         let busy = units.iter().filter(|unit| unit.polled_ms.load(Ordering::Relaxed) > 0);
@@ -176,7 +180,7 @@ impl Shared {
         }
     }
 
-    /// How long the runtime has run nothing of ours.
+    /// Returns how long the runtime has not run the pulse task.
     fn still(&self) -> Duration {
         let pulse_ms = self.pulse_ms.load(Ordering::Relaxed);
         Duration::from_millis(self.lived_ms.load(Ordering::Relaxed).saturating_sub(pulse_ms))
@@ -201,8 +205,8 @@ fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken
         shared.ending.store(true, Ordering::Relaxed);
         for (unit, kept_ms) in &overdue {
             say(&format!(
-                "{} has kept its thread for {} s without yielding. This process ends what else it has in hand and then \
-                 aborts, to be started anew; the claim counts as an attempt",
+                "{} has kept its thread for {} s without yielding. This process first ends its other work and then \
+                 aborts, so that its supervisor restarts it; the claim counts as an attempt",
                 unit.what,
                 kept_ms / 1000
             ));
@@ -210,7 +214,7 @@ fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken
         if overdue.is_empty() {
             say(&format!(
                 "Nothing has run in this process for {} s: every thread of its runtime is kept by code that does not \
-                 yield. It aborts, to be started anew. In hand: {}",
+                 yield. It aborts, so that its supervisor restarts it. Running: {}",
                 shared.still().as_secs(),
                 shared.busy()
             ));
@@ -219,7 +223,7 @@ fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken
         draining.cancel();
         let began_ms = shared.now();
         let culprit = |lease: i64| overdue.iter().any(|(unit, _)| unit.lease == lease);
-        // A runtime that stands still ends nobody's work.
+        // Stop waiting if the runtime stands still: no task can finish then.
         while shared.still() < GRACE
             && shared.now() - began_ms < drain.as_millis() as u64
             && shared.units().iter().any(|unit| !culprit(unit.lease))
@@ -232,7 +236,7 @@ fn run(shared: &Weak<Shared>, standstill: Duration, draining: &CancellationToken
     }
 }
 
-/// A line of the log, past the runtime and past every lock that the code in question may hold.
+/// Writes a log line directly to stderr, without the runtime or any lock that the stuck code may hold.
 fn say(message: &str) {
     let line = serde_json::json!({
         "timestamp": chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Micros, true),

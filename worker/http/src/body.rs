@@ -10,7 +10,7 @@ use wakeful_store::wake::Woken;
 /// Largest request body.
 pub const BODY_LIMIT_BYTES: usize = 1 << 20;
 
-/// An id in a path, of whatever a row is. 400 for what no id can be.
+/// The id of any row, from the path. 400 for a text that cannot be an id.
 pub struct Id(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -18,7 +18,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Problem> {
         let Path(id) = Path::<String>::from_request_parts(parts, state).await?;
-        // Postgres takes no NUL in a text, and no id of ours has a control character.
+        // Postgres stores no NUL in a text, and none of our ids has a control character.
         if id.chars().any(char::is_control) {
             return Err(Problem::bad_request("an id has no control characters"));
         }
@@ -26,20 +26,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
-/// 202, or 200 for what was taken before.
+/// 202, or 200 for a message that was accepted before.
 pub fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
     let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     (status, Json(woken))
 }
 
-/// The header `Idempotency-Key`: the same as `client_key`, for clients that set it on every request.
+/// The header `Idempotency-Key`: means the same as `client_key`, for clients that set it on every request.
 pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let key = key.to_str().map_err(|_| Problem::bad_request("`Idempotency-Key` is not ASCII"))?;
     Ok(Some(key.to_owned()))
 }
 
-/// Reads a JSON body, with an error that says where it is wrong.
+/// Parses a JSON body. The error says where it is wrong.
 pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let text = std::str::from_utf8(body).map_err(|error| {
         Problem::bad_request(format!("the body is not UTF-8: invalid at byte {}", error.valid_up_to()))
@@ -47,7 +47,7 @@ pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> 
     if text.trim().is_empty() {
         return Err(Problem::bad_request("the body is empty; a JSON object is expected"));
     }
-    // serde would take an array for the fields in their order.
+    // serde would also accept an array, and read the fields in order.
     if !text.trim_start().starts_with('{') {
         return Err(Problem::bad_request("the body is not the JSON that is expected: an object, at line 1"));
     }
@@ -55,7 +55,7 @@ pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Problem> 
         .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
 }
 
-/// A message's text: something, and nothing that the database cannot hold.
+/// Checks a message's text: not empty, and without NUL, which the database cannot store.
 pub fn message_text(text: String) -> Result<String, Problem> {
     if text.trim().is_empty() {
         return Err(Problem::bad_request("`text` is empty"));

@@ -1,4 +1,4 @@
-//! Sessions as bundles: carried out under a token of their own, and taken in.
+//! Exports a session as a bundle, with a token of its own, and imports bundles.
 
 use crate::body::Id;
 use crate::problem::Problem;
@@ -22,7 +22,7 @@ use wakeful_store::import::{self, Imported};
 use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
-/// The header that an export wants.
+/// The header with the token for exports.
 pub const INTERNAL_TOKEN: &str = "x-internal-token";
 
 #[derive(Debug, Deserialize)]
@@ -37,14 +37,14 @@ pub(super) struct ImportQuery {
     verify_only: Option<String>,
 }
 
-/// The session's bundle, line by line. A failure on the way breaks the body off: it never has its last line then.
+/// Streams the session's bundle line by line. An error aborts the body, so its last line is missing.
 pub(super) async fn export(
     State(ctx): State<Arc<Ctx>>,
     headers: HeaderMap,
     id: Result<Id, Problem>,
     query: Result<Query<ExportQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    // Before anything else: whoever has no token learns nothing, not even what exists.
+    // First of all: without a token the caller must not even learn what exists.
     admit(&ctx, &headers)?;
     let (Id(id), Query(query)) = (id?, query?);
     let redact = flag("redact", query.redact.as_deref())?;
@@ -67,7 +67,7 @@ pub(super) async fn export(
     Ok((headers, Body::from_stream(body)).into_response())
 }
 
-/// Takes a bundle, plain or gzip: 201 with the new session, or with `verify_only` 200 with what is in it.
+/// Imports a bundle, plain or gzip: 201 with the new session, or 200 with a summary if `verify_only`.
 pub(super) async fn import(
     State(ctx): State<Arc<Ctx>>,
     query: Result<Query<ImportQuery>, QueryRejection>,
@@ -85,7 +85,7 @@ pub(super) async fn import(
     Ok((StatusCode::CREATED, Json(imported)))
 }
 
-/// Puts the body into a file that goes with it: it is read twice, and is not kept in memory once.
+/// Writes the body to a temporary file, because it is read twice and may be too large for memory.
 async fn spool(body: Body, limits: Limits) -> Result<tempfile::NamedTempFile, Problem> {
     let failed = |error: std::io::Error| {
         error!(%error, "A bundle could not be put into a temporary file");
@@ -110,7 +110,7 @@ async fn spool(body: Body, limits: Limits) -> Result<tempfile::NamedTempFile, Pr
     Ok(file)
 }
 
-/// Lets an export pass that names one of the tokens. Every one is compared, whatever the first ones say.
+/// Checks an export's token. Compares with every configured token, so that the time taken reveals nothing.
 fn admit(ctx: &Ctx, headers: &HeaderMap) -> Result<(), Problem> {
     let tokens = &ctx.config.server.internal_tokens;
     if tokens.is_empty() {
@@ -125,11 +125,11 @@ fn admit(ctx: &Ctx, headers: &HeaderMap) -> Result<(), Problem> {
     if bool::from(known) {
         Ok(())
     } else {
-        Err(Problem::new(StatusCode::FORBIDDEN, "`X-Internal-Token` is none of the configured tokens"))
+        Err(Problem::new(StatusCode::FORBIDDEN, "`X-Internal-Token` is not one of the configured tokens"))
     }
 }
 
-/// `?name`, `?name=true`, `?name=false`.
+/// Reads a flag: `?name`, `?name=true` or `?name=false`.
 fn flag(name: &str, given: Option<&str>) -> Result<bool, Problem> {
     match given {
         None | Some("false") => Ok(false),
@@ -138,7 +138,7 @@ fn flag(name: &str, given: Option<&str>) -> Result<bool, Problem> {
     }
 }
 
-/// An id as a part of a file's name, whatever it is.
+/// Makes an id safe as part of a file name.
 fn file_name(id: &str) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '_' };
     id.chars().take(128).map(allowed).collect()

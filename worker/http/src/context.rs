@@ -1,4 +1,4 @@
-//! What the model would see if it were called now, and what each strategy would make of it.
+//! Shows what the model would see if it were called now, and what each context strategy would send.
 
 use crate::body::Id;
 use crate::problem::Problem;
@@ -15,34 +15,35 @@ use wakeful_engine::model::Models;
 use wakeful_engine::tool::registry::Registry;
 use wakeful_store::{Error, Store};
 use wakeful_workflow::agent::ToolDefinition;
-use wakeful_workflow::context::{self, Rebase, Strategy, Weight, compaction};
+use wakeful_workflow::context::{self, Weight, compaction};
+use wakeful_workflow::strategy::{Rebase, Strategy};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::record::{Block, Usage};
 
-/// A session's next model call, before it is made.
+/// A preview of a session's next model call.
 #[derive(Debug, Serialize)]
 pub struct View {
     pub session_id: String,
     pub agent: String,
     pub model: String,
     pub strategy: Strategy,
-    /// What the model can see.
+    /// The model's context window.
     pub window_tokens: i64,
     #[serde(flatten)]
     pub weight: Weight,
-    /// Where the context begins. Absent: everything is in it.
+    /// Where the context begins. Absent if it contains everything.
     pub rebase: Option<Rebase>,
-    /// It begins there from this call on: the rebase is decided and not yet committed.
+    /// The next call makes this rebase; it is not committed yet.
     pub rebased_now: bool,
-    /// A summary would be written before the call.
+    /// Whether the next call would first write a summary.
     pub compaction_due: bool,
     pub compaction_failures: i64,
     pub system: String,
     pub tools: Vec<ToolDefinition>,
     pub shown: Vec<Shown>,
-    /// What each strategy would weigh.
+    /// The size of the request under each strategy.
     pub strategies: Vec<Outlook>,
-    /// The body of the request, as it would be sent.
+    /// The body of the request as it would be sent.
     #[serde(skip)]
     pub request: Option<Vec<u8>>,
 }
@@ -50,38 +51,39 @@ pub struct View {
 /// One message that the model would see.
 #[derive(Debug, Serialize)]
 pub struct Shown {
-    /// None for a seed, and for what waits in the inbox.
+    /// `None` for a seed, and for a message that waits in the inbox.
     pub message_number: Option<i64>,
     pub role: &'static str,
     pub bytes: usize,
     pub content: Vec<Block>,
 }
 
-/// What one strategy would weigh.
+/// The size and cost of the request under one strategy.
 #[derive(Debug, Serialize)]
 pub struct Outlook {
     pub strategy: Strategy,
     pub current: bool,
     #[serde(flatten)]
     pub weight: Weight,
-    /// Of the model's window.
+    /// The share of the model's window.
     pub window_percent: f64,
-    /// The input of one call, with nothing and with everything read from the provider's cache.
+    /// The cost of one call's input if the provider has cached none of it; the next field: if it has cached all.
     pub cost_micros: i64,
     pub cached_cost_micros: i64,
 }
 
-/// Why there is nothing to show.
+/// Why the preview cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ViewError {
     #[error(transparent)]
     Store(#[from] Error),
-    /// The configuration lacks what the session needs.
+    /// The configuration lacks something that the session needs.
     #[error("{0}")]
     NotConfigured(String),
 }
 
-/// What `GET /v1/sessions/{id}/context` and `wakeful session context` give; `strategy` in place of the agent's own.
+/// The result of `GET /v1/sessions/{id}/context` and `wakeful session context`. `strategy` replaces the
+/// agent's own.
 ///
 /// # Errors
 /// [`ViewError`].
@@ -169,10 +171,10 @@ pub async fn view(
     })
 }
 
-/// Reads the name of a strategy.
+/// Parses the name of a strategy.
 ///
 /// # Errors
-/// In words, with the names that there are.
+/// A sentence that lists the known names.
 pub fn strategy(word: &str) -> Result<Strategy, String> {
     Strategy::parse(word).ok_or_else(|| {
         let known = Strategy::ALL.map(Strategy::as_str).join(", ");
@@ -184,12 +186,13 @@ pub fn strategy(word: &str) -> Result<Strategy, String> {
 #[serde(deny_unknown_fields)]
 pub(super) struct ContextQuery {
     strategy: Option<String>,
-    /// The request's body alone.
+    /// Return only the request's body.
     #[serde(default)]
     raw: bool,
 }
 
-/// The context of the session's next model call; `raw`: the bytes that would be sent.
+/// Shows the context of the session's next model call. With `raw`, returns the exact bytes that would be
+/// sent.
 pub(super) async fn show(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,

@@ -1,4 +1,4 @@
-//! A conversation: its sessions, and beginning anew in it.
+//! A conversation: its sessions, its history, and starting a new session in it.
 
 use super::sessions::{Answer, limit, next_page, page};
 use crate::body::Id;
@@ -25,8 +25,8 @@ pub(super) struct ChainQuery {
     limit: Option<i64>,
 }
 
-/// Every session of a conversation's chain, parents and children included, newest first. 404 for a conversation that does
-/// not exist.
+/// Every session of a conversation's chain, including parent and child conversations, newest first. 404 if
+/// the conversation does not exist.
 pub(super) async fn sessions(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -41,8 +41,8 @@ pub(super) async fn sessions(
     page(&items, next)
 }
 
-/// What a conversation and those around it did so far, newest first, with sums over all of it. 404 for a conversation that
-/// does not exist.
+/// The history of a conversation and its parents and children, newest first, with totals over all of it. 404
+/// if the conversation does not exist.
 pub(super) async fn history(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -54,7 +54,7 @@ pub(super) async fn history(
         && history::parse(cursor).is_none()
     {
         return Err(Problem::bad_request(
-            "cursor is none of this list's: give the `next` of the page before",
+            "`cursor` does not belong to this list: give the `next` of the previous page",
         ));
     }
     let conversation_id = stored_conversation_id(&id)?;
@@ -73,8 +73,8 @@ struct Anew {
     client_key: Option<String>,
 }
 
-/// Begins anew: 201 with a session that has no message, or 200 with the one that the same `client_key` made before. The
-/// conversation's next message goes to it. 404 for a conversation that does not exist.
+/// Starts a new session without a message: 201, or 200 with the session that the same `client_key` made
+/// before. The conversation's next message goes to it. 404 if the conversation does not exist.
 pub(super) async fn begin_anew(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,

@@ -1,4 +1,4 @@
-//! Outgoing messages: shown, and sent again.
+//! Outgoing messages: list, show and resend.
 
 use super::sessions::{Answer, limit, next_page, page};
 use super::steer::REASON_BYTES;
@@ -22,7 +22,7 @@ use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
-    /// A status, or `waiting` for those that are still to be sent.
+    /// A status, or `waiting` for deliveries that are still to be sent.
     status: Option<String>,
     session_id: Option<String>,
     conversation_id: Option<String>,
@@ -31,7 +31,7 @@ pub(super) struct ListQuery {
     limit: Option<i64>,
 }
 
-/// Newest first, without what they say.
+/// Deliveries, newest first, without their content.
 pub(super) async fn list(
     State(ctx): State<Arc<Ctx>>,
     query: Result<Query<ListQuery>, QueryRejection>,
@@ -56,7 +56,7 @@ pub(super) async fn list(
     page(&items, next)
 }
 
-/// One with its content.
+/// One delivery with its content.
 pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<Delivery>, Problem> {
     Ok(Json(ctx.store.delivery(Some(DEFAULT_SPACE), &id).await?))
 }
@@ -68,7 +68,7 @@ struct Asked {
     by: Option<String>,
 }
 
-/// Sends one again that was not sent: 202, or 200 when that was asked for before and has not ended since.
+/// Resends a delivery that was not sent: 202, or 200 if an earlier resend is still in progress.
 pub(super) async fn resend(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,

@@ -1,4 +1,4 @@
-//! Forks of a session, and the tree that they make.
+//! Forks of a session, and the tree of forks.
 
 use crate::body::Id;
 use crate::body::{check_text, idempotency_key, message_text, parse};
@@ -21,19 +21,19 @@ use wakeful_workflow::fork::{At, SystemPromptPatch};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::ToolMode;
 
-/// The body of `POST /v1/sessions/{id}/fork`; an empty one is all defaults.
+/// The body of `POST /v1/sessions/{id}/fork`. An empty body means all defaults.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fork {
     at: Option<Place>,
-    /// The same as a number in `at`.
+    /// Means the same as a number in `at`.
     at_message_number: Option<i64>,
     model: Option<String>,
     system_prompt_patch: Option<SystemPromptPatch>,
     tools: Option<Vec<String>>,
     text: Option<String>,
     prompt: Option<String>,
-    /// The parent's unless given. A console proposes `dry`.
+    /// The parent's mode unless given. A console suggests `dry`.
     tool_mode: Option<ToolMode>,
     #[serde(default = "yes")]
     start: bool,
@@ -44,7 +44,7 @@ fn yes() -> bool {
     true
 }
 
-/// A message's number, or a place in words.
+/// A message's number, or a named place.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Place {
@@ -76,7 +76,7 @@ pub(super) async fn fork(
         client_key,
         ..ForkRequest::new(&id, At::End)
     };
-    // A run that it opens is linked to this, as to any trigger.
+    // A run that the fork opens is linked to this trace, like a run of any trigger.
     let span = if request.start { send_span(&parent.conversation_id) } else { Span::none() };
     make(&ctx, request).instrument(span).await
 }
@@ -97,7 +97,7 @@ async fn make(ctx: &Ctx, request: ForkRequest) -> Result<(StatusCode, Json<Forke
     Ok((status, Json(forked)))
 }
 
-/// The sessions of the tree that this one stands in: each is followed by its forks.
+/// The sessions of this session's tree. Each is followed by its forks.
 pub(super) async fn tree(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<Value>, Problem> {
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
     let items = ctx.store.tree(&id).await?;
@@ -105,7 +105,7 @@ pub(super) async fn tree(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json
 }
 
 impl Fork {
-    /// Where it is cut; without a word about it at the end, or at the message whose text is another.
+    /// The cut. By default the end of the session, or the message whose text is replaced.
     fn place(&self) -> Result<At, Problem> {
         match (&self.at, self.at_message_number) {
             (Some(_), Some(_)) => {
@@ -129,12 +129,9 @@ fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
 }
 
 fn known_tools(ctx: &Ctx, names: &[String]) -> Result<Vec<ToolDefinition>, Problem> {
-    let tools = ctx
-        .plugins
-        .tools
-        .definitions(names)
-        .map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
-    // The model would be told that its mail is on the way, and it never would be.
+    let tools =
+        ctx.plugins.tools.definitions(names).map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
+    // Without a channel for mail, the model would report mail that nobody ever sends.
     if tools.iter().any(|tool| tool.name == "compose_email") && !ctx.plugins.channels.contains_key("email") {
         return Err(Problem::bad_request("`tools` has compose_email, but nothing sends mail here"));
     }

@@ -12,11 +12,11 @@ use subtle::ConstantTimeEq;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
 
-/// Lets a request pass that bears the token, if there is one.
+/// Requires the bearer token, if one is configured.
 pub async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     let Some(token) = &ctx.config.server.token else {
-        // Without a token the process listens on loopback only, where every page in a browser can reach it: under a
-        // name of its own, or from an origin of its own.
+        // Without a token the process listens on loopback only. A web page in a browser on this machine can
+        // reach loopback too, so refuse a foreign `Host` or `Origin`.
         let stranger = [HOST, ORIGIN].into_iter().find(|name| {
             request.headers().get(name).is_some_and(|value| !value.to_str().is_ok_and(is_local))
         });

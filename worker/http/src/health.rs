@@ -1,4 +1,4 @@
-//! Whether the process lives, and whether it should be sent requests.
+//! Liveness and readiness of the process.
 
 use axum::Json;
 use axum::extract::State;
@@ -8,13 +8,14 @@ use serde_json::json;
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 
-/// 200 as long as the process answers. Never asks the database: a process is not killed for its database's sake.
+/// 200 as long as the process answers. Never asks the database: an outage of the database must not get the
+/// process killed.
 pub(super) async fn live() -> Json<serde_json::Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// 200 when requests can be served; 503 with the check that fails, and while draining. A database that answers and
-/// refuses to write is such a check as well.
+/// 200 when requests can be served. 503 while draining, or with the failed check; a database that answers but
+/// refuses writes is a failed check too.
 pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
     let database = match ctx.store.readiness().await {
         Ok(None) => "ok".to_owned(),

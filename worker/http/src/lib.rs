@@ -1,4 +1,5 @@
-//! HTTP. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row is committed.
+//! The HTTP API. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row
+//! is committed.
 
 pub mod body;
 pub mod bundle;
@@ -22,7 +23,7 @@ use guard::{guard, shed};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 
-/// Every route of Wakeful's own.
+/// All routes of Wakeful.
 ///
 /// The channels bring their own: `guarded` stands in `/v1` behind the bearer token, and `webhooks` in `/v1/triggers`, whose
 /// callers prove themselves.
@@ -53,7 +54,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/conversations/{id}/new", post(conversations::begin_anew))
         .merge(guarded)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
-        // After the guard: it wants a token of its own, and no other.
+        // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
         .nest("/triggers", webhooks.layer(from_fn_with_state(Arc::clone(&ctx), shed)));
     Router::new()

@@ -8,7 +8,7 @@ use tracing::error;
 use wakeful_workflow::id::InvalidConversationId;
 use wakeful_workflow::session::SessionStatus;
 
-/// An answer that says what was wrong.
+/// An error answer that says what was wrong.
 #[derive(Debug)]
 pub struct Problem {
     status: StatusCode,
@@ -18,7 +18,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with a sentence for the person who reads it.
+    /// A problem, with a sentence for the person who reads it.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Problem {
         Problem { status, detail: detail.into(), more: Map::new(), retry_after_s: None }
     }
@@ -28,24 +28,24 @@ impl Problem {
         Problem::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// What it is answered with.
+    /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// 429, with a time to come again.
+    /// 429 with `Retry-After`.
     pub fn too_many(detail: impl Into<String>, retry_after_s: u32) -> Problem {
         let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, detail);
         Problem { retry_after_s: Some(retry_after_s), ..problem }
     }
 
-    /// 503, with a time to come again.
+    /// 503 with `Retry-After`.
     pub fn unavailable(detail: impl Into<String>, retry_after_s: u32) -> Problem {
         let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail);
         Problem { retry_after_s: Some(retry_after_s), ..problem }
     }
 
-    /// The same under another status: webhooks' senders have words of their own for what is refused for good.
+    /// The same problem with another status: each webhook sender stops retrying at a status of its own.
     pub fn under(self, status: StatusCode) -> Problem {
         Problem { status, ..self }
     }
@@ -85,7 +85,7 @@ impl IntoResponse for Problem {
     }
 }
 
-/// The verbs of `POST /v1/sessions/{id}/…` that a session of this status takes.
+/// The verbs of `POST /v1/sessions/{id}/…` that a session in this status accepts.
 pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
     match status {
         SessionStatus::Created | SessionStatus::Completed => &["messages", "archive", "terminate"],
@@ -99,11 +99,11 @@ pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
     }
 }
 
-/// What is possible yet with a message for a session that was put away.
+/// A hint for a message to an archived or terminated session.
 fn anew(status: SessionStatus, wanted: &str) -> &'static str {
     let is_away = matches!(status, SessionStatus::Archived | SessionStatus::Terminated);
     if is_away && wanted == "message" {
-        "; `POST /v1/conversations/{id}/new` begins its conversation anew"
+        "; `POST /v1/conversations/{id}/new` starts a new session in its conversation"
     } else {
         ""
     }
@@ -135,7 +135,7 @@ impl From<wakeful_store::Error> for Problem {
                 ..Problem::new(StatusCode::TOO_MANY_REQUESTS, detail).with("pending", pending)
             },
             Error::Bundle(_) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
-            // What the database says may quote what it holds: it goes to the log and not to the client.
+            // The database's message may quote stored data, so it goes to the log and not to the client.
             Error::Database(_) | Error::Schema(_) | Error::File { .. } | Error::Corrupt { .. } => {
                 error!(error = %detail, "A request failed");
                 Problem::new(
@@ -189,7 +189,7 @@ impl From<QueryRejection> for Problem {
     }
 }
 
-/// What is wrong with a query, in our words: axum's are its parser's, after the parameter's name.
+/// Rewrites axum's error about a query in our own words; its text exposes the parser.
 fn of_query(said: &str) -> String {
     let said = said.strip_prefix("Failed to deserialize query string: ").unwrap_or(said);
     let named = |what: &str| said.split_once(what).and_then(|(_, rest)| rest.split_once('`'));
@@ -238,7 +238,7 @@ mod tests {
 
     #[derive(Debug, serde::Deserialize)]
     #[serde(deny_unknown_fields)]
-    #[expect(dead_code, reason = "only what cannot be read is looked at")]
+    #[expect(dead_code, reason = "the test reads only the error")]
     struct Asked {
         limit: Option<i64>,
         all: Option<bool>,

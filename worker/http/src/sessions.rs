@@ -1,4 +1,4 @@
-//! Sessions, shown, and sent messages.
+//! Lists and shows sessions, and sends messages to them.
 
 use crate::body::Id;
 use crate::body::{answer, check_text, idempotency_key, message_text, parse};
@@ -21,7 +21,7 @@ use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger;
 
-/// How much of a long list is given at once, unless asked.
+/// How many items a page has by default.
 const PAGE: i64 = 50;
 /// … and at most.
 const PAGE_LIMIT: i64 = 500;
@@ -32,7 +32,8 @@ pub(super) struct ListQuery {
     status: Option<String>,
     conversation_id: Option<String>,
     trigger_type: Option<String>,
-    /// Replays and imports as well, which are left out where neither their type nor their conversation is asked for.
+    /// Includes replays and imports. By default the list leaves them out, unless their type or conversation
+    /// is asked for.
     #[serde(default)]
     all: bool,
     cursor: Option<String>,
@@ -51,7 +52,7 @@ pub(super) struct PageQuery {
 pub(super) struct MessagesQuery {
     cursor: Option<i64>,
     limit: Option<i64>,
-    /// `false`: what the agent said to itself is left out. `true`: only that.
+    /// `false` leaves out the agent's internal messages; `true` gives only them.
     internal: Option<bool>,
 }
 
@@ -61,7 +62,7 @@ impl PageQuery {
     }
 }
 
-/// How much is given of what was asked for.
+/// The page size for what the caller asked.
 pub(super) fn limit(asked: Option<i64>) -> i64 {
     asked.unwrap_or(PAGE).clamp(1, PAGE_LIMIT)
 }
@@ -101,17 +102,17 @@ pub(super) async fn list(
     page(&items, next)
 }
 
-/// Why no session of this type can be asked for.
+/// The error for a trigger type that no session can have.
 pub fn no_trigger(trigger_type: &str) -> String {
-    format!("no trigger {trigger_type:?} has made a session; there are: {}", trigger::OWN.join(", "))
+    format!("no session has the trigger type {trigger_type:?}; there are: {}", trigger::OWN.join(", "))
 }
 
-/// The session with its runs, its last messages, its steps, its calls and its deliveries.
+/// The session with its runs, latest messages, steps, calls and deliveries.
 pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Answer {
     Ok(Json(detail(&ctx.store, Some(DEFAULT_SPACE), &id).await?))
 }
 
-/// What `GET /v1/sessions/{id}` and `wakeful session show` give.
+/// The result of `GET /v1/sessions/{id}` and `wakeful session show`.
 ///
 /// # Errors
 /// [`Error::NotFound`], [`Error::Database`].
@@ -160,7 +161,7 @@ pub(super) async fn steps(
     page(&items, older_page(&items, query.limit(), |first| first.step_number))
 }
 
-/// The journal after the cursor.
+/// The journal entries after the cursor.
 pub(super) async fn events(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -173,7 +174,7 @@ pub(super) async fn events(
     page(&items, next)
 }
 
-/// The session beside another one, turn by turn: [`wakeful_workflow::diff::Report`].
+/// Compares two sessions turn by turn: [`wakeful_workflow::diff::Report`].
 pub(super) async fn diff(
     State(ctx): State<Arc<Ctx>>,
     path: Result<Path<(String, String)>, PathRejection>,
@@ -181,11 +182,11 @@ pub(super) async fn diff(
     let Path((left, right)) = path?;
     check_text("session id", Some(&left), 256)?;
     check_text("session id", Some(&right), 256)?;
-    // Both are of the caller's space, or they do not exist.
+    // Both must be in the caller's space; otherwise they do not exist for it.
     ctx.store.session(Some(DEFAULT_SPACE), &left).await?;
     ctx.store.session(Some(DEFAULT_SPACE), &right).await?;
     let (left, right) = (ctx.store.side(&left).await?, ctx.store.side(&right).await?);
-    // Its work is bounded and may yet take a second: not on a thread that serves others.
+    // The work is bounded but may take a second, so keep it off the async threads.
     let compared = tokio::task::spawn_blocking(move || wakeful_workflow::diff::diff(&left, &right));
     let report =
         compared.await.map_err(|error| Error::Corrupt { what: "comparison", reason: error.to_string() })?;
@@ -220,12 +221,13 @@ pub(super) async fn send(
     Ok(answer(ingest::send(&ctx, &id, &session.conversation_id, message).await?))
 }
 
-/// The cursor of what follows a full page: that of its last item, or null where it is not full.
+/// The cursor of the next page: that of the last item, or null if this page is not full.
 pub(super) fn next_page<T>(items: &[T], limit: i64, cursor: impl Fn(&T) -> Value) -> Value {
     items.last().filter(|_| items.len() as i64 == limit).map_or(Value::Null, cursor)
 }
 
-/// The cursor of what stands before a full page of the newest, given oldest first: its first item's number.
+/// The cursor of the page with older items: the first item's number, or null if this page is not full. Pages
+/// of the newest items are given oldest first.
 fn older_page<T>(items: &[T], limit: i64, number: impl Fn(&T) -> i64) -> Value {
     items.first().filter(|_| items.len() as i64 == limit).map_or(Value::Null, |first| json!(number(first)))
 }

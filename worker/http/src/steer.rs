@@ -1,4 +1,4 @@
-//! What an operator does to a session.
+//! An operator's commands to a session.
 
 use crate::body::Id;
 use crate::body::{check_text, message_text, parse};
@@ -17,7 +17,7 @@ use wakeful_store::resolve::{Decision, Effect, Resolved};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::resolve::Resolution;
 
-/// A reason is one line for the journal.
+/// The longest reason, in bytes. The journal keeps it as one line.
 pub(super) const REASON_BYTES: usize = 1000;
 
 type Steered = Result<(StatusCode, Json<Value>), Problem>;
@@ -29,7 +29,7 @@ struct Reason {
     reason: Option<String>,
 }
 
-/// Continues a failed run where it stood.
+/// Continues a failed run where it stopped.
 pub(super) async fn retry(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
     let reason = reason(&ctx, &id, &body?).await?;
     let run_id = ctx.store.retry(&id, reason.as_deref()).await?;
@@ -43,14 +43,14 @@ pub(super) async fn cancel(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) 
     Ok(accepted(&ctx, &id, json!({"session_id": id, "run_id": run_id})))
 }
 
-/// Makes the session go on with what it owes, and says what was wrong.
+/// Makes the session continue, repairs its rows if needed, and reports what was wrong.
 pub(super) async fn wake(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
     reason(&ctx, &id, &body?).await?;
     let healed = ctx.store.wake_session(&id).await?;
     Ok(accepted(&ctx, &id, json!({"session_id": id, "healed": healed})))
 }
 
-/// Puts the session away.
+/// Archives the session.
 pub(super) async fn archive(State(ctx): State<Arc<Ctx>>, Id(id): Id, body: Body) -> Steered {
     let reason = reason(&ctx, &id, &body?).await?;
     ctx.store.archive(&id, reason.as_deref()).await?;
@@ -85,7 +85,7 @@ struct Resolve {
     tell: bool,
 }
 
-/// Says what became of an uncertain effect: 202, or 200 when it was said before.
+/// Records what became of an uncertain effect: 202, or 200 if it was recorded before.
 pub(super) async fn resolve(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -105,7 +105,7 @@ pub(super) async fn resolve(
     check_text("the effect's id", Some(effect_id), 256)?;
     let resolution = match (given.outcome, given.result) {
         (EffectOutcome::Happened, Some(result)) => Resolution::Happened { result: message_text(result)? },
-        // A delivery has no result that anybody reads.
+        // A delivery has no result to record.
         (EffectOutcome::Happened, None) if matches!(effect, Effect::Delivery(_)) => {
             Resolution::Happened { result: String::new() }
         }
@@ -115,7 +115,7 @@ pub(super) async fn resolve(
         (EffectOutcome::DidNotHappen, None) => Resolution::DidNotHappen,
         (EffectOutcome::LetModelDecide, None) => Resolution::LetModelDecide,
         (EffectOutcome::DidNotHappen | EffectOutcome::LetModelDecide, Some(_)) => {
-            return Err(Problem::bad_request("only what happened has a `result`"));
+            return Err(Problem::bad_request("`result` is only for an effect that happened"));
         }
     };
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
@@ -134,7 +134,7 @@ pub(super) async fn resolve(
     Ok((status, Json(resolved)))
 }
 
-/// The reason of a body; an empty one has none. The session must be of the caller's space.
+/// The reason in the body, if there is one. Fails if the session is not in the caller's space.
 async fn reason(ctx: &Ctx, id: &str, body: &[u8]) -> Result<Option<String>, Problem> {
     let given: Reason = if body.is_empty() { Reason::default() } else { parse(body)? };
     check_text("reason", given.reason.as_deref(), REASON_BYTES)?;

@@ -1,9 +1,10 @@
-//! A session as it happens: its journal as server-sent events, with the text of the model call in flight.
+//! Streams a session live: its journal as server-sent events, with the text of the model call in progress.
 //!
-//! Journal frames carry their number as `id`, so a client that reconnects with `Last-Event-ID` misses none. Chunk frames carry no
-//! id: they show what is being said and are void once `gen_complete` says it. A client that comes anew, or after
-//! a worker's death, is told `gen_reset` and gets all chunks of the call in flight. So is one that was shown chunks which
-//! the database has lost since, by a crash of its own: they are committed before they are shown, but asynchronously.
+//! Journal frames carry their number as `id`, so a client that reconnects with `Last-Event-ID` misses none.
+//! Chunk frames have no id. They show text while it is generated, and `gen_complete` replaces them. A client
+//! that connects again, or that watched when a worker died, gets `gen_reset` and then all chunks of the
+//! current call. The same happens when the database crashed and lost chunks that were already shown: chunks
+//! are committed before they are shown, but asynchronously.
 
 use crate::body::Id;
 use crate::problem::Problem;
@@ -26,11 +27,11 @@ use wakeful_store::generation::LiveGeneration;
 use wakeful_store::queue::heard;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
-/// Journal entries read at once.
+/// How many journal entries are read at once.
 const BATCH: i64 = 200;
-/// The last chunk's number where there is none: the first has the number 0.
+/// The last chunk's number when there is no chunk yet; the first chunk has number 0.
 const NONE: i64 = -1;
-/// Looks at the database this often when no notification comes.
+/// How often the database is read when no notification comes.
 const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Deserialize)]
@@ -78,9 +79,9 @@ struct Reader {
     ctx: Arc<Ctx>,
     session_id: String,
     news: Receiver<Arc<str>>,
-    /// The last journal entry that was given.
+    /// The number of the last journal entry that was sent.
     after: i64,
-    /// The model call whose chunks are being given, and the last of them.
+    /// The model call whose chunks are being sent, and the number of the last chunk sent.
     generation: Option<String>,
     chunk: i64,
     frames: VecDeque<Event>,
@@ -94,7 +95,7 @@ impl Reader {
                 return Some(frame);
             }
             if let Err(error) = self.look().await {
-                debug!(%error, "A stream could not look; it looks again");
+                debug!(%error, "A stream could not read the database; it tries again");
             }
             if self.frames.is_empty() {
                 tokio::select! {
@@ -107,7 +108,8 @@ impl Reader {
     }
 
     async fn look(&mut self) -> wakeful_store::Result<()> {
-        // The call in flight is read first: if it ends meanwhile, its entry comes after its chunks.
+        // Read the call in progress before the journal. If the call ends in between, its entry follows its
+        // chunks.
         let known = self.generation.as_deref();
         let live = self.ctx.store.live_generation(&self.session_id, known, self.chunk).await?;
         let entries = self.ctx.store.journal(&self.session_id, self.after, BATCH).await?;
@@ -121,17 +123,17 @@ impl Reader {
         }
         let speaks_of = |id: &str| entries.iter().any(|entry| entry.payload["generation_id"] == id);
         if self.generation.as_deref().is_some_and(speaks_of) {
-            // Its end is among the entries: the chunks are void.
+            // The entries contain its end, so the chunks are void.
             self.generation = None;
         }
-        // Behind by more than a batch, the call in flight is not near yet.
+        // With a full batch we are still far behind; the call in progress comes later.
         if entries.len() as i64 == BATCH {
             return Ok(());
         }
         match live {
             Some(live) if speaks_of(&live.generation_id) => {}
             Some(live) => self.show(live).await?,
-            // No entry says what became of it, and its row is gone: the database has lost it.
+            // The call's row is gone, but no entry says how it ended: a crash of the database lost the row.
             None if self.generation.is_some() => {
                 self.reset(json!({"generation_id": null}));
                 self.generation = None;
@@ -141,14 +143,14 @@ impl Reader {
         Ok(())
     }
 
-    /// Gives the chunks of the call in flight that were not given yet.
+    /// Sends the chunks of the current call that were not sent yet.
     async fn show(&mut self, mut live: LiveGeneration) -> wakeful_store::Result<()> {
         let known = self.generation.as_deref() == Some(live.generation_id.as_str());
         if known && live.last_chunk < self.chunk {
-            // What was shown is not there any more, and other text may come in its place.
+            // The database lost chunks that were shown, and other text may take their place.
             match self.ctx.store.live_generation(&self.session_id, None, NONE).await? {
                 Some(again) if again.generation_id == live.generation_id => live = again,
-                // It ended meanwhile: the next look finds the entry that says so.
+                // The call has ended; the next read finds its entry.
                 _ => return Ok(()),
             }
             self.generation = None;

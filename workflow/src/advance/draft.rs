@@ -1,4 +1,4 @@
-//! How a transition comes about: a draft that each kind of outcome adds to.
+//! A draft of a transition. Each kind of outcome adds its part.
 
 mod compaction;
 mod journal;
@@ -8,18 +8,20 @@ mod turn;
 
 pub use offload::INLINE_OUTPUT_BYTES;
 
-use super::transition::{ClosedCall, Closing, Next, StepResult, Transition};
-use crate::agent::{JournalLevel, Policy};
+use super::transition::{Closing, Next, StepResult, Transition};
+use crate::agent::{AgentPolicy, JournalLevel};
 use crate::derive;
 use crate::event::Event;
 use crate::id::RunId;
+use crate::inbox::{self, Place, Question};
 use crate::record::{
     Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
 };
 use crate::reply;
-use crate::session::{CallOutcome, CallStatus, Session, SessionStatus, State};
+use crate::session::{CallOutcome, CallStatus, ClosedCall, InboxMessage, Session, SessionStatus};
+use crate::state::State;
 
-/// A checkpoint entry is written at least every so many steps, so that a fold of the journal stays short.
+/// A checkpoint entry is written at least every 20 steps, so that a fold of the journal stays short.
 pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
 /// A larger value of the state, as JSON, is journalled by pointer.
@@ -27,13 +29,13 @@ pub const INLINE_VALUE_BYTES: usize = 2048;
 
 pub(super) struct Draft<'a> {
     session: &'a Session,
-    policy: Policy,
+    policy: AgentPolicy,
     state: State,
     transition: Transition,
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(session: &'a Session, policy: Policy) -> Self {
+    pub(super) fn new(session: &'a Session, policy: AgentPolicy) -> Self {
         let run_id = session.run.as_ref().map_or_else(|| RunId::from(""), |run| run.run_id.clone());
         Draft {
             session,
@@ -62,25 +64,37 @@ impl<'a> Draft<'a> {
     pub(super) fn begin(mut self) -> Transition {
         let event = self.moved_to(SessionStatus::Running, None);
         self.transition.events.push(event);
-        // What kept the last run from writing summaries may be gone.
+        // The reason why summaries failed in the last run may be gone.
         self.transition.compaction_failures = (self.session.compaction_failures > 0).then_some(0);
         self.transition
     }
 
-    /// Follow-ups become messages of this step, in the order in which they came.
+    /// Makes follow-ups messages of this step, in the order in which they arrived.
     fn drain_inbox(&mut self) {
-        for message in &self.session.inbox {
-            let details = Details {
-                inbox_id: Some(message.inbox_id),
-                attachments: message.attachments.clone(),
-                ..Details::default()
-            };
-            self.push(Role::User, vec![Block::Text { text: message.text.clone() }], details);
-            self.transition.inbox_drained.push(message.inbox_id);
-        }
+        let session = self.session;
+        self.take(None, &session.inbox);
     }
 
-    /// What the session says goes out by its route, if it has one and is live.
+    /// Takes inbox messages into the transcript; the first one answers `question`.
+    fn take(&mut self, question: Option<Question>, messages: &[InboxMessage]) {
+        let place = Place {
+            run_id: self.transition.run_id.clone(),
+            step_number: self.transition.step_number,
+            last_message_number: self.last_message_number(),
+        };
+        let taken = inbox::take(&place, question, messages);
+        self.transition.records.extend(taken.records);
+        self.transition.events.extend(taken.events);
+        self.transition.calls_closed.extend(taken.calls_closed);
+        self.transition.inbox_drained.extend(taken.drained);
+    }
+
+    /// Number of the newest record, this transition's included.
+    fn last_message_number(&self) -> i64 {
+        self.session.last_message_number + self.transition.records.len() as i64
+    }
+
+    /// Sends `text` by the session's route, if it has one and is live.
     fn send(&mut self, source: &str, text: &str) {
         let policy = &self.session.policy;
         if let Some(route) = policy.reply.as_ref().filter(|_| policy.tool_mode.is_live()) {
@@ -88,9 +102,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// What one tool result sends. Mail that a session writes which was begun by one is told which: it may be an answer to
-    /// it.
-    fn outgoing(&self, result: &ToolResult) -> Option<derive::Outgoing> {
+    /// Returns the message that a tool result sends. A mail of a session that a mail began carries that mail's thread, as
+    /// it may be the answer to it.
+    fn outgoing(&self, result: &ToolResult) -> Option<derive::NewDelivery> {
         let mut outgoing = derive::outgoing(result)?;
         if let Some(route) =
             self.session.policy.reply.as_ref().filter(|route| route.channel == outgoing.channel)
@@ -103,32 +117,23 @@ impl<'a> Draft<'a> {
 
     /// Appends a message and returns its number.
     fn push(&mut self, role: Role, content: Vec<Block>, details: Details) -> i64 {
-        let message_number = self.session.last_message_number + self.transition.records.len() as i64 + 1;
+        let message_number = self.last_message_number() + 1;
         self.transition.records.push(Record {
             message_number,
             run_id: self.transition.run_id.clone(),
             step_number: self.transition.step_number,
             role,
             content: content.into_iter().map(clean).collect(),
-            // Its user is not shown what the agent keeps for itself.
+            // The user does not see the agent's summaries.
             internal: details.summary,
             details,
         });
         message_number
     }
 
+    /// Answers `call` in the transcript, with what its result changes and sends.
     fn answer(&mut self, call: &ToolCall, status: CallStatus, outcome: CallOutcome) {
-        self.record_result(call, status, outcome, INLINE_OUTPUT_BYTES);
-    }
-
-    fn record_result(
-        &mut self,
-        call: &ToolCall,
-        status: CallStatus,
-        outcome: CallOutcome,
-        inline_bytes: usize,
-    ) {
-        let (bytes, content, output) = self.inline(call, outcome.content, inline_bytes);
+        let (bytes, content, output) = self.inline(call, outcome.content);
         let result = ToolResult {
             call_id: call.call_id.clone(),
             name: call.name.clone(),
@@ -146,7 +151,7 @@ impl<'a> Draft<'a> {
             }
             self.transition.state_updates.push(update);
         }
-        // What a dry run would have sent is in the result, and goes nowhere.
+        // In a dry run the result says what it would have sent; nothing is sent.
         if self.session.policy.tool_mode.is_live() {
             let outgoing = self.outgoing(&result);
             self.transition.deliveries.extend(outgoing);
@@ -173,13 +178,13 @@ impl<'a> Draft<'a> {
         self.transition.calls_closed.push(closed);
     }
 
-    /// The step's cached result. Its messages begin where the last committed step ended, and what a summary among them
-    /// cost is counted with it.
+    /// Sets the step's cached result. Its messages begin where the last committed step ended. Its usage includes the
+    /// summaries among them.
     fn complete_step(&mut self, usage: Usage, finish_reason: FinishReason, executed: i64) {
         let usage = self.with_summaries(usage);
         self.transition.step = Some(StepResult {
             from_message_number: self.session.to_message_number,
-            to_message_number: self.session.last_message_number + self.transition.records.len() as i64,
+            to_message_number: self.last_message_number(),
             finish_reason,
             usage,
             executed_local_tool_count: executed,
@@ -187,7 +192,7 @@ impl<'a> Draft<'a> {
         self.transition.next = Next::NextStep;
     }
 
-    /// What the open turn's model call cost: it was committed with the message, before its tools ran.
+    /// The usage of the open turn's model call, which was committed with the message before the tools ran.
     fn turn_cost(&self) -> (Usage, FinishReason) {
         let details = self.session.open_turn().map(|turn| turn.record.details.clone()).unwrap_or_default();
         (details.usage.unwrap_or_default(), details.finish_reason.unwrap_or(FinishReason::ToolCalls))

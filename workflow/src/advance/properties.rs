@@ -3,7 +3,8 @@
 mod invariants;
 
 use super::*;
-use crate::agent::{JournalLevel, Limits, OnUncertain, Policy};
+use crate::agent::{AgentPolicy, JournalLevel, Limits, OnUncertain};
+use crate::blob::Blob;
 use crate::context::{self, Message};
 use crate::derive::StateUpdate;
 use crate::event::Event;
@@ -11,11 +12,13 @@ use crate::example::{self, EARLIER_RUN};
 use crate::id::CallId;
 use crate::plan::{Action, How, PlannedCall, plan};
 use crate::record::{Block, FinishReason, Record, ToolCall};
-use crate::session::{CallStatus, State};
+use crate::session::CallStatus;
 use crate::session::{InboxMessage, Run};
+use crate::state::State;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use proptest::strategy::Strategy;
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -80,7 +83,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 /// What the database would hold, with what was seen on the way.
 struct World {
     session: Session,
-    policy: Policy,
+    policy: AgentPolicy,
     journal: Vec<Event>,
     /// What the journal points at.
     blobs: HashMap<String, Vec<u8>>,
@@ -99,7 +102,7 @@ struct World {
 }
 
 impl World {
-    fn new(policy: Policy) -> World {
+    fn new(policy: AgentPolicy) -> World {
         let session = Session {
             status: SessionStatus::Created,
             run: None,
@@ -248,7 +251,7 @@ impl World {
             let answers = results.filter(|result| result.call_id == call.call_id).count();
             assert_eq!(answers, 1, "{} has one result before the next model call", call.call_id);
         }
-        let shown = self.session.context(Vec::new()).messages;
+        let shown = context::full(&self.session, Vec::new()).messages;
         assert!(shown.starts_with(&self.shown), "what the model saw is never changed");
         self.shown = shown;
         let call = |(id, tool): &(&str, usize)| {
@@ -267,7 +270,7 @@ impl World {
             resumes: None,
             prefill_bytes: None,
             reply,
-            context_strategy: context::Strategy::Full,
+            context_strategy: crate::strategy::Strategy::Full,
             rebase: None,
             effects: TOOLS.iter().map(|(name, effect)| ((*name).to_owned(), *effect)).collect(),
         })
@@ -278,10 +281,10 @@ impl World {
         let mut performed = Vec::new();
         for (PlannedCall { call, how }, end) in calls.into_iter().zip(&work.ends) {
             let ending = match how {
-                How::Reuse(status, outcome) => Ending::Settled(status, outcome),
-                How::Uncertain { known } => Ending::Uncertain { known },
-                How::Answer { inbox_id, text } => Ending::Answered { inbox_id, text },
-                How::Abandon => Ending::Abandoned,
+                How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
+                How::Uncertain { known } => CallEnd::Uncertain { known },
+                How::Answer { inbox_id, text } => CallEnd::Answered { inbox_id, text },
+                How::Abandon => CallEnd::Abandoned,
                 How::Run => self.run(&call, *end)?,
             };
             performed.push(Performed { call, ending });
@@ -289,11 +292,11 @@ impl World {
         Some(Outcome::Called(performed))
     }
 
-    fn run(&mut self, call: &ToolCall, end: End) -> Option<Ending> {
+    fn run(&mut self, call: &ToolCall, end: End) -> Option<CallEnd> {
         let rows = &mut self.session.calls;
         let row = rows.iter_mut().find(|row| row.call_id == call.call_id).expect("its row came with it");
         if call.name == "ask" {
-            return Some(Ending::Asked("?".into()));
+            return Some(CallEnd::Asked("?".into()));
         }
         if row.effect != Effect::Pure {
             row.status = CallStatus::Started;
@@ -311,13 +314,13 @@ impl World {
             return None;
         }
         if end == End::IsLost && row.effect == Effect::Guarded {
-            return Some(Ending::Uncertain { known: false });
+            return Some(CallEnd::Uncertain { known: false });
         }
         if row.effect != Effect::Pure {
             row.status = CallStatus::Done;
             row.outcome = Some(outcome.clone());
         }
-        (end != End::DiesAfter).then_some(Ending::Settled(CallStatus::Done, outcome))
+        (end != End::DiesAfter).then_some(CallEnd::Settled(CallStatus::Done, outcome))
     }
 
     fn commit(&mut self, transition: &Transition) {
@@ -383,7 +386,7 @@ proptest! {
 
     #[test]
     fn no_life_loses_a_message_or_a_result_or_a_count(happenings in vec(happening(), 1..40), ask in any::<bool>(), full in any::<bool>()) {
-        let policy = Policy {
+        let policy = AgentPolicy {
             on_uncertain: if ask { OnUncertain::NeedsAttention } else { OnUncertain::TellModel },
             journal: if full { JournalLevel::Full } else { JournalLevel::Checkpoint },
         };

@@ -1,13 +1,13 @@
 //! What leaves by a session's route, and what does not.
 
 use super::Transition;
-use super::{Ending, Generated, Outcome, Performed, advance};
-use crate::agent::Policy;
-use crate::context::Strategy;
+use super::{CallEnd, Generated, Outcome, Performed, advance};
+use crate::agent::AgentPolicy;
 use crate::example::{self, RUN, assistant, tool_call};
 use crate::policy::{ReplyRoute, SessionPolicy, ToolMode};
 use crate::record::{Attachment, Block, FinishReason, Reply};
 use crate::session::{CallOutcome, CallStatus, InboxMessage, Session};
+use crate::strategy::Strategy;
 use serde_json::json;
 
 fn routed() -> Session {
@@ -36,7 +36,7 @@ fn says(session: &Session, text: &str) -> Transition {
         },
         effects: Default::default(),
     };
-    advance(session, Outcome::Replied(generated), Policy::default())
+    advance(session, Outcome::Replied(generated), AgentPolicy::default())
 }
 
 #[test]
@@ -72,20 +72,20 @@ fn a_remark_on_mail_that_was_composed_does_not_leave() {
 }
 
 /// A session whose model has just asked for `call_1`, and what comes of it.
-fn called(mut session: Session, ending: Ending) -> Transition {
+fn called(mut session: Session, ending: CallEnd) -> Transition {
     session.records.push(assistant(3, RUN, vec![Block::ToolCall(tool_call("call_1"))]));
     session.last_message_number = 3;
     let performed = Performed { call: tool_call("call_1"), ending };
-    advance(&session, Outcome::Called(vec![performed]), Policy::default())
+    advance(&session, Outcome::Called(vec![performed]), AgentPolicy::default())
 }
 
 #[test]
 fn a_question_leaves_by_the_route_unless_its_answer_is_there() {
-    let out = called(routed(), Ending::Asked("Red?".into())).deliveries;
+    let out = called(routed(), CallEnd::Asked("Red?".into())).deliveries;
     assert_eq!((out.len(), out[0].source_key.as_str()), (1, "question/call_1/1"));
     let mut answered = routed();
     answered.inbox.push(example::message(9, "Red."));
-    assert!(called(answered, Ending::Asked("Red?".into())).deliveries.is_empty());
+    assert!(called(answered, CallEnd::Asked("Red?".into())).deliveries.is_empty());
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn composed_mail_is_told_which_mail_its_session_answers() {
     session.policy.reply = Some(ReplyRoute { channel: "email".into(), to: to.clone(), split_at: None });
     let details = json!({"type": "sentEmail", "to": ["a@example.com"], "subject": "Re", "body": "b"});
     let outcome = CallOutcome { content: "queued".into(), is_error: false, details: Some(details) };
-    let out = called(session, Ending::Settled(CallStatus::Done, outcome)).deliveries;
+    let out = called(session, CallEnd::Settled(CallStatus::Done, outcome)).deliveries;
     assert_eq!((out[0].channel.as_str(), &out[0].content["thread"]), ("email", &to));
 }
 
@@ -111,6 +111,6 @@ fn files_stay_with_the_message_they_came_with() {
     session.inbox.push(InboxMessage { inbox_id: 9, text: "look".into(), attachments: vec![file.clone()] });
     let said = says(&session, "Hello");
     assert_eq!(said.records[0].details.attachments, std::slice::from_ref(&file));
-    let answer = Ending::Answered { inbox_id: 9, text: "look".into() };
+    let answer = CallEnd::Answered { inbox_id: 9, text: "look".into() };
     assert_eq!(called(session, answer).records[0].details.attachments, [file]);
 }

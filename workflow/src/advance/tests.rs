@@ -5,22 +5,26 @@ mod stop;
 
 use super::*;
 use crate::agent::{JournalLevel, OnUncertain};
+use crate::blob::Blob;
+use crate::context;
 use crate::derive;
-use crate::derive::Outgoing;
+use crate::derive::NewDelivery;
 use crate::event::Event;
 use crate::example::{
     self, EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
 };
 use crate::fault::Fault;
+use crate::generation::CutOffCall;
 use crate::record::{Block, FinishReason, Role, ToolCall};
-use crate::session::{CallStatus, State};
-use crate::session::{InboxMessage, Interrupted, Run};
+use crate::session::CallStatus;
+use crate::session::{InboxMessage, Run};
+use crate::state::State;
 use crate::wire;
 use serde_json::{Value, json};
 
-const TELL: Policy = Policy { on_uncertain: OnUncertain::TellModel, journal: JournalLevel::Full };
-const ASK: Policy = Policy { on_uncertain: OnUncertain::NeedsAttention, ..TELL };
-const SNAPSHOTS: Policy = Policy { journal: JournalLevel::Checkpoint, ..TELL };
+const TELL: AgentPolicy = AgentPolicy { on_uncertain: OnUncertain::TellModel, journal: JournalLevel::Full };
+const ASK: AgentPolicy = AgentPolicy { on_uncertain: OnUncertain::NeedsAttention, ..TELL };
+const SNAPSHOTS: AgentPolicy = AgentPolicy { journal: JournalLevel::Checkpoint, ..TELL };
 
 fn text(text: &str) -> Block {
     Block::Text { text: text.to_owned() }
@@ -37,7 +41,7 @@ fn reply_of(content: Vec<Block>) -> Outcome {
         repairs: 1,
         resumes: None,
         prefill_bytes: None,
-        context_strategy: context::Strategy::Full,
+        context_strategy: Strategy::Full,
         rebase: None,
         reply: Reply { content, finish_reason, usage: USAGE },
         effects: BTreeMap::from([("tool".to_owned(), Effect::Idempotent)]),
@@ -48,13 +52,13 @@ fn asks(ids: &[&str]) -> Outcome {
     reply_of(ids.iter().map(|id| Block::ToolCall(tool_call(id))).collect())
 }
 
-fn called(endings: Vec<(&str, Ending)>) -> Outcome {
+fn called(endings: Vec<(&str, CallEnd)>) -> Outcome {
     let one = |(id, ending)| Performed { call: tool_call(id), ending };
     Outcome::Called(endings.into_iter().map(one).collect())
 }
 
-fn done() -> Ending {
-    Ending::Settled(CallStatus::Done, outcome("done"))
+fn done() -> CallEnd {
+    CallEnd::Settled(CallStatus::Done, outcome("done"))
 }
 
 fn names(events: &[Event]) -> Vec<String> {
@@ -78,7 +82,7 @@ fn roles(transition: &Transition) -> Vec<Role> {
 
 /// The id, status and result's number of each ledger row that changes.
 fn closed(transition: &Transition) -> Vec<(&str, CallStatus, Option<i64>)> {
-    let row = |call: &'_ ClosedCall| (call.status, call.message_number);
+    let row = |call: &'_ crate::session::ClosedCall| (call.status, call.message_number);
     transition.calls_closed.iter().map(|call| (call.call_id.as_str(), row(call).0, row(call).1)).collect()
 }
 
@@ -157,7 +161,7 @@ fn a_projection_leaves_the_transcript_alone_and_a_reply_to_a_violated_one_is_its
     session.records.push(user(3, "hello?"));
     session.last_message_number = 3;
     let stored = serde_json::to_string(&session.records).unwrap();
-    let context = session.context(Vec::new());
+    let context = context::full(&session, Vec::new());
     let anthropic = wire::anthropic::project(&context, &wire::anthropic::Options::new("m", 7));
     let openai = wire::openai::project(&context, &wire::openai::Options::new("m", 7));
     assert_eq!((anthropic.repairs.total(), openai.repairs.total()), (1, 0));
@@ -172,7 +176,7 @@ fn a_projection_leaves_the_transcript_alone_and_a_reply_to_a_violated_one_is_its
 
 #[test]
 fn attempts_that_died_are_journalled_by_the_one_that_answered() {
-    let mut session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
+    let mut session = Session { cut_off: vec![example::cut_off("gen_1", 1, 3)], ..session() };
     let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
     assert_eq!(
         names(&replied.events),
@@ -192,13 +196,13 @@ fn attempts_that_died_are_journalled_by_the_one_that_answered() {
     assert_eq!(told(0), [json!(null), json!(0), json!("2026-01-01T00:00:01+00:00")], "it was cut off");
     assert_eq!(told(3), [json!(10), json!(1), json!("2026-01-01T00:00:02+00:00")]);
     session.apply(&replied);
-    assert!(session.interrupted.is_empty());
+    assert!(session.cut_off.is_empty());
 }
 
 #[test]
 fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
-    let interrupted = vec![example::interrupted("gen_1", 1, 3), example::interrupted("gen_2", 2, 3)];
-    let session = Session { interrupted, ..session() };
+    let cut_off = vec![example::cut_off("gen_1", 1, 3), example::cut_off("gen_2", 2, 3)];
+    let session = Session { cut_off, ..session() };
     let stops = [
         (Stop::Cancelled, "cancelled"),
         (Stop::Failed(Fault::StepLimit { limit: 3 }), "the run reached its limit of 3 steps"),
@@ -216,12 +220,12 @@ fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
 #[test]
 fn each_attempt_names_the_one_that_followed_it_and_how() {
     // The second was cut off before any chunk, the third went on from nothing, the fourth from the third's text.
-    let interrupted = vec![
-        example::interrupted("gen_1", 1, 2),
-        Interrupted { resumes: Some("gen_1".into()), ..example::interrupted("gen_2", 2, -1) },
-        example::interrupted("gen_3", 3, 0),
+    let cut_off = vec![
+        example::cut_off("gen_1", 1, 2),
+        CutOffCall { resumes: Some("gen_1".into()), ..example::cut_off("gen_2", 2, -1) },
+        example::cut_off("gen_3", 3, 0),
     ];
-    let session = Session { interrupted, ..session() };
+    let session = Session { cut_off, ..session() };
     let Outcome::Replied(generated) = reply_of(vec![text("Hi.")]) else { panic!("a reply") };
     let generated =
         Generated { generation_id: "gen_4".into(), resumes: Some("gen_3".into()), repairs: 2, ..generated };
@@ -283,7 +287,7 @@ fn nothing_that_the_database_cannot_hold_is_written() {
         ToolCall { call_id: "c\0".into(), name: "t\0".into(), arguments, malformed: Some("{\0".into()) };
     let session = with_inbox(session(), &[message(1, "m\0")]);
     let asked = advance(&session, reply_of(vec![text("x\0"), Block::ToolCall(call)]), TELL);
-    let ended = Ending::Settled(
+    let ended = CallEnd::Settled(
         CallStatus::Done,
         CallOutcome {
             content: "r\0".into(),

@@ -1,19 +1,19 @@
 //! A [`Transition`]: everything that one commit writes, and what it makes of the warm copy.
 
-use crate::context::Rebase;
-use crate::derive::{self, Outgoing, StateUpdate};
+use crate::blob::Blob;
+use crate::derive::{self, NewDelivery, StateUpdate};
 use crate::effect::Effect;
 use crate::event::Event;
 use crate::id::{CallId, RunId};
 use crate::record::{FinishReason, Record, Usage};
-use crate::session::{Call, CallStatus, Session, SessionStatus, State};
-use sha2::Digest;
+use crate::session::{Call, CallStatus, ClosedCall, Session, SessionStatus};
+use crate::strategy::Rebase;
 
 /// Everything that one commit writes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transition {
     pub run_id: RunId,
-    /// The step in hand.
+    /// The open step.
     pub step_number: i64,
     pub records: Vec<Record>,
     pub events: Vec<Event>,
@@ -22,18 +22,18 @@ pub struct Transition {
     /// Ledger rows that change: a row with a `message_number` has its result in the transcript from now on.
     pub calls_closed: Vec<ClosedCall>,
     pub state_updates: Vec<StateUpdate>,
-    pub deliveries: Vec<Outgoing>,
+    pub deliveries: Vec<NewDelivery>,
     /// Inbox rows that are now in the transcript.
     pub inbox_drained: Vec<i64>,
-    /// The model call in flight is over: its rows go.
+    /// The model call in flight is over: the commit deletes its rows.
     pub generation_over: bool,
-    /// Set when the step is complete: what it leaves as its cached result.
+    /// The step's cached result, when this commit completes the step.
     pub step: Option<StepResult>,
     /// Where the context begins from now on.
     pub rebase: Option<Rebase>,
-    /// How many summaries of the context have failed, where that changes.
+    /// The new count of failed summaries, where it changes.
     pub compaction_failures: Option<i64>,
-    /// What `events` and `records` point at.
+    /// The blobs that `events` and `records` point at.
     pub blobs: Vec<Blob>,
     pub next: Next,
 }
@@ -57,17 +57,9 @@ pub struct Closing {
     pub events: Vec<Event>,
     /// The state that the close's checkpoint points at.
     pub snapshot: Blob,
-    /// The checkpoint that is written instead when the run goes on after all: only where the state changed and nothing
-    /// else of this commit journals it. Its blob is `snapshot`.
+    /// The checkpoint to write if the run goes on after all. Set only where the state changed and no other entry of this
+    /// commit journals the change. Its blob is `snapshot`.
     pub otherwise: Option<Box<Event>>,
-}
-
-/// Bytes that the journal or a message points at, named by their hash.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Blob {
-    pub sha256: String,
-    pub media_type: &'static str,
-    pub bytes: Vec<u8>,
 }
 
 /// A call that the model asked for.
@@ -77,15 +69,6 @@ pub struct OpenedCall {
     pub name: String,
     pub effect: Effect,
     pub args_sha256: String,
-}
-
-/// A ledger row's change.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClosedCall {
-    pub call_id: CallId,
-    pub status: CallStatus,
-    /// The record that holds the result; `None` while the question waits.
-    pub message_number: Option<i64>,
 }
 
 /// The cached result of a step: a pointer, never the messages.
@@ -98,33 +81,13 @@ pub struct StepResult {
     pub executed_local_tool_count: i64,
 }
 
-impl Blob {
-    /// Keys are sorted, so equal states give equal bytes.
-    pub fn of_state(state: &State) -> Self {
-        Blob::of(serde_json::to_vec(state).expect("a map of JSON values serialises"))
-    }
-
-    /// JSON under the name that its SHA-256 gives it.
-    pub fn of(bytes: Vec<u8>) -> Self {
-        Blob::named("application/json", bytes)
-    }
-
-    /// Text under the name that its SHA-256 gives it.
-    pub(crate) fn of_text(text: String) -> Self {
-        Blob::named("text/plain; charset=utf-8", text.into_bytes())
-    }
-
-    fn named(media_type: &'static str, bytes: Vec<u8>) -> Self {
-        Blob { sha256: hex::encode(sha2::Sha256::digest(&bytes)), media_type, bytes }
-    }
-}
-
 impl Transition {
-    /// The same outcome as one that goes on: something arrived while the run was closing, and what was billed for
-    /// is kept. The next step plans what arrived.
+    /// Turns a closing transition into one that goes on, because something arrived while the run was closing. The answer,
+    /// which is paid for, is kept. The next step plans what arrived.
     pub fn continuing(mut self) -> Transition {
         if let Next::Close(closing) = self.next {
-            // Whom nobody has been asked about or told of yet stays `started`, so that the next plan finds it.
+            // Uncertain calls that neither the model nor an operator has been told about keep status `started`; the next
+            // plan handles them.
             let (left, kept): (Vec<ClosedCall>, Vec<ClosedCall>) = self
                 .calls_closed
                 .into_iter()
@@ -139,8 +102,8 @@ impl Transition {
                 self.blobs.push(closing.snapshot);
             }
             if self.step.is_none() && self.records.is_empty() {
-                // Nothing but the run's end was to be said, and it does not end: repeated, for its answer was lost, it
-                // would say so twice. The next plan finds the calls that were cut off.
+                // The commit only ended the run, and the run goes on. A commit whose answer is lost is repeated and would
+                // journal these events twice, so drop them. The next plan finds the calls that were cut off.
                 self.events.clear();
                 self.blobs.clear();
                 self.generation_over = false;
@@ -196,7 +159,7 @@ impl Session {
         }
         self.inbox.retain(|message| !transition.inbox_drained.contains(&message.inbox_id));
         if transition.generation_over {
-            self.interrupted.clear();
+            self.cut_off.clear();
         }
         if let Some(status) = transition.status() {
             self.status = status;

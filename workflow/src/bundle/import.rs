@@ -1,8 +1,10 @@
-//! What an import makes of a bundle's rows: ids of its own, nothing that could run, nothing that points elsewhere.
+//! Turns a bundle's rows into rows of a new session: with new ids, nothing that could run, and no reference
+//! to the outside.
 //!
-//! A bundle may have been cut in the middle of a run, and whoever wrote it may want something done here. So what is open
-//! is closed, in words: a run that was going on has failed, a call that may have run is uncertain and one that had not
-//! begun is abandoned, and what was not sent expires. A retry then asks the model, and runs no call of the bundle.
+//! A bundle may have been cut in the middle of a run, and its author may want to make something happen here.
+//! So the import closes everything that is open, and says why: an open run fails, a call that may have run
+//! becomes uncertain, a call that never started becomes abandoned, and an unsent delivery expires. A retry
+//! then asks the model and runs no call of the bundle.
 
 use super::{
     CallRow, DeliveryRow, DeliveryStatus, EventRow, InboxRow, InboxStatus, Line, RecordRow, RunRow,
@@ -18,42 +20,43 @@ use std::collections::HashMap;
 /// The trigger type of imported sessions.
 const TRIGGER: &str = "import";
 
-/// Why the run of a session that was exported in the middle of one has failed.
+/// Error of a run that was open at the export.
 const CUT_OFF: &str =
-    "imported: it was exported in the middle of this run, which goes on elsewhere or not at all";
+    "imported: the session was exported in the middle of this run, and the run does not continue here";
 
-/// Why a delivery has expired.
+/// Error of a delivery that was not sent before the export.
 const NOT_SENT: &str = "imported: nothing of a bundle is sent";
 
-/// Where the message of an imported or forked session came from: a key of its details.
+/// Key in a message's details: the id that an imported or forked message had originally.
 pub const ORIGIN: &str = "origin_message_id";
 
-/// Makes a bundle's rows those of a session of this database. One for each import; rows come in a bundle's order.
+/// Turns the rows of one bundle into rows of a session of this database. Takes the rows in the bundle's
+/// order.
 pub struct Adoption {
     session_id: String,
-    /// As it is stored: `space/id`.
+    /// As stored: `space/id`.
     conversation_id: String,
     space_id: String,
     ids: Ids,
     inbox: HashMap<i64, i64>,
-    /// What the session was in the middle of.
+    /// The session's status at the export, if it was open.
     open: Option<SessionStatus>,
     waits: bool,
     open_run: Option<String>,
     last_ts: String,
 }
 
-/// How runs and deliveries are named.
+/// How new ids of runs and deliveries are made.
 enum Ids {
-    /// After the session and the old name: unique, and the same for the same.
+    /// A hash of the session id and the old id: unique, and the same at each occurrence.
     Hashed,
-    /// In the order of their first mention.
+    /// Numbered in the order of their first occurrence.
     Placed(HashMap<String, String>),
 }
 
 impl Adoption {
-    /// For a session that is to be `session_id` in the conversation `space_id/conversation`. `inbox` maps the ids of the
-    /// bundle's inbox rows to new ones.
+    /// Adopts into session `session_id` of the conversation `space_id/conversation`. `inbox` maps the ids of
+    /// the bundle's inbox rows to new ones.
     pub fn new(session_id: &str, space_id: &str, conversation: &str, inbox: HashMap<i64, i64>) -> Adoption {
         Adoption {
             session_id: session_id.to_owned(),
@@ -68,7 +71,7 @@ impl Adoption {
         }
     }
 
-    /// The same with names by place, so that two imports of one bundle are equal.
+    /// Like [`Adoption::new`], but with numbered ids, so that two imports of one bundle are equal.
     pub(super) fn by_place(inbox: HashMap<i64, i64>) -> Adoption {
         Adoption {
             ids: Ids::Placed(HashMap::new()),
@@ -76,7 +79,7 @@ impl Adoption {
         }
     }
 
-    /// The row as it is to be written.
+    /// The row as the import writes it.
     pub fn adopt(&mut self, line: Line) -> Line {
         match line {
             Line::Session(row) => Line::Session(Box::new(self.session(*row))),
@@ -95,7 +98,8 @@ impl Adoption {
         }
     }
 
-    /// The journal's entries after the bundle's last one: they say that the run is over. None where none was open.
+    /// Journal entries to add after the bundle's last one. They say that the open run failed. Empty if no run
+    /// was open.
     pub fn ending(&self, last_seq: i64) -> Vec<EventRow> {
         let Some(from) = self.open else { return Vec::new() };
         let transition = Event::StateTransition {
@@ -112,7 +116,7 @@ impl Adoption {
         events.into_iter().zip(last_seq + 1..).map(entry).collect()
     }
 
-    /// How many entries [`Adoption::ending`] gives for a session of this status.
+    /// Number of entries that [`Adoption::ending`] returns for a session of this status.
     pub(super) fn endings(status: SessionStatus) -> i64 {
         if status.is_open() { 2 } else { 0 }
     }
@@ -137,7 +141,8 @@ impl Adoption {
             parent_session_id: None,
             forked_from_message_id: None,
             parent_conversation_id: None,
-            // `forked_at_message_number` stays: it says where the session's own messages begin, and points nowhere.
+            // `forked_at_message_number` stays: it says where the session's own messages begin, and refers to
+            // no row.
             ..row
         }
     }
@@ -195,22 +200,22 @@ impl Adoption {
         if row.result_message_number.is_some() {
             return row;
         }
-        // Its turn is not over: what stands here is what a run that goes on would find.
+        // The call's turn is not over, so a run that continues would act on this row.
         row.status = match row.status {
             CallStatus::Invoked | CallStatus::Abandoned => CallStatus::Abandoned,
             CallStatus::Waiting if self.waits => CallStatus::Waiting,
             CallStatus::Waiting => CallStatus::Abandoned,
             CallStatus::Started => CallStatus::Uncertain,
-            // Without an outcome it says nothing that could be used again.
+            // Without an outcome, a later run has nothing to use.
             CallStatus::Done if row.outcome.is_some() => CallStatus::Done,
             CallStatus::Failed if row.outcome.is_some() => CallStatus::Failed,
             CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => CallStatus::Uncertain,
         };
-        // Whatever the bundle says that the tool does: one of which nothing is known is not run to find out.
+        // Do not trust the bundle's effect class: a call with an unknown outcome must never run again.
         if row.status == CallStatus::Uncertain && row.outcome.is_none() {
             row.effect = Effect::Guarded;
         }
-        // Out of details come deliveries, and changes of the state.
+        // Details could create deliveries and change the state.
         if let Some(outcome) = &mut row.outcome {
             outcome.details = None;
         }
@@ -221,7 +226,7 @@ impl Adoption {
         row.delivery_id = self.id("dlv", &row.delivery_id);
         self.resolution(&mut row.resolution);
         match row.status {
-            // A person could have an uncertain one sent again.
+            // A person could send an uncertain delivery again.
             DeliveryStatus::Queued | DeliveryStatus::Sending | DeliveryStatus::Uncertain => {
                 row.status = DeliveryStatus::Expired;
                 row.last_error = Some(NOT_SENT.to_owned());
@@ -234,7 +239,7 @@ impl Adoption {
     fn inbox(&mut self, mut row: InboxRow) -> InboxRow {
         row.inbox_id = self.inbox.get(&row.inbox_id).copied().unwrap_or(row.inbox_id);
         row.run_id = self.id("run", &row.run_id);
-        // A pending one would open a run.
+        // A pending message would open a run.
         row.status = InboxStatus::Drained;
         row
     }
@@ -245,7 +250,8 @@ impl Adoption {
         }
     }
 
-    /// `sent/dlv_…`, `unsent/dlv_…/…`, `resent/dlv_…/…`, `resolved/dlv_…/…` and the like; all others name nothing that is named anew.
+    /// Renames the delivery in keys such as `sent/dlv_…`, `unsent/dlv_…/…`, `resent/dlv_…/…` and
+    /// `resolved/dlv_…/…`. Other keys contain no renamed id.
     fn dedupe_key(&mut self, key: &str) -> String {
         let mut parts = key.splitn(3, '/');
         match (parts.next(), parts.next(), parts.next()) {
@@ -272,7 +278,7 @@ impl Adoption {
     }
 }
 
-/// What is kept of where a session came from: data for people, and no pointer that anything follows.
+/// Facts about the session's origin, for people. No code follows them as references.
 pub fn origin(row: &SessionRow, redacted: bool, sha256: &str) -> Value {
     json!({
         "bundle_sha256": sha256,
@@ -290,10 +296,11 @@ pub fn origin(row: &SessionRow, redacted: bool, sha256: &str) -> Value {
     })
 }
 
-/// The rules that an import keeps: whether its tools touch the world, and how its source replied. Its model, its tools and
-/// rules that nobody here knows would stand above what the agent of that name may do here, on the word of a file, and a
-/// replay's answers would be read in another session. Where the source had rules of whom it may write to, or was cut off,
-/// the import writes to nobody: those people are another system's, and the agent's own recipients would hold instead.
+/// The policy of an imported session. Keeps only the tool mode and how the source replied. A model, tools or
+/// unknown rules from a file could exceed what the agent may do here, so they are dropped. Tool mode
+/// `recorded` becomes `dry`, because it would read a replay's answers in another session. If the source
+/// limited its recipients or was cut off as a loop, the import may write to nobody: those people belong to
+/// another system, and without a limit the agent's own recipients would apply.
 fn policy(mut policy: Map<String, Value>, trigger_type: &str) -> Map<String, Value> {
     let bounded =
         ["recipients", "loop_suspicion", "participants"].iter().any(|rule| policy.contains_key(*rule));

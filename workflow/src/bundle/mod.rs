@@ -1,14 +1,17 @@
 //! The bundle: one session as lines of JSON, to be carried to another database.
 //!
-//! The header says what is inside, then one line a row, section after section in the order of [`Section`], and last
-//! the SHA-256 of every byte before that line. A row has exactly one form: a reader writes what it has read and refuses a
-//! line that differs. So fields that it does not know, keys that come twice, other spellings of a number and what is left
-//! out are all found by one rule, and the same state always gives the same bytes.
+//! The first line is the header. Then comes one line per row, in the order of [`Section`]. The last line is
+//! the SHA-256 of all bytes before it. A row has exactly one form: the reader serialises what it parsed, and
+//! refuses a line that differs. This rule finds unknown fields, duplicate keys, other spellings of a number
+//! and omitted fields. It also makes equal states give equal bytes.
 //!
-//! Not in a bundle: what belongs to workers (leases, worker ids, nonces, jobs), model calls in flight, and the time of the
-//! export. An imported session equals the one that was exported when [`normal::normal`] makes the same of both.
+//! A bundle does not contain what belongs to workers (leases, worker ids, nonces, jobs), model calls in
+//! flight, or the time of the export. An imported session equals the exported one if [`normal::normal`] gives
+//! the same text for both.
 //!
-//! To add a column: a field in `row.rs` that is skipped where it is empty, and its line in the store's `export` and `import`.
+//! To add a column, add a field to `row.rs` that is skipped when empty, and a line to the store's `export`
+//! and `import`.
+#![doc = include_str!("README.md")]
 
 pub mod check;
 pub mod import;
@@ -19,8 +22,8 @@ mod scan;
 
 pub use check::{Checker, Refused};
 pub use row::{
-    BlobPart, CallRow, DeliveryRow, DeliveryStatus, EventRow, InboxOutcome, InboxRow, InboxStatus, RecordRow,
-    RunRow, RunStatus, SeedRow, SessionRow, StepRow,
+    BlobPart, CallRow, DeliveryRow, DeliveryStatus, EventRow, InboxRow, InboxStatus, RecordRow, RunRow,
+    RunStatus, SeedRow, SessionRow, StepRow,
 };
 
 use crate::event::Event;
@@ -28,19 +31,20 @@ use crate::record::Block;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The version that is written, and the only one that is read.
+/// The version that is written, and the only one that can be read.
 pub const VERSION: i64 = 1;
 
-/// How many bytes of a blob one line holds. Every part but a blob's last is as long.
+/// Bytes of a blob per line. Every part except a blob's last has this size.
 pub const PART_BYTES: usize = 128 << 10;
 
-/// A blob is no larger: an import holds one whole, to write it at once. The files of the largest mail fit.
+/// Maximum size of a blob. An import holds one whole blob in memory to write it at once. The files of the
+/// largest mail fit.
 pub const BLOB_BYTES: i64 = 40 << 20;
 
-/// What a bundle may be at most. Everything else has fixed bounds, so that a check needs little memory.
+/// Maximum size of a bundle. Everything else has fixed bounds, so that a check needs little memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The whole, unpacked.
+    /// The whole bundle, unpacked.
     pub bytes: u64,
     /// One line.
     pub line_bytes: usize,
@@ -58,12 +62,12 @@ pub struct Header {
     /// The version.
     pub wakeful_bundle: i64,
     pub session_id: String,
-    /// Texts, arguments, results and states are replaced by their sizes and hashes.
+    /// Whether texts, arguments, results and states are replaced by their sizes and hashes.
     pub redacted: bool,
-    /// Up to where the logs were taken.
+    /// Where the logs end in this bundle.
     pub cut: Cut,
     pub counts: Counts,
-    /// Message numbers that belong to other sessions of the conversation: first and last of each stretch.
+    /// Ranges of message numbers that belong to other sessions of the conversation, as (first, last).
     pub gaps: Vec<(i64, i64)>,
 }
 
@@ -75,7 +79,8 @@ pub struct Cut {
     pub event_seq: i64,
 }
 
-/// How many rows of each kind follow. Blobs are those that the rows point at, each once.
+/// How many rows of each kind follow. Blobs are not counted: each blob that a row refers to follows exactly
+/// once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     pub seeds: i64,
@@ -142,14 +147,14 @@ impl Line {
         }
     }
 
-    /// The line as it stands in a bundle, newline included.
+    /// The line as written to a bundle, newline included.
     pub fn to_bytes(&self) -> Vec<u8> {
         line(self)
     }
 }
 
 impl Section {
-    /// The word that its lines begin with.
+    /// The key that its lines begin with.
     pub fn as_str(self) -> &'static str {
         match self {
             Section::Session => "session",
@@ -166,14 +171,14 @@ impl Section {
     }
 }
 
-/// `value` as a line. The first and the last line of a bundle are made by it too.
+/// Serialises `value` as one line, newline included. Also used for the header and the trailer.
 pub fn line(value: &impl Serialize) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(value).expect("rows of text, numbers and JSON values serialise");
     bytes.push(b'\n');
     bytes
 }
 
-/// The hashes of the blobs that a row points at. What else may point at one is a line here.
+/// The hashes of the blobs that a row refers to. A new kind of reference needs a line here.
 pub fn blobs_of(line: &Line) -> Vec<&str> {
     match line {
         Line::Session(row) => row.prefix_sha256.as_deref().into_iter().collect(),
@@ -183,7 +188,8 @@ pub fn blobs_of(line: &Line) -> Vec<&str> {
             "TOOL_RESULT" => row.payload["output_sha256"].as_str().into_iter().collect(),
             _ => Vec::new(),
         },
-        // A fork has the messages of another journal.
+        // A fork's records may refer to outputs whose events are in the parent's journal, so read the records
+        // too.
         Line::Record(row) => row
             .content
             .iter()
@@ -207,7 +213,7 @@ pub fn blobs_of(line: &Line) -> Vec<&str> {
     }
 }
 
-/// A journal entry's type and payload in their one form. What is no entry that this version knows stays as it is.
+/// A journal entry's payload in its one form. An unknown entry keeps its payload unchanged.
 pub fn payload_of(kind: &str, payload: Value) -> Value {
     match Event::from_row(kind, payload.clone()) {
         Ok(event) => event.to_row().1,

@@ -1,17 +1,19 @@
-//! When two bundles are of equal sessions: ids that every database gives for itself are named after their places, and what
-//! an import does to a session that it takes in is done to both.
+//! Brings bundles into a form in which equal sessions give equal text. It replaces ids that each database
+//! assigns by their positions, and applies the changes that an import makes to a session.
 //!
-//! Not compared are, so, the trigger, the parents, the session's own model and tools, the ids of messages that have an
-//! origin, and whether something was still open. Everything else is: every message, entry, step, sum, call, delivery and blob to the byte.
+//! So these are not compared: the trigger, the parents, the session's own model and tools, the ids of
+//! messages that have an origin, and whether something was still open. Everything else is compared: every
+//! message, entry, step, sum, call and delivery, and blobs byte by byte.
 
 use super::import::Adoption;
 use super::{Checker, Header, Limits, Line, Refused, check::Checked, line};
 use std::collections::HashMap;
 
-/// The bundle with ids by place, as lines. Two bundles are of equal sessions where this is equal.
+/// The bundle as lines, with ids replaced by positions. Two bundles hold equal sessions if these lines are
+/// equal.
 ///
 /// # Errors
-/// [`Refused`] for what is no bundle.
+/// [`Refused`] if `bundle` is not a bundle.
 pub fn normal(bundle: &[u8]) -> Result<String, Refused> {
     let mut checker = Checker::new(Limits { bytes: u64::MAX, ..Limits::default() });
     let (mut header, mut rows): (Option<Header>, Vec<Line>) = (None, Vec::new());

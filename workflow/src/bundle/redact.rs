@@ -1,8 +1,9 @@
-//! A bundle without what was said: every text is replaced by its size and the beginning of its hash.
+//! Redacts a bundle: replaces every text by its size and the beginning of its hash.
 //!
-//! What stays is structure: who spoke, which tools were called, how often, how long, at what cost. Equal texts stay equal, so
-//! two runs can still be compared; a short text can be guessed from its hash, so a redacted bundle is no anonymous one.
-//! State is redacted as the details of the messages are that it is made of, and is still what they make.
+//! The structure stays: who spoke, which tools were called, how often, how long and at what cost. Equal texts
+//! stay equal, so two runs can still be compared. A short text can be guessed from its hash, so a redacted
+//! bundle is not anonymous. State is redacted in the same way as the message details that produce it, so it
+//! still follows from them.
 
 use super::{CallRow, EventRow, Line, RecordRow, SessionRow};
 use crate::derive::FILE_PREFIX;
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 /// A blob's new name and size, by its old name.
 pub type Renamed = BTreeMap<String, (String, i64)>;
 
-/// The row without what was said. `renamed` has every blob that it points at.
+/// Redacts a row. `renamed` must contain every blob that the row refers to.
 pub fn redact(line: Line, renamed: &Renamed) -> Line {
     match line {
         Line::Session(row) => Line::Session(Box::new(session(*row, renamed))),
@@ -51,13 +52,13 @@ pub fn redact(line: Line, renamed: &Renamed) -> Line {
     }
 }
 
-/// The bytes of a blob without what was said. JSON stays JSON, and a prefix keeps its tools.
+/// Redacts the bytes of a blob. JSON stays JSON, and a prefix keeps its tools.
 pub fn blob(bytes: &[u8]) -> Vec<u8> {
     if let Ok(prefix) = serde_json::from_slice::<Prefix>(bytes) {
         return Prefix { system: text(&prefix.system), tools: prefix.tools }.blob().bytes;
     }
     match serde_json::from_slice::<Value>(bytes) {
-        // A state, whose keys may name files; or a value of one.
+        // A state, whose keys may name files, or one value of a state.
         Ok(Value::Object(state)) => Value::Object(self::state(state)).to_string().into_bytes(),
         Ok(other) => value(other).to_string().into_bytes(),
         Err(_) => marker(bytes).into_bytes(),
@@ -76,7 +77,7 @@ fn session(row: SessionRow, renamed: &Renamed) -> SessionRow {
     }
 }
 
-/// Whom it writes to, and who takes part. Which rules it has stays.
+/// Redacts participants and recipients. The names of the rules stay.
 fn policy(mut policy: Map<String, Value>) -> Map<String, Value> {
     for key in ["participants", "recipients", "loop_suspicion"] {
         if let Some(list) = policy.remove(key) {
@@ -132,7 +133,7 @@ fn block(block: Block, renamed: &Renamed) -> Block {
 fn event(mut row: EventRow, renamed: &Renamed) -> EventRow {
     let Value::Object(payload) = &mut row.payload else { return row };
     for key in ["reason", "error", "by"] {
-        // The reason of an answer's end is a word of ours.
+        // GEN_COMPLETE's reason is one of Wakeful's own words.
         if let Some(Value::String(why)) = payload.get_mut(key)
             && row.kind != "GEN_COMPLETE"
         {
@@ -186,7 +187,7 @@ fn call(row: CallRow) -> CallRow {
     }
 }
 
-/// A person's decision: the word stays, and the run that went on by it.
+/// A person's decision. Keeps the outcome and the id of the run that continued.
 fn resolution(decision: Value) -> Value {
     match decision {
         Value::Object(fields) => {
@@ -200,7 +201,7 @@ fn resolution(decision: Value) -> Value {
     }
 }
 
-/// Whom a delivery did not reach: how and by which number stays.
+/// A recipient that a delivery did not reach. Keeps `how` and the status code.
 fn missed(of: Value) -> Value {
     match of {
         Value::Object(fields) => {
@@ -218,7 +219,7 @@ fn state(state: Map<String, Value>) -> Map<String, Value> {
     state.into_iter().map(|(key, of)| (state_key(&key), value(of))).collect()
 }
 
-/// A key that holds a path holds it as the details do.
+/// Redacts the path in a key in the same way as the path in the details.
 fn state_key(key: &str) -> String {
     match key.strip_prefix(FILE_PREFIX) {
         Some(path) => format!("{FILE_PREFIX}{}", text(path)),
@@ -226,7 +227,7 @@ fn state_key(key: &str) -> String {
     }
 }
 
-/// Every text in it but those that say of what type something is.
+/// Redacts every text in a value, except those under the key `type`.
 fn value(of: Value) -> Value {
     match of {
         Value::String(said) => Value::String(text(&said)),
@@ -239,7 +240,7 @@ fn value(of: Value) -> Value {
     }
 }
 
-/// Why something ended: the words that programs look for stay.
+/// Why something ended. Keeps the words that programs look for.
 fn reason(why: &str) -> String {
     if matches!(why, "cancelled" | "archived" | "terminated" | "healed" | "resolved") {
         why.to_owned()

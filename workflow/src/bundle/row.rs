@@ -1,18 +1,19 @@
-//! The rows of a bundle: what each line between the first and the last says, field by field in the order of writing.
+//! The rows of a bundle, one type for each section. Fields are written in the order of their declaration.
 //!
-//! Times are `2026-01-31T12:00:00.000000Z`, bodies are JSON, ids and numbers are the database's.
+//! Times look like `2026-01-31T12:00:00.000000Z`, bodies are JSON, ids and numbers are those of the database.
 
 use crate::effect::Effect;
+use crate::inbox::Acceptance;
 use crate::record::{Attachment, Block, Role};
 use crate::session::{CallOutcome, CallStatus, SessionStatus};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The session's row, with what is known of its conversation.
+/// The session's row, with columns of its conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionRow {
     pub session_id: String,
-    /// As it is stored: `space/id`.
+    /// As stored: `space/id`.
     pub conversation_id: String,
     pub space_id: String,
     pub mailbox_id: String,
@@ -49,12 +50,12 @@ pub struct SessionRow {
     pub parent_session_id: Option<String>,
     pub forked_from_message_id: Option<String>,
     pub parent_conversation_id: Option<String>,
-    /// The last message that a fork was given.
+    /// Number of the parent's last message that the fork contains.
     pub forked_at_message_number: Option<i64>,
-    /// Steps of the session that this one was forked from: its own begin after them.
+    /// Number of the parent's last step at the fork. The session's own steps are numbered from there.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub base_step_number: i64,
-    /// The newest change of what the model sees of the transcript.
+    /// The latest change to the part of the transcript that the model sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebase: Option<Value>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -93,7 +94,7 @@ pub struct RunRow {
     pub completed_at: Option<String>,
 }
 
-/// Where a run stands.
+/// Status of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunStatus {
@@ -106,7 +107,7 @@ pub enum RunStatus {
 }
 
 impl RunStatus {
-    /// The word that is stored. The words are the session's.
+    /// The stored word. Sessions use the same words.
     pub fn as_str(self) -> &'static str {
         match self {
             RunStatus::Queued => "queued",
@@ -200,14 +201,14 @@ pub struct DeliveryRow {
     pub receipt: Option<Value>,
     pub last_error: Option<String>,
     pub resolution: Option<Value>,
-    /// Whom it did not reach: `[{"recipient", "how", "status", "reason"}]`.
+    /// Recipients that it did not reach: `[{"recipient", "how", "status", "reason"}]`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub undelivered: Vec<Value>,
     pub created_at: String,
     pub settled_at: Option<String>,
 }
 
-/// Where a delivery stands.
+/// Status of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeliveryStatus {
@@ -220,7 +221,7 @@ pub enum DeliveryStatus {
 }
 
 impl DeliveryStatus {
-    /// The word that is stored.
+    /// The stored word.
     pub fn as_str(self) -> &'static str {
         match self {
             DeliveryStatus::Queued => "queued",
@@ -233,7 +234,7 @@ impl DeliveryStatus {
     }
 }
 
-/// A message as it came in.
+/// An incoming message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InboxRow {
     pub inbox_id: i64,
@@ -246,11 +247,11 @@ pub struct InboxRow {
     pub attachments: Vec<Attachment>,
     pub status: InboxStatus,
     pub run_id: String,
-    pub outcome: InboxOutcome,
+    pub outcome: Acceptance,
     pub created_at: String,
 }
 
-/// Whether a message that came in is in the transcript.
+/// Whether an incoming message is in the transcript yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InboxStatus {
@@ -259,7 +260,7 @@ pub enum InboxStatus {
 }
 
 impl InboxStatus {
-    /// The word that is stored.
+    /// The stored word.
     pub fn as_str(self) -> &'static str {
         match self {
             InboxStatus::Pending => "pending",
@@ -268,34 +269,15 @@ impl InboxStatus {
     }
 }
 
-/// What its sender was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InboxOutcome {
-    Queued,
-    Delivered,
-    NewRun,
-}
-
-impl InboxOutcome {
-    /// The word that is stored.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            InboxOutcome::Queued => "queued",
-            InboxOutcome::Delivered => "delivered",
-            InboxOutcome::NewRun => "new_run",
-        }
-    }
-}
-
-/// [`PART_BYTES`](super::PART_BYTES) of a blob, or its rest. Blobs are ordered by hash, parts by place.
+/// A part of a blob: [`PART_BYTES`](super::PART_BYTES), or the rest. Blobs are ordered by hash, parts by
+/// offset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlobPart {
     pub sha256: String,
     pub media_type: String,
-    /// Of the whole blob.
+    /// Size of the whole blob.
     pub bytes: i64,
-    /// Where this part begins.
+    /// Offset of this part in the blob.
     pub at: i64,
     pub base64: String,
 }

@@ -1,15 +1,15 @@
-//! What is asked of a line before anything parses it, and of the texts in it after that.
+//! Checks the bytes of a line before anything parses it, and its texts afterwards.
 
-/// How deep values may be nested. What we write is less than ten deep; a tool's arguments may be deeper.
+/// Maximum nesting of values. Wakeful writes less than ten levels; a tool's arguments may be deeper.
 pub(super) const DEPTH: usize = 64;
 
-/// How many values one line may hold: each costs many times its bytes once it is parsed.
+/// Maximum number of values in one line. A parsed value needs many times its bytes in memory.
 const VALUES: usize = 100_000;
 
-/// Looks at the bytes alone: text, no NUL in any spelling, not too deep, not too many values.
+/// Checks the bytes alone: UTF-8, no NUL in any spelling, not too deep, not too many values.
 ///
 /// # Errors
-/// The reason.
+/// The reason to refuse the line.
 pub(super) fn bytes(line: &[u8]) -> Result<(), String> {
     if let Err(error) = std::str::from_utf8(line) {
         return Err(format!("it is not UTF-8: invalid at byte {}", error.valid_up_to()));
@@ -47,7 +47,7 @@ pub(super) fn bytes(line: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether `written`, serialised, is `line` to the byte. Costs no copy of it.
+/// Whether `written` serialises to exactly the bytes of `line`. Makes no copy.
 pub(super) fn is_written_as(line: &[u8], written: &impl serde::Serialize) -> bool {
     let mut rest = Rest(line);
     serde_json::to_writer(&mut rest, written).is_ok() && rest.0.is_empty()
@@ -71,13 +71,13 @@ impl std::io::Write for Rest<'_> {
     }
 }
 
-/// An id of ours: letters, digits, `_` and `-`, at most 128 of them.
+/// One of Wakeful's ids: letters, digits, `_` and `-`, at most 128 of them.
 pub(super) fn is_id(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     (1..=128).contains(&text.len()) && text.bytes().all(allowed)
 }
 
-/// A name that somebody else gave: a tool, a model, a call's id.
+/// A name from outside: of a tool, a model or a call.
 pub(super) fn is_name(text: &str) -> bool {
     (1..=512).contains(&text.len()) && !text.chars().any(char::is_control)
 }
@@ -87,7 +87,7 @@ pub(super) fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// `2026-01-31T12:00:00.000000Z`, a time that there is, from 1970 to 9999.
+/// `2026-01-31T12:00:00.000000Z`: a time that exists, from 1970 to 9999.
 pub(super) fn is_time(text: &str) -> bool {
     const FORM: &[u8] = b"0000-00-00T00:00:00.000000Z";
     let fits = |(byte, form): (u8, &u8)| if *form == b'0' { byte.is_ascii_digit() } else { byte == *form };
@@ -111,7 +111,7 @@ pub(super) fn is_time(text: &str) -> bool {
         && number(17, 19) < 60
 }
 
-/// A path that stays where it is put: relative, without `..`, without control characters.
+/// A path that stays in its folder: relative, without `..`, without control characters.
 pub(super) fn is_path_within(path: &str) -> bool {
     !path.is_empty()
         && path.len() <= 4096

@@ -1,17 +1,18 @@
-//! Compaction: a summary, which the model itself writes, in the place of what was said.
+//! Compaction: the model writes a summary, which replaces older messages in the context.
 //!
 //! The summary is one record, stored once. The rebase that comes with it points at it, at the newest turns, which stay
 //! as they are, and at the user's newest messages before those, which stay verbatim. The originals stay where they are.
 
-use super::select::{newest_user_before, select, shown, starts_unit};
-use super::strategy::{ContextPolicy, Rebase, Strategy};
-use super::weight::{self, Rate, content_bytes};
-use super::{Context, Message};
+use super::input::{Context, Message, content_bytes};
+use super::select::{self, newest_user_before, select, shown, starts_unit};
+use super::weight::{self, Rate, Weight};
 use crate::agent::ToolDefinition;
 use crate::record::{Block, Record, Role};
-use crate::session::{Session, State};
+use crate::session::Session;
+use crate::state::State;
+use crate::strategy::{ContextPolicy, Rebase, Strategy};
 
-/// After so many failures in a run the run goes on without a summary: trimmed, and whole otherwise.
+/// After this many failures a run goes on without a summary. Its context is trimmed, and otherwise whole.
 pub const FAILURES: i64 = 3;
 
 /// Percent of the window that the newest turns may take after a compaction, and the user's messages before them.
@@ -20,7 +21,7 @@ const KEPT_PERCENT: i64 = 10;
 const UNSEEN_PERCENT: i64 = 30;
 /// Tokens of the user's messages at most, however large the window is.
 const USER_TOKENS: i64 = 20_000;
-/// A larger state is left out of the summary: it is for the tools that keep it.
+/// A larger state is left out of the summary: only the tools that keep it need it.
 const STATE_BYTES: usize = 4096;
 
 const INSTRUCTION: &str = "Write a summary of the conversation so far, for yourself: it will stand in the place of the \
@@ -32,7 +33,7 @@ Write only the summary.";
 const HEADING: &str =
     "[Summary of the conversation so far. The messages that it stands for are kept, and not shown.]";
 
-/// Whether `tokens` are so many that a summary is due.
+/// Whether `tokens` reach the share of the window at which a summary is due.
 pub(super) fn is_full(tokens: i64, policy: &ContextPolicy, window_tokens: i64) -> bool {
     i128::from(tokens) * 100 >= i128::from(window_tokens) * i128::from(policy.compact_at_percent)
 }
@@ -47,13 +48,13 @@ pub fn is_due(
     if !is_possible(session, policy) {
         return false;
     }
-    let built = super::build(session, tools.to_vec(), policy, window_tokens);
-    let weight = super::weigh(session, &built.context, built.rebase.as_ref());
+    let built = select::build(session, tools.to_vec(), policy, window_tokens);
+    let weight = weight::weigh(session, &built.context, built.rebase.as_ref());
     is_full(weight.tokens, policy, window_tokens)
 }
 
-/// Whether a summary may be written at all: the strategy writes them, the last ones did not fail, and the model has
-/// said something since the newest one. So a context that is too large even so is not summarised for ever.
+/// Whether a summary may be written: the strategy writes summaries, the last ones did not fail, and the model has answered
+/// since the newest one. The last condition stops a loop when a context stays too large after its summary.
 pub fn is_possible(session: &Session, policy: &ContextPolicy) -> bool {
     let newest = session.records.iter().rev().find(|record| record.role == Role::Assistant);
     policy.strategy == Strategy::Compaction
@@ -84,8 +85,7 @@ pub fn request(session: &Session, tools: Vec<ToolDefinition>, without: usize) ->
     Some(context)
 }
 
-/// The text of the summary's record, out of what the model wrote: with what it stands for, and with the state that the
-/// session keeps whatever its messages are.
+/// Text of the summary's record: a heading, the model's text, and the session's state.
 pub fn text(written: &str, state: &State) -> String {
     let mut text = format!("{HEADING}\n\n{}", written.trim());
     if !state.is_empty() {
@@ -139,7 +139,7 @@ fn newest_turns(session: &Session, bytes: usize) -> Option<i64> {
     from
 }
 
-/// Whether nothing was answered after the message `from`, which begins a turn.
+/// Whether the model has not answered since the message `from`, which begins a turn.
 fn is_unseen(session: &Session, from: i64) -> bool {
     !session.records.iter().any(|record| record.is_answer() && record.message_number > from)
 }
@@ -161,12 +161,12 @@ fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
 }
 
 /// What a compaction of `session` would leave, with a summary of the usual length, for a person who asks.
-pub fn estimate(session: &Session, tools: Vec<ToolDefinition>, window_tokens: i64) -> super::Weight {
+pub fn estimate(session: &Session, tools: Vec<ToolDefinition>, window_tokens: i64) -> Weight {
     let rate = Rate::of(session, &tools);
     let rebase = Rebase { summary_message_number: None, ..rebase(session, &tools, window_tokens) };
     let context = select(session, tools, Some(&rebase));
     let bytes = weight::bytes(&context) + SUMMARY_BYTES;
-    super::Weight { messages: context.messages.len() + 1, bytes, tokens: rate.tokens(bytes) }
+    Weight { messages: context.messages.len() + 1, bytes, tokens: rate.tokens(bytes) }
 }
 
 /// About a thousand tokens.

@@ -1,9 +1,9 @@
 //! What holds for every history under every strategy: between two rebases requests only grow, a cut leaves no result
 //! without its call, and whoever finds a call cut off makes the same bytes.
 
-use super::{ContextPolicy, Strategy as Selection, build, compaction, numbered, weigh};
-use crate::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome, Performed, advance};
-use crate::agent::{Agent, JournalLevel, Limits, OnUncertain, Policy, ToolDefinition};
+use super::{build, compaction, numbered, weigh};
+use crate::advance::{CallEnd, Compaction, CompactionEnd, Generated, Outcome, Performed, advance};
+use crate::agent::{Agent, AgentPolicy, JournalLevel, Limits, OnUncertain, ToolDefinition};
 use crate::effect::Effect;
 use crate::event::Event;
 use crate::example;
@@ -12,6 +12,7 @@ use crate::plan::{Action, How, in_context, plan};
 use crate::prefix::Prefix;
 use crate::record::{Block, FinishReason, Reply, Role, Usage};
 use crate::session::{CallOutcome, CallStatus, InboxMessage, Session, SessionStatus};
+use crate::strategy::{ContextPolicy, Strategy as Selection};
 use crate::wire::laws::{WIRES, prompt};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -243,7 +244,7 @@ impl World {
     }
 
     fn advance(&mut self, outcome: Outcome) {
-        let transition = advance(&self.session, outcome, Policy::default());
+        let transition = advance(&self.session, outcome, AgentPolicy::default());
         let rebased: Vec<_> = transition
             .events
             .iter()
@@ -266,10 +267,10 @@ impl World {
     }
 }
 
-fn ending(size: usize) -> Ending {
+fn ending(size: usize) -> CallEnd {
     let is_error = size.is_multiple_of(2);
     let status = if is_error { CallStatus::Failed } else { CallStatus::Done };
-    Ending::Settled(status, CallOutcome { content: "r".repeat(size), is_error, details: None })
+    CallEnd::Settled(status, CallOutcome { content: "r".repeat(size), is_error, details: None })
 }
 
 proptest! {

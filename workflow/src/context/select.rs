@@ -1,13 +1,14 @@
-//! Selection: which messages a call shows, and when that begins anew.
+//! Selection: which messages a call shows, and when the beginning of the selection moves.
 
 use super::compaction;
-use super::strategy::{ContextPolicy, Rebase, Strategy};
+use super::input::{Context, Message};
 use super::weight::{self, Rate, Weight};
-use super::{Context, Message};
 use crate::agent::ToolDefinition;
 use crate::prefix::system_of;
 use crate::record::{Block, Record, Role, ToolResult};
+use crate::seed::Seed;
 use crate::session::Session;
+use crate::strategy::{ContextPolicy, Rebase, Strategy};
 
 /// A smaller result is not worth its placeholder.
 const WORTH_TRIMMING_BYTES: usize = 512;
@@ -15,18 +16,18 @@ const WORTH_TRIMMING_BYTES: usize = 512;
 /// The tool that reads trimmed results, where the model has it.
 pub(crate) const READ_OUTPUT: &str = "read_output";
 
-/// A context, and the rebase that it was decided for it.
+/// A context, and the rebase that was decided for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Built {
     pub context: Context,
-    /// Journalled with the answer to it. `None`: it goes on where the one before stood.
+    /// Journalled with the answer. `None`: the context begins where the one before began.
     pub rebase: Option<Rebase>,
 }
 
-/// What the model sees next under `policy`, of a model that sees `window_tokens`. `tools` are those of the agent's
+/// Builds the next request's context under `policy`, for a model with a window of `window_tokens`. `tools` are those of the agent's
 /// configuration, for a session whose prefix was never pinned.
 ///
-/// A function of its arguments alone: whoever finds the call that it was made for cut off makes the same bytes.
+/// Depends on its arguments alone: a worker that repeats a call after a crash builds the same bytes.
 pub fn build(
     session: &Session,
     tools: Vec<ToolDefinition>,
@@ -114,10 +115,7 @@ pub(super) fn select(session: &Session, tools: Vec<ToolDefinition>, rebase: Opti
     Context { system, tools, messages, prefill: None }
 }
 
-fn seeds<'a>(
-    session: &'a Session,
-    rebase: Option<&Rebase>,
-) -> impl Iterator<Item = &'a crate::session::Seed> {
+fn seeds<'a>(session: &'a Session, rebase: Option<&Rebase>) -> impl Iterator<Item = &'a Seed> {
     // They stand before every record, so what leaves out any record leaves them out first.
     let kept = rebase.is_none_or(|rebase| rebase.keep_from_message_number == 0);
     session.seeds.iter().filter(move |seed| kept && seed.role != Role::System)

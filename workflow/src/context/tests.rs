@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::example;
-use crate::record::{Record, ToolResult};
+use crate::record::{Block, Record, Role, ToolResult};
 use crate::session::{InboxMessage, Session};
+use crate::strategy::{ContextPolicy, Rebase, Strategy};
 use serde_json::json;
 
 /// A session of these messages: `u` of the user, `a` an answer, `t` an answer that asks for a call and its result.
@@ -129,7 +130,7 @@ fn full_takes_back_what_another_strategy_left_out() {
     session.rebase = built(&session, Strategy::SlidingWindow).rebase;
     assert!(session.rebase.is_some());
     let full = built(&session, Strategy::Full);
-    assert_eq!(full.context, session.context(Vec::new()));
+    assert_eq!(full.context, super::full(&session, Vec::new()));
     assert_eq!(full.rebase, Some(Rebase::nothing(Strategy::Full, 9)));
     session.rebase = full.rebase;
     assert_eq!(built(&session, Strategy::Full).rebase, None, "once");
@@ -214,7 +215,7 @@ fn tokens_are_estimated_by_what_the_provider_counted() {
     let mut session = session("uau", 0);
     session.records[1].details.usage =
         Some(crate::record::Usage { input_tokens: 5, output_tokens: 3, ..Default::default() });
-    let context = session.context(Vec::new());
+    let context = full(&session, Vec::new());
     // "Be brief." and "question 0" were 5 tokens: "question 2" is 3 more, rounded up.
     assert_eq!(weigh(&session, &context, None).tokens, 5 + 3 + 3);
     session.records[1].details.usage = None;

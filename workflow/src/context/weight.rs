@@ -1,10 +1,11 @@
-//! What a context weighs. Bytes are counted; tokens are estimated by what the provider counted last.
+//! The size of a context. Bytes are counted; tokens are estimated from the provider's last count.
 
-use super::strategy::Rebase;
-use super::{Context, Message, select};
+use super::input::{Context, Message, content_bytes};
+use super::select;
 use crate::agent::ToolDefinition;
-use crate::record::{Block, Record, Usage};
+use crate::record::{Record, Usage};
 use crate::session::Session;
+use crate::strategy::Rebase;
 use serde::Serialize;
 
 /// The weight of one context.
@@ -17,7 +18,7 @@ pub struct Weight {
     pub tokens: i64,
 }
 
-/// Bytes a token, as a fraction.
+/// Bytes per token, as a fraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
     bytes: u128,
@@ -36,13 +37,13 @@ impl Rate {
         let context = select::select(session, tools.to_vec(), current);
         let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
         let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
-        // A context that does not hold all of these is no measure.
+        // The context must contain all of these parts; else the ratio would be wrong.
         let rest = [after, inbox, content_bytes(&answer.content)]
             .iter()
             .try_fold(bytes(&context), |rest, part| rest.checked_sub(*part));
         let Some(bytes) = rest else { return Rate::USUAL };
         let (bytes, tokens) = (bytes as u128, usage.input_tokens as u128);
-        // Whoever counts otherwise counts something else.
+        // Outside these bounds the provider counted something other than this context.
         if bytes < tokens || bytes > 8 * tokens { Rate::USUAL } else { Rate { bytes, tokens } }
     }
 
@@ -108,31 +109,12 @@ pub(super) fn bytes(context: &Context) -> usize {
     context.system.len() + tools + messages
 }
 
-impl Message {
-    /// Bytes of what it says.
-    pub fn bytes(&self) -> usize {
-        content_bytes(&self.content)
-    }
-}
-
-pub(super) fn content_bytes(content: &[Block]) -> usize {
-    let of = |block: &Block| match block {
-        Block::Text { text } => text.len(),
-        Block::ToolCall(call) => match &call.malformed {
-            Some(raw) => call.name.len() + raw.len(),
-            None => call.name.len() + call.arguments.to_string().len(),
-        },
-        Block::ToolResult(result) => result.content.len(),
-        Block::Provider { raw, .. } => raw.to_string().len(),
-    };
-    content.iter().map(of).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::Strategy;
     use crate::example::{assistant, session};
+    use crate::record::Block;
+    use crate::strategy::Strategy;
 
     #[test]
     fn a_context_that_does_not_hold_its_newest_answer_is_no_measure() {

@@ -1,6 +1,6 @@
-//! Which turn stands beside which.
+//! Pairs the turns of two sessions.
 
-use super::Both;
+use super::both::Both;
 use super::ids::Ids;
 use super::side::Side;
 use super::turn::Turn;
@@ -16,10 +16,11 @@ pub(super) type Row = Both<Option<usize>>;
 
 type Fingerprint = [u8; 32];
 
-/// The turns side by side, in order, each in exactly one row.
+/// The turns side by side, in order. Each turn is in exactly one row.
 ///
-/// As long as both say and do the same, turn stands by turn. After that, equal turns are found again, however many lie
-/// between; what lies between is paired by what was called, and then in its order.
+/// Pairs turns one by one as long as both sides say and do the same. After that, pairs equal turns, however
+/// far apart they are. Between those, pairs turns with the same input and the same tools, and then the rest
+/// in order.
 pub(super) fn turns(left: &Side, of_left: &[Turn<'_>], right: &Side, of_right: &[Turn<'_>]) -> Vec<Row> {
     let (one, other) = (fingerprints(left, of_left), fingerprints(right, of_right));
     let alike = one.iter().zip(&other).take_while(|(one, other)| one == other).count();
@@ -41,7 +42,8 @@ pub(super) fn turns(left: &Side, of_left: &[Turn<'_>], right: &Side, of_right: &
     rows
 }
 
-/// The calls of two turns side by side: the same call first, then in order.
+/// Pairs the calls of two turns: in order if both sides have the same number of calls, otherwise equal calls
+/// first.
 pub(super) fn calls<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<Row> {
     let whole = Both { left: 0..left.len(), right: 0..right.len() };
     if left.len() == right.len() {
@@ -55,13 +57,13 @@ pub(super) fn calls<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<Row> {
         .collect()
 }
 
-/// Two ranges that are equal, or that have nothing equal in them.
+/// A pair of ranges that are equal, or that have nothing in common.
 enum Block {
     Same(Both<Range<usize>>),
     Between(Both<Range<usize>>),
 }
 
-/// The ranges of a longest common subsequence and what lies between them, in order.
+/// Splits `within` into the ranges of a longest common subsequence and the ranges between them, in order.
 fn blocks<K: Hash + Ord>(left: &[K], right: &[K], within: Both<Range<usize>>) -> Vec<Block> {
     let (one, other) = (&left[within.left.clone()], &right[within.right.clone()]);
     let same = matches(one, other).into_iter().map(|(at, beside, len)| {
@@ -84,17 +86,20 @@ fn blocks<K: Hash + Ord>(left: &[K], right: &[K], within: Both<Range<usize>>) ->
     blocks
 }
 
-/// What is equal in both: where on the left, where on the right, how much. The same whichever is left.
+/// The equal stretches as (start on the left, start on the right, length). Swapping the sides gives the same
+/// stretches.
 pub(super) fn matches<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<(usize, usize, usize)> {
-    // Numbers in the keys' own order: the search compares each many times.
+    // Replace keys by numbers in the keys' order, because the search compares each key many times.
     let all: BTreeSet<&K> = left.iter().chain(right).collect();
     let rank: HashMap<&K, u32> = all.into_iter().zip(0..).collect();
     let ranks = |keys: &[K]| -> Vec<u32> { keys.iter().map(|key| rank[key]).collect() };
     let (one, other) = (ranks(left), ranks(right));
-    // Of two that are equally good the algorithm takes the first it meets, and that depends on the order.
+    // Between two equally good answers the algorithm takes the first, which depends on the order of the
+    // sides. So always pass the sides in the same order.
     let swapped = one > other;
     let (one, other) = if swapped { (other, one) } else { (one, other) };
-    // Bounded: where the two are long and unlike, it takes a good answer and not the best one.
+    // The algorithm bounds its work: for long and unlike inputs it returns a good answer and not the best
+    // one.
     capture_diff_slices(Algorithm::Myers, &one, &other)
         .into_iter()
         .filter_map(|op| match op {
@@ -105,7 +110,7 @@ pub(super) fn matches<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<(usize, usi
         .collect()
 }
 
-/// First with first, second with second; what is left over stands alone.
+/// Pairs first with first and second with second. The rest of the longer range stays unpaired.
 fn zip(range: Both<Range<usize>>) -> impl Iterator<Item = Row> {
     let longest = range.left.len().max(range.right.len());
     (0..longest).map(move |at| Row {
@@ -114,7 +119,7 @@ fn zip(range: Both<Range<usize>>) -> impl Iterator<Item = Row> {
     })
 }
 
-/// Equal for turns that say and do the same.
+/// A hash of each turn. Turns that say and do the same have equal hashes.
 fn fingerprints(side: &Side, turns: &[Turn<'_>]) -> Vec<Fingerprint> {
     let ids = Ids::blind(side);
     turns
@@ -131,7 +136,7 @@ fn fingerprints(side: &Side, turns: &[Turn<'_>]) -> Vec<Fingerprint> {
         .collect()
 }
 
-/// Equal for turns that begin with the same words and call the same tools.
+/// A hash of each turn. Turns with the same input that call the same tools have equal hashes.
 fn shapes(turns: &[Turn<'_>]) -> Vec<Fingerprint> {
     turns
         .iter()

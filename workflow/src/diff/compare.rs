@@ -1,24 +1,25 @@
-//! Two turns that stand side by side, part by part.
+//! Compares two paired turns part by part.
 
 use super::align::{self, Row};
+use super::both::Both;
 use super::ids::Ids;
+use super::report::{Difference, Level, Part, RequestMatch, SetupDifference, TurnDiff, TurnView};
 use super::side::Side;
 use super::turn::Turn;
 use super::value::{ValueDifference, Values, What};
-use super::words::{Budget, Of};
-use super::{Both, Difference, Level, Part, RequestMatch, SetupDifference, TurnDiff, TurnView};
+use super::words::{Budget, Of, Piece};
 use crate::derive;
 use crate::id::CallId;
 use crate::record::{Block, Record, Role, ToolCall, ToolResult, text_of};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// Differences that are listed of one turn.
+/// Maximum number of differences listed per turn.
 const LISTED: usize = 200;
-/// Characters of a text that stands for the whole of it.
+/// Length of an excerpt, in characters.
 const EXCERPT: usize = 240;
 
-/// Two sessions under comparison, with what each id of theirs stands for.
+/// Two sessions under comparison, and what each of their ids stands for.
 pub(super) struct Comparison<'a> {
     left: &'a Side,
     right: &'a Side,
@@ -26,7 +27,7 @@ pub(super) struct Comparison<'a> {
     budget: Budget,
 }
 
-/// What differs in one turn, as it is found.
+/// The differences found in one turn so far.
 #[derive(Default)]
 struct Found {
     differences: Vec<Difference>,
@@ -46,7 +47,7 @@ impl Found {
 }
 
 impl<'a> Comparison<'a> {
-    /// Gives the calls that stand side by side in `rows` one name on both sides.
+    /// Gives each pair of calls in `rows` the same name on both sides.
     pub fn new(
         left: &'a Side,
         right: &'a Side,
@@ -83,7 +84,7 @@ impl<'a> Comparison<'a> {
         Comparison { left, right, ids, budget: Budget::default() }
     }
 
-    /// What the two were given to begin with.
+    /// Differences in what the two sessions started with.
     pub fn setup(&mut self) -> Vec<SetupDifference> {
         let seeds = |side: &Side| {
             let said = side.seeds.iter().filter(|seed| seed.role != Role::System);
@@ -123,7 +124,7 @@ impl<'a> Comparison<'a> {
             .collect()
     }
 
-    /// Where the states at the end differ.
+    /// Differences between the final states.
     pub fn state(&mut self) -> Vec<ValueDifference> {
         self.values(
             What::State,
@@ -160,7 +161,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether nothing differs that counts.
+    /// Whether the turns have no difference that counts.
     fn is_same(&self, left: &Turn<'a>, right: &Turn<'a>) -> bool {
         let read = |turn: &Turn<'a>, ids: &Ids<'a>| -> Vec<Value> {
             turn.records().map(|record| ids.record(record)).collect()
@@ -188,11 +189,12 @@ impl<'a> Comparison<'a> {
         if one != other {
             found.add(Level::Prose, Part::FinishReason { left: one, right: other });
         }
-        // A message too many was told of: these are of those that both have.
+        // If the numbers of messages differ, another part already reports it. Compare visibility and order
+        // only where the numbers are equal.
         let as_many = left.records().count() == right.records().count();
         for (what, differs) in [
-            ("another one may see a message", as_many && internal(left) != internal(right)),
-            ("what only the provider understands differs", raw(left) != raw(right)),
+            ("the visibility of a message differs", as_many && internal(left) != internal(right)),
+            ("the provider's own blocks differ", raw(left) != raw(right)),
             ("the messages came in another order", as_many && order(left) != order(right)),
         ] {
             if differs {
@@ -202,12 +204,12 @@ impl<'a> Comparison<'a> {
         if found.level.is_none() {
             found.add(
                 Level::Prose,
-                Part::Shape { what: "a message is put together in another way".to_owned() },
+                Part::Shape { what: "the blocks or the details of a message differ".to_owned() },
             );
         }
     }
 
-    /// Compares the calls, and gives those that stand side by side.
+    /// Compares the calls and returns the pairs.
     fn calls(
         &mut self,
         found: &mut Found,
@@ -248,7 +250,7 @@ impl<'a> Comparison<'a> {
         pairs
     }
 
-    /// Compares what the turns did to the state.
+    /// Compares the turns' changes of the state.
     fn updates(&mut self, found: &mut Found, left: &Turn<'a>, right: &Turn<'a>) {
         let updates = |turn: &Turn<'a>| {
             let results = turn.records().flat_map(Record::tool_results);
@@ -261,7 +263,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Compares what the calls gave: those side by side, then what answers no call, in order.
+    /// Compares the results: first those of paired calls, then those that answer no call, in order.
     fn results(
         &mut self,
         found: &mut Found,
@@ -273,7 +275,7 @@ impl<'a> Comparison<'a> {
         for (call, beside) in pairs {
             let given = call.map(|call| one.take(&call.call_id)).unwrap_or_default();
             let beside_it = beside.map(|call| other.take(&call.call_id)).unwrap_or_default();
-            // A call that one side alone made was told of; what it gave goes with it.
+            // A call on one side only is already reported. Its result belongs to that difference.
             if call.is_some() && beside.is_some() {
                 self.given(found, &given, &beside_it);
             }
@@ -303,7 +305,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    fn words(&mut self, left: &str, right: &str) -> Vec<super::Piece> {
+    fn words(&mut self, left: &str, right: &str) -> Vec<Piece> {
         self.budget.words((left, &self.ids.left), (right, &self.ids.right))
     }
 
@@ -313,12 +315,12 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// The calls of a turn, each with what it is told by.
+/// The calls of a turn, each with a key made of its name and its arguments.
 fn keyed<'a>(turn: &Turn<'a>, ids: &Ids<'a>) -> Vec<(String, &'a ToolCall)> {
     turn.calls().map(|call| (format!("{}\0{}", call.name, ids.value(&call.arguments)), call)).collect()
 }
 
-/// The results of a turn, each to be taken once.
+/// The results of a turn. Each can be taken once.
 struct Results<'a> {
     results: Vec<Option<&'a ToolResult>>,
     of: HashMap<&'a CallId, Vec<usize>>,
@@ -367,7 +369,7 @@ fn view(side: &Side, turn: &Turn<'_>) -> TurnView {
 /// The beginning of a text, on one line.
 fn excerpt(text: &str) -> String {
     let mut line = String::new();
-    // A text of nothing but blanks is looked at no further than a whole excerpt would be.
+    // Stop early: a long text of white space adds nothing to the line.
     for (at, c) in text.chars().enumerate() {
         if at >= 4 * EXCERPT || line.chars().count() >= EXCERPT {
             line.push('…');
@@ -390,7 +392,7 @@ fn internal(turn: &Turn<'_>) -> Vec<bool> {
     turn.records().map(|record| record.internal).collect()
 }
 
-/// Who speaks when, and which results came after something else was said.
+/// The order of the roles, and which results came late.
 fn order(turn: &Turn<'_>) -> (Vec<Role>, Vec<bool>) {
     let roles = turn.records().map(|record| record.role).collect();
     (roles, turn.results.iter().map(|result| result.late).collect())

@@ -1,4 +1,5 @@
-//! Ids that are ours, read as what they stand for: two sessions never share one, and that is no difference.
+//! Replaces Wakeful's own ids by what they stand for. Two sessions never share an id, and that must not count
+//! as a difference.
 
 use super::side::Side;
 use crate::id::CallId;
@@ -7,17 +8,18 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// Shorter ids are words that a text may hold by chance: they are read as ids only where nothing else can stand.
+/// Minimum length of an id within a text. A shorter one may be an ordinary word, so it counts as an id only
+/// in a field that always holds an id.
 const TELLING: usize = 8;
 
-/// The ids of one side and what they stand for.
+/// The ids of one side, and what they stand for.
 pub(super) struct Ids<'a> {
     calls: HashMap<&'a str, String>,
     others: HashMap<&'a str, &'static str>,
 }
 
 impl<'a> Ids<'a> {
-    /// Every call of `side` alike: for finding turns that may stand side by side.
+    /// Treats all calls of `side` as the same. Used to pair turns.
     pub fn blind(side: &'a Side) -> Ids<'a> {
         let mut ids = Ids::of(side);
         let calls = side.records.iter().flat_map(Record::tool_calls);
@@ -25,7 +27,7 @@ impl<'a> Ids<'a> {
         ids
     }
 
-    /// No call yet: [`Ids::call`] says what each stands for.
+    /// Knows no calls yet; [`Ids::call`] adds them.
     pub fn of(side: &'a Side) -> Ids<'a> {
         let mut others = HashMap::from([(side.session_id.as_str(), "session")]);
         others.extend(side.records.iter().map(|record| (record.run_id.as_str(), "run")));
@@ -36,14 +38,14 @@ impl<'a> Ids<'a> {
         self.calls.insert(call_id.as_str(), stands_for);
     }
 
-    /// What a call's id stands for, where nothing but such an id can stand.
+    /// The meaning of a call id in a field that always holds a call id.
     fn call_id(&self, id: &str) -> String {
         self.calls
             .get(id)
             .map_or_else(|| "\u{1}no call".to_owned(), |stands_for| format!("\u{1}{stands_for}"))
     }
 
-    /// What a word stands for, if it is one of ours.
+    /// The meaning of a word, if it is one of Wakeful's ids.
     pub fn word(&self, word: &str) -> Option<&str> {
         if word.len() < TELLING {
             return None;
@@ -51,14 +53,14 @@ impl<'a> Ids<'a> {
         self.calls.get(word).map(String::as_str).or_else(|| self.others.get(word).copied())
     }
 
-    /// `text` with its ids read.
+    /// `text` with each id replaced by its meaning.
     pub fn text<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut read = String::new();
         let mut kept = 0;
         for (start, word) in words(text) {
             if let Some(stands_for) = self.word(word) {
                 read.push_str(&text[kept..start]);
-                // No text of a transcript holds NUL (Postgres refuses it), and hardly one this.
+                // Marks a replaced id. A transcript hardly ever contains U+0001.
                 read.push('\u{1}');
                 read.push_str(stands_for);
                 kept = start + word.len();
@@ -71,7 +73,7 @@ impl<'a> Ids<'a> {
         Cow::Owned(read)
     }
 
-    /// `value` with the ids in its strings read, keys included.
+    /// `value` with each id in its strings and keys replaced by its meaning.
     pub fn value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.text(text).into_owned()),
@@ -83,7 +85,7 @@ impl<'a> Ids<'a> {
         }
     }
 
-    /// A state's key. Those that end in a call's id are read also where the id is short.
+    /// A key of the state. Replaces a call id after the slash even if the id is short.
     pub fn key(&self, key: &str) -> String {
         match key.split_once('/') {
             Some((prefix, id)) if self.calls.contains_key(id) => format!("{prefix}/{}", self.call_id(id)),
@@ -91,7 +93,7 @@ impl<'a> Ids<'a> {
         }
     }
 
-    /// Whatever of `record` counts, with its ids read.
+    /// The parts of `record` that count, with each id replaced by its meaning.
     pub fn record(&self, record: &Record) -> Value {
         let content: Vec<Value> = record
             .content
@@ -129,7 +131,7 @@ impl<'a> Ids<'a> {
     }
 }
 
-/// What is known about a message, without what it cost and where it came from.
+/// A message's details without usage, inbox id and origin.
 fn details(record: &Record) -> Value {
     let Ok(Value::Object(mut details)) = serde_json::to_value(&record.details) else {
         return Value::Null;

@@ -1,8 +1,8 @@
-//! What holds for any two transcripts.
+//! Tests: properties that hold for any two transcripts.
 
 use super::*;
 use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult};
-use crate::session::State;
+use crate::state::State;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -74,7 +74,7 @@ fn side() -> impl Strategy<Value = Side> {
     })
 }
 
-/// A side, and the same with some of its messages left out, doubled or taken from another one.
+/// A side, and a copy of it with some messages removed, doubled or replaced.
 fn pair() -> impl Strategy<Value = (Side, Side)> {
     (side(), side(), vec((any::<prop::sample::Index>(), 0..3u8), 0..4)).prop_map(|(one, source, edits)| {
         let mut other = one.clone();
@@ -97,7 +97,7 @@ fn pair() -> impl Strategy<Value = (Side, Side)> {
     })
 }
 
-/// The report that the two would give the other way about: what belongs to a side is swapped.
+/// The report with its sides swapped.
 fn mirrored(value: Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -118,13 +118,13 @@ fn mirrored(value: Value) -> Value {
                     };
                 }
             }
-            // A sentence says which side it means.
+            // A sentence names a side.
             map.remove("what");
             Value::Object(map)
         }
         Value::Array(items) => {
             let mut items: Vec<Value> = items.into_iter().map(mirrored).collect();
-            // Of two pieces in one place the left one is given first.
+            // Of two pieces at the same place, the left one comes first.
             for at in 1..items.len() {
                 if items[at - 1]["of"] == "right" && items[at]["of"] == "left" {
                     items.swap(at - 1, at);
@@ -197,7 +197,7 @@ proptest! {
         }
         let highest = report.turns.iter().map(|turn| turn.level).max().unwrap_or(Level::Equal);
         prop_assert_eq!(report.verdict, highest);
-        // Before it, both said and did the same.
+        // Before the first divergence, both sides said and did the same.
         let same = first.map_or(report.turns.len(), |first| first - 1);
         prop_assert!(report.turns[..same].iter().all(|turn| turn.left.is_some() && turn.right.is_some()));
     }
@@ -209,7 +209,7 @@ proptest! {
         let mut other = one.clone();
         other.records[at] = Record { message_number: one.records[at].message_number, ..with };
         prop_assume!(other.records[at] != one.records[at]);
-        // Which of several results is meant by one id, and which call, is told by where they stand and not by the id.
+        // Calls and results are matched by position and not by id, so another id alone is no difference.
         let ids = |record: &Record| serde_json::to_string(&record.content).unwrap().matches("call_id").count();
         prop_assume!(ids(&one.records[at]) == 0 && ids(&other.records[at]) == 0);
         let report = diff(&one, &other);

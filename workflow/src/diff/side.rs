@@ -1,11 +1,13 @@
-//! What of a session is laid beside another one. It is made of a hydrated session or of a bundle, whichever there is.
+//! The parts of a session that a comparison reads. Built from a hydrated session or from a bundle.
 
 use crate::agent::ToolDefinition;
 use crate::event::Event;
 use crate::id::{GenerationId, SessionId};
 use crate::prefix::{Prefix, system_of};
 use crate::record::{Record, Role, Usage};
-use crate::session::{Seed, Session, State};
+use crate::seed::Seed;
+use crate::session::Session;
+use crate::state::State;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,31 +18,31 @@ pub struct Side {
     pub agent: String,
     pub model: String,
     pub status: String,
-    /// As the model was told.
+    /// The system prompt that the model received.
     pub system: String,
     pub tools: Vec<ToolDefinition>,
-    /// What was said before the first record. Those of the role `system` are in `system`.
+    /// Messages before the first record. Those with role `system` are in `system`.
     pub seeds: Vec<Seed>,
-    /// By their numbers.
+    /// Ordered by message number.
     pub records: Vec<Record>,
-    /// At the end.
+    /// The final state.
     pub state: State,
-    /// What the answers took, by the numbers of their messages. What is not known is not there.
+    /// Usage and time of the answers, by message number. Unknown answers are absent.
     pub answers: BTreeMap<i64, Answer>,
 }
 
-/// What one answer took.
+/// Usage and time of one answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Answer {
     #[serde(flatten)]
     pub usage: Usage,
-    /// From the beginning of its step until the commit.
+    /// From the start of its step until the commit.
     pub time_ms: Option<i64>,
     pub model: Option<String>,
     pub request_sha256: Option<String>,
 }
 
-/// A committed step: the answer in `from_message_number < n <= to_message_number` is its own.
+/// A committed step. It produced the answer numbered `from_message_number < n <= to_message_number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub from_message_number: i64,
@@ -50,7 +52,7 @@ pub struct Step {
 }
 
 impl Side {
-    /// `session` as it was hydrated.
+    /// Builds the side of a hydrated session.
     pub fn of(session: Session, model: String, answers: BTreeMap<i64, Answer>) -> Side {
         let Prefix { system, tools } =
             session.prefix.unwrap_or_else(|| Prefix { system: system_of(&session.seeds), tools: Vec::new() });
@@ -68,8 +70,8 @@ impl Side {
         }
     }
 
-    /// What the answers among `records` took, out of the steps and the journal that they were committed with. Events that
-    /// say nothing of it may be left out.
+    /// Usage and time of the answers among `records`, taken from the steps and the journal. `events` needs
+    /// only LLM_CALLED and GEN_COMPLETE.
     pub fn answers<'a>(
         records: &[Record],
         steps: &[Step],

@@ -1,7 +1,8 @@
 use super::*;
 use crate::example;
 use crate::record::{Block, FinishReason, Record, Role, ToolCall, ToolResult};
-use crate::session::{Seed, State};
+use crate::seed::Seed;
+use crate::state::State;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -49,7 +50,8 @@ fn answered(number: i64, content: Vec<Block>) -> Record {
     record
 }
 
-/// A file is written for a user, who is told and thanks. `id` is the call's, `path` and `end` are what may differ.
+/// A user asks for a file, the model writes it, and the user says thanks. `id` is the call id. `path` and
+/// `end` vary between tests.
 fn talk(session_id: &str, run_id: &str, id: &str, path: &str, end: &str) -> Side {
     let details = json!({"type": "fileWritten", "path": path, "bytes": 2, "sha256": "00"});
     let mut records = vec![
@@ -75,7 +77,7 @@ fn the_same_talk_under_other_ids_is_equal() {
     let mut one = talk("sess_11111111", "run_11111111", "call_11111111", "a.txt", "Done.");
     let mut other = talk("sess_22222222", "run_22222222", "call_22222222", "a.txt", "Done.");
     for (side, id) in [(&mut one, "11111111"), (&mut other, "22222222")] {
-        // Tools may name them, and the state may be keyed by them.
+        // Texts may name the ids, and keys of the state may contain them.
         let text = format!("In sess_{id}/a.txt for call_{id}, run_{id}.");
         side.records.push(example::user(8, &text));
         side.state.insert(format!("email/call_{id}"), json!({"to": ["ann@example.org"]}));
@@ -190,7 +192,8 @@ fn parallel_calls_are_compared_each_with_its_own() {
     };
     assert_eq!((position.left, arguments[0].path.as_str()), (2, "/place"));
 
-    // One of them alone: it is told of once, with its name, and its result is no second difference.
+    // A call on one side only is reported once, with its name. Its result does not count as a second
+    // difference.
     let mut fewer = turn(["call_c", "call_d"], ["Paris", "Rome"]);
     fewer[1].content.remove(1);
     fewer.pop();
@@ -369,7 +372,7 @@ fn huge_and_hostile_transcripts_are_compared_in_bounded_work() {
     assert!(report.turns.iter().all(|turn| turn.left.is_some() && turn.right.is_some()));
     let Part::Call { arguments, .. } = &report.turns[0].differences[0].part else { panic!("{report:#?}") };
     assert_eq!(arguments.len(), 1);
-    // What was too much to compare is given whole.
+    // A text that is too long to compare is reported whole.
     let Part::Input { words } = &report.turns[0].differences[1].part else { panic!("another part") };
     assert_eq!(words.len(), 2);
 }

@@ -1,4 +1,4 @@
-//! A transcript in turns: what was said to the model, what it answered, what became of its calls.
+//! Splits a transcript into turns: the input of the model, its answer, and the results of its calls.
 
 use crate::id::CallId;
 use crate::record::{Record, Role, ToolCall};
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 pub(super) struct Turn<'a> {
     pub inputs: Vec<&'a Record>,
     pub answer: Option<&'a Record>,
-    /// Of the answer's calls, in the order in which they came.
+    /// Results of the answer's calls, in the order in which they came.
     pub results: Vec<Returned<'a>>,
 }
 
@@ -17,7 +17,7 @@ pub(super) struct Turn<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Returned<'a> {
     pub record: &'a Record,
-    /// Something else was said to the model before it came.
+    /// Whether the result came after a later turn had begun.
     pub late: bool,
 }
 
@@ -31,7 +31,7 @@ impl<'a> Turn<'a> {
             match record.role {
                 Role::Tool => {
                     let own = record.tool_results().find_map(|result| asked_in.get(&result.call_id));
-                    // One that answers no call stands where it came.
+                    // A result that answers no call stays in the turn in which it came.
                     let last = turns.len().saturating_sub(1);
                     if turns.is_empty() {
                         turns.push(Turn::default());
@@ -47,7 +47,7 @@ impl<'a> Turn<'a> {
                     asked_in.extend(record.tool_calls().map(|call| (&call.call_id, at)));
                     turns[at].answer = Some(record);
                 }
-                // A summary stands before the answer to what it sums up.
+                // A summary is input of the next answer and not an answer.
                 Role::User | Role::System | Role::Assistant => {
                     if answered {
                         turns.push(Turn::default());
@@ -60,7 +60,7 @@ impl<'a> Turn<'a> {
         turns
     }
 
-    /// Its messages: inputs, answer, results.
+    /// The turn's messages: inputs, answer, results.
     pub fn records(&self) -> impl Iterator<Item = &'a Record> {
         self.inputs.iter().copied().chain(self.answer).chain(self.results.iter().map(|result| result.record))
     }

@@ -1,4 +1,4 @@
-//! Two JSON values, path by path.
+//! Compares two JSON values path by path.
 
 use super::ids::Ids;
 use super::words::{Budget, Piece};
@@ -6,11 +6,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Paths that are listed of one value; then the rest is one difference.
+/// Maximum number of paths listed per value. Further differences are left out.
 const LISTED: usize = 100;
-/// Deeper values are compared as wholes.
+/// Values nested deeper are compared whole.
 const DEPTH: usize = 64;
-/// Shorter texts are seen at a glance.
+/// Texts up to this many bytes are not compared word by word.
 const GLANCE: usize = 40;
 
 /// Where two values differ.
@@ -23,7 +23,7 @@ pub struct ValueDifference {
     pub left: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub right: Option<Value>,
-    /// Two longer texts, word by word.
+    /// Two longer texts compared word by word.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub words: Vec<Piece>,
 }
@@ -39,7 +39,7 @@ pub(super) struct Values<'b, 'a> {
 /// What the values are.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    /// The keys of the whole may end in a call's id.
+    /// The top-level keys may end in a call id.
     State,
     Other,
 }
@@ -69,7 +69,8 @@ impl Values<'_, '_> {
                 let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
                 for key in keys {
                     let (there, here) = (one.get(key), other.get(key));
-                    // As it is spelt, where that is the same on both sides or on one side alone.
+                    // Show the key as it is spelled if both sides spell it the same, or if only one side has
+                    // it.
                     let name = match (there, here) {
                         (Some((name, _)), Some((beside, _))) if name != beside => key.as_str(),
                         (Some((name, _)), _) | (None, Some((name, _))) => name,
@@ -128,7 +129,7 @@ impl Values<'_, '_> {
         path.truncate(before);
     }
 
-    /// The map by its keys with the ids in them read.
+    /// The map's entries by key, with the ids in the keys replaced by their meaning.
     fn read<'m>(
         &self,
         map: &'m Map<String, Value>,
@@ -143,7 +144,7 @@ impl Values<'_, '_> {
     }
 }
 
-/// One name of a JSON pointer. What stands for an id of ours has a sign before it that nobody wants to see.
+/// Escapes one name of a JSON pointer, and removes the mark of replaced ids.
 fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1").replace('\u{1}', "")
 }

@@ -1,4 +1,4 @@
-//! Two texts, word by word.
+//! Compares two texts word by word.
 
 use super::align::matches;
 use super::ids::Ids;
@@ -6,12 +6,13 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Texts of more words are compared by lines; of more lines, as wholes.
+/// Texts of more words are compared by lines, and texts of more lines as wholes.
 const WORDS: usize = 4_000;
-/// Comparisons of words that one report may take, about half a second of them; then texts are compared as wholes.
+/// Number of word comparisons that one report may take, about half a second. After that, texts are compared
+/// as wholes.
 const BUDGET: usize = 60_000_000;
 
-/// Which side something is of.
+/// The side to which something belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Of {
@@ -21,7 +22,7 @@ pub enum Of {
 }
 
 impl Of {
-    /// The word that is shown.
+    /// The side's name in reports.
     pub fn as_str(self) -> &'static str {
         match self {
             Of::Both => "both sides",
@@ -31,15 +32,16 @@ impl Of {
     }
 }
 
-/// A piece of a text, and whose it is. The pieces of one side and of both, in order, are that side's text; where the two
-/// stand for the same and are spelt differently (ids of ours), the left one's spelling is given.
+/// A piece of a text, and its side. The pieces of one side plus those of both sides, in order, are that
+/// side's text. If the sides differ only in the spelling of one of Wakeful's ids, the piece has the left
+/// spelling.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Piece {
     pub of: Of,
     pub text: String,
 }
 
-/// How much may still be compared.
+/// Number of comparisons that are left.
 pub(super) struct Budget(usize);
 
 impl Default for Budget {
@@ -49,7 +51,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// `left` and `right` in pieces. Nothing where they are equal.
+    /// Splits `left` and `right` into pieces. Empty if they are equal.
     pub fn words(&mut self, left: (&str, &Ids<'_>), right: (&str, &Ids<'_>)) -> Vec<Piece> {
         if left.1.text(left.0) == right.1.text(right.0) {
             return Vec::new();
@@ -78,14 +80,14 @@ fn pieces(one: &[&str], ids: &Ids<'_>, other: &[&str], other_ids: &Ids<'_>) -> (
     let found = matches(&keys, &other_keys);
     let both = one.len() + other.len();
     let same: usize = found.iter().map(|(_, _, len)| len).sum();
-    // The search is of the order of the words times those that differ.
+    // The search costs about the number of words times the number of words that differ.
     let compared = both * (both - 2 * same + 1) / 2;
     for (at, at_other, len) in found.into_iter().chain([(one.len(), other.len(), 0)]) {
         changed = join(changed, done.0..at);
         beside = join(beside, done.1..at_other);
         done = (at + len, at_other + len);
         let last = done == (one.len(), other.len());
-        // Blanks alone between two changes are no more than noise.
+        // White space alone between two changes is noise. It joins them to one change.
         let noise = one[at..at + len].iter().all(|word| word.trim().is_empty());
         if noise && !last && !(changed.is_empty() && beside.is_empty()) {
             changed = join(changed, at..at + len);
@@ -110,7 +112,8 @@ fn push(pieces: &mut Vec<Piece>, of: Of, words: &[&str]) {
     }
 }
 
-/// Words, blanks, and every other character by itself. An id of ours is one word.
+/// Splits a text into words, white space, and every other character by itself. One of Wakeful's ids is one
+/// word.
 fn by_words(text: &str) -> Vec<&str> {
     #[derive(PartialEq)]
     enum Kind {

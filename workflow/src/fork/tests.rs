@@ -15,9 +15,9 @@ const BASE: i64 = 1;
 enum Said {
     User,
     Text,
-    /// So many calls at once.
+    /// This many calls at once.
     Calls(usize),
-    /// The result of the nth call that was asked for so far: in any order, late, twice or never.
+    /// The result of the nth call so far. It may come in any order, late, twice or never.
     Result(usize),
 }
 
@@ -51,7 +51,7 @@ fn records(history: &[Said]) -> Vec<Record> {
     records
 }
 
-/// The lines of a history, journalled at every third entry.
+/// The lines of a history. Journal entry 3n records message n.
 fn lines(history: &[Said]) -> Vec<Line> {
     let records = records(history);
     let line = |record: &Record| {
@@ -111,11 +111,12 @@ fn a_cut_inside_of_a_turn_moves_before_it_and_says_so() {
         assert_eq!((cut.at_message_number, cut.kept), (2, 1), "{place}");
         assert!(cut.moved.unwrap().contains("inside of a tool turn"), "{place}");
     }
-    // What the user said in the middle of the turn goes with it.
+    // A user's message in the middle of the turn is left out too.
     let steered = [Said::User, Said::Calls(1), Said::User, Said::Result(0), Said::Text];
     assert_eq!(at(&steered, "4").unwrap().at_message_number, 2);
     assert_eq!(at(&steered, "5").unwrap().at_message_number, 5);
-    // What was never answered is before the model's next answer, and so is no turn that a cut could be in.
+    // The model's next answer closes a turn with unanswered calls. A cut after that answer is outside of the
+    // turn.
     let broken = [Said::User, Said::Calls(1), Said::User, Said::Text, Said::Calls(1), Said::Calls(1)];
     assert_eq!(at(&broken, "4").unwrap().at_message_number, 2);
     assert_eq!(at(&broken, "5").unwrap().at_message_number, 5);
@@ -175,7 +176,7 @@ fn a_summary_is_copied_and_changes_neither_who_is_to_answer_nor_the_step() {
         assert_eq!(at(place).last_step_number, 1, "{place}: the step of the summary has not been answered");
     }
     assert_eq!((at("5").kept, at("end").last_step_number), (4, 3));
-    // It ends no turn: a call before it may be answered after it.
+    // A summary ends no turn: a call before it may be answered after it.
     let mut summed_up = lines(&[Said::User, Said::Calls(1), Said::Text, Said::Result(0)]);
     summed_up[2].summary = true;
     assert_eq!(cut(&summed_up, BASE, &At::Message(4), false).unwrap().at_message_number, 2);
@@ -217,7 +218,7 @@ fn a_prefix_is_made_anew_only_where_it_differs() {
     assert_eq!(same.blob(), parent.blob(), "the same tools are the same bytes");
 }
 
-/// What the model would be sent: the messages, and one more of a user where it owes no answer.
+/// The repairs that the model's request needs, per dialect. Adds a user message if the model owes no answer.
 fn repairs(records: &[Record], awaits_model: bool) -> [usize; 4] {
     let mut messages: Vec<Message> =
         records.iter().map(|one| Message { role: one.role, content: one.content.clone() }).collect();
@@ -249,7 +250,8 @@ fn said() -> impl Strategy<Value = Said> {
     ]
 }
 
-/// As live sessions are: every turn is answered, in any order, and a message may come in between.
+/// Turns as live sessions have them: every call is answered, in any order, and a user's message may come in
+/// between.
 fn turn() -> impl Strategy<Value = Vec<Said>> {
     prop_oneof![
         Just(vec![Said::User]),
@@ -263,7 +265,7 @@ fn turn() -> impl Strategy<Value = Vec<Said>> {
     ]
 }
 
-/// Gives each result the call that is answered there.
+/// Numbers the results so that each call gets one.
 fn answered(mut history: Vec<Said>) -> Vec<Said> {
     let mut results: usize = 0;
     for said in &mut history {
@@ -290,7 +292,7 @@ proptest! {
         let parents = repairs(&records, parent_awaits);
         for asked in 0..=records.len() {
             let Ok(cut) = cut(&lines, BASE, &At::Message(BASE + asked as i64), false) else {
-                // Refused only where the session begins with a turn that is open there.
+                // A cut is refused only if the session begins with a turn that is open there.
                 prop_assert_eq!(records[0].role, Role::Assistant);
                 continue;
             };
@@ -303,7 +305,8 @@ proptest! {
             }
         }
         if let Ok(whole) = whole {
-            // A fork cut at its own end stays whole: a fork of a fork is a fork of the first.
+            // Cutting a fork at its end changes nothing, so a fork of a fork is also a valid fork of the
+            // first session.
             let again = cut(&lines[..whole.kept], BASE, &At::End, false).unwrap();
             prop_assert_eq!((again.kept, again.moved), (whole.kept, None));
         }

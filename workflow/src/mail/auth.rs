@@ -1,11 +1,12 @@
-//! Who a mail is from, as the server that took it says: `Authentication-Results` (RFC 8601).
+//! Checks the sender of a mail by the receiving server's `Authentication-Results` (RFC 8601).
 //!
-//! Anybody can write that header. It counts only where its first word names a server that is trusted, and of those only the
-//! topmost: a server puts its own above everything that was there before.
+//! Anybody can write that header. It counts only if its first word names a trusted server. Only the topmost
+//! of those counts, because a server puts its own header above all others.
 
 use super::{MailFacts, domain_of};
 
-/// Whether the mail's `From` is proved by DMARC. `told` is the word of whoever handed it over and proved who they are.
+/// Whether DMARC proves the mail's `From`. `told` is the result reported by the authenticated party that
+/// handed over the mail; it overrides the headers.
 pub fn dmarc_passed(facts: &MailFacts, told: Option<bool>, trusted: &[String]) -> bool {
     let Some(from) = &facts.from else { return false };
     if let Some(told) = told {
@@ -18,7 +19,7 @@ pub fn dmarc_passed(facts: &MailFacts, told: Option<bool>, trusted: &[String]) -
     topmost.is_some_and(|result| result.passes_for(domain_of(&from.address)))
 }
 
-/// One header, taken apart.
+/// One parsed header.
 #[derive(Debug, PartialEq, Eq)]
 struct Results {
     server: String,
@@ -41,7 +42,7 @@ fn parse(header: &str) -> Option<Results> {
     let server = clauses.next()?.split_whitespace().next()?.to_owned();
     let mut dmarc = Vec::new();
     for clause in clauses {
-        // `method = result` may have blanks around its sign, and properties too.
+        // `method = result` may have white space around the equals sign, and so may properties.
         let clause = glued(&clause);
         let mut words = clause.split_whitespace();
         let Some((method, result)) = words.next().and_then(|word| word.split_once('=')) else { continue };
@@ -52,7 +53,7 @@ fn parse(header: &str) -> Option<Results> {
         let mut from = None;
         for (name, value) in words.filter_map(|word| word.split_once('=')) {
             if name.eq_ignore_ascii_case("header.from") {
-                // Twice is nobody's word.
+                // A duplicate `header.from` proves nothing.
                 from = match from {
                     None => Some(value.rsplit_once('@').map_or(value, |(_, domain)| domain).to_owned()),
                     Some(_) => Some(String::new()),
@@ -64,7 +65,8 @@ fn parse(header: &str) -> Option<Results> {
     Some(Results { server, dmarc })
 }
 
-/// The header's clauses, without comments and without the quotes of quoted strings. `None` where one of these does not end.
+/// The header's clauses, without comments and without the quotes of quoted strings. `None` if a comment or a
+/// quote does not end.
 fn clauses(header: &str) -> Option<Vec<String>> {
     let mut clauses = vec![String::new()];
     let mut characters = header.chars();
@@ -92,7 +94,8 @@ fn clauses(header: &str) -> Option<Vec<String>> {
     (depth == 0 && !quoted).then_some(clauses)
 }
 
-/// Within quotes nothing is syntax: what would be read as some becomes a character that no name has.
+/// Adds a quoted character. A character that would be syntax outside of quotes becomes one that no name
+/// contains.
 fn push_quoted(clause: &mut String, character: char) {
     let syntax = character.is_whitespace() || character == '=';
     clause.push(if syntax { '\u{fffd}' } else { character });
@@ -139,16 +142,16 @@ mod tests {
             (&["mx.example.org; dmarc=pass header.from=\"example.com\""], true),
             (&["mx.example.org; dmarc=pass header.from=ann@example.com"], true),
             (&["mx.evil.org; dmarc=pass header.from=example.com", good], true),
-            // Forged below the true one, or by another.
+            // Forged: below the true header, or by an untrusted server.
             (&["mx.example.org; dmarc=fail header.from=example.com", good], false),
             (&["mx.example.org; none", good], false),
             (&["mx.evil.org; dmarc=pass header.from=example.com"], false),
             (&["mx.example.org.evil.org; dmarc=pass header.from=example.com"], false),
-            // Another domain, or none.
+            // Another domain, or no domain.
             (&["mx.example.org; dmarc=pass header.from=evil.org"], false),
             (&["mx.example.org; dmarc=pass"], false),
             (&["mx.example.org; dmarc=pass header.from=evil.org header.from=example.com"], false),
-            // A pass that stands in a comment, in quotes, in a property of another method, or in halves.
+            // A pass in a comment, in quotes, in a property of another method, or next to a failure.
             (&["mx.example.org; spf=pass (; dmarc=pass header.from=example.com)"], false),
             (&["mx.example.org; spf=fail reason=\"; dmarc=pass header.from=example.com\""], false),
             (&["mx.example.org; spf=fail reason=\"x\\\"; dmarc=pass header.from=example.com\""], false),

@@ -1,5 +1,5 @@
-//! Mail as it came in: what of it counts, who may join a conversation by it, and what its session may do. No IO: reading the
-//! bytes is the worker's.
+//! Incoming mail: the facts that count, the conversation that it joins, and what its session may do. No IO;
+//! the worker reads the bytes.
 
 pub mod auth;
 pub mod policy;
@@ -7,7 +7,7 @@ pub mod scan;
 pub mod text;
 pub mod thread;
 
-/// A mailbox in a header: an address, and the name beside it.
+/// A mailbox in a header: an address, and an optional name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Person {
     pub name: Option<String>,
@@ -15,27 +15,28 @@ pub struct Person {
     pub address: String,
 }
 
-/// A file that came along.
+/// A file attached to a mail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachmentFacts {
     pub file_name: String,
     pub media_type: String,
     pub bytes: usize,
-    /// It was too large to be kept: only its name is known.
+    /// Whether the file was too large to keep. Then only these facts are known.
     pub left_out: bool,
 }
 
-/// What one mail says, read once. Lists are bounded, and texts have no NUL.
+/// The facts of one mail. Lists are bounded, and texts contain no NUL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MailFacts {
     /// Without angle brackets.
     pub message_id: Option<String>,
-    /// `None` also where there are several, or several headers of that name: then nobody can be taken at their word.
+    /// `None` also if the header lists several addresses or occurs several times, because then the sender is
+    /// unclear.
     pub from: Option<Person>,
     pub reply_to: Vec<Person>,
     pub to: Vec<Person>,
     pub cc: Vec<Person>,
-    /// RFC 3339, as the sender's clock had it.
+    /// RFC 3339, by the sender's clock.
     pub date: Option<String>,
     pub subject: String,
     /// Ids of messages, without angle brackets.
@@ -43,23 +44,24 @@ pub struct MailFacts {
     pub references: Vec<String>,
     /// Each `Authentication-Results`, topmost first, unfolded.
     pub authentication_results: Vec<String>,
-    /// The headers by which machines say that they are machines: names in lower case, values as they came.
+    /// Headers by which programs mark their mails as automatic: names in lower case, values unchanged.
     pub machine_headers: Vec<(String, String)>,
-    /// The envelope's sender, or the `Return-Path` where nobody told. Empty: the null path, of what must not be answered.
+    /// The envelope's sender, or the `Return-Path` if the envelope is unknown. Empty means the null path:
+    /// never answer such a mail.
     pub return_path: Option<String>,
-    /// `multipart/report`, with its `report-type`.
+    /// The `report-type` of a `multipart/report`.
     pub report: Option<String>,
-    /// Of a report: the ids of the messages that it is about.
+    /// Ids of the messages that a report is about.
     pub reported: Vec<String>,
-    /// What it says, as plain text.
+    /// The mail's text, as plain text.
     pub body: String,
-    /// `body` was cut; the whole is the last attachment.
+    /// Whether `body` was cut. The last attachment is then the whole text.
     pub body_cut: bool,
     pub attachments: Vec<AttachmentFacts>,
 }
 
 impl MailFacts {
-    /// The ids of the messages that it answers: `In-Reply-To` first, then `References` from the newest on.
+    /// Ids of the messages that this mail answers: `In-Reply-To` first, then `References`, newest first.
     pub fn answers(&self) -> impl Iterator<Item = &str> {
         self.in_reply_to.iter().chain(self.references.iter().rev()).map(String::as_str)
     }
@@ -70,7 +72,7 @@ pub fn domain_of(address: &str) -> &str {
     address.rsplit_once('@').map_or("", |(_, domain)| domain)
 }
 
-/// The subject without the marks of replies and forwards, in lower case: equal for all mails of one exchange.
+/// The subject in lower case, without the marks of replies and forwards. Equal for all mails of one exchange.
 pub fn subject_key(subject: &str) -> String {
     let mut rest = subject.trim();
     while let Some((mark, after)) = rest.split_once(':') {

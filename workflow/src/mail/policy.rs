@@ -1,39 +1,40 @@
-//! What a mail's session may do: a pure function of the mail and of its mailbox's rules.
+//! Decides what a mail's session may do, from the mail and its mailbox's rules.
 
 use super::{MailFacts, Person, domain_of};
 use crate::policy::{ReplyRoute, SessionPolicy, WebPolicy};
 use serde_json::{Value, json};
 
-/// At most so many people take part.
+/// Maximum number of participants.
 const PARTICIPANTS: usize = 50;
-/// At most so many ids in a reply's `References`.
+/// Maximum number of ids in a reply's `References`.
 const REFERENCES: usize = 20;
 
-/// What holds for one mailbox.
+/// Rules of one mailbox.
 #[derive(Clone, Debug, Default)]
 pub struct MailboxRules {
-    /// Every address of ours, in lower case.
+    /// Addresses of all mailboxes of this system, in lower case.
     pub own: Vec<String>,
-    /// Whom its sessions may write to, in place of the agent's recipients.
+    /// Recipients that the mailbox's sessions may write to. If given, they replace the agent's recipients.
     pub recipients: Option<Vec<String>>,
-    /// Which hosts their tools may ask.
+    /// Hosts that the sessions' tools may reach.
     pub web_allow: Option<Vec<String>>,
 }
 
-/// What one mail makes of its session.
+/// Facts of one mail that shape its session's policy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extracted {
-    /// Why nothing may be answered: a machine wrote it. Empty: a person did.
+    /// Reasons to think that a machine wrote the mail, which then gets no answer. Empty if a person wrote it.
     pub machine: Vec<String>,
-    /// Sender and recipients, plain, without our own mailboxes.
+    /// Addresses of the sender and the recipients, without this system's own mailboxes.
     pub participants: Vec<String>,
-    /// The sender among them: the only one that a mail without proof is believed to be about.
+    /// The sender's address, unless it is one of this system's mailboxes. Without proof, only the sender
+    /// takes part.
     pub sender: Option<String>,
     pub recipients: Option<Vec<String>>,
     pub web: Option<WebPolicy>,
 }
 
-/// Reads a mail's policy out of it.
+/// Reads a mail's policy facts.
 pub fn extract(facts: &MailFacts, rules: &MailboxRules) -> Extracted {
     Extracted {
         machine: machine(facts, rules),
@@ -44,19 +45,19 @@ pub fn extract(facts: &MailFacts, rules: &MailboxRules) -> Extracted {
     }
 }
 
-/// What an exchange has come to within the last hour, this mail not counted.
+/// How many mails an exchange had within the last hour, not counting the current one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchange {
-    /// Mails of its conversation, or of its sender's about its subject.
+    /// Mails of the conversation, or from the same sender about the same subject.
     pub mails: i64,
-    /// Those of them that said the very same.
+    /// How many of them had exactly the same text.
     pub same_body: i64,
 }
 
-/// A person may say "Yes." twice, and three times. Only a machine goes on.
+/// A person may send "Yes." two or three times. Only a machine sends the same text more often.
 const SAME_TEXTS: i64 = 3;
 
-/// Why a mail looks like one of two machines that answer each other.
+/// Reasons to suspect that two machines answer each other.
 pub fn loop_suspicion(exchange: Exchange, limit: i64) -> Vec<String> {
     let mut reasons = Vec::new();
     if exchange.mails >= limit {
@@ -74,8 +75,8 @@ pub fn loop_suspicion(exchange: Exchange, limit: i64) -> Vec<String> {
     reasons
 }
 
-/// The policy of the mail's session: what it may do, and where it replies. `proved`: the mail's sender is, or it came to an
-/// address that only a conversation's participants were given.
+/// The policy of the mail's session: what it may do and where it replies. `proved` means that the sender is
+/// proved, or that the mail came to an address that only a conversation's participants know.
 pub fn of_session(
     extracted: &Extracted,
     suspicion: Vec<String>,
@@ -83,7 +84,8 @@ pub fn of_session(
     proved: bool,
 ) -> SessionPolicy {
     let cut_off = !suspicion.is_empty();
-    // Anybody can write anybody into `Cc`, and then ask the agent to write to all of them.
+    // Anybody can put any address into `Cc` and then ask the agent to write to all of them. So without proof
+    // only the sender takes part.
     let participants =
         if proved { extracted.participants.clone() } else { extracted.sender.iter().cloned().collect() };
     SessionPolicy {
@@ -96,9 +98,9 @@ pub fn of_session(
     }
 }
 
-/// Where replies to the mail go: to its `From`, or to its `Reply-To` where that is of the same domain or `From` is proved.
-/// `from` is the mailbox that answers, `reply_to` the address by which answers come back into the conversation. `None` where
-/// the mail has no sender.
+/// Where replies to the mail go: to its `Reply-To` if that has the domain of `From` or if DMARC passed,
+/// otherwise to its `From`. `from` is the mailbox that answers. `reply_to` is the address that brings answers
+/// back into the conversation. `None` if the mail has no sender.
 pub fn reply_route(
     facts: &MailFacts,
     from: &str,
@@ -113,9 +115,9 @@ pub fn reply_route(
     let subject = facts.subject.trim();
     let is_reply = subject.get(..3).is_some_and(|mark| mark.eq_ignore_ascii_case("re:"));
     let subject = if is_reply { subject.to_owned() } else { format!("Re: {subject}") };
-    // RFC 5322, 3.6.4: the parent's references and the parent, or what it answered where it has none.
+    // RFC 5322, 3.6.4: the parent's references (without any, its `In-Reply-To`), then the parent.
     let before = if facts.references.is_empty() { &facts.in_reply_to } else { &facts.references };
-    // The first, which names the thread, and the newest.
+    // Keep the first id, which names the thread, and the newest ones.
     let skipped = before.len().saturating_sub(REFERENCES - 2).max(1);
     let references: Vec<&String> =
         before.iter().take(1).chain(before.iter().skip(skipped)).chain(&facts.message_id).collect();
@@ -134,17 +136,18 @@ pub fn reply_route(
     })
 }
 
-/// The route of a session that asked by mail, as the mail that answers leaves it: what follows answers that mail, in one
-/// thread with everything before. `asked` is the route by which the question went, under the Message-ID `question`; `answer`
-/// is the [`reply_route`] of the answer. `proved`: its DMARC result is a pass. Whoever else writes in the name of somebody
-/// changes nothing about whom it goes to; who is proved is answered, and who was to hear of it before gets a copy.
+/// The reply route of a session after someone answered its question by mail. Later messages answer that mail,
+/// in one thread with everything before. `asked` is the route of the question and `question` its Message-ID.
+/// `answer` is the [`reply_route`] of the answer. `proved` means that the answer passed DMARC. Without proof,
+/// the recipients stay the same. With proof, messages go to the answer's sender, and the earlier recipients
+/// get copies.
 pub fn renewed(asked: &ReplyRoute, question: Option<&str>, answer: &ReplyRoute, proved: bool) -> ReplyRoute {
     let texts = |list: &Value| -> Vec<String> {
         list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
     };
     let (before, named) = (texts(&asked.to["references"]), texts(&answer.to["references"]));
     let answered = answer.to["in_reply_to"].as_str();
-    // What the answer says of the thread is its sender's word, and may be missing: what we know of it comes first.
+    // The answer's references come from its sender and may be missing, so the known ones come first.
     let mut references: Vec<String> = Vec::new();
     for id in before.into_iter().chain(question.map(str::to_owned)).chain(named) {
         if Some(id.as_str()) != answered && !references.contains(&id) {
@@ -175,7 +178,7 @@ pub fn renewed(asked: &ReplyRoute, question: Option<&str>, answer: &ReplyRoute, 
     route
 }
 
-/// RFC 3834, and what is written where people do not read it.
+/// Reasons to think that a machine wrote the mail: RFC 3834, and other marks of automatic mail.
 fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
     let mut reasons = Vec::new();
     for (name, value) in &facts.machine_headers {
@@ -202,10 +205,10 @@ fn machine(facts: &MailFacts, rules: &MailboxRules) -> Vec<String> {
         None => reasons.push("it does not have one sender".to_owned()),
         Some(from) => {
             if rules.own.iter().any(|own| own.eq_ignore_ascii_case(&from.address)) {
-                reasons.push("it is from a mailbox of ours".to_owned());
+                reasons.push("it is from one of this system's mailboxes".to_owned());
             }
             if nobody_reads(from) {
-                reasons.push(format!("nobody reads {}", from.address));
+                reasons.push(format!("no person reads {}", from.address));
             }
         }
     }

@@ -1,26 +1,29 @@
-//! Looking at a mail's bytes before anything parses them: one pass that allocates next to nothing, and refuses the shapes
-//! that cost a parser time or memory out of all proportion.
+//! Scans a mail's bytes before anything parses them, and refuses structures that would cost a parser
+//! excessive time or memory. Allocates almost nothing.
 //!
-//! The pass follows the multiparts as RFC 2046 has them. Where two readers could see two structures (two boundaries in one
-//! header, a boundary in pieces) the mail is refused, for what a parser would find there was not counted here.
+//! The main pass follows multiparts as RFC 2046 defines them. It refuses a mail in which two readers could
+//! see different structures (two boundaries in one header, a boundary in pieces), because it could not count
+//! what a parser finds there.
 //!
-//! A parser is more lenient than RFC 2046: it takes a boundary in the middle of a line and a header wherever it looks for
-//! one. So another pass (`loosely`) counts whatever any reader could take for one, and knows of no structure.
+//! A parser is more lenient than RFC 2046: it accepts a boundary in the middle of a line, and a header in
+//! unexpected places. So another pass (`loosely`) ignores the structure, and counts everything that any
+//! reader could take for one of these.
 
-/// The largest mail, in bytes.
+/// Maximum size of a mail, in bytes.
 pub const MAIL_BYTES: usize = 40 << 20;
-/// All headers of a mail, or of a part of it.
+/// Maximum size of all headers of a mail, or of one part.
 pub const HEADER_BYTES: usize = 64 << 10;
-/// Parts, and mails within mails.
+/// Maximum number of parts and of mails within mails.
 pub const PARTS: usize = 1000;
-/// Parts within parts.
+/// Maximum nesting of parts.
 pub const DEPTH: usize = 32;
-/// Types of a mail within a mail, wherever they stand: a mail may speak of them as well.
+/// Maximum number of content types of a mail within the mail (`message/rfc822`), anywhere in the bytes.
+/// Ordinary text may contain some.
 const MAIL_TYPES: usize = 100;
-/// So much of a boundary tells it from others (RFC 2046 has no longer ones).
+/// Bytes of a boundary that tell it from others. RFC 2046 allows no longer ones.
 const BOUNDARY_BYTES: usize = 70;
 
-/// Why a mail is not read. Trying again changes nothing.
+/// Why a mail is refused. Trying again does not help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Hostile {
     #[error("the mail is larger than {} MiB", MAIL_BYTES >> 20)]
@@ -37,23 +40,25 @@ pub enum Hostile {
     Ambiguous,
 }
 
-/// What a pass has found.
+/// The findings of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Where the word `message` stands in the type of a part that holds a whole mail in an encoding: RFC 2046 forbids it, a
-    /// parser would unpack it, and what is in it was not looked at. See [`Scanned::disarm`].
+    /// Offsets of the word `message` in the types of parts that hold an encoded mail. RFC 2046 forbids that,
+    /// but a parser would decode it, and the scan has not checked its contents. See [`Scanned::disarm`].
     encoded_mails: Vec<usize>,
-    /// Where the word `digest` stands in a type: a part of a digest is a mail without saying so, and may be encoded too.
+    /// Offsets of the word `digest` in types. A part of a digest is a mail without saying so, and may be
+    /// encoded too.
     digests: Vec<usize>,
 }
 
-/// Stands for `message` in the type of an encoded mail within a mail. As long as that word.
+/// Replaces `message` in the type of an encoded mail within a mail. Has the same length.
 pub const ENCODED: &str = "x-email";
-/// Stands for `digest`. As long as that word: spaces after a type mean nothing.
+/// Replaces `digest`. The space keeps the length; it has no meaning after a type.
 const MIXED: &[u8; 6] = b"mixed ";
 
 impl Scanned {
-    /// The bytes with every mail that is encoded within this one made an ordinary attachment, and digests ordinary parts.
+    /// The bytes with each encoded mail within this one turned into an ordinary attachment, and digests into
+    /// ordinary parts.
     pub fn disarm<'a>(&self, raw: &'a [u8]) -> std::borrow::Cow<'a, [u8]> {
         if self.encoded_mails.is_empty() && self.digests.is_empty() {
             return raw.into();
@@ -78,7 +83,7 @@ enum Frame<'a> {
 #[derive(Default)]
 struct Block {
     bytes: usize,
-    /// Where the `Content-Type` and its continuation lines are.
+    /// Start and end of the `Content-Type` with its continuation lines.
     content_type: Option<(usize, usize)>,
     content_types: usize,
     encoded: bool,
@@ -93,10 +98,10 @@ enum Header {
     Other,
 }
 
-/// Looks at `raw`.
+/// Scans `raw`.
 ///
 /// # Errors
-/// [`Hostile`].
+/// [`Hostile`] if a limit is exceeded or the structure is ambiguous.
 pub fn scan(raw: &[u8]) -> Result<Scanned, Hostile> {
     if raw.len() > MAIL_BYTES {
         return Err(Hostile::TooLarge);
@@ -146,8 +151,8 @@ pub fn scan(raw: &[u8]) -> Result<Scanned, Hostile> {
     Ok(scanned)
 }
 
-/// Counts what any reader could take for a boundary or for a mail within the mail, wherever it stands. Takes time in
-/// proportion to the length: no byte is looked at more often than a fixed number of times.
+/// Counts what any reader could take for a boundary or for a mail within the mail, anywhere in the bytes.
+/// Takes linear time: it reads each byte a bounded number of times.
 fn loosely(raw: &[u8], scanned: &mut Scanned) -> Result<(), Hostile> {
     let (mut boundaries, mut mails): (Vec<&[u8]>, usize) = (Vec::new(), 0);
     let mut at = 0;
@@ -179,7 +184,7 @@ fn loosely(raw: &[u8], scanned: &mut Scanned) -> Result<(), Hostile> {
     if delimiters(raw, boundaries) > PARTS { Err(Hostile::Parts) } else { Ok(()) }
 }
 
-/// Whether what ends here is the name of that header, with spaces within it or not, and whatever is before it.
+/// Whether `before` ends with the header name `content-type`, which may contain spaces.
 fn is_content_type(before: &[u8]) -> bool {
     let mut bytes = before.iter().rev().filter(|byte| **byte == b'\n' || !byte.is_ascii_whitespace());
     b"content-type"
@@ -188,20 +193,20 @@ fn is_content_type(before: &[u8]) -> bool {
         .all(|wanted| bytes.next().is_some_and(|byte| byte.eq_ignore_ascii_case(wanted)))
 }
 
-/// Where the header that goes on at `from` ends, with its continuation lines.
+/// End of the header that continues at `from`, with its continuation lines.
 fn folded_end(raw: &[u8], from: usize) -> usize {
     let mut newlines = memchr::memchr_iter(b'\n', &raw[from..]).map(|found| from + found);
     newlines.find(|at| !matches!(raw.get(at + 1), Some(b' ' | b'\t'))).unwrap_or(raw.len())
 }
 
-/// The boundaries that a header declares, or that one within it does.
+/// Collects the boundaries that a header, or a header within it, declares.
 fn declared<'a>(header: &'a [u8], boundaries: &mut Vec<&'a [u8]>) -> Result<(), Hostile> {
     for at in all(header, b"boundary") {
         let Some(value) = value_of(&header[at + b"boundary".len()..], BOUNDARY_BYTES)? else { continue };
         if boundaries.last() != Some(&value) {
             boundaries.push(value);
         }
-        // The same ones over and over are no reason to refuse it.
+        // Repeated boundaries alone are no reason to refuse the mail.
         if boundaries.len() > 2 * PARTS {
             boundaries.sort_unstable();
             boundaries.dedup();
@@ -213,8 +218,9 @@ fn declared<'a>(header: &'a [u8], boundaries: &mut Vec<&'a [u8]>) -> Result<(), 
     Ok(())
 }
 
-/// What of a folded header may be a type: all before the first parameter, of it and of each such header within it. In a
-/// comment a semicolon begins no parameter: with a comment it is the whole.
+/// The regions of a folded header that may be a type: everything before the first parameter, of the header
+/// itself and of each `Content-Type` within it. In a comment a semicolon begins no parameter, so a header
+/// with a comment is returned whole.
 fn type_regions(raw: &[u8], from: usize, end: usize) -> Vec<(usize, usize)> {
     if memchr::memchr(b'(', &raw[from..end]).is_some() {
         return vec![(from, end)];
@@ -234,8 +240,8 @@ fn type_regions(raw: &[u8], from: usize, end: usize) -> Vec<(usize, usize)> {
     }
 }
 
-/// Whether a header block that `at` is in may say that its part is encoded: between the empty lines around it. A block that
-/// does not end soon may say anything.
+/// Whether the header block around `at` may say that its part is encoded. The block lies between the nearest
+/// empty lines. If these are too far away, the block may say anything, and the answer is yes.
 fn may_be_encoded(raw: &[u8], at: usize) -> bool {
     let (first, last) = (at.saturating_sub(HEADER_BYTES), raw.len().min(at + HEADER_BYTES));
     let (before, after) = (&raw[first..at], &raw[at..last]);
@@ -249,11 +255,12 @@ fn may_be_encoded(raw: &[u8], at: usize) -> bool {
     contains(block, b"base64") || contains(block, b"quoted-printable") || contains(block, b"=?")
 }
 
-/// How often any of `boundaries` stands after two dashes, anywhere; no more than one above [`PARTS`].
+/// How often any of `boundaries` follows two dashes, anywhere. Stops counting one above [`PARTS`].
 fn delimiters(raw: &[u8], mut boundaries: Vec<&[u8]>) -> usize {
     boundaries.sort_unstable();
-    // Of two that begin alike the shorter one is found wherever the longer one is. Without the longer ones, the one that
-    // is at a place is the greatest that is not greater than what is there.
+    // A shorter boundary matches wherever a longer one with the same beginning matches, so drop the longer
+    // ones. Then the only candidate at a position is the greatest boundary that is not greater than the bytes
+    // there.
     boundaries.dedup_by(|longer, shorter| longer.starts_with(shorter));
     if boundaries.is_empty() {
         return 0;
@@ -293,7 +300,7 @@ impl Block {
     }
 }
 
-/// What a header block that has ended begins: `true` is the headers of a mail within the mail.
+/// Handles the end of a header block. Returns `true` if the headers of a mail within the mail follow.
 fn close<'a>(
     raw: &'a [u8],
     block: &Block,
@@ -309,7 +316,7 @@ fn close<'a>(
         stack.push(Frame::Multipart(boundary));
         return Ok(false);
     }
-    // A type that is given twice is read in one of two ways; the one that costs more is counted.
+    // Two readers may read a duplicate type differently, so count the reading that costs more.
     let Some(mail) = find(header, b"message/").filter(|_| !contains(header, b"delivery-status")) else {
         return Ok(false);
     };
@@ -331,7 +338,8 @@ fn boundary(header: &[u8]) -> Result<Option<&[u8]>, Hostile> {
     value_of(rest, usize::MAX)
 }
 
-/// The value of the parameter whose name ends before `rest`, as far as `limit`: what every reader's value begins with.
+/// The value of the parameter whose name ends before `rest`, cut to `limit` bytes. Every reader's value
+/// begins with it.
 fn value_of(rest: &[u8], limit: usize) -> Result<Option<&[u8]>, Hostile> {
     let after_name =
         rest.iter().position(|byte| !byte.is_ascii_whitespace() && !matches!(byte, b'"' | b'\\'));
@@ -348,8 +356,8 @@ fn value_of(rest: &[u8], limit: usize) -> Result<Option<&[u8]>, Hostile> {
     let value = &value[..value.len().min(limit)];
     let ends = |byte: &u8| *byte == b'"' || (!is_quoted && (byte.is_ascii_whitespace() || *byte == b';'));
     let value = &value[..value.iter().position(ends).unwrap_or(value.len())];
-    // Escapes, comments, encoded words and line ends are taken out by one reader and left in by another. In quotes a
-    // parenthesis is only that, and there are mail servers that write it.
+    // Some readers remove escapes, comments, encoded words and line ends, and others keep them. Within quotes
+    // a parenthesis has no meaning, and some mail servers write one.
     let is_ambiguous = |byte: &u8| match byte {
         b'\\' | b'\n' => true,
         b'(' => !is_quoted,
@@ -373,12 +381,12 @@ fn named(line: &[u8], name: &[u8]) -> bool {
         && line[name.len()..].trim_ascii_start().starts_with(b":")
 }
 
-/// Where `needle`, in lower case, begins in `header` in any case.
+/// First offset of `needle`, given in lower case, in `header`. Ignores case.
 fn find(header: &[u8], needle: &[u8]) -> Option<usize> {
     header.windows(needle.len()).position(|window| window.eq_ignore_ascii_case(needle))
 }
 
-/// Everywhere that `needle`, in lower case, begins in `header` in any case.
+/// All offsets of `needle`, given in lower case, in `header`. Ignores case.
 fn all<'a>(header: &'a [u8], needle: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     let windows = header.windows(needle.len()).enumerate();
     windows.filter(move |(_, window)| window.eq_ignore_ascii_case(needle)).map(|(at, _)| at)

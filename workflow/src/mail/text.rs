@@ -1,13 +1,14 @@
-//! A mail as its reader, a model, is given it.
+//! Renders a mail as text for the model.
 
 use super::{MailFacts, Person};
 use std::fmt::Write as _;
 
-/// At most so many people are named in one line.
+/// Maximum number of people named in one line.
 const NAMED: usize = 30;
 
-/// The mail as text: who, when, about what; what it says; and which files came with it. The same mail always gives the same
-/// text. `joined`: the model knows what was written before, so what the mail quotes of it at its end is left out.
+/// The mail as text: people, date, subject, body and attached files. The same mail always gives the same
+/// text. `joined` means that the model knows the earlier messages, so the text omits a quotation at the
+/// mail's end.
 pub fn render(facts: &MailFacts, joined: bool) -> String {
     let mut text = String::new();
     let from: Vec<&Person> = facts.from.iter().collect();
@@ -58,13 +59,14 @@ fn people(people: &[&Person]) -> String {
     named.join(", ")
 }
 
-/// Without line breaks: a header is a line, and what stands in it cannot begin another.
+/// `text` on one line, so that a header's value cannot begin another header.
 fn one_line(text: &str) -> String {
     let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// `body` without the quotation that it ends with. Kept whole where that cannot be told, and where nothing else is said.
+/// `body` without the quotation at its end. Returns the whole body if the quotation is unclear, or if nothing
+/// else remains.
 pub fn without_quote(body: &str) -> &str {
     let lines: Vec<(usize, &str)> = {
         let mut at = 0;
@@ -84,7 +86,7 @@ pub fn without_quote(body: &str) -> &str {
     if !lines[first..].iter().any(|(_, line)| line.starts_with('>')) {
         return body;
     }
-    // The line, or the two, that say whose words follow: "On … Ann wrote:".
+    // One or two lines that introduce the quotation: "On … Ann wrote:".
     let introduced = (1..=2).find(|count| {
         first >= *count
             && lines[first - 1].1.ends_with(':')

@@ -1,26 +1,27 @@
-//! Which conversation a mail belongs to.
+//! Decides which conversation a mail belongs to.
 //!
-//! A header alone never decides: anybody can write `In-Reply-To`. A mail goes on with a conversation when it was sent to an
-//! address that only its participants were given (a signed plus-address), or when its sender is proved and takes part in it.
-//! Everything else begins a conversation of its own.
+//! A header alone never decides, because anybody can write `In-Reply-To`. A mail joins a conversation if it
+//! was sent to an address that only the participants know (a signed plus-address), or if its sender is proved
+//! and takes part in it. Every other mail begins its own conversation.
 
 use super::{MailFacts, domain_of};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// What every conversation's id that began with a mail begins with, after its space.
+/// Prefix of the ids, without their space, of conversations that began with a mail.
 pub const MAIL: &str = "mail-";
 
-/// Of an id, and of a signature: 80 bits, 16 characters.
+/// Length of an id and of a signature: 80 bits, 16 characters.
 const BYTES: usize = 10;
 const CHARACTERS: usize = 16;
 
-/// A mailbox's local part may have so many bytes (RFC 5321).
+/// Maximum length of a mailbox's local part in bytes (RFC 5321).
 const LOCAL_PART: usize = 64;
 
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
-/// The id, without its space, of the conversation that a mail begins: the same for the same mail in the same mailbox.
+/// The id, without its space, of the conversation that a mail begins. The same mail in the same mailbox gives
+/// the same id.
 pub fn conversation_id(mailbox_id: &str, mail_key: &str) -> String {
     let mut hash = Sha256::new();
     hash.update((mailbox_id.len() as u64).to_be_bytes());
@@ -29,8 +30,8 @@ pub fn conversation_id(mailbox_id: &str, mail_key: &str) -> String {
     format!("{MAIL}{}", base32(&hash.finalize()[..BYTES]))
 }
 
-/// The address by which a mail goes on with `conversation_id` (without its space), whoever sends it. `None` where the
-/// conversation did not begin with a mail, or the address would be too long.
+/// The address for mails that continue `conversation_id` (without its space), from any sender. `None` if the
+/// conversation did not begin with a mail, or if the address would be too long.
 pub fn plus_address(secret: &[u8], mailbox_address: &str, conversation_id: &str) -> Option<String> {
     let thread = conversation_id.strip_prefix(MAIL).filter(|id| id.len() == CHARACTERS)?;
     let (local, domain) = mailbox_address.rsplit_once('@')?;
@@ -39,10 +40,11 @@ pub fn plus_address(secret: &[u8], mailbox_address: &str, conversation_id: &str)
     (local.len() <= LOCAL_PART).then(|| format!("{local}@{domain}"))
 }
 
-/// The conversation that `token`, what stands after the plus sign, was made for. `None` for a token that is no such thing, and
-/// for one that was made with another secret or for another mailbox; the comparison takes the same time for each.
+/// The conversation for which `token`, the part after the plus sign, was made. `None` if the token is
+/// malformed, or was made with another secret or for another mailbox. The comparison takes the same time in
+/// each case.
 pub fn conversation_of_token(secret: &[u8], mailbox_address: &str, token: &str) -> Option<String> {
-    // Servers may change the case of what is before the sign.
+    // Servers may change the case of the local part.
     let token = token.to_ascii_lowercase();
     if !token.is_ascii() || token.len() != 2 * CHARACTERS {
         return None;
@@ -92,17 +94,18 @@ fn unbase32(text: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A conversation that a mail's headers name a message of.
+/// A conversation that contains a message named by a mail's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// As it is stored.
+    /// As stored: `space/id`.
     pub conversation_id: String,
-    /// Whoever took part in it, in lower case.
+    /// Addresses of its participants.
     pub participants: Vec<String>,
 }
 
-/// The conversation that the mail goes on with, as it is stored. `signed` is the one of its plus-address, which was looked up;
-/// `named` are those that its headers name, nearest first.
+/// The stored id of the conversation that the mail continues. `signed` is the conversation of its
+/// plus-address, which the caller has looked up. `named` are the conversations that its headers name, nearest
+/// first.
 pub fn joins(
     facts: &MailFacts,
     signed: Option<String>,

@@ -34,7 +34,7 @@ fn asks(number: i64, calls: &[(&str, &str, i64)]) -> Record {
     example::assistant(number, example::RUN, calls.collect())
 }
 
-/// The result of a tool, or of a person where `inbox_id` is given.
+/// The result of a tool, or of a person if `inbox_id` is given.
 fn answers(number: i64, call_id: &str, content: &str, inbox_id: Option<i64>) -> Record {
     let mut record = example::result(number, call_id);
     if let Some(Block::ToolResult(result)) = record.content.first_mut() {
@@ -107,7 +107,7 @@ fn a_message_is_due_exactly_where_the_source_took_it() {
         };
         assert_eq!(number(due(&replay, &rules, &recording)), expected, "after {kept} messages");
     }
-    // It waits in the inbox already.
+    // The message waits in the inbox already.
     let given = waiting(session(source()[..5].to_vec()), &["and this"]);
     assert_eq!(due(&given, &rules, &recording), None);
     assert_eq!(answer(&given, &rules, &recording).unwrap().record.message_number, 8);
@@ -139,13 +139,13 @@ fn the_recorded_answer_is_the_one_in_the_same_place() {
     assert!(refused(&replay(0)).contains("message 2 of the source is no answer"), "{}", refused(&replay(0)));
     let mut other = replay(2);
     other.records.push(example::user(4, "in between"));
-    assert!(refused(&other).contains("no longer beside"));
+    assert!(refused(&other).contains("has diverged"));
 }
 
 #[test]
 fn a_place_is_counted_from_the_cut_and_not_by_number() {
     let (rules, recording) = (rules(), recording());
-    // Two sessions took turns in the source's conversation.
+    // Another session of the conversation wrote messages in between.
     let mut apart = recording.session.clone();
     for record in &mut apart.records[1..] {
         record.message_number += 40;
@@ -253,7 +253,7 @@ fn a_summary_takes_no_place_and_is_due_before_what_followed_it() {
     fn summary_of(replay: &Session, rules: &Replay, recording: &Recording) -> Option<i64> {
         super::summary(replay, rules, recording).map(|answer| answer.record.message_number)
     }
-    // The follow-up that came after it waits in the inbox by then.
+    // The follow-up after the summary waits in the inbox by then.
     let before = session(source()[..5].to_vec());
     assert_eq!(number(due(&before, &rules, &recording)), Some(8));
     let given = waiting(before, &["and this"]);

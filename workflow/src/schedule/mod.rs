@@ -1,12 +1,15 @@
-//! Which ticks of a schedule are due, and what becomes of those that nobody was there for. The time is an argument.
+//! Decides which ticks of a schedule are due, and what happens to missed ones. The time is an argument.
 //!
-//! A tick is an instant that a cron pattern names in a time zone. Of a schedule only one instant has to be kept, the tick up
-//! to which all was decided ([`Decision::last_tick`]): a clock that jumps back finds nothing due before it, one that jumps
-//! forward, and a system that was down, find the ticks since, and the policy says what becomes of them.
+//! A tick is an instant that a cron pattern names in a time zone. A schedule stores only one instant: the
+//! tick up to which everything is decided ([`Decision::last_tick`]). If the clock jumps back, no tick before
+//! that one is due again. If the clock jumps forward or the system was down, the ticks since then are due,
+//! and the policy decides what happens to them.
 //!
-//! Daylight saving time is croner's rule. A pattern that names one time of day (`30 2 * * *`) fires once a day: where that
-//! time is skipped, at the first instant after the gap; where it comes twice, at the first of the two. Any other pattern
-//! (`*/15 * * * *`, `0 2,14 * * *`) follows the clock on the wall: what is skipped does not fire, what is repeated fires in both.
+//! Daylight saving time follows croner. A pattern with one time of day (`30 2 * * *`) fires once a day: a
+//! skipped time fires at the first instant after the gap, and a repeated time fires at the first of the two.
+//! Any other pattern (`*/15 * * * *`, `0 2,14 * * *`) follows the wall clock: a skipped time does not fire,
+//! and a repeated one fires twice.
+#![doc = include_str!("README.md")]
 
 use chrono::{DateTime, SecondsFormat, SubsecRound, TimeDelta, Utc};
 use chrono_tz::Tz;
@@ -20,13 +23,13 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
-/// A tick that is fired no later than this was not missed.
+/// A tick that fires at most this late does not count as missed.
 pub const ON_TIME: TimeDelta = TimeDelta::seconds(60);
 
-/// The most ticks that are caught up with at once.
+/// Maximum number of missed ticks that fire at once.
 pub const MISSED_LIMIT: u32 = 100;
 
-/// More ticks than this are not counted one by one.
+/// Maximum number of passed ticks that are counted exactly.
 const COUNTED: usize = 1000;
 
 /// A cron pattern in a time zone.
@@ -36,7 +39,7 @@ pub struct Timing {
     zone: Tz,
 }
 
-/// Why something is no timing.
+/// Why a pattern or a time zone is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     #[error("{pattern:?} is no cron pattern: {reason}")]
@@ -47,16 +50,16 @@ pub enum Invalid {
     Zone(String),
 }
 
-/// What becomes of ticks that nobody fired in time: the system was down, or the clock jumped.
+/// What happens to ticks that did not fire in time, because the system was down or the clock jumped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Missed {
-    /// They are passed over.
+    /// None of them fires.
     Skip,
-    /// The newest is fired, for all of them.
+    /// The newest one fires, for all of them.
     #[default]
     One,
-    /// Each is fired, the newest up to a limit.
+    /// Each of them fires, up to a limit of the newest.
     All,
 }
 
@@ -81,11 +84,11 @@ impl Missed {
     }
 }
 
-/// What becomes of a tick while an earlier firing of its schedule is not through.
+/// What happens to a tick while an earlier firing of its schedule is not finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
-    /// It is passed over.
+    /// It does not fire.
     Skip,
     /// It waits for its turn in the schedule's conversation.
     #[default]
@@ -111,30 +114,30 @@ impl Overlap {
     }
 }
 
-/// What a look at a schedule came to.
+/// The decision about one schedule at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Oldest first.
     pub fire: Vec<DateTime<Utc>>,
     pub passed: Option<Passed>,
-    /// Up to here all is decided. Never earlier than before.
+    /// Everything up to this tick is decided. Never moves back.
     pub last_tick: DateTime<Utc>,
-    /// The next tick after that. `None`: there is none.
+    /// The next tick after `last_tick`, if there is one.
     pub next_at: Option<DateTime<Utc>>,
 }
 
-/// Ticks that were due and are not fired.
+/// Ticks that were due but do not fire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passed {
     pub first: DateTime<Utc>,
     pub last: DateTime<Utc>,
     pub count: usize,
-    /// There are more than `count`.
+    /// Whether there are more than `count`.
     pub more: bool,
 }
 
 impl Passed {
-    /// The reason that is kept.
+    /// The reason that is stored.
     pub fn reason(&self, missed: Missed) -> String {
         let more = if self.more { "more than " } else { "" };
         let ticks = if self.count == 1 { "tick" } else { "ticks" };
@@ -148,11 +151,11 @@ impl Passed {
 }
 
 impl Timing {
-    /// Reads a pattern of five fields, or of six with seconds before them, and a time zone's IANA name. `@daily` and its like
-    /// are patterns.
+    /// Parses a pattern of five fields, or of six with seconds first, and a time zone's IANA name. Accepts
+    /// `@daily` and similar patterns.
     ///
     /// # Errors
-    /// [`Invalid`].
+    /// [`Invalid`] if the pattern or the zone is invalid, or if the pattern never fires.
     pub fn parse(pattern: &str, zone: &str) -> Result<Timing, Invalid> {
         let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
         let cron = parser.parse(pattern).map_err(|_| Invalid::Pattern {
@@ -161,7 +164,7 @@ impl Timing {
         })?;
         let zone = zone.parse::<Tz>().map_err(|_| Invalid::Zone(zone.to_owned()))?;
         let timing = Timing { cron, zone };
-        // Without years a pattern repeats: whatever comes at all comes after any instant.
+        // A pattern has no years and so repeats: if it fires at all, it fires after any instant.
         if timing.after(DateTime::UNIX_EPOCH).is_none() {
             return Err(Invalid::Never { pattern: pattern.to_owned() });
         }
@@ -179,7 +182,7 @@ impl Timing {
         std::iter::successors(self.after(instant), |tick| self.after(*tick))
     }
 
-    /// An instant as a clock on the wall of the time zone shows it, with the zone's name.
+    /// An instant in local time, with the time zone's name.
     pub fn local(&self, instant: DateTime<Utc>) -> String {
         format!("{} {}", instant.with_timezone(&self.zone).format("%Y-%m-%d %H:%M:%S %:z"), self.zone.name())
     }
@@ -188,7 +191,8 @@ impl Timing {
     fn newest(&self, after: DateTime<Utc>, until: DateTime<Utc>, limit: usize) -> VecDeque<DateTime<Utc>> {
         let mut window = TimeDelta::minutes(1);
         loop {
-            // A pattern of every second that was not looked at for a year must not cost thirty million steps.
+            // Search backwards in growing windows: after a year without decisions, a pattern of every second
+            // must not take thirty million steps.
             let from = until.checked_sub_signed(window).map_or(after, |from| from.max(after));
             let mut ticks = VecDeque::new();
             for tick in self.ticks(from).take_while(|tick| *tick <= until) {
@@ -205,7 +209,7 @@ impl Timing {
     }
 }
 
-/// The fields of a pattern, and what each takes.
+/// The fields of a pattern, and the values that each accepts.
 const FIELDS: [(&str, &str); 6] = [
     ("second", "0 to 59"),
     ("minute", "0 to 59"),
@@ -215,7 +219,8 @@ const FIELDS: [(&str, &str); 6] = [
     ("day of the week", "0 to 7, or SUN to SAT"),
 ];
 
-/// What is wrong with a pattern that the parser does not take: which of its fields, for each is read beside stars alone.
+/// Explains why the parser refused a pattern. Parses each field alone, with stars in the others, to find the
+/// wrong one.
 fn why_not(parser: &CronParser, pattern: &str) -> String {
     if pattern.trim_start().starts_with('@') {
         return "of this kind there are @yearly, @monthly, @weekly, @daily and @hourly".to_owned();
@@ -243,7 +248,7 @@ fn why_not(parser: &CronParser, pattern: &str) -> String {
     "its fields do not go together".to_owned()
 }
 
-/// What is due at `now` for a schedule of which all was decided up to `last_tick`.
+/// Decides what is due at `now` for a schedule that is decided up to `last_tick`.
 pub fn decide(
     timing: &Timing,
     missed: Missed,
@@ -277,22 +282,22 @@ pub fn decide(
     Decision { fire, passed, last_tick: newest, next_at: timing.after(newest) }
 }
 
-/// What a tick is known by: the same tick of a schedule again is the same trigger.
+/// The trigger id of a tick. Firing the same tick again gives the same trigger.
 pub fn trigger_id(schedule_id: &str, tick: DateTime<Utc>) -> String {
     format!("cron:{schedule_id}:{}", written(tick))
 }
 
-/// What a firing that a person asked for is known by.
+/// The trigger id of a firing that a person requested.
 pub fn manual_trigger_id(schedule_id: &str, client_key: &str) -> String {
     format!("cron:{schedule_id}:manual:{client_key}")
 }
 
-/// What the agent is told at a tick: the prompt, and when it is. The same for the same tick, whoever fires it.
+/// The agent's message at a tick: the prompt and the time. The same tick always gives the same message.
 pub fn message(prompt: &str, timing: &Timing, tick: DateTime<Utc>) -> String {
     format!("{}\n\nScheduled for {}.", prompt.trim_end(), timing.local(tick))
 }
 
-/// An instant in UTC to the second, as it is kept and shown.
+/// An instant in UTC to the second, as it is stored and shown.
 pub fn written(instant: DateTime<Utc>) -> String {
     instant.to_rfc3339_opts(SecondsFormat::Secs, true)
 }

@@ -1,10 +1,11 @@
-//! Any sequence of looks at the clock, with jumps both ways, gaps and crashes, against an enumeration of the ticks.
+//! Tests: `decide` against an enumeration of the ticks, for any sequence of clock readings with jumps, gaps
+//! and crashes.
 
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// Seconds since the epoch around both changes of the clocks in 2026 in all the zones below.
+/// Seconds since the epoch: February 2026, before both clock changes of that year in the zones below.
 const BEGIN: i64 = 1_772_000_000;
 
 fn instant(seconds: i64) -> DateTime<Utc> {
@@ -35,7 +36,8 @@ fn zones() -> impl Strategy<Value = &'static str> {
     ])
 }
 
-/// A look at the clock: by how much it moved since the last, and whether the process dies before it wrote anything down.
+/// One reading of the clock: how far it moved since the last one, and whether the process dies before it
+/// stores anything.
 fn looks() -> impl Strategy<Value = Vec<(i64, bool)>> {
     let delta = prop_oneof![
         4 => 0..90i64,
@@ -78,7 +80,7 @@ proptest! {
             prop_assert_eq!(decision.last_tick, due.last().copied().unwrap_or(last_tick));
             prop_assert_eq!(decision.next_at, timing.after(decision.last_tick));
             if dies {
-                // Nothing was written: the next look finds what this one found, or more.
+                // Nothing was stored, so the next reading finds at least the same ticks.
                 continue;
             }
             for tick in decision.fire {
@@ -100,7 +102,7 @@ proptest! {
         for tick in ticks {
             let local = tick.with_timezone(&timing.zone);
             let second_before = (tick - TimeDelta::seconds(1)).with_timezone(&timing.zone);
-            // Only the first instant after a gap may stand for a time that the day does not have.
+            // Only the first instant after a gap may replace a time that the day does not have.
             let after_gap = local.naive_local() - second_before.naive_local() > TimeDelta::seconds(1);
             prop_assert!(timing.cron.is_time_matching(&local).unwrap() || after_gap, "{}", local);
         }

@@ -90,7 +90,7 @@ fn an_interval_follows_the_clock_on_the_wall_through_both_changes() {
         assert_eq!(ticks.len(), count, "{zone} {from}");
         assert!(ticks.windows(2).all(|pair| pair[1] - pair[0] == TimeDelta::minutes(15)), "{zone} {ticks:?}");
     }
-    // More than one time of day is an interval too.
+    // A pattern with several times of day follows the wall clock too.
     assert_eq!(
         between("30 2,14 * * *", "Europe/Berlin", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"),
         ["03-29T12:30"]

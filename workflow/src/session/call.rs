@@ -1,21 +1,21 @@
-//! The ledger, as a step sees it: what became of a tool call.
+//! The ledger, as a step sees it: one row for each tool call.
 
 use crate::effect::Effect;
 use crate::id::CallId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Where a ledger row stands.
+/// Status of a ledger row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallStatus {
-    /// The model asked for it. Proof that it never ran.
+    /// The model asked for it. It never ran.
     Invoked,
     /// It may have run.
     Started,
     Done,
     Failed,
-    /// Nobody can know.
+    /// It may or may not have taken effect.
     Uncertain,
     /// A question that the user has not answered.
     Waiting,
@@ -37,7 +37,7 @@ impl CallStatus {
         }
     }
 
-    /// Whether, without an outcome, nobody can know if the call took effect.
+    /// Whether a call without an outcome may have taken effect.
     pub fn may_have_run(self) -> bool {
         match self {
             CallStatus::Started | CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => true,
@@ -66,11 +66,11 @@ pub struct Call {
     pub call_id: CallId,
     pub effect: Effect,
     pub status: CallStatus,
-    /// What came of it, once it has settled.
+    /// Set once the call has settled.
     pub outcome: Option<CallOutcome>,
 }
 
-/// What came of a tool call, as the ledger keeps it.
+/// Content of a settled call, as the ledger keeps it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CallOutcome {
     pub content: String,
@@ -78,4 +78,13 @@ pub struct CallOutcome {
     pub is_error: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
+}
+
+/// A change of a ledger row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClosedCall {
+    pub call_id: CallId,
+    pub status: CallStatus,
+    /// The record that holds the result; `None` while the question waits.
+    pub message_number: Option<i64>,
 }

@@ -1,8 +1,8 @@
-//! Where a session stands, and what may follow.
+//! Session statuses and their allowed transitions.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a session stands. A cache of its newest run's status, with the states in which it has none.
+/// Status of a session. Copies the status of its newest run; some statuses need no run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionStatus {
@@ -17,9 +17,9 @@ pub enum SessionStatus {
     NeedsAttention,
     Completed,
     Failed,
-    /// Put away by a person: takes no messages.
+    /// A person archived it: takes no messages.
     Archived,
-    /// Ended for good: takes no messages.
+    /// A person ended it for good: takes no messages.
     Terminated,
 }
 
@@ -57,8 +57,8 @@ impl SessionStatus {
         SessionStatus::ALL.into_iter().find(|status| status.as_str() == word)
     }
 
-    /// Whether `next` may follow. The store asks before it does what a person wants; every transition of `advance` is
-    /// held against it by its properties. A heal alone is free of it: it undoes what should never have been written.
+    /// Whether `next` may follow. The store checks this before it carries out a person's request, and the property tests of
+    /// `advance` check every transition. Only a heal ignores it, because a heal repairs rows that should not exist.
     pub fn may_become(self, next: SessionStatus) -> bool {
         use SessionStatus::{
             Archived, Completed, Created, Failed, NeedsAttention, Queued, Running, Terminated, WaitingInput,
@@ -69,7 +69,7 @@ impl SessionStatus {
                 matches!(next, Running | Completed | Failed | WaitingInput | NeedsAttention)
             }
             Running => matches!(next, WaitingInput | NeedsAttention | Completed | Failed),
-            // Put away only at rest: a run that pauses is cancelled first.
+            // Only a session at rest is archived: cancel a paused run first.
             WaitingInput | NeedsAttention => matches!(next, Queued | Failed),
             Completed | Failed => matches!(next, Queued | Archived | Terminated),
             Archived => matches!(next, Terminated),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 /// The part of a model's name before the slash, and of [`Block::Provider`]'s `provider`.
 pub const PROVIDER: &str = "anthropic";
 
-/// What a request says beside the context.
+/// Settings of a request, in addition to the context.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// The model's name without the provider.
@@ -18,9 +18,10 @@ pub struct Options {
     pub max_tokens: u32,
     /// Mark what the provider should cache: the system prompt with the tools, and the last two user messages.
     pub cache_prompt: bool,
-    /// The model continues a final assistant message: those up to 4.5 do, later ones refuse it.
+    /// Whether the model continues a final assistant message. Models up to 4.5 do; later ones refuse it.
     pub prefill: bool,
-    /// Further fields of the body, for example `thinking` or `temperature`. Those that the projection writes win.
+    /// Further fields of the body, for example `thinking` or `temperature`. They never replace a field that
+    /// the projection writes.
     pub extra: Map<String, Value>,
 }
 
@@ -31,7 +32,7 @@ impl Options {
     }
 }
 
-/// The streaming request for `context`. Total: whatever the transcript holds, a strict server takes the request.
+/// The streaming request for `context`. A strict server accepts it, whatever the transcript holds.
 pub fn project(context: &Context, options: &Options) -> Request {
     let (context, repairs) = normal_form(context, options);
     let mut messages = messages(&context.messages);
@@ -45,7 +46,7 @@ pub fn project(context: &Context, options: &Options) -> Request {
     }
 
     if let Some(prefill) = &context.prefill {
-        // After the marks: it is never part of a prefix that the provider should keep.
+        // Added after the cache breakpoints, because the provider should not cache it.
         messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": prefill}]}));
     }
 
@@ -79,8 +80,8 @@ pub(super) fn normal_form(context: &Context, options: &Options) -> (Context, Rep
 fn carries(role: Role, kind: &str) -> bool {
     let media = matches!(kind, "image" | "document");
     match role {
-        // Thinking, server tools, and whatever kind comes next. What we have own blocks for is never raw: it
-        // would escape the pairing of calls and results.
+        // Accepts thinking, server tools and future kinds. Refuses raw forms of kinds that have their own
+        // [`Block`], because they would escape the pairing of calls and results.
         Role::Assistant => !media && !matches!(kind, "text" | "tool_use" | "tool_result"),
         Role::User | Role::Tool => media,
         Role::System => false,
@@ -95,7 +96,7 @@ fn tool(tool: &crate::agent::ToolDefinition) -> Value {
     out
 }
 
-/// Tool messages and the user's text after them are one user message, results first.
+/// Joins tool messages and the user's text after them into one user message, results first.
 fn messages(normal: &[Message]) -> Vec<Value> {
     let mut turns: Vec<(&'static str, Vec<Value>)> = Vec::new();
     for message in normal {
@@ -138,9 +139,10 @@ fn tool_result(result: &ToolResult) -> Value {
     out
 }
 
-/// Sets the cache breakpoints, of which a request may have four: tools, system prompt, and the last block of the
-/// last two user messages. The older of the two is where the request before this one ended, so its entry is found
-/// even when the step between them is longer than the provider looks back.
+/// Sets the cache breakpoints: tools, system prompt, and the last block of the last two user messages. A
+/// request may have four. The older of the two user messages is where the previous request ended. Its
+/// breakpoint lets the provider find the cached prefix even when the step since then is longer than the
+/// provider searches back.
 fn mark(messages: &mut [Value], tools: &mut [Value], system: &mut [Value]) {
     let users = messages.iter_mut().rev().filter(|message| message["role"] == "user").take(2);
     let ends = users.filter_map(|message| message["content"].as_array_mut()?.last_mut());

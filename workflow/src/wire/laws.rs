@@ -1,4 +1,4 @@
-//! The laws of projection, for any transcript whatever.
+//! Tests: the laws that projection obeys for any transcript.
 
 use super::{Repairs, Request, anthropic, openai, repair, strict};
 use crate::agent::ToolDefinition;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
 
-/// A way to project: each law holds for all of them.
+/// One way to project a context. Each law holds for all of them.
 pub(crate) struct Wire {
     pub project: fn(&Context) -> Request,
     normal_form: fn(&Context) -> (Context, Repairs),
@@ -122,7 +122,7 @@ fn message() -> impl Strategy<Value = Message> {
         Role::Tool,
         Role::Tool,
     ]);
-    // Tool messages mostly are what Wakeful writes, so that calls and results meet often enough.
+    // Most tool messages look like Wakeful's own, so that calls and results match often enough.
     let result = (id(), text()).prop_map(|(id, content)| {
         let call_id = id.into();
         vec![Block::ToolResult(ToolResult {
@@ -158,7 +158,8 @@ fn any_context() -> impl Strategy<Value = Context> {
         .prop_map(|(system, tools, messages, prefill)| Context { system, tools, messages, prefill })
 }
 
-/// What a live session writes: user, then assistant turns whose calls are all answered, in any order.
+/// A transcript as a live session writes it: a user message, then assistant turns. Every call is answered, in
+/// any order.
 fn live_context() -> impl Strategy<Value = Context> {
     let turn = ("[a-z]{1,6}", 0..4_usize, any::<bool>(), any::<bool>(), any::<bool>());
     vec(turn, 0..6).prop_map(|turns| {
@@ -303,14 +304,15 @@ proptest! {
     fn l6_a_longer_transcript_gives_a_longer_request(context in any_context(), cut in 0..12_usize) {
         let cut = cut.min(context.messages.len());
         let has_result = |message: &Message| message.content.iter().any(|block| matches!(block, Block::ToolResult(_)));
-        // A model is called only when every call has its result, so no cut parts the two.
+        // Wakeful asks a model only when every call has its result. So skip cuts between a call and its
+        // result.
         let parts_a_turn = context.messages.get(cut).is_some_and(|next| next.role != Role::Assistant && has_result(next));
         prop_assume!(!parts_a_turn);
-        // A prefill is of one call, and no part of the transcript.
+        // A prefill belongs to one model call and not to the transcript.
         let shorter = Context { messages: context.messages[..cut].to_vec(), prefill: None, ..context.clone() };
         prop_assume!(shorter.messages.iter().any(|message| message.role != Role::System));
         for wire in &WIRES {
-            // Nor is it called without anything to answer.
+            // Wakeful never asks a model without a message to answer.
             if (wire.normal_form)(&shorter).1.added_turns > 0 {
                 continue;
             }

@@ -1,7 +1,8 @@
 //! The projection of a [`Context`](crate::context::Context) onto a provider's protocol.
 //!
-//! Pure, idempotent and total: whatever the transcript holds, the request is one that a strict server takes, and
-//! nothing is ever written back. What had to be changed is counted in [`Repairs`] and logged, never stored.
+//! The projection is pure, idempotent and total: it turns any transcript into a request that a strict server
+//! accepts. It counts its changes in [`Repairs`], which the caller logs. It never writes them back to the
+//! transcript.
 
 pub mod anthropic;
 pub mod openai;
@@ -23,35 +24,35 @@ pub struct Request {
     /// The exact bytes of the JSON body.
     pub body: Vec<u8>,
     pub repairs: Repairs,
-    /// What the request ends with, and so what the answer begins with.
+    /// The assistant's text that ends the request; the answer continues it.
     pub prefill: Option<String>,
 }
 
 impl Request {
-    /// SHA-256 of the body in lower-case hex: equal for a replay of the same call.
+    /// SHA-256 of the body in lower-case hex. A replay of the same call has the same hash.
     pub fn sha256(&self) -> String {
         use sha2::Digest;
         hex::encode(sha2::Sha256::digest(&self.body))
     }
 }
 
-/// What the projection had to change, counted.
+/// How often the projection changed something, by kind of change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repairs {
     /// Consecutive turns of one role that were merged, where the protocol demands alternation.
     pub merged_turns: usize,
     /// Tool results without their call, turned into user text.
     pub orphan_results: usize,
-    /// Calls without a result, which were given a synthetic one.
+    /// Calls without a result. The projection adds a synthetic one.
     pub unanswered_calls: usize,
     /// Empty text blocks and empty messages that were left out.
     pub dropped_blanks: usize,
     /// Ids or names outside the provider's alphabet or length.
     pub rewritten_ids: usize,
-    /// Blocks that the protocol has no place for: moved, said in the user's voice, or left out (provider blocks of
-    /// another provider are among these).
+    /// Blocks that the protocol does not allow where they are: moved, turned into user text, or left out.
+    /// Includes provider blocks of another provider.
     pub misplaced_blocks: usize,
-    /// User turns that were put in, because the protocol wants one first or last.
+    /// User turns that were added, because the protocol requires one at the start or at the end.
     pub added_turns: usize,
 }
 

@@ -10,18 +10,19 @@ use serde_json::{Map, Value, json};
 /// The part of a model's name before the slash, and of [`Block::Provider`]'s `provider`.
 pub const PROVIDER: &str = "openai";
 
-/// What a request says beside the context.
+/// Settings of a request, in addition to the context.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// The model's name without the provider.
     pub model: String,
     /// Output tokens at most.
     pub max_tokens: u32,
-    /// Call the limit `max_tokens`, as older servers do, and not `max_completion_tokens`.
+    /// Send the limit as `max_tokens`, which older servers expect, and not as `max_completion_tokens`.
     pub legacy_max_tokens: bool,
     /// Merge consecutive turns of one role: chat templates of local models often demand alternation.
     pub merge_turns: bool,
-    /// Further fields of the body, for example `reasoning_effort`. Those that the projection writes win.
+    /// Further fields of the body, for example `reasoning_effort`. They never replace a field that the
+    /// projection writes.
     pub extra: Map<String, Value>,
 }
 
@@ -38,7 +39,7 @@ impl Options {
     }
 }
 
-/// The streaming request for `context`. Total: whatever the transcript holds, a strict server takes the request.
+/// The streaming request for `context`. A strict server accepts it, whatever the transcript holds.
 pub fn project(context: &Context, options: &Options) -> Request {
     let (context, repairs) = normal_form(context, options);
     let mut messages = Vec::with_capacity(context.messages.len() + 1);
@@ -69,7 +70,7 @@ pub(super) fn normal_form(context: &Context, options: &Options) -> (Context, Rep
         carries,
         max_id_bytes: 40,
         merge_turns: options.merge_turns,
-        // The protocol has no word for it: a final assistant message is a turn of its own there.
+        // The protocol has no prefill: it treats a final assistant message as a complete turn.
         prefill: false,
     };
     repair::repair(context, &dialect)
@@ -108,7 +109,8 @@ fn assistant(blocks: &[Block]) -> Value {
     out
 }
 
-/// A string where it is one text, as the oldest servers want it; else a list of parts; null where there is none.
+/// A string for a single text, because the oldest servers accept nothing else. Otherwise a list of parts, or
+/// null if there are no parts.
 fn content(blocks: &[Block]) -> Value {
     let mut parts: Vec<Value> = Vec::new();
     for block in blocks {
@@ -151,7 +153,7 @@ fn tool_message(blocks: &[Block]) -> Value {
             "tool_call_id": result.call_id,
             "content": result_content(result),
         }),
-        // Normal form has one result in each tool message.
+        // Cannot happen in normal form, where each tool message has one result.
         None => json!({"role": "user", "content": content(blocks)}),
     }
 }

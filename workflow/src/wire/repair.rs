@@ -1,11 +1,15 @@
-//! Repair: any context in, a context out that every protocol can render block by block.
+//! Turns any context into one that every protocol can render block by block.
 //!
-//! What comes out is in normal form: it opens with a user message and ends with what the model has to answer;
-//! each assistant message with calls is followed at once by one tool message per call; ids are unique and within
-//! the protocol's alphabet; nothing is blank. A context in normal form comes out as it went in.
+//! The result is in normal form:
+//! - It starts with a user message and ends with a message for the model to answer.
+//! - One tool message per call directly follows each assistant message with calls.
+//! - Ids are unique and within the protocol's alphabet.
+//! - No text is blank.
 //!
-//! Repairs look back and never ahead of the message at hand, except for the results of an open turn. So a
-//! transcript that only grows gives a request that only grows, which is what a provider's prompt cache keys on.
+//! A context in normal form comes out unchanged.
+//!
+//! A repair looks only at earlier messages, except for the results of an open turn. So a transcript that only
+//! grows gives a request that only grows. Prompt caches of providers rely on that.
 
 use super::Repairs;
 use crate::context::{Context, Message};
@@ -15,16 +19,16 @@ use serde_json::Value;
 use sha2::Digest;
 use std::collections::BTreeSet;
 
-/// What differs between the protocols as far as repair is concerned.
+/// The differences between protocols that matter to a repair.
 pub(super) struct Dialect {
     /// The `provider` whose [`Block::Provider`] blocks are kept.
     pub provider: &'static str,
     /// Whether the protocol takes a provider block of this `type` in a message of this role.
     pub carries: fn(Role, &str) -> bool,
     pub max_id_bytes: usize,
-    /// Whether turns of one role must alternate.
+    /// Whether roles must alternate, so that consecutive turns of one role are merged.
     pub merge_turns: bool,
-    /// Whether the model goes on from a text that the request ends with.
+    /// Whether the model continues an assistant text at the end of the request.
     pub prefill: bool,
 }
 
@@ -33,7 +37,7 @@ const CONTINUE: &str = "Continue.";
 const NO_RESULT: &str = "The result of this call is not known.";
 const MAX_NAME_BYTES: usize = 64;
 
-/// Brings a copy of `context` into normal form and counts what that took.
+/// Returns a copy of `context` in normal form, and counts the changes.
 pub(super) fn repair(context: &Context, dialect: &Dialect) -> (Context, Repairs) {
     let mut repairs = Repairs::default();
     let tools = tools(context, &mut repairs);
@@ -64,7 +68,8 @@ pub(super) fn repair(context: &Context, dialect: &Dialect) -> (Context, Repairs)
 
 /// The name of a tool as a provider sees it: letters, digits, `_` and `-`, at most 64 bytes.
 ///
-/// A name that is so already stays; any other gets a suffix of its hash, so that two tools never become one.
+/// Keeps a name that already fits. Any other name gets a suffix from its hash, so that two tools never share
+/// a name.
 pub fn tool_name(name: &str) -> String {
     if is_word(name, MAX_NAME_BYTES) {
         return name.to_owned();
@@ -74,7 +79,7 @@ pub fn tool_name(name: &str) -> String {
     format!("{word}_{}", &hex::encode(sha2::Sha256::digest(name))[..12])
 }
 
-/// Whether nothing in `text` can be seen. Providers refuse such blocks.
+/// Whether `text` has no visible character. Providers refuse such blocks.
 pub(super) fn is_blank(text: &str) -> bool {
     text.chars().all(is_invisible)
 }
@@ -95,12 +100,13 @@ fn prefill(given: Option<&str>, dialect: &Dialect, repairs: &mut Repairs) -> Opt
     (!seen.is_empty()).then(|| seen.to_owned())
 }
 
-/// `text` without what cannot be seen at its end. A prefill that ends in white space is refused.
+/// `text` without the invisible characters at its end. Providers refuse a prefill that ends in white space.
 pub(crate) fn without_blank_end(text: &str) -> &str {
     text.trim_end_matches(is_invisible)
 }
 
-/// The arguments of a call as they go out: an object, with its keys sorted.
+/// The arguments of a call as they are sent: an object with sorted keys. Malformed arguments become an empty
+/// object.
 pub(super) fn arguments(call: &ToolCall) -> Value {
     match (&call.malformed, &call.arguments) {
         (None, Value::Object(_)) => sorted(&call.arguments),
@@ -121,13 +127,13 @@ pub(super) fn parameters(schema: &Value) -> Value {
     schema
 }
 
-/// The text of a result as it goes out; never blank, which some servers refuse.
+/// The text of a result as it is sent. Never blank, because some servers refuse a blank result.
 pub(super) fn result_text(result: &ToolResult) -> &str {
     if is_blank(&result.content) { "(no output)" } else { &result.content }
 }
 
-/// `value` with all keys sorted. A JSON column gives keys back in its own order, and a dependency may switch
-/// serde_json's `preserve_order` on: the bytes must not change by either.
+/// `value` with all keys sorted, so that equal values always give the same bytes. Otherwise the order of keys
+/// would depend on the JSON column, and on whether a dependency turns on serde_json's `preserve_order`.
 pub(super) fn sorted(value: &Value) -> Value {
     let mut value = value.clone();
     value.sort_all_objects();
@@ -177,7 +183,7 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// A system message before all others belongs to the system prompt.
+    /// Adds a system message that precedes all others to the system prompt.
     fn leading_system(&mut self, message: &Message, system: &mut String) {
         let mut rest = Vec::new();
         for block in &message.content {
@@ -219,8 +225,8 @@ impl Turns<'_> {
                 for result in results {
                     self.result(result);
                 }
-                // Anything but a message of results ends the turn, even a blank one: whether a later result is
-                // an answer must not depend on what was dropped.
+                // Every message except one of results ends the turn, even a blank one. Otherwise dropping a
+                // blank message would change whether a later result counts as an answer.
                 if !only_results {
                     self.close();
                 }
@@ -231,7 +237,8 @@ impl Turns<'_> {
         }
     }
 
-    /// Parts the blocks that may stay in the message from tool results; the others are counted and left out.
+    /// Splits a message into the blocks that may stay and the tool results. Counts and drops all other
+    /// blocks.
     fn sort_out<'m>(&mut self, message: &'m Message) -> (Vec<Block>, Vec<&'m ToolResult>) {
         let role = message.role;
         let mut rest = Vec::new();
@@ -266,8 +273,9 @@ impl Turns<'_> {
     }
 
     fn assistant(&mut self, mut content: Vec<Block>) {
-        // Text after a call reads to the API as a turn that went on without its result. Provider blocks keep
-        // their place: their signature may cover it.
+        // To the API, text after a call looks like a turn that continued without the result. So texts move
+        // before the calls. Provider blocks keep their order after the calls, because a signature may cover
+        // it.
         let is_call = |block: &Block| matches!(block, Block::ToolCall(_));
         if let Some(first_call) = content.iter().position(is_call) {
             let tail = content.split_off(first_call);
@@ -297,7 +305,8 @@ impl Turns<'_> {
         self.push(Role::Assistant, content);
     }
 
-    /// Answers the open call of that id, or becomes a note in the user's voice.
+    /// Answers the open call with the result's id. If no such call is open, the result becomes a note in the
+    /// user's voice.
     fn result(&mut self, result: &ToolResult) {
         let open = self.open.iter_mut().find(|open| !open.answered && open.stored == result.call_id);
         match open {
@@ -315,7 +324,8 @@ impl Turns<'_> {
         }
     }
 
-    /// Ends the open turn: every call has its result after this, and held back notes are said.
+    /// Ends the open turn. Gives each unanswered call a synthetic result, then adds the notes that were held
+    /// back.
     fn close(&mut self) {
         for open in std::mem::take(&mut self.open).into_iter().filter(|open| !open.answered) {
             self.repairs.unanswered_calls += 1;
@@ -338,7 +348,8 @@ impl Turns<'_> {
     fn push(&mut self, role: Role, content: Vec<Block>) {
         match self.messages.last_mut() {
             Some(last) if self.dialect.merge_turns && last.role == role => {
-                // Blocks are appended, strings never joined: what was sent before stays a prefix.
+                // Append blocks and never join strings, so that the previous request stays a prefix of this
+                // one.
                 last.content.extend(content);
                 self.repairs.merged_turns += 1;
             }
@@ -346,7 +357,7 @@ impl Turns<'_> {
         }
     }
 
-    /// An id that fits and is new stays; any other becomes a hash of itself and of how often it came before.
+    /// Keeps an id that fits and is new. Replaces any other id with a hash of the id and a counter.
     fn wire_id(&mut self, id: &CallId) -> CallId {
         let fits = is_word(id.as_str(), self.dialect.max_id_bytes);
         if fits && self.used.insert(id.as_str().to_owned()) {

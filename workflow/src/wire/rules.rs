@@ -378,8 +378,8 @@ fn the_last_two_user_messages_are_cache_breakpoints_so_the_next_request_finds_th
     assert_eq!(marked(&turns(3)), [4, 6]);
 }
 
-/// A provider looks back 20 blocks from a breakpoint. What the request before ended with is one itself, so nothing has to
-/// be found, however many blocks a turn has.
+/// A provider searches 20 blocks back from a breakpoint for a cached prefix. The end of the previous request
+/// is a breakpoint itself, so the provider finds it however many blocks a turn has.
 #[test]
 fn after_a_turn_of_many_calls_the_end_of_the_request_before_is_a_breakpoint_of_its_own() {
     let ids: Vec<String> = (0..30).map(|at| format!("c{at}")).collect();

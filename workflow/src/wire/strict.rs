@@ -1,4 +1,4 @@
-//! Validators that refuse what the strictest known server refuses. The laws hold every projection against them.
+//! Validators that refuse what the strictest known server refuses. The laws check every projection with them.
 
 use super::repair::is_blank;
 use serde_json::{Map, Value};
@@ -14,7 +14,7 @@ macro_rules! demand {
     };
 }
 
-/// A model that takes a prefill: the request may end with a text of the assistant's.
+/// The rules of a model that accepts a prefill: the request may end with one text of the assistant.
 pub(super) fn anthropic_prefilled(body: &[u8]) -> Checked {
     let mut body = parse(body)?;
     let messages = body["messages"].as_array_mut().ok_or("messages")?;
@@ -107,7 +107,7 @@ pub(super) fn anthropic(body: &[u8]) -> Checked {
     Ok(())
 }
 
-/// `alternate`: a chat template that wants user and assistant in turn.
+/// `alternate`: whether a chat template requires user and assistant turns to alternate.
 pub(super) fn openai(body: &[u8], alternate: bool) -> Checked {
     let body = parse(body)?;
     let limits = ["max_tokens", "max_completion_tokens"];

@@ -1,8 +1,10 @@
-//! The cache in which chats were kept before there were sessions: read once for each chat that has no session, and never
-//! written. Its entries run out by themselves, and when nothing comes out of it any more it can be turned off.
+//! The Redis cache that kept chats before Wakeful had sessions. It is read once for each chat that has no
+//! session, and never written. Its entries expire; once no chat is imported any more, an operator can turn it
+//! off.
 //!
-//! It is read before the wake's transaction and under no lock. Two first messages at once read it twice and make one session:
-//! the wake's locks decide, and who comes second finds the session.
+//! The read happens before the wake's transaction and takes no lock. Two first messages at the same time may
+//! both read the entry and still make one session: the wake takes the locks, and the second message finds the
+//! session.
 
 use super::reading::Chat;
 use axum::http::StatusCode;
@@ -15,15 +17,15 @@ use wakeful_http::problem::Problem;
 use wakeful_store::legacy::{Asked, LegacyCount};
 use wakeful_store::wake::NewSession;
 
-/// How many entries are read at once: each may be as large as an entry may be.
+/// How many entries are read at once. Each may be as large as `max_kb` allows.
 #[cfg(feature = "legacy-redis")]
 const READERS: usize = 16;
 
-/// The chat of a conversation that has no session, if the cache knows it.
+/// The cached chat of a conversation that has no session yet, if there is one.
 ///
 /// # Errors
-/// 503 while the cache cannot be asked and 502 for an entry that cannot be read, unless such a chat is to begin afresh. The
-/// store's, as answers.
+/// 503 while the cache cannot be reached and 502 for an entry that cannot be read, unless `on_error =
+/// "ignore"`. The store's errors, as problems.
 pub(super) async fn find(
     ctx: &Ctx,
     cache: Option<&Cache>,
@@ -39,7 +41,7 @@ pub(super) async fn find(
     }
     let conversation = new.trigger_id.as_str();
     let Some(key) = key(&cache.settings.key, user, conversation) else {
-        debug!(conversation, "No entry of the old cache can be this chat's");
+        debug!(conversation, "This chat cannot have an entry in the old cache");
         return Ok(None);
     };
     let failed = match cache.read(&key).await {
@@ -81,23 +83,24 @@ pub(super) async fn find(
     }
 }
 
-/// A count that fails is no reason to refuse a message.
+/// Counts a lookup. A failed count is only logged: the message is still accepted.
 async fn count(ctx: &Ctx, asked: Asked) {
     if let Err(error) = ctx.store.count_legacy(asked).await {
-        warn!(%error, "What the old cache knew could not be counted");
+        warn!(%error, "The lookup in the old cache could not be counted");
     }
 }
 
 /// Why an entry was not read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failed {
-    #[error("the cache cannot be asked: {0}")]
+    #[error("the cache cannot be reached: {0}")]
     Unreachable(String),
     #[error("{0}")]
     Unreadable(String),
 }
 
-/// The key of one chat. `None` where there can be none: no user is named, or another user's key would read the same.
+/// The cache key of one chat. `None` if the pattern needs a user and none is named, or if another user's key
+/// could be the same text.
 fn key(pattern: &str, user: Option<&str>, conversation: &str) -> Option<String> {
     let mut fields = Vec::new();
     let mut rest = pattern;
@@ -115,17 +118,17 @@ fn key(pattern: &str, user: Option<&str>, conversation: &str) -> Option<String> 
         rest = after;
     }
     key.push_str(rest);
-    // `a:b` and `c` make the key of `a` and `b:c`. Whoever is called like that is somebody else to the cache.
+    // `a:b` and `c` give the same key as `a` and `b:c`, so such a user could read somebody else's entry.
     let ambiguous = fields.iter().any(|(value, next)| next.is_some_and(|next| value.contains(next)));
     (!ambiguous).then_some(key)
 }
 
-/// The cache, as it is asked.
+/// A client of the cache.
 pub struct Cache {
     settings: Legacy,
     #[cfg(feature = "legacy-redis")]
     client: redis::Client,
-    /// One connection for all, made when it is first needed and again after it broke.
+    /// One shared connection, opened at first use and again after it broke.
     #[cfg(feature = "legacy-redis")]
     connection: tokio::sync::Mutex<Option<redis::aio::MultiplexedConnection>>,
     #[cfg(feature = "legacy-redis")]
@@ -134,15 +137,15 @@ pub struct Cache {
 
 #[cfg(feature = "legacy-redis")]
 impl Cache {
-    /// The cache of this configuration, if it has one and it is turned on. Connects to nothing.
+    /// The cache of this configuration, if one is set and enabled. Does not connect yet.
     ///
     /// # Errors
-    /// A URL that is none.
+    /// An invalid URL.
     pub fn of(config: &Config) -> anyhow::Result<Option<Cache>> {
         use secrecy::ExposeSecret;
         let settings = config.chat.legacy.clone();
         let Some(url) = settings.redis_url.clone().filter(|_| settings.enabled) else { return Ok(None) };
-        // What the crate says of a URL may quote it.
+        // The crate's error may quote the URL, which may hold a password.
         let client = redis::Client::open(url.expose_secret()).map_err(|_| {
             wakeful_config::Invalid(
                 "chat.legacy.redis_url is no address of a Redis (it is not shown)".to_owned(),
@@ -152,7 +155,7 @@ impl Cache {
         Ok(Some(Cache { settings, client, connection, readers }))
     }
 
-    /// The entry under `key`. Reads, and touches nothing: the entry's end of life stays what it is.
+    /// Reads the entry under `key` and changes nothing: the entry's expiry stays as it is.
     async fn read(&self, key: &str) -> Result<Option<Chat>, Failed> {
         let limit = usize::try_from(self.settings.max_kb << 10).unwrap_or(usize::MAX);
         let within = std::time::Duration::from_millis(self.settings.timeout_ms);
@@ -162,7 +165,7 @@ impl Cache {
             self.ask(key, limit).await
         };
         let Ok(bytes) = tokio::time::timeout(within, asked).await else {
-            // A connection that says nothing may be one whose other end is gone.
+            // A connection that does not answer may be dead, so the next read opens a new one.
             if let Ok(mut connection) = self.connection.try_lock() {
                 *connection = None;
             }
@@ -179,7 +182,7 @@ impl Cache {
         }
     }
 
-    /// The entry's bytes, at most one more than `limit`; none where there is no entry.
+    /// The entry's bytes, at most `limit + 1` of them; empty if there is no entry.
     async fn ask(&self, key: &str, limit: usize) -> Result<Vec<u8>, Failed> {
         let mut connection = self.connection().await?;
         let mut command = redis::cmd("GETRANGE");
@@ -201,11 +204,11 @@ impl Cache {
         if let Some(connection) = &*connection {
             return Ok(connection.clone());
         }
-        // Who asks is in a hurry already, and counts the time of this as well.
+        // The caller has a timeout that covers connecting as well.
         let settings =
             redis::AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let made = self.client.get_multiplexed_async_connection_with_config(&settings).await;
-        // Its own words may name the user of the URL.
+        // The crate's error may name the user in the URL.
         let made = made.map_err(|error| Failed::Unreachable(error.category().to_owned()))?;
         Ok(connection.insert(made).clone())
     }
@@ -213,21 +216,21 @@ impl Cache {
 
 #[cfg(not(feature = "legacy-redis"))]
 impl Cache {
-    /// None: this program was built without it, and its configuration refuses a `redis_url`.
+    /// Always `None`: this program was built without Redis, and its configuration refuses a `redis_url`.
     ///
     /// # Errors
-    /// None.
+    /// Never.
     pub fn of(_: &Config) -> anyhow::Result<Option<Cache>> {
         Ok(None)
     }
 
-    #[expect(clippy::unused_async, reason = "the other build waits for the cache")]
+    #[expect(clippy::unused_async, reason = "the build with Redis awaits the cache here")]
     async fn read(&self, _: &str) -> Result<Option<Chat>, Failed> {
         Ok(None)
     }
 }
 
-/// What the counts say, in a sentence for whoever wonders whether the cache is needed any more.
+/// Sums up the counts in a sentence, for an operator who asks whether the cache is still needed.
 pub fn advice(settings: &Legacy, counts: &[LegacyCount]) -> String {
     if settings.redis_url.is_none() {
         return "no old cache is configured".to_owned();
@@ -257,7 +260,7 @@ pub fn advice(settings: &Legacy, counts: &[LegacyCount]) -> String {
         None if of("missed") > 0 => {
             format!("{summary}; no import in 30 days: it can be turned off (chat.legacy.enabled = false)")
         }
-        None => format!("{summary}; it was not asked yet"),
+        None => format!("{summary}; no chat was looked up yet"),
     }
 }
 
@@ -269,14 +272,14 @@ mod tests {
     fn no_user_reads_the_chat_of_another_one() {
         let pattern = "chat:{user}:{conversation}";
         assert_eq!(key(pattern, Some("ann"), "c1").as_deref(), Some("chat:ann:c1"));
-        // The conversation is what remains, whatever it has in it.
+        // The conversation is the last field, so it may contain the separator.
         assert_eq!(key(pattern, Some("ann"), "c:1").as_deref(), Some("chat:ann:c:1"));
         assert_eq!(key(pattern, Some("ann:c"), "1"), None);
         assert_eq!(key(pattern, None, "c1"), None);
         assert_eq!(key("old/{conversation}", None, "c1").as_deref(), Some("old/c1"));
         assert_eq!(key("{conversation}-{user}!", Some("a-b"), "c").as_deref(), Some("c-a-b!"));
         assert_eq!(key("{conversation}-{user}!", Some("b"), "c-a"), None);
-        // What a message says is not looked at for names again.
+        // A value that looks like a placeholder is not replaced again.
         assert_eq!(key(pattern, Some("{conversation}"), "c").as_deref(), Some("chat:{conversation}:c"));
     }
 }

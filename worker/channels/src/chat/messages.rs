@@ -32,12 +32,12 @@ struct ChatMessage {
     user_id: Option<String>,
     text: String,
     client_key: Option<String>,
-    /// Of these two only a conversation's first message is asked.
+    /// Only a conversation's first message uses this field and the next.
     agent: Option<String>,
     repository_id: Option<String>,
 }
 
-/// Takes a message: 202, or 200 with the first answer when its `client_key` was used before.
+/// Accepts a message: 202, or 200 with the first answer when its `client_key` was used before.
 pub(super) async fn post_message(
     State(chats): State<Chats>,
     conversation_id: Result<Path<String>, PathRejection>,
@@ -70,9 +70,10 @@ async fn wake(
     let ctx = &*chats.ctx;
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
-        // A session that a chat opens beside another one is of that one's agent.
+        // If the latest session is of a type that a chat does not continue, such as a notice's, the chat
+        // opens a session of its own with the same agent.
         None => {
-            // It is refused as the message itself would be, when too much comes in.
+            // When too much comes in, this query is refused just as the message would be.
             let _turn = ctx.intake.enter().await?;
             let latest = ctx.store.latest_trigger(&conversation_id).await?;
             latest.filter(|(latest, _)| opens_beside(latest, CHAT).is_some()).map(|(_, agent)| agent)
@@ -89,7 +90,7 @@ async fn wake(
     }
 }
 
-/// How often the cache of old chats was asked, and what to do about it.
+/// The lookups in the cache of old chats, counted per day, and advice about turning it off.
 pub(super) async fn legacy_counts(State(chats): State<Chats>) -> Result<Json<Value>, Problem> {
     let settings = &chats.ctx.config.chat.legacy;
     let counts = chats.ctx.store.legacy_counts().await?;

@@ -1,5 +1,5 @@
-//! Chats: a message comes in by HTTP. Where the conversation has no session, what was said before there were sessions may be
-//! in an old cache.
+//! Chats: a message comes in by HTTP. If its conversation has no session yet, its history may be in an old cache.
+#![doc = include_str!("README.md")]
 
 #[cfg_attr(not(feature = "legacy-redis"), allow(dead_code))]
 pub mod legacy;

@@ -1,23 +1,23 @@
-//! What an entry of the old cache says: `{"messages": […], "state": {…}}`, read without trust.
+//! Parses an entry of the old cache: `{"messages": […], "state": {…}}`. The entry is not trusted.
 
 use serde_json::{Map, Value};
 use wakeful_store::legacy::Imported;
 use wakeful_store::wake::NewSession;
 use wakeful_workflow::record::{Role, value_without_nul, without_nul};
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
-/// A chat as the cache knew it.
+/// A chat as the cache kept it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chat {
     pub(super) seeds: Vec<Seed>,
     pub(super) said_at: Vec<Option<i64>>,
     pub(super) state: Map<String, Value>,
-    /// Messages that no seed can be made of.
+    /// How many messages no seed can be made of.
     pub(super) left_out: i64,
 }
 
 impl Chat {
-    /// What a session of it begins with: the prompt of today, and what was said.
+    /// What its session begins with: today's system prompt, then the old messages.
     pub(crate) fn begins(self, mut new: NewSession) -> (NewSession, Imported) {
         let mut said_at = vec![None; new.seeds.len()];
         new.seeds.extend(self.seeds);
@@ -26,16 +26,16 @@ impl Chat {
     }
 }
 
-/// More messages are no chat.
+/// An entry with more messages is refused.
 const MESSAGES: usize = 20_000;
 
-/// The chat in `bytes`.
+/// Parses the chat in `bytes`.
 ///
-/// What the user and the assistant said in words becomes seeds, in order. A message of a tool, of the system or of a role that
-/// nobody knows, and one without words, cannot be said again here: it is left out, and counted.
+/// Messages of the user and the assistant become seeds, in order. A message without text, or of a tool, the
+/// system or an unknown role, is left out and counted.
 ///
 /// # Errors
-/// In words that quote nothing of the entry: it is no JSON, or not of that shape.
+/// A description that quotes nothing of the entry: it is not JSON, or has another shape.
 pub(super) fn read(bytes: &[u8]) -> Result<Chat, String> {
     let entry: Value = serde_json::from_slice(bytes)
         .map_err(|error| format!("it is no JSON (line {}, column {})", error.line(), error.column()))?;
@@ -81,7 +81,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Chat, String> {
     Ok(chat)
 }
 
-/// The words of a message: a text, or the texts among its parts.
+/// The text of a message: a string, or the texts of its parts joined.
 fn text(message: &Map<String, Value>) -> String {
     match message.get("content").or_else(|| message.get("text")) {
         Some(Value::String(text)) => text.clone(),
@@ -93,7 +93,8 @@ fn text(message: &Map<String, Value>) -> String {
     }
 }
 
-/// When it was said, in milliseconds since 1970: RFC 3339, or a number of seconds or milliseconds.
+/// When the message was written, in milliseconds since 1970. Reads RFC 3339, or a number of seconds or
+/// milliseconds.
 fn time(message: &Map<String, Value>) -> Option<i64> {
     let at = ["timestamp", "created_at", "createdAt", "ts"].iter().find_map(|key| message.get(*key))?;
     match at {
@@ -102,7 +103,7 @@ fn time(message: &Map<String, Value>) -> Option<i64> {
         }
         Value::Number(number) => {
             let number = number.as_f64().filter(|number| (0.0..1e14).contains(number))?;
-            // Seconds reach this number in the year 5138.
+            // A time in seconds reaches this number in the year 5138, so a larger one is in milliseconds.
             Some(if number < 1e11 { number * 1000.0 } else { number } as i64)
         }
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,

@@ -1,4 +1,5 @@
-//! `/v1/schedules`: those of the configuration and those of the API. A schedule is named in a path by its name or its id.
+//! `/v1/schedules`: schedules from the configuration and from the API. The path takes a schedule's name or
+//! its id.
 
 use super::definition::{Asked, read, session_of};
 use super::view::{self, View};
@@ -43,7 +44,7 @@ async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json<View>, Pro
     Ok(Json(View::of(ctx.store.schedule(DEFAULT_SPACE, &id).await?)))
 }
 
-/// 201, or 200 where the same one was there already. 409 for a name that another one has.
+/// 201, or 200 if the same schedule exists already. 409 if another schedule has the name.
 async fn create(
     State(ctx): State<Arc<Ctx>>,
     body: Result<Bytes, BytesRejection>,
@@ -54,8 +55,8 @@ async fn create(
     Ok((if created { StatusCode::CREATED } else { StatusCode::OK }, Json(View::of(schedule))))
 }
 
-/// Puts another definition in a schedule's place: the whole of it, without its name. What is left out is what it would be in
-/// a new one.
+/// Replaces a schedule's definition, except its name. A field that is left out gets the default of a new
+/// schedule.
 async fn change(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -64,7 +65,7 @@ async fn change(
     let asked: Asked = parse(&body?)?;
     let name = ctx.store.schedule(DEFAULT_SPACE, &id).await?.definition.name;
     if !asked.name.is_empty() && asked.name != name {
-        return Err(Problem::bad_request("a schedule keeps its name: make another one, and delete this one"));
+        return Err(Problem::bad_request("a schedule keeps its name: create another one, and delete this one"));
     }
     let definition = read(Asked { name, ..asked }, &ctx.config).map_err(Problem::bad_request)?;
     Ok(Json(View::of(ctx.store.change_schedule(DEFAULT_SPACE, &definition, None).await?)))
@@ -89,7 +90,7 @@ struct TriggerBody {
     client_key: Option<String>,
 }
 
-/// Fires it now: 202, or 200 with the first answer when its `client_key` was used before.
+/// Fires the schedule now: 202, or 200 with the first answer when its `client_key` was used before.
 async fn trigger(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -123,7 +124,7 @@ struct NextQuery {
     count: Option<usize>,
 }
 
-/// The next ticks, counted from now. Of one whose `state` is `paused` none fires until it is resumed.
+/// The next ticks, counted from now. While the schedule's `state` is `paused`, none of them fires.
 async fn next(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
@@ -146,7 +147,7 @@ struct FiringsQuery {
     limit: Option<i64>,
 }
 
-/// What became of its ticks, newest first.
+/// The outcomes of past ticks, newest first.
 async fn firings(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,

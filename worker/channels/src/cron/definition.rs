@@ -1,4 +1,5 @@
-//! What a schedule is made of, from a configuration, a request or a command line, and what its firings are made of.
+//! The definition of a schedule, read from a configuration, a request or a command line, and the session that
+//! a firing starts.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -12,10 +13,10 @@ use wakeful_store::wake::NewSession;
 use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
 use wakeful_workflow::schedule::{Invalid, MISSED_LIMIT, Missed, Overlap, Timing};
 
-/// The most bytes of a prompt.
+/// The longest prompt, in bytes.
 const PROMPT_BYTES: usize = 64 << 10;
 
-/// A definition as somebody writes it, or what is to be another in one.
+/// A definition as the user gives it, or the changes to an existing one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
@@ -28,31 +29,31 @@ pub struct Asked {
     /// The IANA name of the time zone that the pattern is read in.
     #[serde(default)]
     pub time_zone: Option<String>,
-    /// The agent, `default` without it.
+    /// The agent; `default` if not given.
     #[serde(default)]
     pub agent: Option<String>,
-    /// The conversation that its sessions stand in, `schedule-NAME` without it.
+    /// The conversation of its sessions; `schedule-NAME` if not given.
     #[serde(default)]
     pub conversation_id: Option<String>,
     /// What the agent is told at each tick.
     #[serde(default)]
     pub prompt: Option<String>,
-    /// An address that its replies are mailed to; may be given several times. '' in an edit: none.
+    /// An address that its replies are mailed to; may be given several times. '' in an edit removes all.
     #[serde(default, deserialize_with = "addresses")]
     pub mail_to: Option<Vec<String>>,
-    /// What becomes of ticks that nobody was there for: skip, one (without it), all.
+    /// What becomes of ticks that passed while no worker ran: skip, one (the default), all.
     #[serde(default, deserialize_with = "missed_in_json")]
     pub missed: Option<Missed>,
-    /// How many ticks are made good at most, with `all`; 10 without it.
+    /// How many missed ticks fire at most, with `all`; 10 if not given.
     #[serde(default)]
     pub missed_limit: Option<u32>,
-    /// What becomes of a tick while an earlier firing is not through: skip, queue (without it).
+    /// What becomes of a tick while an earlier firing still runs: skip, queue (the default).
     #[serde(default, deserialize_with = "overlap_in_json")]
     pub overlap: Option<Overlap>,
 }
 
 impl Asked {
-    /// `before`, with what is asked for in its place.
+    /// Fills in the missing fields from `before`, and keeps its name.
     pub fn over(self, before: &Definition) -> Asked {
         let conversation = before.conversation_id.split_once('/').map(|(_, id)| id.to_owned());
         Asked {
@@ -83,14 +84,16 @@ fn overlap_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Overlap>
     given(from, "overlap", OVERLAP_RULE, |value| Overlap::parse(value.as_str()?))
 }
 
-/// `mail_to`: a list of texts. That they are addresses is for whoever reads them.
-pub fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
+/// Reads `mail_to`, a list of texts. The caller checks that they are addresses.
+pub fn addresses<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Vec<String>>, D::Error> {
     given(from, "mail_to", "must be a list of mail addresses, such as [\"ann@example.org\"]", |value| {
         value.as_array()?.iter().map(|one| one.as_str().map(str::to_owned)).collect()
     })
 }
 
-/// What a field has, where it has something, or an error that names the field, what it has and what it must be.
+/// Reads a field's value, `None` for null. The error names the field, its value and the rule.
 fn given<'de, D: Deserializer<'de>, T>(
     from: D,
     name: &str,
@@ -105,7 +108,7 @@ fn given<'de, D: Deserializer<'de>, T>(
     read(&value).map(Some).ok_or_else(wrong)
 }
 
-/// A value for a message: not too long a one.
+/// A value for an error message, cut to 60 characters.
 pub fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 {
@@ -115,10 +118,10 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// Reads what somebody asked for.
+/// Checks a definition and fills in the defaults.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A sentence that says what is wrong.
 pub fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
     if !cron::is_name(&asked.name) {
         return Err(format!("`name` is {:?}: it {}", asked.name, cron::NAME_RULE));
@@ -135,7 +138,8 @@ pub fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
     })?;
     let agent = asked.agent.unwrap_or_else(|| DEFAULT_AGENT.to_owned());
     match config.agent(&agent) {
-        // Which model it has is for whoever runs it: the command line may know less than they do.
+        // Only the process that runs the agent must know its model; the command line's configuration may not
+        // name it.
         Ok(_) | Err(AgentError::NoModel { .. }) => {}
         Err(error @ AgentError::Unknown { .. }) => return Err(error.to_string()),
     }
@@ -166,7 +170,7 @@ pub fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
     })
 }
 
-/// The schedules of a configuration, which has read them.
+/// The schedules of the configuration. They were checked when it was loaded.
 pub(super) fn of_config(config: &Config) -> Vec<Definition> {
     let definitions = config.schedules.iter().map(|(name, schedule)| Definition {
         name: name.clone(),
@@ -187,17 +191,23 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
     definitions.collect()
 }
 
-/// The session of a firing. Its replies are mailed where the schedule names addresses, and these take part in it.
+/// The session that a firing starts. If the schedule names addresses, replies are mailed there, and the
+/// addressees are the session's participants.
 ///
 /// # Errors
-/// When this process has no such agent.
-pub fn session_of(config: &Config, tools: &Registry, schedule: &Schedule) -> Result<NewSession, CannotBegin> {
+/// When this process does not know the agent.
+pub fn session_of(
+    config: &Config,
+    tools: &Registry,
+    schedule: &Schedule,
+) -> Result<NewSession, CannotBegin> {
     let definition = &schedule.definition;
     let new = origin::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
     Ok(NewSession { policy: mailing(config, &definition.mail_to, &definition.name), ..new })
 }
 
-/// The policy of a session whose replies are mailed to these addresses, if there are any: a first mail, which answers none.
+/// A policy that mails a session's replies to these addresses, as a new mail thread. The default policy if
+/// there are none.
 pub fn mailing(config: &Config, mail_to: &[String], subject: &str) -> SessionPolicy {
     if mail_to.is_empty() {
         return SessionPolicy::default();

@@ -1,4 +1,4 @@
-//! The scheduler: sleeps until a tick is due, fires it, and sleeps again. Any number of them may run.
+//! The scheduler sleeps until a tick is due, fires it, and sleeps again. Several schedulers may run at once.
 
 use super::definition::{of_config, session_of};
 use std::sync::Arc;
@@ -13,11 +13,12 @@ use wakeful_store::schedule::{Fired, Schedule};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::schedule::written;
 
-/// The longest sleep: a notification may be lost, and the database's clock may be set.
+/// The longest sleep. A notification may get lost, and somebody may set the database's clock.
 const LONGEST: Duration = Duration::from_secs(30);
-/// The shortest: what is due and in the hands of another scheduler must not make this one spin.
+/// The shortest sleep. Keeps this scheduler from spinning while another one fires a due tick.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// Between two attempts while the database is away, growing to the second.
+/// How long to wait between attempts while the database is down: starts with the first value and doubles up
+/// to the second.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
 /// Fires what is due, until `ctx.shutdown.draining` fires. What is in hand then is committed, or never was.
@@ -42,14 +43,14 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
             () = ctx.shutdown.draining.cancelled() => {}
             () = tokio::time::sleep(wait) => {}
             heard = news.recv() => if let Err(RecvError::Closed) = heard {
-                // Nobody tells any more: the timer alone.
+                // The listener is gone, so only the timer is left.
                 tokio::time::sleep(wait).await;
             }
         }
     }
 }
 
-/// Fires everything that is due, and says how long to sleep then.
+/// Fires everything that is due, and returns how long to sleep.
 async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store::Result<Duration> {
     if !*synced {
         sync(ctx).await?;
@@ -60,14 +61,14 @@ async fn look(ctx: &Ctx, agents: &[String], synced: &mut bool) -> wakeful_store:
     };
     while !ctx.shutdown.draining.is_cancelled() {
         let Some(fired) = ctx.store.fire_due(None, agents, &compose).await? else { break };
-        crate::failpoint("K62");
+        wakeful_store::failpoint!("K62");
         tell(ctx, &fired);
     }
     let next = ctx.store.next_firing(agents).await?;
     Ok(next.map_or(LONGEST, |next| next.clamp(SHORTEST, LONGEST)))
 }
 
-/// Brings the database's schedules up to this process's configuration.
+/// Updates the database's schedules from this process's configuration.
 async fn sync(ctx: &Ctx) -> wakeful_store::Result<()> {
     let (deployment, definitions) = (&ctx.config.server.deployment, of_config(&ctx.config));
     let synced = ctx.store.sync_schedules(DEFAULT_SPACE, deployment, &definitions, None).await?;
@@ -77,13 +78,13 @@ async fn sync(ctx: &Ctx) -> wakeful_store::Result<()> {
     for name in &synced.withdrawn {
         warn!(
             schedule = name,
-            deployment, "Paused schedule {name}: the configuration of deployment {deployment} has it no more"
+            deployment, "Paused schedule {name}: deployment {deployment} no longer configures it"
         );
     }
     for name in &synced.taken {
         warn!(
             schedule = name,
-            "schedules.{name} of the configuration is not used: the API made one of that name (delete it, or rename \
+            "schedules.{name} of the configuration is not used: a schedule of that name was made through the API (delete it, or rename \
              yours)"
         );
     }
@@ -108,7 +109,8 @@ fn tell(ctx: &Ctx, fired: &Fired) {
     }
 }
 
-/// The agents that this process can begin a session of: ticks of others are left to processes that know them.
+/// The agents for which this process can start a session. Ticks of other agents are left to processes that
+/// have them.
 fn agents(ctx: &Ctx) -> Vec<String> {
     let known = |name: &String| {
         origin::of_chat(&ctx.config, &ctx.plugins.tools, format!("{DEFAULT_SPACE}/any"), Some(name)).is_ok()

@@ -1,14 +1,14 @@
-//! A schedule as it is shown.
+//! A schedule as the API and the command line show it.
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use wakeful_store::schedule::Schedule;
 use wakeful_workflow::schedule::Timing;
 
-/// The most ticks that are told in advance.
+/// The most future ticks that one request can list.
 pub const NEXT_LIMIT: usize = 1000;
 
-/// The schedule's row, with its conversation under the name that the API takes.
+/// The schedule's row. Its conversation id is the one that the API takes, without the space.
 #[derive(Clone, Debug, Serialize)]
 pub struct View {
     #[serde(flatten)]
@@ -17,11 +17,11 @@ pub struct View {
     pub state: &'static str,
 }
 
-/// A tick to come.
+/// A future tick.
 #[derive(Clone, Debug, Serialize)]
 pub struct Next {
     pub tick: DateTime<Utc>,
-    /// As the schedule's time zone has it.
+    /// The time in the schedule's time zone.
     pub local: String,
 }
 
@@ -38,9 +38,9 @@ impl View {
 /// The next `count` ticks after `now`.
 pub fn next(schedule: &Schedule, now: DateTime<Utc>, count: usize) -> Vec<Next> {
     let definition = &schedule.definition;
-    // It was read when it was written.
+    // The pattern was checked when the schedule was written.
     let Ok(timing) = Timing::parse(&definition.cron, &definition.time_zone) else { return Vec::new() };
-    // A clock that was ahead has decided some already.
+    // If the clock was ahead, some later ticks have already been fired or skipped.
     let from = now.max(schedule.last_tick);
     timing.ticks(from).take(count).map(|tick| Next { tick, local: timing.local(tick) }).collect()
 }

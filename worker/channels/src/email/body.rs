@@ -1,8 +1,9 @@
-//! The bodies of requests that bring mail.
+//! Reads the bodies of requests that bring mail.
 //!
-//! A signature covers the body, so whoever sends one proves nothing before its last byte is here, and until then holds what
-//! has come of it. So large bodies take places, of which each door has its own: strangers at one of them close no other. And
-//! a body has to come at a pace: who stops sending is gone within seconds, and who goes on pays for the place.
+//! A signature covers the whole body, so until the last byte arrives the sender has proved nothing, and we
+//! hold what came so far. So a large body needs a permit, and each door has its own permits: strangers at one
+//! door cannot block another. A body must also arrive at a minimum rate. A sender who stops is cut off within
+//! seconds, and one who goes on has to spend bandwidth.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -13,30 +14,30 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 use wakeful_http::problem::Problem;
 
-/// A body that grows beyond this needs a place.
+/// A body larger than this needs a permit.
 const SMALL: usize = 1 << 20;
 
-/// Large bodies that a door holds at a time.
+/// How many large bodies a door holds at a time.
 const PLACES: usize = 2;
 
-/// How long a large body waits for a place.
+/// How long a large body waits for a permit.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// What every body is given, and what each further second has to bring of it.
+/// The time that every body gets at first. Received bytes extend it by a second per `bytes_per_s`.
 const GRACE: Duration = Duration::from_secs(10);
-/// Providers are on fast lines.
+/// Providers have fast connections.
 const STRANGERS_BYTES_PER_S: u32 = 512 << 10;
-/// Whoever has the token may be at home.
+/// A caller with the token may have a slow connection at home.
 const GUARDED_BYTES_PER_S: u32 = 32 << 10;
 
-/// Whose requests share their places: those that come with one kind of proof.
+/// A group of entry points that share permits: those with one kind of proof.
 #[derive(Debug)]
 pub(super) struct Door {
     places: Semaphore,
     bytes_per_s: u32,
 }
 
-/// A body, and its place while it is held.
+/// A body, with its permit for as long as it is held.
 #[derive(Debug)]
 pub(super) struct Held<'d> {
     pub bytes: Bytes,
@@ -48,16 +49,16 @@ impl Door {
         Door { places: Semaphore::const_new(PLACES), bytes_per_s: STRANGERS_BYTES_PER_S }
     }
 
-    /// For those who have proved who they are before their body comes.
+    /// A door for callers who prove who they are before their body arrives.
     pub const fn guarded() -> Door {
         Door { places: Semaphore::const_new(PLACES), bytes_per_s: GUARDED_BYTES_PER_S }
     }
 
-    /// Takes the whole body, of at most `limit` bytes.
+    /// Reads the whole body, of at most `limit` bytes.
     ///
     /// # Errors
-    /// 413 for a larger one, as soon as that is known; 408 for one that comes too slowly; 429 where too many large ones are
-    /// here; 400 for one that breaks off.
+    /// 413 for a larger body, as soon as that is known; 408 for one that arrives too slowly; 429 when there
+    /// are too many large ones; 400 for one that breaks off.
     pub async fn hold(&self, headers: &HeaderMap, body: Body, limit: usize) -> Result<Held<'_>, Problem> {
         let too_large =
             || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {limit} bytes"));
@@ -79,9 +80,9 @@ impl Door {
             if bytes.len() + chunk.len() > SMALL && place.is_none() {
                 let begun = Instant::now();
                 place = Some(self.place().await?);
-                // Nobody could send meanwhile.
+                // The sender could not send while we waited for the permit.
                 until += begun.elapsed();
-                // All of it at once: growing by doubling would hold it twice.
+                // Reserve everything at once: doubling the buffer would hold the body twice.
                 bytes.reserve(announced.saturating_sub(bytes.len()));
             }
             bytes.extend_from_slice(&chunk);
@@ -91,7 +92,7 @@ impl Door {
     }
 
     async fn place(&self) -> Result<SemaphorePermit<'_>, Problem> {
-        // Nobody closes it.
+        // The semaphore is never closed.
         let place = timeout(WAIT, self.places.acquire()).await.ok().and_then(Result::ok);
         place.ok_or_else(|| {
             Problem::too_many(
@@ -110,7 +111,7 @@ mod tests {
 
     const LIMIT: usize = 8 << 20;
 
-    /// So many pieces of 512 KiB, one each `every`, and then nothing more, or the end.
+    /// A body of so many pieces of 512 KiB, one per `every`; then it ends, or stalls.
     fn body(pieces: usize, every: Duration, ends: bool) -> Body {
         let sent = stream::iter(0..pieces).then(move |_| async move {
             tokio::time::sleep(every).await;
@@ -135,7 +136,7 @@ mod tests {
         let begun = Instant::now();
         let stalled = hold(&door, body(4, Duration::ZERO, false)).await;
         assert_eq!(stalled.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
-        assert_eq!(begun.elapsed().as_secs(), 14, "ten seconds, and one for each half a mebibyte");
+        assert_eq!(begun.elapsed().as_secs(), 14, "ten seconds, and one per half mebibyte");
         assert_eq!(door.places.available_permits(), PLACES);
         let steady = hold(&door, body(16, Duration::from_secs(1), true)).await.unwrap();
         assert_eq!(steady.bytes.len(), LIMIT);
@@ -143,7 +144,7 @@ mod tests {
         assert_eq!(slow.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
         let known = Door::guarded();
         let slow = hold(&known, body(16, Duration::from_secs(4), true)).await;
-        assert_eq!(slow.unwrap().bytes.len(), LIMIT, "whoever has the token may be on a slow line");
+        assert_eq!(slow.unwrap().bytes.len(), LIMIT, "a caller with the token may have a slow line");
         assert_eq!(
             hold(&known, body(2, Duration::ZERO, false)).await.unwrap_err(),
             StatusCode::REQUEST_TIMEOUT
@@ -165,7 +166,7 @@ mod tests {
             tokio::time::sleep(WAIT / 2).await;
             held.remove(0);
         });
-        assert_eq!(one.unwrap().bytes.len(), 2 << 20, "its turn came while it waited");
+        assert_eq!(one.unwrap().bytes.len(), 2 << 20, "it got its permit while it waited");
     }
 
     #[tokio::test]

@@ -1,34 +1,36 @@
-//! Bounces: what a mail server sends back of a mail that it could not deliver (RFC 3464, in a multipart/report of RFC 3462).
+//! Bounces: a mail server's reports about mail that it could not deliver (RFC 3464, in a multipart/report of
+//! RFC 3462).
 //!
-//! Whoever knows a Message-ID of ours can write one. So a bounce changes nothing but what is said of the delivery, and only
-//! for its own recipients ([`wakeful_store::Store::note_bounce`]).
+//! Anybody who knows one of our Message-IDs can forge a bounce. So a bounce only adds a note to the delivery,
+//! and only for that delivery's own recipients ([`wakeful_store::Store::note_bounce`]).
 
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::Result;
 use wakeful_store::bounce::Noted;
 
-/// The most parts and recipients that are looked at.
+/// The most parts, and the most recipients, that are read.
 const MAX_PARTS: usize = 20;
 const MAX_RECIPIENTS: usize = 100;
 
-/// What is read of a report at most: servers cut the mail that they return.
+/// How many bytes of a report are read. Servers cut the mail that they return.
 const MAX_BYTES: usize = 1 << 20;
 
-/// One recipient of one delivery, whom it did not reach.
+/// A recipient whom a delivery did not reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounce {
-    /// `dlv_…`: the left side of the Message-ID that came back.
+    /// `dlv_…`: the part before the `@` in the returned Message-ID.
     pub delivery_id: String,
     pub recipient: String,
     /// The enhanced status, `5.1.1`.
     pub status: String,
-    /// The remote server's own words, if any, else those of the reporter.
+    /// The remote server's reply if the report has one, else the reporter's text.
     pub diagnostic: String,
-    /// It is given up. Otherwise it is only late, and another report may follow.
+    /// The server gave up. If `false`, the mail is only late, and another report may follow.
     pub permanent: bool,
 }
 
-/// The bounces in a mail, one for each recipient; none where it is no delivery report, or of no mail of ours.
+/// The bounces in a mail, one per recipient. Empty if it is not a delivery report, or reports mail that is
+/// not ours.
 pub fn read(raw: &[u8]) -> Vec<Bounce> {
     let raw = &raw[..raw.len().min(MAX_BYTES)];
     let text = String::from_utf8_lossy(raw).replace("\r\n", "\n");
@@ -67,11 +69,11 @@ pub fn read(raw: &[u8]) -> Vec<Bounce> {
     }
 }
 
-/// Takes a bounce: noted at the delivery, journalled, and shown to whoever looks at its session. What is only late is not
-/// noted, for it may yet arrive.
+/// Records a permanent bounce at its delivery and in the session's journal. Ignores a report of late mail,
+/// which may still arrive.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::note_bounce`].
+/// The errors of [`wakeful_store::Store::note_bounce`].
 pub async fn take_bounce(ctx: &Ctx, bounce: &Bounce) -> Result<Noted> {
     if !bounce.permanent {
         return Ok(Noted::Known);
@@ -85,7 +87,7 @@ pub async fn take_bounce(ctx: &Ctx, bounce: &Bounce) -> Result<Noted> {
     Ok(noted)
 }
 
-/// The groups of a delivery status after the first, which is about the message.
+/// One bounce per group of a delivery status, after the first group, which describes the message.
 fn recipients(status: &str, delivery_id: &str) -> Vec<Bounce> {
     let groups = status.split("\n\n").map(headers).filter(|fields| !fields.is_empty());
     let bounces = groups.filter_map(|fields| {
@@ -95,7 +97,7 @@ fn recipients(status: &str, delivery_id: &str) -> Vec<Bounce> {
         let permanent = match action.as_str() {
             "failed" => true,
             "delayed" => false,
-            // Delivered, relayed, expanded: no bounce.
+            // Delivered, relayed or expanded: not a bounce.
             _ => return None,
         };
         let status = value(&fields, "status").unwrap_or_default();
@@ -106,13 +108,13 @@ fn recipients(status: &str, delivery_id: &str) -> Vec<Bounce> {
     bounces.take(MAX_RECIPIENTS).collect()
 }
 
-/// The part after the type, `rfc822; ann@example.com` or `smtp; 550 …`.
+/// The part after the type, as in `rfc822; ann@example.com` or `smtp; 550 …`.
 fn typed(value: &str) -> String {
     let text = value.split_once(';').map_or(value, |(_, text)| text).trim();
     text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap_or(text).trim().to_owned()
 }
 
-/// The delivery that a Message-ID of ours names, wherever it stands in the text.
+/// The delivery that a Message-ID of ours names, anywhere in the text.
 fn delivery_of(text: &str) -> Option<String> {
     let ids = text.split('<').skip(1).filter_map(|rest| rest.split_once('>').map(|(id, _)| id));
     let left = ids.filter_map(|id| id.split_once('@').map(|(left, _)| left.trim()));
@@ -126,7 +128,7 @@ fn delivery_of(text: &str) -> Option<String> {
     left.filter(ours).last().map(str::to_owned)
 }
 
-/// Names in lower case and unfolded values.
+/// The headers: names in lower case, values unfolded.
 fn headers(text: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     for line in text.lines() {
@@ -155,7 +157,7 @@ fn parameter(content_type: &str, name: &str) -> Option<String> {
     })
 }
 
-/// What stands between the boundary's lines.
+/// The parts between the boundary lines.
 fn parts<'a>(body: &'a str, boundary: &str) -> Vec<&'a str> {
     let mark = format!("--{boundary}");
     let mut parts = Vec::new();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// As Postfix writes one, with the headers of the mail that came back.
+/// A report by Postfix, with the headers of the returned mail.
 const POSTFIX: &str = "Return-Path: <>
 From: MAILER-DAEMON@mx.example.net (Mail Delivery System)
 Subject: Undelivered Mail Returned to Sender
@@ -52,7 +52,7 @@ Subject: Your table
 --4A1B2C.1700000000/mx.example.net--
 ";
 
-/// As Exim writes one: the whole mail comes back, and no diagnosis of a remote server.
+/// A report by Exim. It returns the whole mail and has no diagnosis of a remote server.
 const EXIM: &str =
     "Content-Type: multipart/report; report-type=delivery-status; boundary=1700000000-eximdsn-123
 From: Mail Delivery System <Mailer-Daemon@host.example.net>
@@ -83,7 +83,7 @@ Body with a line
 --1700000000-eximdsn-123--
 ";
 
-/// As Gmail writes one: the thread in its own headers, and a part that is itself a multipart before the status.
+/// A report by Gmail. Its own headers name the thread, and a nested multipart comes before the status.
 const GMAIL: &str = "In-Reply-To: <dlv_g1@example.org>
 References: <first@example.net> <dlv_g1@example.org>
 From: Mail Delivery Subsystem <mailer-daemon@googlemail.com>

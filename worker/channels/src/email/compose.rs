@@ -1,7 +1,7 @@
-//! A delivery as a mail: one composer for everything that sends.
+//! Composes a delivery as a mail. Everything that sends mail uses this composer.
 //!
-//! The same delivery gives the same bytes in every attempt but for the date. So does its Message-ID, which is made of the
-//! delivery's id: whoever gets a mail twice can tell, an answer to it names the delivery, and so does a bounce.
+//! Every attempt of a delivery gives the same bytes, except for the date. The Message-ID is made from the
+//! delivery id, so a recipient can recognise a duplicate, and a reply or a bounce names the delivery.
 
 use lettre::Message;
 use lettre::address::Envelope;
@@ -10,10 +10,10 @@ use lettre::message::{Mailbox, MessageBuilder};
 use serde_json::Value;
 use wakeful_engine::channel::{Outbound, SendError};
 
-/// The most ids in `References`: the first, which names the thread, and the newest.
+/// The most ids in `References`: the first one, which names the thread, and the newest ones.
 const MAX_REFERENCES: usize = 50;
 
-/// An id that is longer is no id that a mail program makes.
+/// A longer id is dropped; mail programs make none like it.
 const MAX_ID_BYTES: usize = 900;
 
 /// A mail, ready to be handed over.
@@ -22,18 +22,18 @@ pub struct Composed {
     pub envelope: Envelope,
     /// The whole message, RFC 5322.
     pub bytes: Vec<u8>,
-    /// What stands behind the `@` of its sender.
+    /// The domain of its sender's address.
     pub from_domain: String,
 }
 
-/// What a delivery says of its mail.
+/// The fields of a delivery that make a mail.
 struct Fields<'a> {
     from: Option<&'a str>,
     to: &'a Value,
     cc: &'a Value,
     subject: &'a str,
     body: &'a str,
-    /// The mail that is answered, where this one belongs to a thread.
+    /// The mail that this one replies to, if it belongs to a thread.
     thread: Option<&'a Value>,
 }
 
@@ -42,7 +42,7 @@ struct Fields<'a> {
 /// sender where the delivery names none.
 ///
 /// # Errors
-/// [`SendError::Refused`]: no mail can be made of it, in whatever attempt.
+/// [`SendError::Refused`]: no mail can be made of it, and a retry would not help.
 pub fn compose(from: Option<&Mailbox>, message: &Outbound<'_>) -> Result<Composed, SendError> {
     let refused = |error: String| SendError::Refused(format!("the message cannot be composed: {error}"));
     let fields = fields(message.content);
@@ -66,7 +66,8 @@ pub fn compose(from: Option<&Mailbox>, message: &Outbound<'_>) -> Result<Compose
         builder = builder.cc(cc);
     }
     builder = threaded(builder, fields.thread).map_err(refused)?;
-    // lettre would insert one `\r` after the other into the whole, which takes minutes for a mebibyte of short lines.
+    // lettre would convert line ends one by one, each time moving the rest: minutes for a mebibyte of short
+    // lines.
     let body = fields.body.replace("\r\n", "\n").replace('\n', "\r\n");
     let mail = builder.body(body).map_err(|error| refused(error.to_string()))?;
     Ok(Composed { envelope: mail.envelope().clone(), bytes: mail.formatted(), from_domain })
@@ -85,7 +86,7 @@ fn fields(content: &Value) -> Fields<'_> {
         };
     }
     let thread = &content["thread"];
-    // A mail to somebody else is none of this thread's, and its answer must not come back into it.
+    // A mail to other people gets no thread headers. Otherwise their answer would come back into this thread.
     let of_thread = shares(&content["to"], &thread["to"]) || shares(&content["cc"], &thread["to"]);
     Fields {
         from: named(&thread["from"]),
@@ -101,8 +102,8 @@ fn named(value: &Value) -> Option<&str> {
     value.as_str().filter(|text| !text.trim().is_empty())
 }
 
-/// In-Reply-To, References and Reply-To of the thread, and what says that a machine wrote it: to whom it answers, if it
-/// does, so that no other machine answers that.
+/// Adds In-Reply-To, References and Reply-To of the thread. `Auto-Submitted` marks the mail as automatic, so
+/// that other machines do not answer it.
 fn threaded(mut builder: MessageBuilder, thread: Option<&Value>) -> Result<MessageBuilder, String> {
     let none = Value::Null;
     let thread = thread.unwrap_or(&none);
@@ -121,7 +122,7 @@ fn threaded(mut builder: MessageBuilder, thread: Option<&Value>) -> Result<Messa
     Ok(builder.raw_header(raw("Auto-Submitted", word.to_owned(), word.to_owned())?))
 }
 
-/// The thread's ids, each once, the answered one last; of many the first and the newest.
+/// The thread's ids, each once, with the answered one last. If there are too many, the first and the newest.
 fn references(thread: &Value, answered: Option<&str>) -> Vec<String> {
     let listed = thread["references"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut ids: Vec<String> = Vec::new();
@@ -139,7 +140,7 @@ fn references(thread: &Value, answered: Option<&str>) -> Vec<String> {
     ids
 }
 
-/// `<left@right>` of an id with its brackets or without. `None` for what could end a header, or is no id.
+/// The id as `<left@right>`, given with brackets or without. `None` if it is not an id or could end a header.
 fn message_id(text: &str) -> Option<String> {
     let text = text.trim();
     let bare = text.strip_prefix('<').map_or(text, |rest| rest.strip_suffix('>').unwrap_or(rest));
@@ -149,7 +150,7 @@ fn message_id(text: &str) -> Option<String> {
     sound.then(|| format!("<{bare}>"))
 }
 
-/// A header of ids, one a line: a mail program may fold between two of them and never within one.
+/// A header of ids, one per line, because a header may be folded between two ids but not within one.
 fn ids(name: &str, ids: &[String]) -> Result<HeaderValue, String> {
     raw(name, ids.join(" "), ids.join("\r\n "))
 }
@@ -159,7 +160,7 @@ fn raw(name: &str, plain: String, folded: String) -> Result<HeaderValue, String>
     Ok(HeaderValue::dangerous_new_pre_encoded(name, plain, folded))
 }
 
-/// A text that can end no header.
+/// Replaces control characters, so the text cannot end a header.
 fn line(text: &str) -> String {
     text.split(|c: char| c.is_control()).collect::<Vec<_>>().join(" ").trim().to_owned()
 }
@@ -176,7 +177,7 @@ fn addresses(list: &Value) -> Result<Vec<Mailbox>, String> {
     list.iter().map(|one| mailbox(one.as_str().unwrap_or_default())).collect()
 }
 
-/// Whether two lists of addresses have one in common.
+/// Whether two lists of addresses share an address.
 fn shares(one: &Value, other: &Value) -> bool {
     let plain = |list: &Value| -> Vec<String> {
         let all = addresses(list).unwrap_or_default();

@@ -145,7 +145,7 @@ fn the_same_delivery_is_the_same_bytes_but_for_its_date() {
 
 #[test]
 fn a_body_of_short_lines_is_composed_in_one_go() {
-    // Inserted one by one, half a million line ends would move a hundred gigabytes or more.
+    // Inserting half a million line ends one by one would move a hundred gigabytes or more.
     let body = "\n".repeat(1 << 19) + "a\r\nb";
     let content = json!({"to": ["ann@example.com"], "subject": "s", "body": body});
     let from = "desk@example.org".parse().unwrap();

@@ -1,7 +1,9 @@
-//! DKIM (RFC 6376): what goes out is signed for its sender's domain, by RSA or Ed25519 (RFC 8463), relaxed in header and body.
+//! DKIM (RFC 6376): signs outgoing mail for its sender's domain, with RSA or Ed25519 (RFC 8463),
+//! canonicalization relaxed/relaxed.
 //!
-//! Signing is this file and no crate's: lettre's brings `rsa` (RUSTSEC-2023-0071, no fix) and `ed25519-dalek` beside the
-//! process' own crypto, and mail-auth's a whole resolver. The two primitives are aws-lc-rs'.
+//! This file signs without a DKIM crate: lettre's would add `rsa` (RUSTSEC-2023-0071, no fix) and
+//! `ed25519-dalek` next to the crypto library we use, and mail-auth a whole resolver. The two primitives come
+//! from aws-lc-rs.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::encoding::AsDer;
@@ -12,7 +14,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 
-/// What a mail's reader is shown, and what puts it into its thread. Signed as often as they are there.
+/// The headers that a reader sees or that put the mail into a thread. Each is signed as often as it occurs.
 const SIGNED: [&str; 13] = [
     "From",
     "To",
@@ -42,13 +44,14 @@ enum Key {
 }
 
 impl Signer {
-    /// A signer of `domain` with the key in `pem`: RSA of 2048 bits or more (PKCS #1 or #8), or Ed25519 (PKCS #8).
+    /// Creates a signer for `domain` from the key in `pem`: RSA of 2048 bits or more (PKCS #1 or #8), or
+    /// Ed25519 (PKCS #8).
     ///
     /// # Errors
-    /// In words, without anything of the key.
+    /// A sentence that reveals nothing of the key.
     pub fn new(domain: &str, selector: &str, pem: &[u8]) -> Result<Signer, String> {
         let der = PrivateKeyDer::from_pem_slice(pem)
-            .map_err(|error| format!("it is no PEM of a private key: {error}"))?;
+            .map_err(|error| format!("it is not a private key in PEM format: {error}"))?;
         let key = match &der {
             PrivateKeyDer::Pkcs1(der) => RsaKeyPair::from_der(der.secret_pkcs1_der()).ok().map(rsa),
             PrivateKeyDer::Pkcs8(der) => {
@@ -62,16 +65,16 @@ impl Signer {
         Ok(Signer { domain: domain.to_lowercase(), selector: selector.to_owned(), key })
     }
 
-    /// Whether mail from this domain is its to sign: the same one, or one below it.
+    /// Whether this signer signs for `from_domain`: its own domain or a subdomain.
     pub fn is_for(&self, from_domain: &str) -> bool {
         let from = from_domain.to_lowercase();
         from == self.domain || from.strip_suffix(&self.domain).is_some_and(|rest| rest.ends_with('.'))
     }
 
-    /// `mail` with its signature in front.
+    /// Returns `mail` with its signature in front.
     ///
     /// # Errors
-    /// In words, when the key does not sign.
+    /// A sentence, when signing fails.
     pub fn sign(&self, mail: Vec<u8>) -> Result<Vec<u8>, String> {
         let end = mail.windows(4).position(|four| four == b"\r\n\r\n").map_or(mail.len(), |at| at + 2);
         let head = String::from_utf8_lossy(&mail[..end]).into_owned();
@@ -79,7 +82,7 @@ impl Signer {
         let headers = headers(&head);
         let (mut names, mut signed) = (Vec::new(), String::new());
         for name in SIGNED {
-            // Of several the last one first, as a verifier takes them.
+            // If a header occurs several times, sign the last one first, as a verifier reads them.
             for header in headers.iter().rev().filter(|header| header.0.eq_ignore_ascii_case(name)) {
                 names.push(name);
                 signed.push_str(&relaxed(header));
@@ -109,15 +112,15 @@ impl Signer {
             Key::Rsa(key) => {
                 let mut signature = vec![0; key.public_modulus_len()];
                 key.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), message, &mut signature)
-                    .map_err(|_| "the DKIM key does not sign".to_owned())?;
+                    .map_err(|_| "signing with the DKIM key failed".to_owned())?;
                 Ok(BASE64.encode(signature))
             }
-            // RFC 8463: the hash is what is signed.
+            // RFC 8463 signs the hash of the message.
             Key::Ed25519(key) => Ok(BASE64.encode(key.sign(digest(&SHA256, message).as_ref()))),
         }
     }
 
-    /// What stands in the DNS under `SELECTOR._domainkey.DOMAIN`, a TXT record.
+    /// The TXT record for `SELECTOR._domainkey.DOMAIN`.
     pub fn record(&self) -> String {
         let (kind, public) = match &self.key {
             Key::Rsa(key) => {
@@ -134,7 +137,7 @@ fn rsa(key: RsaKeyPair) -> Key {
     Key::Rsa(Box::new(key))
 }
 
-/// Name and value of each header, still folded, in order. `head` ends with a line break.
+/// Name and value of each header in order, still folded. `head` ends with a line break.
 fn headers(head: &str) -> Vec<(&str, &str)> {
     let mut headers = Vec::new();
     let mut rest = head;
@@ -154,13 +157,13 @@ fn headers(head: &str) -> Vec<(&str, &str)> {
     headers
 }
 
-/// RFC 6376, 3.4.2.
+/// Canonicalizes a header: RFC 6376, 3.4.2.
 fn relaxed((name, value): &(&str, &str)) -> String {
     let words = value.split([' ', '\t', '\r', '\n']).filter(|word| !word.is_empty());
     format!("{}:{}", name.trim_end().to_ascii_lowercase(), words.collect::<Vec<_>>().join(" "))
 }
 
-/// RFC 6376, 3.4.4.
+/// Canonicalizes the body: RFC 6376, 3.4.4.
 fn relaxed_body(body: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(body.len());
     let mut lines: Vec<&[u8]> = Vec::new();
@@ -199,7 +202,7 @@ fn relaxed_body(body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// In lines that a header may have.
+/// Splits Base64 into header lines.
 fn folded(base64: &str) -> String {
     let pieces: Vec<&str> =
         base64.as_bytes().chunks(72).filter_map(|piece| std::str::from_utf8(piece).ok()).collect();
@@ -255,7 +258,7 @@ mod tests {
             "Content-Transfer-Encoding: 7bit",
         ];
         let mail = |headers: &[String]| format!("{}\r\n\r\nHello\r\n", headers.join("\r\n"));
-        // Of an Ed25519 key the same bytes always get the same signature.
+        // Ed25519 is deterministic: the same bytes always get the same signature.
         let signature = |mail: &str| {
             let signed = String::from_utf8(signer.sign(mail.as_bytes().to_vec()).unwrap()).unwrap();
             signed.strip_suffix(mail).unwrap().to_owned()
@@ -269,7 +272,7 @@ mod tests {
         }
         assert_ne!(signature(&mail(&headers).replace("Hello", "Pay me")), whole, "the body");
         let unsigned = mail(&headers).replace("Subject:", "X-Other: x\r\nSubject:");
-        assert_eq!(signature(&unsigned), whole, "what servers add on the way");
+        assert_eq!(signature(&unsigned), whole, "a header that a server adds on the way");
     }
 
     #[test]

@@ -1,18 +1,18 @@
-//! The text of an HTML body: what a person would see of it. No document is built, so its depth costs nothing.
+//! Extracts the visible text of an HTML body. Builds no document tree, so deep nesting costs nothing.
 
 use html5gum::{HtmlString, StartTag, Token, Tokenizer};
 
-/// Elements without an end, which hide nothing.
+/// Elements without an end tag. A hidden one hides nothing after it.
 const VOID: [&[u8]; 14] = [
     b"area", b"base", b"br", b"col", b"embed", b"hr", b"img", b"input", b"link", b"meta", b"param",
     b"source", b"track", b"wbr",
 ];
 
-/// What is never shown.
+/// Elements whose content is never shown.
 const UNSEEN: [&[u8]; 9] =
     [b"script", b"style", b"head", b"title", b"template", b"noscript", b"object", b"svg", b"iframe"];
 
-/// Elements that begin on a line of their own.
+/// Elements that start a new line.
 const BLOCKS: [&[u8]; 33] = [
     b"address",
     b"article",
@@ -49,16 +49,16 @@ const BLOCKS: [&[u8]; 33] = [
     b"ul",
 ];
 
-/// An address that is longer is not shown. All together are no longer than the document.
+/// A longer link address is not shown. All shown addresses together are no longer than the document.
 const ADDRESS_BYTES: usize = 2_000;
 
-/// The visible text of `html`: no scripts, no styles, no comments, nothing that is hidden. A link's text is followed by where
-/// it leads, `text (https://…)`, if it does not say that itself.
+/// The visible text of `html`, without scripts, styles, comments and hidden elements. A link becomes `text
+/// (https://…)`, unless its text is the address.
 pub(super) fn text(html: &str) -> String {
     let mut out = String::new();
-    // The link that is open: where it leads, and where its text begins.
+    // The open link: its address, and where its text starts in `out`.
     let mut link: Option<(String, usize)> = None;
-    // The element that hides, and how many of its name are open within it.
+    // The element that hides its content, and how many elements of that name are open inside.
     let mut hidden: Option<(HtmlString, usize)> = None;
     for token in Tokenizer::new(html) {
         let Ok(token) = token;
@@ -69,7 +69,7 @@ pub(super) fn text(html: &str) -> String {
                 } else if hides(&tag) {
                     hidden = Some((tag.name, 1));
                 } else if &**tag.name == b"a".as_slice() {
-                    // Links do not nest: another one ends the one before.
+                    // Links do not nest: a new link ends the one before.
                     lead(&mut out, link.take());
                     link = address(&tag).map(|address| (address, out.len()));
                 } else {
@@ -99,11 +99,11 @@ pub(super) fn text(html: &str) -> String {
     out.trim().to_owned()
 }
 
-/// Where a link leads that somebody could follow from a mail.
+/// The address of a link that a reader could follow from a mail.
 fn address(tag: &StartTag<()>) -> Option<String> {
     let (_, value) = tag.attributes.iter().find(|(key, _)| key.as_slice() == b"href".as_slice())?;
     let text = String::from_utf8_lossy(value);
-    // As browsers read it: line breaks and tabs are not part of it, and a blank is written out.
+    // Read the address as browsers do: drop line breaks and tabs, and encode spaces.
     let address: String = text.trim().chars().filter(|c| !c.is_control()).collect();
     let address = address.split(char::is_whitespace).collect::<Vec<_>>().join("%20");
     let leads = ["http://", "https://", "mailto:"]
@@ -112,7 +112,7 @@ fn address(tag: &StartTag<()>) -> Option<String> {
     (leads && address.len() <= ADDRESS_BYTES).then_some(address)
 }
 
-/// Says where the link leads that ends here, behind its text.
+/// Appends the address of the link that ends here.
 fn lead(out: &mut String, link: Option<(String, usize)>) {
     let Some((address, start)) = link else { return };
     let shown = out[out.floor_char_boundary(start)..].trim();
@@ -169,7 +169,7 @@ fn break_line(out: &mut String, name: &[u8]) {
     }
 }
 
-/// Runs of white space are one blank, as they are shown.
+/// Collapses runs of white space to one space, as browsers do.
 fn push(out: &mut String, text: &str) {
     for character in text.chars() {
         if !character.is_whitespace() {

@@ -1,4 +1,4 @@
-//! Mail that came in, by whatever door: read, judged, and given to a session.
+//! Incoming mail, from any entry point: parsed, judged, and given to a session.
 
 use super::bounce::{self, Bounce};
 use super::mailbox::{Addressed, mailboxes_of};
@@ -22,57 +22,59 @@ use wakeful_workflow::mail::policy::{self, MailboxRules};
 use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
 use wakeful_workflow::mail::{auth, subject_key, text, thread};
 use wakeful_workflow::record::Role;
-use wakeful_workflow::session::Seed;
+use wakeful_workflow::seed::Seed;
 
-/// Mails that are read at a time: each may take several times its size.
+/// How many mails are parsed at a time. Each may need several times its size in memory.
 static READING: Semaphore = Semaphore::const_new(2);
-/// How long a mail waits to be read: it is held in memory meanwhile, and its sender can keep it as well.
+/// How long a mail waits to be parsed. Kept short: the mail is in memory meanwhile, and its sender could keep
+/// it just as well.
 const READING_WAIT: Duration = Duration::from_secs(10);
 
-/// So many mails of a thread, and so much of them, are given to the session of a further one.
+/// How many earlier mails of a thread, and how many bytes of them, a further session of it is given.
 const THREAD_MAILS: i64 = 20;
 const THREAD_BYTES: usize = 64 << 10;
 const THREAD_MAIL_BYTES: usize = 16 << 10;
 
-/// A Message-ID that is longer is known by its hash.
+/// A longer Message-ID is replaced by its hash.
 const KEY_BYTES: usize = 200;
 
-/// A mail as it arrived, before anything of it was read.
+/// A mail as it arrived, before parsing.
 #[derive(Clone, Debug)]
 pub struct Arrived {
     /// The whole message, RFC 5322.
     pub raw: Bytes,
-    /// The envelope's sender. `None`: nobody told; empty: the null return path.
+    /// The envelope's sender. `None` if the entry point does not know it; empty for the null return path.
     pub mail_from: Option<String>,
-    /// The envelope's recipients. Empty: nobody told, and those of the header count.
+    /// The envelope's recipients. If empty, the recipients in the header count.
     pub recipients: Vec<String>,
-    /// What the party that handed it over, and proved who it is, says of its DMARC result. `None`: nothing.
+    /// The DMARC result, as reported by a party that handed the mail over and proved its identity. `None` if
+    /// it reports none.
     pub dmarc_passed: Option<bool>,
-    /// Why that party would keep it from everybody: a virus, spam. `None`: it said nothing of the kind.
+    /// Why that party would withhold the mail from everybody: a virus, or spam. `None` if it gives no reason.
     pub unwanted: Option<String>,
 }
 
-/// What became of it.
+/// The outcome for one mailbox.
 #[derive(Clone, Debug)]
 pub enum Taken {
-    /// It woke a session, or did before (`duplicate`).
+    /// It woke a session, now or earlier (`duplicate`).
     Woke(Woken),
-    /// It is kept from the agents for good, and its sender's server need not try again: machine mail, a loop, a mailbox of
-    /// nobody.
+    /// It is withheld from the agents for good, and its server need not retry: automatic mail, a loop, or a
+    /// sender whose mailbox takes no replies.
     Dropped { reason: String },
 }
 
-/// A mail that was read and not yet taken.
+/// A mail that was parsed and not yet taken.
 #[derive(Clone)]
 pub(super) struct Incoming {
     read: Arc<Read>,
-    /// What it says of mail of ours that did not arrive.
+    /// The bounces of our own mail that it reports.
     bounces: Arc<[Bounce]>,
     dmarc_passed: Option<bool>,
     unwanted: Option<String>,
 }
 
-/// Takes a mail: one session for each mailbox of ours that it is for.
+/// Takes a mail: one session for each of our mailboxes that it is addressed to.
 ///
 /// # Errors
 /// [`NotTaken`].
@@ -95,7 +97,7 @@ pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, NotTaken> {
     Ok(taken)
 }
 
-/// Reads a mail, on a thread that it may hold up.
+/// Parses a mail on a blocking thread.
 ///
 /// # Errors
 /// [`NotTaken::Unreadable`], [`NotTaken::ReadersBusy`] and [`NotTaken::Defect`].
@@ -107,12 +109,12 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotTaken> {
     let permit = tokio::time::timeout(READING_WAIT, READING.acquire()).await;
     let permit = permit.map_err(|_| NotTaken::ReadersBusy)?;
     let read = tokio::task::spawn_blocking(move || {
-        // Held until it is read, whether or not anybody still waits for that.
+        // Kept until parsing ends, even if the caller has gone.
         let _permit = permit;
         Ok::<_, Unreadable>((parse::read(&raw)?, bounce::read(&raw)))
     })
     .await;
-    // What the reader did not catch is a defect of ours, and no reason to lose a mail.
+    // A panic here is our own bug, and must not lose the mail.
     let read = read.map_err(|error| {
         warn!(%error, "A mail could not be read");
         NotTaken::Defect
@@ -135,12 +137,13 @@ pub(super) async fn take_for(
 ) -> Result<Taken, NotTaken> {
     let Read { facts, files, body_sha256, .. } = &*incoming.read;
     let settings = &ctx.config.email.incoming;
-    // Before it is looked up: where too much comes in it is refused as one too many, and not for want of a connection. It is
-    // one turn for all of it, since a mail that held one and waited for another could wait for itself.
+    // Take the permit before the first query: an overload then answers 429, and not "no connection". One
+    // permit covers the whole mail. A mail that held one and waited for a second could block itself.
     let permit = ctx.intake.enter().await?;
     let mut key = key_of(&incoming.read);
     let from = facts.from.as_ref().map(|from| from.address.as_str());
-    // Anybody can write any Message-ID, also one that he expects of somebody else: his mail must not stand for that one.
+    // Anybody can write any Message-ID, even one that they expect from somebody else. So a mail with a known
+    // id but another sender or text gets a key made from its whole content.
     if ctx.store.mail_is_other(DEFAULT_SPACE, &addressed.mailbox_id, &key, from, body_sha256).await? {
         key = whole_key(&incoming.read);
     }
@@ -171,12 +174,12 @@ pub(super) async fn take_for(
     };
     let reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
     if !reasons.is_empty() {
-        // A report may tell of a hundred mails of ours, and notes each in a transaction of its own.
+        // Release the permit: a report may list a hundred of our mails, and each is recorded in its own
+        // transaction.
         drop(permit);
         return dropped(ctx, &mail, incoming, &reasons).await;
     }
-    let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv)
-        || crate::mutant("join_by_header");
+    let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv);
     let signed = signed(ctx, addressed).await?;
     let named = ctx.store.conversations_named(DEFAULT_SPACE, &addressed.mailbox_id, &mail.answers).await?;
     let joined = thread::joins(facts, signed, dmarc_passed, &named);
@@ -189,12 +192,9 @@ pub(super) async fn take_for(
         None => None,
     };
     let mut exchange = ctx.store.exchange(&mail).await?;
-    // An empty text says nothing twice, and the same answer may be right for two questions.
+    // An empty text repeats nothing, and two questions may have the same answer.
     if facts.body.trim().is_empty() || asking.is_some() {
         exchange.same_body = 0;
-    }
-    if crate::mutant("loops_answered") {
-        exchange = policy::Exchange::default();
     }
     let suspicion = policy::loop_suspicion(exchange, settings.loop_limit);
     let message = NewMessage {
@@ -216,7 +216,7 @@ pub(super) async fn take_for(
             MailWakes::Answer { session_id: &session_id, reply: route.as_ref(), proved: dmarc_passed };
         match ingest::take_mail(ctx, &permit, &mail, wakes, message.clone()).await {
             Ok(woken) => return Ok(Taken::Woke(woken)),
-            // Somebody else has answered meanwhile.
+            // Somebody else answered the question meanwhile.
             Err(Refused::Store(Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. })) => {}
             Err(refused) => return Err(refused.into()),
         }
@@ -235,8 +235,8 @@ pub(super) async fn take_for(
     Ok(Taken::Woke(ingest::take_mail(ctx, &permit, &mail, MailWakes::New(&new), message).await?))
 }
 
-/// Remembers a mail that no agent is shown. What it says of mail of ours is noted first: a process that dies in between is
-/// handed it again.
+/// Records a mail that no agent sees. Its bounces are recorded first: if the process dies in between, the
+/// mail's server hands it over again.
 async fn dropped(
     ctx: &Ctx,
     mail: &NewMail,
@@ -256,7 +256,7 @@ async fn dropped(
     Ok(Taken::Dropped { reason })
 }
 
-/// The conversation of the plus-address that the mail was sent to, if it was signed by us and the mailbox has it.
+/// The conversation named by the plus-address, if we signed it and the mailbox has that conversation.
 async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, NotTaken> {
     let settings = &ctx.config.email.incoming;
     let (Some(secret), Some(address), Some(token)) =
@@ -270,7 +270,7 @@ async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, 
     Ok(has.then_some(conversation_id))
 }
 
-/// What was said in the conversation, newest last, as much of it as a further session is given.
+/// The earlier mails of the conversation, newest last, cut to what a further session is given.
 async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, NotTaken> {
     let said = ctx.store.mail_thread(conversation_id, THREAD_MAILS).await?;
     let mut left = THREAD_BYTES;
@@ -292,7 +292,7 @@ async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, NotTaken
     Ok(seeds)
 }
 
-/// What a mail is known by: its Message-ID, or a hash of the whole.
+/// The key of a mail: its Message-ID, or a hash of the whole mail.
 fn key_of(read: &Read) -> String {
     read.facts.message_id.as_deref().map_or_else(|| whole_key(read), id_key)
 }

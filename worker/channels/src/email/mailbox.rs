@@ -1,18 +1,18 @@
-//! Which mailboxes of ours a mail is for.
+//! Finds which of our mailboxes a mail is addressed to.
 
 use lettre::message::Mailbox as Named;
 use wakeful_config::email::Email;
 
-/// The `mailbox_id` where no mailbox is configured.
+/// The `mailbox_id` when no mailbox is configured.
 const DEFAULT: &str = "default";
 
-/// A mailbox that a mail is for.
+/// One of our mailboxes that a mail is addressed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Addressed<'a> {
     pub mailbox_id: String,
-    /// `None`: no mailbox is configured, nor a sender of ours.
+    /// `None` if neither a mailbox nor `email.from` is configured.
     pub address: Option<String>,
-    /// What stands after the plus sign in the address that the mail was sent to.
+    /// The part after the plus sign in the recipient's address.
     pub token: Option<&'a str>,
     pub agent: Option<String>,
     pub recipients: Option<Vec<String>>,
@@ -20,7 +20,7 @@ pub(super) struct Addressed<'a> {
 }
 
 impl Addressed<'_> {
-    /// The `From` of what the mailbox sends: its address, under the name of `email.from`.
+    /// The `From` of mail that the mailbox sends: its own address, with the name of `email.from`.
     pub(super) fn from(&self, email: &Email) -> String {
         let named: Option<Named> = email.from.as_deref().and_then(|from| from.parse().ok());
         let own = self.address.as_deref().and_then(|address| address.parse().ok());
@@ -33,7 +33,7 @@ impl Addressed<'_> {
     }
 }
 
-/// The mailboxes that `recipients` name, each once. Without a configured mailbox that is the default one, whoever is named.
+/// The mailboxes that `recipients` name, each once. If none is configured, always the default mailbox.
 pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Addressed<'a>> {
     let mut found: Vec<Addressed<'a>> = Vec::new();
     let mailboxes = &email.incoming.mailboxes;
@@ -50,7 +50,7 @@ pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Add
         }];
     }
     for recipient in recipients {
-        // The very address first: that of a mailbox may have a plus sign of its own.
+        // Try the exact address first: a mailbox's own address may contain a plus sign.
         let exact = mailboxes.iter().find(|mailbox| mailbox.address.eq_ignore_ascii_case(recipient));
         let named = exact.map(|mailbox| (mailbox, None)).or_else(|| {
             mailboxes.iter().find_map(|mailbox| Some((mailbox, token(&mailbox.address, recipient)?)))
@@ -72,7 +72,7 @@ pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Add
     found
 }
 
-/// Every address of ours.
+/// All our own addresses.
 pub(super) fn own_addresses(email: &Email) -> Vec<String> {
     let mailboxes = email.incoming.mailboxes.iter().map(|mailbox| mailbox.address.clone());
     mailboxes.chain(sender(email)).collect()
@@ -83,7 +83,8 @@ fn sender(email: &Email) -> Option<String> {
     Some(named.email.to_string().to_lowercase())
 }
 
-/// Whether `recipient` is the mailbox `own`: `Some(None)` as it is, `Some(Some(…))` with something after a plus sign.
+/// Compares `recipient` with the mailbox `own`. `None` if it is another address, `Some(None)` if it is equal,
+/// `Some(Some(…))` with the part after a plus sign.
 fn token<'a>(own: &str, recipient: &'a str) -> Option<Option<&'a str>> {
     let (own_local, own_domain) = own.rsplit_once('@')?;
     let (local, domain) = recipient.rsplit_once('@')?;

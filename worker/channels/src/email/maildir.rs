@@ -1,4 +1,4 @@
-//! Outgoing mail into a Maildir: what `wakeful dev` sends to, and what a person can open with any mail reader.
+//! Writes outgoing mail into a Maildir. `wakeful dev` uses it; any mail reader can open it.
 
 use super::compose::compose;
 use async_trait::async_trait;
@@ -8,7 +8,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 
-/// A Maildir, one file a message, named after its delivery: written twice it is there once.
+/// A Maildir with one file per message. The file is named after the delivery, so a repeated attempt adds no
+/// second file.
 #[derive(Clone, Debug)]
 pub struct Maildir {
     dir: PathBuf,
@@ -16,12 +17,13 @@ pub struct Maildir {
 }
 
 impl Maildir {
-    /// A Maildir at `dir`, created when first written to. `from` is an address, with a name or without.
+    /// Uses the Maildir at `dir`, which the first write creates. `from` is an address, with or without a
+    /// name.
     ///
     /// # Errors
-    /// When `from` is no address.
+    /// When `from` is not an address.
     pub fn new(dir: PathBuf, from: &str) -> Result<Maildir, String> {
-        let from = from.parse().map_err(|error| format!("{from:?} is no email address: {error}"))?;
+        let from = from.parse().map_err(|error| format!("{from:?} is not an email address: {error}"))?;
         Ok(Maildir { dir, from })
     }
 }
@@ -47,7 +49,8 @@ impl Channel for Maildir {
         Ok(json!({ "maildir": path }))
     }
 
-    /// A reader moves what it has seen to `cur`, and may have deleted it: so what is not there is not known to be unsent.
+    /// A mail reader moves seen mail to `cur` or deletes it, so a missing file does not prove that the mail
+    /// was never written.
     async fn find(&self, delivery_id: &str) -> Result<Found, SendError> {
         let (dir, name) = (self.dir.clone(), delivery_id.to_owned());
         let path = tokio::task::spawn_blocking(move || look(&dir, &name))
@@ -58,7 +61,7 @@ impl Channel for Maildir {
     }
 }
 
-/// Into `tmp`, then renamed into `new`, as every Maildir is written: a reader never sees half a message.
+/// Writes into `tmp`, then renames into `new`, as Maildir requires: a reader never sees half a message.
 fn write(dir: &Path, name: &str, bytes: &[u8]) -> std::io::Result<PathBuf> {
     for folder in ["tmp", "new", "cur"] {
         std::fs::create_dir_all(dir.join(folder))?;
@@ -72,7 +75,7 @@ fn write(dir: &Path, name: &str, bytes: &[u8]) -> std::io::Result<PathBuf> {
     Ok(finished)
 }
 
-/// The message in `new`, or in `cur`, where readers put their flags after its name.
+/// The message in `new`, or in `cur`, where mail readers append flags to its name.
 fn look(dir: &Path, name: &str) -> std::io::Result<Option<PathBuf>> {
     let unread = dir.join("new").join(name);
     if unread.try_exists()? {

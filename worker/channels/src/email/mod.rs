@@ -1,4 +1,5 @@
 //! Email.
+#![doc = include_str!("README.md")]
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -27,10 +28,10 @@ mod raw;
 pub mod ses;
 pub mod smtp;
 
-/// The sender of mail that names none, where the configuration names none either.
+/// The sender if neither the mail nor the configuration names one.
 const NOBODY: &str = "Wakeful <wakeful@localhost>";
 
-/// What sends mail, if anything does: one way, which the configuration names.
+/// Builds the channel that sends mail, if one is configured. There can be only one.
 pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
     for mailbox in &config.email.incoming.mailboxes {
         if let Some(agent) = &mailbox.agent {
@@ -53,14 +54,14 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
         senders.push(ses_sender(config, from)?);
     }
     if senders.len() > 1 {
-        let text = "[email] names several ways for mail to go out, and it goes one way only: keep one of email.maildir, \
+        let text = "[email] sets several ways to send mail, but only one can be used: keep one of email.maildir, \
                     email.smtp and email.ses.send";
         return Err(Invalid(text.to_owned()).into());
     }
     Ok(senders)
 }
 
-/// The SMTP server of the configuration.
+/// The SMTP channel of the configuration, if there is one.
 ///
 /// # Errors
 /// A certificate or a key that cannot be used.
@@ -96,7 +97,7 @@ fn ses_sender(_: &wakeful_config::email_providers::Ses, _: &str) -> Result<Arc<d
     Err(Invalid(text.to_owned()))
 }
 
-/// `/v1/triggers/email/…`: mail comes in.
+/// `/v1/triggers/email/…`: incoming mail.
 pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     Router::new()
         .route("/email/raw", post(raw::post))
@@ -104,12 +105,12 @@ pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
         .merge(provider::webhooks(ctx))
 }
 
-/// What is to be read of mail.
+/// The list of incoming mails, `/v1/mails`.
 pub(super) fn routes() -> Router<Arc<Ctx>> {
     Router::new().route("/mails", get(raw::list))
 }
 
-/// Mail comes in by LMTP, until the process drains.
+/// Accepts mail by LMTP until the process drains.
 pub(super) async fn listen(ctx: Arc<Ctx>) -> anyhow::Result<()> {
     match ctx.config.email.incoming.lmtp_listen {
         Some(address) => lmtp::listen(ctx, address).await,

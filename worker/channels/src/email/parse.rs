@@ -1,4 +1,4 @@
-//! Reading a mail's bytes. What strangers wrote is looked at before it is parsed, and parsed where a panic ends nothing.
+//! Parses a mail. Hostile input is scanned before it is parsed, and a panic of the parser is caught.
 
 use super::html;
 use mail_parser::{Addr, Address, HeaderValue, Message, MessageParser, MessagePart, MimeHeaders, PartType};
@@ -9,56 +9,56 @@ use wakeful_workflow::mail::scan::{self, Hostile};
 use wakeful_workflow::mail::{AttachmentFacts, MailFacts, Person};
 use wakeful_workflow::record::without_nul;
 
-/// So much of what a mail says is shown; the rest is in an attachment.
+/// How much of a mail's text is shown; the whole text is an attachment.
 const BODY_BYTES: usize = 64 << 10;
-/// So much of an HTML body is turned into text.
+/// How much of an HTML body is converted to text.
 const HTML_BYTES: usize = 2 << 20;
-/// A subject is no longer.
+/// The longest subject.
 const SUBJECT_BYTES: usize = 998;
-/// An address is no longer (RFC 5321, with room).
+/// The longest address (RFC 5321, with room).
 const ADDRESS_BYTES: usize = 320;
 const PEOPLE: usize = 200;
 const IDS: usize = 100;
 const ID_BYTES: usize = 998;
 const ATTACHMENTS: usize = 200;
-/// A larger file is named and not kept: on its way into the database it is held several times over.
+/// A larger file is named but not stored: on its way into the database it is held in memory several times.
 const ATTACHMENT_BYTES: usize = 16 << 20;
 const FILE_NAME_BYTES: usize = 200;
 const MACHINE_HEADERS: usize = 50;
-/// The stack of what parses: mails within mails are taken apart and dropped by recursion.
+/// The size of the parser's stack. The parser handles nested mails recursively.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Why it is not read. Trying again changes nothing, save for [`Unreadable::NoThread`].
+/// Why a mail was not parsed. A retry helps only after [`Unreadable::NoThread`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     #[error("{0}")]
     Hostile(#[from] Hostile),
-    #[error("this is no mail: it has no header that could be read")]
+    #[error("this is not a mail: it has no readable header")]
     NoMail,
-    /// This machine's fault, and not the mail's.
-    #[error("the mail could not be read just now: there is no thread to read it on; send it again later")]
+    /// This machine's fault, not the mail's.
+    #[error("the mail could not be read just now: no thread could be started for it; send it again later")]
     NoThread,
 }
 
-/// A mail, read.
+/// A parsed mail.
 #[derive(Debug)]
 pub(super) struct Read {
     pub facts: MailFacts,
     pub files: Vec<NewAttachment>,
-    /// Of the whole, in hexadecimal.
+    /// Hash of the whole mail, in hexadecimal.
     pub sha256: String,
-    /// Of what it says.
+    /// Hash of its text.
     pub body_sha256: String,
 }
 
-/// Reads `raw`. Takes time in proportion to its length: for a thread that may be held up.
+/// Parses `raw`. Takes time in proportion to its length, so run it on a blocking thread.
 ///
 /// # Errors
 /// [`Unreadable`].
 pub(super) fn read(raw: &[u8]) -> Result<Read, Unreadable> {
     let scanned = scan::scan(raw)?;
     let disarmed = scanned.disarm(raw);
-    // The parser asserts in debug builds what malformed mail does not keep.
+    // In debug builds the parser's assertions fail on malformed mail.
     let parse = || catch_unwind(AssertUnwindSafe(|| parsed(&disarmed))).unwrap_or(Err(Unreadable::NoMail));
     let parsed = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("mail".to_owned()).stack_size(STACK_BYTES);
@@ -75,7 +75,7 @@ fn parsed(raw: &[u8]) -> Result<(MailFacts, Vec<NewAttachment>), Unreadable> {
     if message.parts.len() > scan::PARTS + 1 {
         return Err(Hostile::Parts.into());
     }
-    // Of bytes that are no mail at all the parser makes a header without a name.
+    // From bytes that are not a mail, the parser makes a header without a name.
     let named = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
     if !message.headers().iter().any(|header| named(header.name.as_str())) {
         return Err(Unreadable::NoMail);
@@ -117,10 +117,10 @@ fn facts(message: &Message<'_>) -> (MailFacts, Vec<NewAttachment>) {
     (facts, files.files)
 }
 
-/// What the mail's own headers say that the parser has no word for.
+/// Facts from the mail's headers that the parser does not offer.
 #[derive(Default)]
 struct Headers {
-    /// How many `From` there are.
+    /// How many `From` headers there are.
     froms: usize,
     from: Vec<Person>,
     authentication_results: Vec<String>,
@@ -163,7 +163,7 @@ impl Headers {
     }
 }
 
-/// What it says, and what was cut: name, type and the whole of each.
+/// The text to show, and the full originals of what was cut: name, type and content of each.
 fn body(message: &Message<'_>) -> (String, Vec<(&'static str, &'static str, String)>) {
     let (mut whole, mut wholes) = (String::new(), Vec::new());
     for part in message.text_body.iter().filter_map(|id| message.parts.get(*id as usize)) {
@@ -267,10 +267,11 @@ fn media_type(part: &MessagePart<'_>) -> String {
     }
 }
 
-/// A name that can be shown and written down: no path, no control characters, not endless, and never `..`.
+/// A file name that is safe to show and to store: no path, no control characters, not too long, and never
+/// `..`.
 fn file_name(given: &str) -> String {
     let last = given.rsplit(['/', '\\']).next().unwrap_or_default();
-    // Nor what makes a name be shown as another than it is.
+    // Also without the characters that disguise a name.
     let hides = |c: char| {
         c.is_control()
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
@@ -314,7 +315,7 @@ fn report_type(message: &Message<'_>) -> Option<String> {
     Some(bounded(of.attribute("report-type").unwrap_or("of no type"), 60))
 }
 
-/// The ids of the mails that a report brings back, whole or as headers.
+/// The ids of the mails that a report returns, whole or as headers.
 fn reported(message: &Message<'_>) -> Vec<String> {
     if report_type(message).is_none() {
         return Vec::new();

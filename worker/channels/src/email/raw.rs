@@ -19,22 +19,22 @@ use wakeful_http::problem::Problem;
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
-/// Of one mail.
+/// The most recipients of one mail.
 const RECIPIENTS: usize = 100;
 
-/// Who bears the token shares nothing with those who have only said that they sign.
+/// Two doors, so that a request that only claims to be signed cannot block a caller with the token.
 static GUARDED: Door = Door::guarded();
 static SIGNED: Door = Door::new();
 
 const SIGNATURE: &str = "webhook-signature";
 
-/// Lets a request pass that may be signed, which the handler looks at with the body, or bears the token. What can be known
-/// of a signature without the body is looked at here.
+/// Lets a request pass if it has the bearer token, or a signature, which the handler checks with the body.
+/// All of the signature that can be checked without the body is checked here.
 pub(super) async fn door(ctx: State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     if request.headers().contains_key(SIGNATURE) {
         let refused = if ctx.config.email.incoming.raw_secrets.is_empty() {
             Some(
-                "no signature is known here: set email.raw_secrets, or send the token and no signature"
+                "signatures are not set up here: set email.raw_secrets, or send the token instead of a signature"
                     .to_owned(),
             )
         } else {
@@ -48,7 +48,7 @@ pub(super) async fn door(ctx: State<Arc<Ctx>>, request: Request, next: Next) -> 
     guard(ctx, request, next).await
 }
 
-/// Takes a mail: 202 with the sessions that it woke, 200 where it woke none (a duplicate, or it was dropped).
+/// Accepts a mail: 202 with the sessions that it woke, 200 if it woke none (a duplicate, or a dropped mail).
 pub(super) async fn post(
     State(ctx): State<Arc<Ctx>>,
     headers: HeaderMap,
@@ -57,9 +57,10 @@ pub(super) async fn post(
 ) -> Result<Response, Problem> {
     let (mail_from, recipients) = envelope(&headers, query)?;
     let is_signed = headers.contains_key(SIGNATURE);
-    // The signature is of the body alone: whoever saw one request could send its mail to anybody else here.
+    // The signature covers only the body. Somebody who saw a signed request could otherwise send its mail to
+    // another mailbox here.
     if is_signed && (mail_from.is_some() || !recipients.is_empty()) {
-        let detail = "`rcpt` and `mail_from` are not signed: they need the token; leave them out, or send the token and no signature";
+        let detail = "`rcpt` and `mail_from` are not signed: they need the token; leave them out, or send the token instead of a signature";
         return Err(Problem::bad_request(detail));
     }
     let media_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -79,7 +80,7 @@ pub(super) async fn post(
     Ok(answer(incoming::take(&ctx, arrived).await?))
 }
 
-/// Envelope and whatever else: `mail_from` and `rcpt` (as often as there are recipients), in the query or as headers.
+/// The envelope: `mail_from`, and one `rcpt` per recipient, in the query or as headers.
 fn envelope(
     headers: &HeaderMap,
     query: Vec<(String, String)>,
@@ -102,7 +103,7 @@ fn envelope(
             "mail_from" => mail_from = Some(value),
             "rcpt" => recipients.push(value),
             _ => {
-                let detail = format!("the query has mail_from and rcpt, and not {name:?}");
+                let detail = format!("the query takes mail_from and rcpt, not {name:?}");
                 return Err(Problem::bad_request(detail));
             }
         }
@@ -150,7 +151,7 @@ fn answer(taken: Vec<Taken>) -> Response {
     (status, Json(body)).into_response()
 }
 
-/// Which mails are listed.
+/// The filter of a list of mails.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
@@ -164,7 +165,7 @@ fn usual() -> i64 {
     50
 }
 
-/// `GET /v1/mails`: what came in, newest first, and why what was dropped was.
+/// `GET /v1/mails`: incoming mails, newest first, with the reason of each dropped one.
 pub(super) async fn list(
     State(ctx): State<Arc<Ctx>>,
     wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,

@@ -1,6 +1,7 @@
-//! Outgoing mail by Amazon SES. Only in builds with the feature `ses`.
+//! Sends mail through Amazon SES. Only in builds with the feature `ses`.
 //!
-//! SES takes the same mail twice, and sends it twice: what nobody saw end is shown as uncertain and not sent again.
+//! SES has no idempotency key: the same mail twice is sent twice. So a delivery that was interrupted is shown
+//! as uncertain and not sent again.
 
 use super::compose::compose;
 use async_trait::async_trait;
@@ -23,12 +24,13 @@ use tokio::sync::OnceCell;
 use wakeful_config::email_providers::Ses as Config;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
 
-/// One call: less than the deliver job gives it, so that the end of a call is seen as what it is.
+/// The limit of one call. Shorter than the deliver job's limit, so the call itself reports how it ended.
 const CALL: Duration = Duration::from_secs(45);
 
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Sends by SES, with the credentials that AWS' SDK finds: variables, a role's token, the container's or the machine's.
+/// Sends through SES, with the credentials that the AWS SDK finds: environment variables, a role's token, the
+/// container's or the machine's.
 pub struct Ses {
     from: Mailbox,
     config: Config,
@@ -36,12 +38,12 @@ pub struct Ses {
 }
 
 impl Ses {
-    /// `from` is the sender of mail that names none. Nothing is asked of AWS before the first mail.
+    /// `from` is the sender of mail that names none. No request goes to AWS before the first mail.
     ///
     /// # Errors
-    /// When `from` is no address.
+    /// When `from` is not an address.
     pub fn new(config: &Config, from: &str) -> Result<Ses, String> {
-        let from = from.parse().map_err(|error| format!("{from:?} is no email address: {error}"))?;
+        let from = from.parse().map_err(|error| format!("{from:?} is not an email address: {error}"))?;
         Ok(Ses { from, config: config.clone(), client: OnceCell::new() })
     }
 
@@ -49,7 +51,7 @@ impl Ses {
         let made = self.client.get_or_init(|| async {
             let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT).operation_timeout(CALL).build();
             let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12())
-                // The deliver job decides what is tried again: only it knows what may have gone out.
+                // The deliver job decides about retries, because only it knows what may have gone out.
                 .retry_config(RetryConfig::disabled())
                 .timeout_config(timeouts);
             if let Some(region) = &self.config.region {
@@ -82,7 +84,7 @@ impl Channel for Ses {
         let to = envelope.to().iter().map(ToString::to_string).collect();
         let raw = RawMessage::builder().data(Blob::new(composed.bytes.clone()));
         let raw = raw.build().map_err(|error| refused(&error))?;
-        // Events of a configuration set name the tag: by it a bounce finds its delivery.
+        // Events of a configuration set contain this tag, and a bounce finds its delivery by it.
         let tag = MessageTag::builder().name("delivery_id").value(message.delivery_id);
         let tag = tag.build().map_err(|error| refused(&error))?;
         let begun = Begun::default();
@@ -91,7 +93,7 @@ impl Channel for Ses {
             .await
             .send_email()
             .set_from_email_address(envelope.from().map(ToString::to_string))
-            // Whom it goes to is what the policy let pass, whatever a header says.
+            // The recipients are those that the policy allowed, whatever the headers say.
             .destination(Destination::builder().set_to_addresses(Some(to)).build())
             .content(EmailContent::builder().raw(raw).build())
             .set_configuration_set_name(self.config.configuration_set.clone())
@@ -107,7 +109,7 @@ impl Channel for Ses {
     }
 }
 
-/// Whether the request began to be sent: before that, no error leaves a doubt.
+/// Whether sending the request began. An error before that means that nothing was sent.
 #[derive(Clone, Debug, Default)]
 struct Begun(Arc<AtomicBool>);
 
@@ -134,17 +136,17 @@ where
     let said = || format!("SES: {}", DisplayErrorContext(error));
     match error {
         SdkError::ServiceError(answer) => by_answer(answer.err()),
-        // No credentials, no region: what an operator can put right.
+        // Missing credentials or region, which an operator can fix.
         SdkError::ConstructionFailure(_) => SendError::Later(said()),
         SdkError::TimeoutError(_) | SdkError::DispatchFailure(_) if !begun || was_never_connected(error) => {
             SendError::Later(said())
         }
-        // SdkError may get more kinds, and what is not known may have gone out.
+        // SdkError is non-exhaustive; for an unknown kind the mail may have gone out.
         _ => SendError::Unknown(said()),
     }
 }
 
-/// SES answered.
+/// Maps an error that SES answered with.
 fn by_answer(error: &SendEmailError) -> SendError {
     let code = error.code().unwrap_or("an error without a code");
     let said = format!("SES: {code}: {}", error.message().unwrap_or("nothing more was said"));
@@ -154,18 +156,18 @@ fn by_answer(error: &SendEmailError) -> SendError {
         | "MailFromDomainNotVerifiedException"
         | "NotFoundException"
         | "ValidationException" => SendError::Refused(said),
-        // It broke down inside, before or after it took the mail.
+        // SES failed inside, perhaps after it accepted the mail.
         "InternalFailure"
         | "InternalServerError"
         | "InternalServiceErrorException"
         | "ServiceUnavailable"
         | "an error without a code" => SendError::Unknown(said),
-        // Throttled, paused, a quota, or credentials that do not fit: it was not taken, and an operator may change that.
+        // Throttled, paused, over quota, or wrong credentials: not sent, and it may work later.
         _ => SendError::Later(said),
     }
 }
 
-/// Whether there was nobody to send it to.
+/// Whether no connection was ever made.
 fn was_never_connected(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

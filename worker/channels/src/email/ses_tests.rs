@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use wiremock::matchers::{method, path};
 use wiremock::{Mock, MockServer, Request, ResponseTemplate};
 
-/// With credentials of its own, so that what the machine has is not looked for.
+/// Uses its own credentials, so that the SDK does not look for the machine's.
 fn ses(url: &str, credentials: bool) -> Ses {
     let ses = Ses::new(&Config::default(), "Agent <agent@example.org>").unwrap();
     let config = aws_sdk_sesv2::Config::builder()
@@ -102,7 +102,7 @@ async fn each_answer_says_whether_it_may_have_gone_out() {
 
 #[tokio::test]
 async fn a_connection_that_ends_in_silence_leaves_a_doubt_and_none_that_was_never_made() {
-    // It takes the mail and hangs up; and one that takes it and says nothing until the time is up.
+    // One server reads the mail and hangs up; the other reads it and stays silent until the time limit.
     for silence_s in [0, 5] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,8 +1,8 @@
-//! Outgoing mail by SMTP: to one server, which takes it from there.
+//! Sends mail through one SMTP server, which delivers it further.
 //!
-//! SMTP knows no keys: a mail that was handed over twice is two mails. So it matters to the byte how far a handing over
-//! came. Until the line with the single dot is written nothing was sent, whatever happens; after it only the server's reply
-//! says what became of it, and without one nobody knows.
+//! SMTP has no idempotency keys: a mail handed over twice is two mails. So it matters how far an attempt got.
+//! Before we write the final line with the single dot, nothing is sent. After it, only the server's reply
+//! tells the result; without a reply the delivery is uncertain.
 
 use super::compose::compose;
 use super::dkim::Signer;
@@ -26,19 +26,20 @@ use wakeful_config::mail_out::{self, Security};
 use wakeful_engine::channel::SEND;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
 
-/// The end of an attempt is ours to tell, before the deliverer gives up on it: it would have to call it uncertain.
+/// An attempt ends this much before the deliver job's own limit, because the job would have to call it
+/// uncertain.
 const SPARE: Duration = Duration::from_secs(2);
 
-/// When a mail that found no free connection comes again.
+/// How long a mail waits after it found no free connection.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// A server that was told goodbye has no more than this to say.
+/// How long we wait for the server's answer to QUIT.
 const QUIT: Duration = Duration::from_secs(1);
 
-/// How much of a reply is kept for each recipient that was refused.
+/// The most characters that are kept of the reply for a refused recipient.
 const REPLY_CHARS: usize = 200;
 
-/// Hands mail to an SMTP server: a connection for each, at most so many at once.
+/// Hands mail to an SMTP server. Each mail has its own connection; the number of connections is limited.
 pub struct Smtp {
     host: String,
     port: u16,
@@ -47,7 +48,7 @@ pub struct Smtp {
     credentials: Option<Credentials>,
     hello: ClientId,
     provider: Option<Provider>,
-    /// For everything before the message itself.
+    /// The limit for each phase before the message itself.
     patience: Duration,
     slots: Semaphore,
     from: Mailbox,
@@ -55,10 +56,11 @@ pub struct Smtp {
 }
 
 impl Smtp {
-    /// A server as configured. `from` is the sender of what names none; `hello` is the name for EHLO, a host's.
+    /// Uses the configured server. `from` is the sender of mail that names none; `hello` is this host's name,
+    /// for EHLO.
     ///
     /// # Errors
-    /// In words: a certificate that cannot be read, or TLS that cannot be set up.
+    /// A sentence: the certificate cannot be read, or TLS cannot be set up.
     pub fn new(
         config: &mail_out::Smtp,
         from: Mailbox,
@@ -89,10 +91,10 @@ impl Smtp {
         })
     }
 
-    /// Connects, secures the connection, and proves who this is. Sends nothing: what `wakeful doctor` asks.
+    /// Connects, starts TLS and logs in, without sending anything. `wakeful doctor` uses it.
     ///
     /// # Errors
-    /// In words, with the server's own where it has any.
+    /// A sentence, with the server's own words if there are any.
     pub async fn greet(&self) -> Result<(), String> {
         match timeout(self.patience, self.connect()).await {
             Ok(Ok(mut connection)) => {
@@ -115,7 +117,7 @@ impl Smtp {
                 .await
                 .map_err(|error| words(&error))?;
         if let (Security::Starttls, Some(tls)) = (self.security, &self.tls) {
-            // Never without it: whoever sits between could have taken the offer out.
+            // Never continue without TLS: an attacker on the way could have removed the offer.
             if !connection.can_starttls() {
                 return Err("it does not offer STARTTLS, and security = \"starttls\" asks for it".to_owned());
             }
@@ -125,13 +127,13 @@ impl Smtp {
             let mechanisms = [Mechanism::Plain, Mechanism::Login];
             let proven = connection.auth(&mechanisms, credentials).await;
             proven.map_err(|error| {
-                format!("it does not take [email.smtp] user and password: {}", words(&error))
+                format!("it rejects the user and password of [email.smtp]: {}", words(&error))
             })?;
         }
         Ok(connection)
     }
 
-    /// Names sender and recipients, and asks to begin. Gives whom the server refuses while it takes others.
+    /// Sends MAIL and RCPT. Returns the recipients that the server refuses while it accepts others.
     async fn address(
         &self,
         connection: &mut AsyncSmtpConnection,
@@ -141,7 +143,7 @@ impl Smtp {
         let ascii = |address: &lettre::Address| AsRef::<str>::as_ref(address).is_ascii();
         if !envelope.from().is_none_or(ascii) || !envelope.to().iter().all(ascii) {
             if !connection.server_info().supports_feature(Extension::SmtpUtfEight) {
-                let text = "an address has letters beyond ASCII, and the mail server takes none (SMTPUTF8)";
+                let text = "an address has letters beyond ASCII, and the mail server does not support them (SMTPUTF8)";
                 return Err(SendError::Refused(text.to_owned()));
             }
             options.push(MailParameter::SmtpUtfEight);
@@ -156,7 +158,8 @@ impl Smtp {
                     address: recipient.to_string(),
                     reply: words(&error).chars().take(REPLY_CHARS).collect(),
                 }),
-                // One who is refused for now makes the whole wait: sent to the others, it could not be sent again.
+                // If one recipient is refused temporarily, the whole mail waits: after sending it to the
+                // others, a retry would send it to them twice.
                 Err(error) => return Err(self.judged(&error)),
             }
         }
@@ -172,7 +175,7 @@ impl Smtp {
         Ok(refused)
     }
 
-    /// Writes the message and reads the server's word on it.
+    /// Writes the message and reads the server's reply.
     async fn hand_over(
         &self,
         connection: &mut AsyncSmtpConnection,
@@ -180,7 +183,8 @@ impl Smtp {
         until: Instant,
     ) -> Result<String, SendError> {
         let written = AtomicBool::new(false);
-        // What follows the last piece is the dot: once the end is asked for, it may have gone out.
+        // After the last piece lettre writes the final dot. So when it asks for the end, the dot may already
+        // be out.
         let pieces = std::iter::once(bytes).chain(std::iter::from_fn(|| {
             written.store(true, Ordering::SeqCst);
             None
@@ -203,11 +207,11 @@ impl Smtp {
             Ok(Ok(reply)) => Err(lost(format!("it answered {}", reply.code()))),
             Ok(Err(error)) if error.is_permanent() || error.is_transient() => Err(self.judged(&error)),
             Ok(Err(error)) => Err(lost(words(&error))),
-            Err(_) => Err(lost("the time for it is over".to_owned())),
+            Err(_) => Err(lost("the time limit passed".to_owned())),
         }
     }
 
-    /// A failure before the message was handed over, or the server's refusal of it: nothing was sent.
+    /// The error for a failure before the hand-over, or for a refusal: nothing was sent.
     fn judged(&self, error: &Error) -> SendError {
         let text = self.at(&words(error));
         if error.is_permanent() { SendError::Refused(text) } else { SendError::Later(text) }
@@ -218,8 +222,8 @@ impl Smtp {
     }
 }
 
-/// A mail provider whose SMTP server reads headers of its own. It tells of a bounce by a webhook, and by what these headers
-/// say that finds its delivery: not every provider keeps the Message-ID, or says it there.
+/// A mail provider whose SMTP server reads its own headers. It reports a bounce by webhook, and these headers
+/// identify the delivery there: not every provider keeps or reports the Message-ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Provider {
     Postmark,
@@ -241,10 +245,10 @@ impl Provider {
         }
     }
 
-    /// The lines to be put before the mail. The provider takes them out.
+    /// The header lines for the provider, which it removes from the mail.
     fn headers(self, delivery_id: &str) -> String {
         match self {
-            // Without X-PM-KeepID, answers would name an id that nobody here knows.
+            // Without X-PM-KeepID Postmark replaces the Message-ID, and replies would name an unknown id.
             Provider::Postmark => {
                 format!("X-PM-Metadata-delivery_id: {delivery_id}\r\nX-PM-KeepID: true\r\n")
             }
@@ -256,7 +260,7 @@ impl Provider {
     }
 }
 
-/// A recipient that the server did not take.
+/// A recipient that the server refused.
 struct Refused {
     address: String,
     reply: String,
@@ -269,7 +273,7 @@ impl Channel for Smtp {
     }
 
     fn is_idempotent(&self) -> bool {
-        crate::mutant("mail_again")
+        false
     }
 
     /// The receipt is `{"smtp": "250 …", "message_id", "refused"?: [{"address", "reply"}]}`.
@@ -284,7 +288,7 @@ impl Channel for Smtp {
             mail.bytes = signer.sign(mail.bytes).map_err(SendError::Refused)?;
         }
         let until = Instant::now() + SEND.saturating_sub(SPARE);
-        // A busy server of ours is no fault of the mail: waiting for it uses up no attempt.
+        // When all our connections are busy, the mail is not at fault, so waiting costs no attempt.
         let slot = timeout(self.patience, self.slots.acquire()).await;
         let Ok(Ok(_slot)) = slot else {
             let error = "all connections to the mail server are in use".to_owned();
@@ -316,7 +320,7 @@ impl Channel for Smtp {
     }
 }
 
-/// TLS as the rest of the process does it, which trusts what the host trusts and the configured certificate.
+/// TLS with the process's own crypto. Trusts the host's certificates and the configured one.
 fn tls(config: &mail_out::Smtp) -> Result<TlsParameters, String> {
     let mut builder = TlsParameters::builder(config.host.clone());
     if let Some(file) = &config.ca_file {
@@ -334,7 +338,7 @@ fn silence(patience: Duration) -> String {
     format!("no answer within {} seconds", patience.as_secs())
 }
 
-/// What the server said, `550 5.1.1 No such user`; else what went wrong.
+/// The server's reply, as in `550 5.1.1 No such user`, or else the error.
 fn words(error: &Error) -> String {
     let source = error.source().map(ToString::to_string);
     match (error.status(), source) {
@@ -350,8 +354,8 @@ mod tests {
     use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
     use tokio::net::{TcpListener, TcpSocket};
 
-    /// A server that takes everything up to DATA, reads so many bytes of the message, or all of it, which it gives, and hangs
-    /// up.
+    /// A server that accepts everything up to DATA. It reads `after` bytes of the message, or all of it,
+    /// hangs up, and returns what it read.
     async fn hangs_up(listener: TcpListener, after: Option<usize>) -> String {
         let (stream, _) = listener.accept().await.unwrap();
         let (read, mut write) = stream.into_split();
@@ -378,13 +382,14 @@ mod tests {
         taken
     }
 
-    /// Sends a mail of so many lines by a server of that provider; gives what came of it, and what the server read.
+    /// Sends a mail of `lines` lines through such a server of `provider`; returns the result and what the
+    /// server read.
     async fn sent(
         lines: usize,
         after: Option<usize>,
         provider: Option<Provider>,
     ) -> (Result<Value, SendError>, String) {
-        // A small window: what the server does not read stays with the client, whose writing then waits.
+        // A small window: data that the server does not read stays with the client and blocks its writes.
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -410,8 +415,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_that_was_cut_off_was_not_sent_and_one_without_an_answer_may_have_been() {
-        // The dot must not be written, so this one does not fit into what the two keep between them. The other one is read
-        // to its end.
+        // The first mail must block before its dot, so it is larger than both buffers. The second is read to
+        // its end.
         let (cut, _) = sent(120_000, Some(1000), None).await;
         assert!(matches!(cut, Err(SendError::Later(_))), "{cut:?}");
         let (silent, _) = sent(100, None, None).await;

@@ -1,7 +1,7 @@
-//! Notices from other systems: each wakes a session, without a message of a user.
+//! Notices from other systems. Each notice wakes a session without a message from a user.
 //!
-//! Somebody who then writes in a notice's conversation gets a session of their own beside it, which has seen the notice and
-//! what was made of it: [`wakeful_workflow::trigger::opens_beside`].
+//! A user who then writes in a notice's conversation gets a separate session there. That session has seen the
+//! notice and the agent's reaction to it: [`wakeful_workflow::trigger::opens_beside`].
 
 use crate::cron::definition::{addresses, mailing, shown};
 use axum::body::Bytes;
@@ -36,9 +36,9 @@ pub(super) fn routes() -> Router<Arc<Ctx>> {
 #[serde(deny_unknown_fields)]
 struct Heralded {
     notice: Value,
-    /// Without one the notice has a conversation of its own.
+    /// Without an id the notice gets a conversation of its own.
     conversation_id: Option<String>,
-    /// Whom it is for, in the words of whoever sends it.
+    /// The person that the notice is for, in the sender's own words.
     user_id: Option<String>,
     agent: Option<String>,
     client_key: Option<String>,
@@ -64,7 +64,7 @@ impl Notice {
     /// Reads `notice`.
     ///
     /// # Errors
-    /// 400 that names the field, what it is and what it must be.
+    /// 400 that names the field, shows its value and says what it must be.
     fn read(value: Value) -> Result<Notice, Problem> {
         let mut fields = match value {
             Value::String(text) => return Ok(Notice::Text(text)),
@@ -100,7 +100,7 @@ impl Notice {
     }
 }
 
-/// Takes a notice: 202, or 200 with the first answer when its `client_key` was used before.
+/// Accepts a notice: 202, or 200 with the first answer when its `client_key` was used before.
 async fn take(
     State(ctx): State<Arc<Ctx>>,
     headers: HeaderMap,
@@ -117,7 +117,7 @@ async fn take(
     let notice = Notice::read(heralded.notice)?;
     let (text, subject) = rendered(&notice, heralded.user_id.as_deref())?;
     let client_key = given.unwrap_or_else(|| new_id("key"));
-    // The same key again must find the conversation that it made.
+    // A repeated key must find the conversation that the first request made.
     let conversation = heralded.conversation_id.unwrap_or_else(|| {
         let digest = hex::encode(sha2::Sha256::digest(client_key.as_bytes()));
         format!("herald-{}", &digest[..20])
@@ -128,7 +128,7 @@ async fn take(
     let mail_to: Vec<String> = mail_to.iter().map(|address| address.to_lowercase()).collect();
     let new = NewSession {
         trigger_type: HERALD.to_owned(),
-        // With its length, so that no other conversation and key give the same.
+        // The length prefix makes the id unambiguous: no other conversation and key give the same text.
         trigger_id: format!("{}:{conversation}:{client_key}", conversation.len()),
         continues: Continues::Trigger,
         policy: mailing(&ctx.config, &mail_to, &subject),
@@ -144,8 +144,8 @@ async fn take(
     Ok(answer(ingest::take(&ctx, new, message).await?))
 }
 
-/// The notice as the agent reads it, and a subject for what is mailed about it. That it is nobody's request stands first: what
-/// follows is another system's text.
+/// The notice as the agent reads it, and a subject for mails about it. The text starts by saying that no user
+/// wrote it, because the rest comes from another system.
 fn rendered(notice: &Notice, user_id: Option<&str>) -> Result<(String, String), Problem> {
     let mut text = String::from("A notice from another system. These are not the user's words.\n");
     if let Some(user_id) = user_id {

@@ -1,4 +1,4 @@
-//! One request to a messenger, and what became of it.
+//! Sends one request to a messenger and reads the answer.
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 use reqwest::{ClientBuilder, RequestBuilder, StatusCode};
@@ -6,13 +6,13 @@ use serde_json::Value;
 use std::time::Duration;
 use wakeful_engine::channel::SendError;
 
-/// The largest answer that is read.
+/// The largest answer that is read, in bytes.
 const ANSWER_BYTES: usize = 8 << 20;
 
-/// The longest that a messenger may ask us to wait: then it is asked again.
+/// The longest that a messenger can make us wait. After that we ask again.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// How long to leave a messenger alone that takes no more and does not say for how long.
+/// The wait after a 429 that does not say how long to wait.
 const UNTOLD_WAIT: Duration = Duration::from_secs(30);
 
 /// What a messenger answered.
@@ -22,22 +22,24 @@ pub(super) struct Answer {
     body: Vec<u8>,
 }
 
-/// A client whose requests either begin on a connection of their own or not at all.
+/// A client that opens a new connection for each request.
 pub(super) fn client() -> ClientBuilder {
     reqwest::Client::builder()
         .connect_timeout(Duration::from_secs(10))
         .timeout(Duration::from_secs(30))
-        // A connection that was kept may be closed just as it is used, and then nobody can say whether the message went out.
+        // The peer may close a kept connection just as we use it, and then we cannot know whether the message
+        // went out.
         .pool_max_idle_per_host(0)
-        // A message goes where the configuration says, and nowhere else.
+        // Send a message only to the configured address.
         .redirect(reqwest::redirect::Policy::none())
         .user_agent(concat!("wakeful/", env!("CARGO_PKG_VERSION")))
 }
 
-/// Sends it and reads the answer.
+/// Sends a request and reads the answer.
 ///
 /// # Errors
-/// `Later` where no connection came about, `Unknown` where one broke off. None of them shows the address: it may hold a token.
+/// `Later` when no connection was made, `Unknown` when one broke. The text never shows the URL, which may
+/// hold a token.
 pub(super) async fn ask(messenger: &str, request: RequestBuilder) -> Result<Answer, SendError> {
     let failed = |error: reqwest::Error| {
         let error = error.without_url();
@@ -65,13 +67,13 @@ pub(super) async fn ask(messenger: &str, request: RequestBuilder) -> Result<Answ
 }
 
 impl Answer {
-    /// The body, `null` if it is no JSON.
+    /// The body as JSON; `null` if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
     }
 
-    /// What `Retry-After` asks for: seconds, or a date. At least a second, and at most an hour: a channel that one answer has
-    /// closed for years would be closed until the process ends.
+    /// The wait that `Retry-After` asks for, in seconds or as a date. At least a second, and at most an hour:
+    /// otherwise one answer could close a channel for years.
     pub fn retry_after(&self) -> Option<Duration> {
         let text = self.headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
         let wait = match text.parse::<u64>() {
@@ -84,13 +86,13 @@ impl Answer {
         Some(wait.clamp(Duration::from_secs(1), LONGEST_WAIT))
     }
 
-    /// The same, or what is polite.
+    /// The wait that the answer asks for, or a default.
     pub fn wait(&self) -> Duration {
         self.retry_after().unwrap_or(UNTOLD_WAIT)
     }
 
-    /// What a status of a failed server means: it did not, or nobody knows. A gateway that gave up says nothing of what is
-    /// behind it.
+    /// Maps a 5xx status to an error: certainly not sent, or unknown. After 502 and 504 the server behind the
+    /// gateway may still have accepted the message.
     pub fn server_error(&self, messenger: &str) -> SendError {
         let text = format!("{messenger} answered {}", self.status);
         match self.status {
@@ -100,7 +102,7 @@ impl Answer {
     }
 }
 
-/// A word that came from outside, for a message of ours: short, and on one line.
+/// Text from outside, made safe for our own messages: short, and on one line.
 pub(super) fn word(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }

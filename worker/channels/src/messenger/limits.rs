@@ -1,16 +1,17 @@
-//! How fast a messenger may be spoken to: token buckets of this process, and what the messenger itself said.
+//! Send limits of messengers: token buckets in this process, and the waits that the messenger asks for.
 //!
-//! Nobody waits here. Who may not send now is told when to come again, one after the other, so that those who wait do not all
-//! come at once. Other processes have buckets of their own; between them the messenger's 429 decides.
+//! Nothing here sleeps. A caller who may not send now is told how long to wait. Each waiting caller gets a
+//! later time, so they do not all come back at once. Each process has its own buckets; between processes the
+//! messenger's 429 decides.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Buckets that are kept before those that are full again are forgotten.
+/// When there are more buckets than this, full ones are dropped.
 const KEPT: usize = 10_000;
 
-/// One message `every` so long, and up to `burst` at once after a silence.
+/// One message per `every`, and up to `burst` at once after a silence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
     pub every: Duration,
@@ -27,7 +28,7 @@ impl Rate {
     }
 }
 
-/// Buckets by name. Times are since `began`.
+/// Buckets by name. Times count from `began`.
 #[derive(Debug)]
 pub(super) struct Limits {
     began: Instant,
@@ -36,11 +37,11 @@ pub(super) struct Limits {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
-    /// When it is full again: the theoretical arrival time of the generic cell rate algorithm.
+    /// When the bucket is full again: the theoretical arrival time of the generic cell rate algorithm.
     full_at: Duration,
-    /// What the messenger itself asked for.
+    /// When the wait ends that the messenger asked for.
     closed_until: Duration,
-    /// The time that the last one was given who had to come again.
+    /// The next refused caller is told to wait at least until this time. Earlier times are already given out.
     promised: Duration,
 }
 
@@ -49,7 +50,7 @@ impl Limits {
         Limits { began: Instant::now(), buckets: Mutex::default() }
     }
 
-    /// Takes a token out of each bucket, or of none.
+    /// Takes one token from each bucket, or from none.
     ///
     /// # Errors
     /// How long to wait before asking again.
@@ -57,11 +58,9 @@ impl Limits {
         self.take_at(wanted, self.began.elapsed())
     }
 
-    /// Nothing of this bucket for so long, because the messenger said so.
+    /// Closes this bucket for the time `wait`, because the messenger asked for it.
     pub fn close(&self, name: &str, wait: Duration) {
-        if !crate::mutant("deaf_to_limits") {
-            self.close_at(name, wait, self.began.elapsed());
-        }
+        self.close_at(name, wait, self.began.elapsed());
     }
 
     fn take_at(&self, wanted: &[(String, Rate)], now: Duration) -> Result<(), Duration> {
@@ -119,7 +118,7 @@ mod tests {
         assert_eq!(limits.take_at(&all, ms(0)), Ok(()));
         let waits: Vec<Duration> = (0..3).map(|_| limits.take_at(&all, ms(0)).unwrap_err()).collect();
         assert_eq!(waits, [ms(100), ms(200), ms(300)]);
-        // Each of them finds its turn, and the next one who asks is behind them.
+        // Each caller gets its turn, and a new caller comes after them.
         for at in [100, 200, 300] {
             assert_eq!(limits.take_at(&all, ms(at)), Ok(()), "{at}");
         }

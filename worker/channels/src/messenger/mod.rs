@@ -1,7 +1,8 @@
 //! Messengers: Slack, Telegram, and a signed webhook for everything else.
 //!
-//! A webhook is verified over its bytes, translated, and taken in one transaction: that is the answer's 2xx. Replies are
-//! deliveries of the route that its session begins with.
+//! A webhook is verified over its raw bytes, translated and committed in one transaction; then it is answered
+//! with 2xx. Replies are deliveries along the reply route with which the session starts.
+#![doc = include_str!("README.md")]
 
 mod http;
 mod limits;
@@ -29,7 +30,7 @@ use wakeful_store::wake::{NewMessage, Woken};
 use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::policy::ReplyRoute;
 
-/// What sends to messengers. Checks what the configuration's single keys cannot.
+/// Builds the channels that send to messengers. Also checks rules that span several configuration keys.
 pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> {
     check(config).map_err(Invalid)?;
     let messenger = &config.messenger;
@@ -46,7 +47,8 @@ pub(super) fn senders(config: &Config) -> anyhow::Result<Vec<Arc<dyn Channel>>> 
     Ok(senders)
 }
 
-/// `/v1/triggers/messenger/…`: messages come in, where there is what they are verified by. The others say what they want.
+/// `/v1/triggers/messenger/…`: incoming messages. A messenger without a secret answers 404 and names the keys
+/// to set.
 pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     let messenger = &ctx.config.messenger;
     let closed = |name: &'static str, keys: &'static str| post(move || async move { not_set_up(name, keys) });
@@ -68,13 +70,13 @@ pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
         .route("/messenger/webhook", webhook)
 }
 
-/// 404 that says how to change it.
+/// 404 that names the keys to set.
 fn not_set_up(messenger: &str, keys: &str) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, format!("{messenger} is not set up here: set {keys}"))
 }
 
 /// # Errors
-/// What to change, in a sentence.
+/// A sentence that says what to change.
 fn check(config: &Config) -> Result<(), String> {
     let messenger = &config.messenger;
     let agents = [
@@ -103,14 +105,14 @@ fn check(config: &Config) -> Result<(), String> {
                 .to_owned());
         }
         if telegram.allow.users.is_none() {
-            return Err("messenger.telegram.allow_users is not set, and anybody who finds the bot can write to it: name \
+            return Err("messenger.telegram.allow_users is not set, so anybody who finds the bot could write to it: name \
                         the ids of those who may, or set it to [\"*\"] for everybody"
                 .to_owned());
         }
     }
     if let Some(at) = messenger.webhook.secrets.iter().position(|secret| webhook_key(secret).is_none()) {
         return Err(format!(
-            "messenger.webhook.secrets: number {} is no secret of Standard Webhooks: whsec_ and the Base64 of at \
+            "messenger.webhook.secrets: number {} is not a secret of Standard Webhooks: use whsec_ and the Base64 of at \
              least 24 random bytes, such as what `echo whsec_$(head -c 24 /dev/urandom | base64)` prints",
             at + 1
         ));
@@ -123,11 +125,11 @@ fn check(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-/// A message, translated.
+/// A message, translated from a messenger's format.
 struct Incoming {
-    /// Without its space.
+    /// The conversation id without the space.
     conversation_id: String,
-    /// The same each time that the same message comes.
+    /// The deduplication key: the same when the messenger repeats the message.
     key: String,
     text: String,
     sender: Option<String>,
@@ -135,7 +137,7 @@ struct Incoming {
     reply: Option<ReplyRoute>,
 }
 
-/// Commits it. The latest session of its conversation goes on with it, or a new one begins.
+/// Commits the message. It goes to the latest session of its conversation, or starts one.
 async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
     let conversation_id = stored_conversation_id(&incoming.conversation_id)?;
     let agent = incoming.agent.as_deref();
@@ -150,13 +152,13 @@ async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
     ingest::take(ctx, new, message).await
 }
 
-/// The answer to a messenger that sends again whatever is not answered with 2xx: what would be refused the next time as well
-/// is said to be received, and the log says why nothing came of it.
+/// Answers a messenger that repeats a message until it gets a 2xx. A message that would be refused every time
+/// is acknowledged with 200, and the log says why it was dropped.
 fn received(messenger: &str, taken: Result<Woken, Refused>) -> Result<StatusCode, Problem> {
     match taken {
         Ok(_) => Ok(StatusCode::OK),
         Err(Refused::Store(Error::Bundle(_) | Error::KeyReused { .. })) => {
-            // The same message under another event, in other words.
+            // The same key with other text: a second event for a message that was already taken.
             Ok(StatusCode::OK)
         }
         Err(
@@ -173,25 +175,26 @@ fn received(messenger: &str, taken: Result<Woken, Refused>) -> Result<StatusCode
     }
 }
 
-/// What is not for the agent, is its own, or comes from somebody who may not write to it.
+/// Acknowledges a message that is not taken: it is not for the agent, is the agent's own, or its sender is
+/// not allowed.
 fn ignored(messenger: &str, why: &str) -> Result<StatusCode, Problem> {
     info!(why, "A message from {messenger} is not taken");
     Ok(StatusCode::OK)
 }
 
-/// 401: nothing of it was read.
+/// 401 for a wrong signature. The body was not parsed.
 fn unsigned(messenger: &str, unsigned: Unsigned) -> Problem {
-    warn!(error = %unsigned, "A webhook in the name of {messenger} was refused");
+    warn!(error = %unsigned, "A webhook that claims to be from {messenger} was refused");
     Problem::new(StatusCode::UNAUTHORIZED, unsigned.to_string())
 }
 
-/// What was signed is JSON, or nothing of it is taken.
+/// Parses a verified body as JSON.
 fn parsed(body: &[u8]) -> Result<Value, Problem> {
     serde_json::from_slice(body)
         .map_err(|error| Problem::bad_request(format!("the body is not the JSON that is expected: {error}")))
 }
 
-/// A text that a messenger sent, as the database takes it.
+/// Removes NUL, which the database cannot store.
 fn without_nul(text: &str) -> String {
     text.replace('\0', "")
 }

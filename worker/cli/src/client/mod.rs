@@ -1,6 +1,7 @@
-//! What stands outside: sends a trigger to a running server as its sender would, and waits for what comes of it.
+//! A client of a running server: sends a trigger as its real sender would, and waits for the sessions that it
+//! wakes.
 //!
-//! `wakeful trigger` and the samples of `wakeful dev` go by here, through the doors that everybody uses.
+//! `wakeful trigger` and the samples of `wakeful dev` use it. Both go through the public HTTP interface.
 
 mod request;
 
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 /// How long a server may take to answer one request.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How often a session is looked at that has not come to rest.
+/// Interval between two looks at a session that is still busy.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A server, and the token for it.
@@ -25,22 +26,22 @@ pub struct Client {
     http: reqwest::Client,
 }
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failed {
-    /// The server said no.
+    /// The server refused the request.
     #[error("the server says {status}: {detail}")]
     Refused { status: StatusCode, detail: String },
-    /// It cannot be reached, or what it says is no answer.
-    #[error("{url} gives no answer: {reason}")]
+    /// No complete answer came from the server.
+    #[error("no answer from {url}: {reason}")]
     Unreachable { url: String, reason: String },
 }
 
-/// What a server said to a trigger.
+/// The server's answer to a trigger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
     pub status: StatusCode,
-    /// JSON; a text where it was none.
+    /// The body parsed as JSON. A body that is not JSON becomes a JSON string.
     pub body: Value,
 }
 
@@ -49,25 +50,26 @@ pub struct Taken {
 pub struct Rested {
     pub session_id: String,
     pub status: String,
-    /// The last words of the run: what it said, or asks.
+    /// The last text of the run that a user sees, or the question that it asks.
     pub reply: String,
     pub error: Option<String>,
-    /// Why nothing that it says is sent, where that is so: its mails look like a loop.
+    /// Reasons why the session's replies are not sent, such as mails that look like a loop.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub silenced: Vec<String>,
 }
 
 impl Client {
-    /// The server at `url`, such as `http://127.0.0.1:7070`. `None`: that is no address.
+    /// Returns a client of the server at `url`, such as `http://127.0.0.1:7070`, or `None` when `url` is not
+    /// an HTTP address.
     ///
     /// # Errors
-    /// When no HTTP client can be made here.
+    /// When the HTTP client cannot be built.
     pub fn new(url: &str, token: Option<SecretString>) -> Result<Option<Client>, reqwest::Error> {
         let Ok(url) = Url::parse(url) else { return Ok(None) };
         if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
             return Ok(None);
         }
-        // What a webhook is signed for stays where it was sent to.
+        // Never follow a redirect: a signed webhook must not reach another server.
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
             .timeout(ANSWER)
@@ -76,7 +78,7 @@ impl Client {
         Ok(Some(Client { url, token, http }))
     }
 
-    /// Sends it. A refusal is an error.
+    /// Sends the request. A refusal is an error.
     ///
     /// # Errors
     /// [`Failed`].
@@ -85,7 +87,7 @@ impl Client {
         for (name, value) in request.headers {
             built = built.header(name, value);
         }
-        // A signed webhook proves itself; the token is nobody else's business.
+        // A signed webhook needs no token, so send none with it.
         let built = match &self.token {
             Some(token) if !request.signed => built.bearer_auth(token.expose_secret()),
             Some(_) | None => built,
@@ -93,7 +95,7 @@ impl Client {
         self.answer(built).await
     }
 
-    /// The session as `GET /v1/sessions/{id}` shows it.
+    /// Returns the session as `GET /v1/sessions/{id}` shows it.
     ///
     /// # Errors
     /// [`Failed`].
@@ -106,10 +108,10 @@ impl Client {
         Ok(self.answer(built).await?.body)
     }
 
-    /// Waits until the session rests, whatever comes in between, and gives what it said last.
+    /// Waits until the session rests, through any number of runs, and returns its last words.
     ///
     /// # Errors
-    /// [`Failed`], once it cannot be asked for as long as one answer may take.
+    /// [`Failed`] on a refusal, or when the server stays unreachable for longer than 30 s.
     pub async fn rest(&self, session_id: &str) -> Result<Rested, Failed> {
         let mut silent_since = None;
         loop {
@@ -121,7 +123,7 @@ impl Client {
                         return Ok(rested(session_id, status, &session));
                     }
                 }
-                // The process that serves may be on its way to another one.
+                // The server may be restarting, so an unreachable server is tolerated for a while.
                 Err(Failed::Unreachable { url, reason }) => {
                     let since = *silent_since.get_or_insert_with(std::time::Instant::now);
                     if since.elapsed() > ANSWER {
@@ -134,7 +136,7 @@ impl Client {
         }
     }
 
-    /// The address below the server's own, which may be below a path of its own.
+    /// Appends `path` to the server's address, which may have a path of its own.
     fn at(&self, path: &[String]) -> Url {
         let mut url = self.url.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
@@ -161,14 +163,14 @@ impl Client {
 }
 
 impl Taken {
-    /// The sessions that it woke, each once, where the server names them.
+    /// Returns the sessions that the answer names, each once.
     pub fn sessions(&self) -> Vec<String> {
         let mut found = Vec::new();
         collect(&self.body, &mut found);
         found
     }
 
-    /// Whether it was taken before.
+    /// Returns whether the server had accepted the same trigger before.
     pub fn is_duplicate(&self) -> bool {
         self.status == StatusCode::OK && (self.body["duplicate"] == true || self.body["outcome"].is_string())
     }

@@ -1,4 +1,4 @@
-//! Each trigger as the request that its sender makes: where to, and how it is signed.
+//! Builds each trigger as the HTTP request that its real sender makes, with its address and signature.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,7 +7,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use sha2::Sha256;
 
-/// Something that happened elsewhere and is to be told.
+/// An event from outside, to be sent to the server.
 #[derive(Clone, Debug)]
 pub enum Trigger {
     Chat {
@@ -25,12 +25,12 @@ pub enum Trigger {
         via: Via,
         /// The provider's own JSON, byte for byte.
         body: Vec<u8>,
-        /// What the provider signs with.
+        /// The secret that the provider signs with.
         secret: SecretString,
         /// The sender's id of the message.
         message_id: String,
     },
-    /// A notice of another system: `{"notice": {"title", "body"}, "conversation_id"?, "client_key"?}`.
+    /// A notice from another system: `{"notice": {"title", "body"}, "conversation_id"?, "client_key"?}`.
     Herald { body: Vec<u8> },
 }
 
@@ -52,17 +52,17 @@ pub struct Request {
     pub path: Vec<String>,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    /// It proves itself and needs no token.
+    /// The request carries a signature, so it needs no token.
     pub signed: bool,
 }
 
-/// A secret that cannot be what the provider gave.
+/// A secret that does not have the form of this provider's secrets.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadSecret(&'static str);
 
 impl Trigger {
-    /// The request, signed at `now_unix_s`.
+    /// Builds the request, signed at `now_unix_s`.
     ///
     /// # Errors
     /// `BadSecret`.
@@ -107,7 +107,7 @@ impl Trigger {
 }
 
 impl Via {
-    /// The word in the path.
+    /// The name of the messenger in the path.
     pub fn as_str(self) -> &'static str {
         match self {
             Via::Slack => "slack",
@@ -116,7 +116,7 @@ impl Via {
         }
     }
 
-    /// The headers by which the provider proves that `body` is its own.
+    /// Returns the headers that prove that `body` comes from the provider.
     fn signature(
         self,
         secret: &SecretString,
@@ -157,7 +157,7 @@ impl Via {
         })
     }
 
-    /// What the provider sends for a text of a person.
+    /// Builds the JSON that the provider sends when a person writes `text`.
     pub fn message(
         self,
         conversation: &str,
@@ -199,7 +199,8 @@ impl Via {
         }
     }
 
-    /// Whether `body` is a message as this provider sends it, and not a text that is to become one.
+    /// Returns whether `body` already has this provider's JSON form. Anything else is a plain text that needs
+    /// wrapping.
     pub fn sends(self, body: &[u8]) -> bool {
         let Ok(Value::Object(body)) = serde_json::from_slice(body) else { return false };
         match self {
@@ -210,11 +211,11 @@ impl Via {
     }
 }
 
-/// A number of a name, the same for the same name: providers that count give numbers.
+/// Derives a number from a name, always the same one. Some providers use numbers as ids.
 fn number(name: &str) -> u64 {
     use sha2::Digest;
     let digest = Sha256::digest(name.as_bytes());
-    // What JavaScript counts exactly.
+    // 48 bits, which fit the 53 bits that a JavaScript number holds exactly.
     digest.iter().take(6).fold(0, |number, byte| (number << 8) | u64::from(*byte))
 }
 

@@ -1,4 +1,5 @@
-//! `wakeful conversation`: what a conversation and those around it did, through the database and without a server.
+//! `wakeful conversation`: shows what a conversation and its forks did. Reads the database and needs no
+//! server.
 
 use super::Exit;
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print};
@@ -22,14 +23,14 @@ enum Verb {
     /// List the sessions of a conversation, of those that it was forked from, and of its forks, newest first.
     Sessions {
         id: String,
-        /// At most so many.
+        /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
-    /// Show what came in and went out, which tools ran and what was answered, newest first.
+    /// Show the messages in and out, the tool calls and the answers, newest first.
     History {
         id: String,
-        /// At most so many.
+        /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
@@ -98,7 +99,7 @@ fn table(items: &[HistoryItem]) -> Table {
     table
 }
 
-/// One line of it: what it was, and how it ended where that is not well.
+/// Describes the item in one line, with the error of a delivery that did not go out.
 fn about(item: &HistoryItem) -> String {
     let facts = &item.facts;
     let text =

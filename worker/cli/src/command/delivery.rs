@@ -1,4 +1,5 @@
-//! `wakeful delivery`: what went out, what waits, and sending again what did not, through the database and without a server.
+//! `wakeful delivery`: lists and shows outgoing messages, and resends them. Works on the database and needs
+//! no server.
 
 use super::output::{
     Cell, Column, Output, OutputArgs, Table, Tone, age, count, print, printable, span, until_reader_goes,
@@ -24,32 +25,33 @@ pub(super) struct Args {
 enum Verb {
     /// List outgoing messages, newest first.
     List {
-        /// Only those that are: waiting (queued or sending), queued, sending, sent, failed, expired, uncertain.
+        /// Only deliveries with this status: waiting (queued or sending), queued, sending, sent, failed,
+        /// expired, uncertain.
         #[arg(long, value_name = "STATUS")]
         status: Option<String>,
-        /// Only those of one session.
+        /// Only deliveries of this session.
         #[arg(long, value_name = "ID")]
         session: Option<String>,
-        /// Only those of one conversation.
+        /// Only deliveries of this conversation.
         #[arg(long, value_name = "ID")]
         conversation: Option<String>,
-        /// Only those that go out this way: email, slack, telegram, webhook, …
+        /// Only deliveries of this channel: email, slack, telegram, webhook, …
         #[arg(long, value_name = "NAME")]
         channel: Option<String>,
-        /// At most so many.
+        /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
-    /// Show an outgoing message, what became of it, and what it waits for.
+    /// Show an outgoing message, its status, and what it waits for.
     Show { id: String },
-    /// Send again what failed or expired, under the same id, as soon as its turn is.
+    /// Send failed or expired messages again, under the same ids, as soon as each one's turn comes.
     Resend {
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
-        /// Why, for the journal.
+        /// The reason, for the journal.
         #[arg(long)]
         reason: Option<String>,
-        /// Who asks for it, for the journal.
+        /// The person who asks for it, for the journal.
         #[arg(long, value_name = "WHO")]
         by: Option<String>,
     },
@@ -114,7 +116,7 @@ fn table(deliveries: &[Delivery]) -> Table {
     table
 }
 
-/// What an operator wants to know of it first.
+/// The fact about a delivery that an operator needs first: what it waits for, or why it failed.
 fn note(delivery: &Delivery) -> String {
     if delivery.waits() {
         let error = delivery.last_error.as_deref().map(|error| format!(": {error}")).unwrap_or_default();
@@ -123,7 +125,7 @@ fn note(delivery: &Delivery) -> String {
     missed(&delivery.undelivered).or_else(|| delivery.last_error.clone()).unwrap_or_default()
 }
 
-/// What one that is still to be sent waits for.
+/// Says what an unsent delivery waits for.
 pub(super) fn waits_for(delivery: &Delivery) -> String {
     let next = match (&delivery.worker_id, delivery.next_attempt_in_s) {
         (_, None) => "there is no job to send it".to_owned(),
@@ -187,7 +189,7 @@ fn details(output: &Output, delivery: &Delivery) -> String {
     text
 }
 
-/// What to do about one that was not sent; `session why` says the same.
+/// Says what to do about a delivery that was not sent. `session why` prints the same text.
 pub(super) fn remedy(delivery: &Delivery) -> Option<String> {
     let id = &delivery.delivery_id;
     match delivery.status.as_str() {
@@ -223,12 +225,12 @@ async fn resend(
         if let Ok(one) = &one
             && let Err(error) = store.announce(&one.session_id).await
         {
-            // Workers look by themselves.
+            // Not fatal: workers poll and find the job without this notification.
             eprintln!("wakeful: {}", printable(&error.to_string()));
         }
         match one {
             Ok(one) => resent.push(one),
-            // The others are sent again all the same.
+            // This one cannot be resent; go on with the others.
             Err(error @ (Error::NotFound { .. } | Error::Refused { .. })) => {
                 eprintln!("wakeful: {}", printable(&error.to_string()));
                 exit = exit_of(&error.into());
@@ -239,7 +241,7 @@ async fn resend(
             }
         }
     }
-    // What was done is said, also where the rest could not be.
+    // Print what was resent even when a later id failed.
     output.items(&resent, || resent_table(&resent))?;
     broken.map_or(Ok(exit), |error| Err(error.into()))
 }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::spawn_blocking;
 
-/// Plays the demo. However it ends, its processes and its files are gone when this returns.
+/// Plays the demo. Its processes and files are gone when this returns, however the demo ended.
 pub(super) async fn run() -> anyhow::Result<Exit> {
     let mut interrupt = signal(SignalKind::interrupt()).context("no signal handler")?;
     let mut terminate = signal(SignalKind::terminate()).context("no signal handler")?;
     let style = Style::of(&std::io::stdout());
     demo::title(style);
-    // Waited for even when a signal came: only what was started can be removed.
+    // Finish starting even after a signal: cleaning up needs the started cluster.
     let throwaway = Arc::new(spawn_blocking(Throwaway::start).await??);
     let played = tokio::select! {
         played = demo::play(&throwaway, style) => Some(played),

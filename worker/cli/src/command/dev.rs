@@ -18,18 +18,19 @@ use wakeful_engine::telemetry::{self, Format};
 use wakeful_store::Store;
 use wakeful_workflow::session::SessionStatus;
 
-/// The database that everything lives in.
+/// Name of the database.
 const DATABASE: &str = "wakeful";
 
-/// The longest that the banner waits for the samples. A real model may take its time.
+/// Longest time that the banner waits for the samples. A real model may be slow.
 const SAMPLES_REST: Duration = Duration::from_secs(90);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
-    /// Where the data is kept [default: $XDG_DATA_HOME/wakeful/dev, or ~/.local/share/wakeful/dev; a directory in
-    /// /var/tmp where root's Postgres, which runs as another user, cannot get to that].
+    /// Where the data is kept [default: $XDG_DATA_HOME/wakeful/dev, or ~/.local/share/wakeful/dev]. When root
+    /// starts it, Postgres runs as another user. If that user cannot reach this directory, one in /var/tmp is
+    /// used instead.
     #[arg(long, value_name = "DIR", global = true)]
     data_dir: Option<PathBuf>,
     /// The address of the HTTP interface [default: 127.0.0.1:7070].
@@ -41,18 +42,18 @@ pub(super) struct Args {
     /// Empty the data first.
     #[arg(long)]
     fresh: bool,
-    /// End when the samples are done, with status 1 if one failed.
+    /// Stop when the samples are done, with status 1 if one failed.
     #[arg(long)]
     once: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// Print the DATABASE_URL of the one that runs.
+    /// Print the DATABASE_URL of the running `wakeful dev`.
     Url,
-    /// End the one that runs.
+    /// Stop the running `wakeful dev`.
     Stop,
-    /// Empty its data.
+    /// Empty the data.
     Reset,
 }
 
@@ -75,8 +76,7 @@ async fn url(home: Home, place: &str) -> anyhow::Result<Exit> {
         let shown = home.dir().display();
         match home.holder()? {
             Some(_) => eprintln!(
-                "wakeful: `wakeful dev` runs in {shown}, and no Postgres of its own answers there. Unless it is starting, or was \
-                 given a DATABASE_URL, stop it with `wakeful dev{place} stop` and start it again"
+                "wakeful: `wakeful dev` runs in {shown}, but no Postgres of its own answers there. It may be starting, or use the database of a DATABASE_URL. Otherwise stop it with `wakeful dev{place} stop` and start it again"
             ),
             None => eprintln!("wakeful: nothing runs in {shown}: start `wakeful dev{place}` first"),
         }
@@ -131,7 +131,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
     let ctx = app.context(config, &url).await?;
     let serving = async {
         let served = serve::run(&app, Arc::clone(&ctx), &Role::ALL, Some(listener)).await;
-        // However it ended, there is nothing more to show.
+        // The server has ended, so the banner has nothing left to wait for.
         ctx.shutdown.draining.cancel();
         served
     };
@@ -158,7 +158,7 @@ async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::
     Ok(shown?.unwrap_or(Exit::Ok))
 }
 
-/// The database, ready: our own cluster unless another one is given.
+/// Returns a migrated database: our own cluster, unless DATABASE_URL names another one.
 async fn database(home: &Home, given: Option<&str>) -> anyhow::Result<(Option<Cluster>, String)> {
     let began = Instant::now();
     let (cluster, url) = match given {
@@ -184,7 +184,7 @@ async fn database(home: &Home, given: Option<&str>) -> anyhow::Result<(Option<Cl
     Ok((cluster, url))
 }
 
-/// What dev has that production must choose, its secrets included.
+/// Fills in what production must choose itself, secrets included.
 fn configure(
     config: &mut Config,
     app: &App,
@@ -206,11 +206,11 @@ fn configure(
     Ok(())
 }
 
-/// A model, every tool, places for mail and files, and a short lease, so that after `kill -9` the next start soon has what the
-/// killed process held. Writes nothing.
+/// Fills in a model, every tool, folders for mail and files, and a short lease. After `kill -9`, the short
+/// lease lets the next start take over the killed process's jobs soon. Writes nothing.
 fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
     if config.server.deployment == DEFAULT_DEPLOYMENT {
-        // On a database that is given it pauses nobody's schedules.
+        // A deployment name of dev's own: on a shared database it leaves other deployments' schedules alone.
         config.server.deployment = "dev".to_owned();
     }
     config.fallback_model = Some("scripted/demo".to_owned());
@@ -223,24 +223,25 @@ fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
         agent.tools = Some(app.registry()?.names().map(str::to_owned).collect());
     }
     if config.email.maildir.is_none() && config.email.smtp.is_none() {
-        // Whatever it says to whomever, it stays in a folder of this machine.
+        // All mail goes to a local folder, so agents may write to any address.
         for agent in config.agents.values_mut() {
             agent.recipients.get_or_insert_with(|| vec!["*".to_owned()]);
         }
         config.email.maildir = Some(home.mail());
     }
     config.workspace.dir.get_or_insert_with(|| home.workspaces());
-    let Queue { lease_s, heartbeat_s, .. } = config.queue;
-    if (lease_s, heartbeat_s) == (30, 10) {
-        config.queue = Queue { lease_s: 5, heartbeat_s: 1, ..config.queue };
+    let Queue { lease, heartbeat, .. } = config.queue;
+    if (lease, heartbeat) == (Queue::LEASE, Queue::HEARTBEAT) {
+        config.queue = Queue { lease: Duration::from_secs(5), heartbeat: Duration::from_secs(1), ..config.queue };
     }
     Ok(())
 }
 
-/// Gives a configuration whose database is dev's own what dev would, for a command beside it; gives dev's directory then.
+/// Applies dev's defaults to a configuration whose database is dev's own, and then returns dev's directory.
+/// Commands that run next to `wakeful dev` use it.
 ///
 /// # Errors
-/// When the program's tools do not register.
+/// When the program's tools cannot be registered.
 pub(super) fn adopt(config: &mut Config, app: &App) -> anyhow::Result<Option<Home>> {
     let home = config.database.url.as_ref().and_then(|url| home_of(url.expose_secret()));
     if let Some(home) = &home {
@@ -249,8 +250,8 @@ pub(super) fn adopt(config: &mut Config, app: &App) -> anyhow::Result<Option<Hom
     Ok(home)
 }
 
-/// Where the database of this URL lives, if it is one that `wakeful dev` started: its socket is below its data, or, where that
-/// path was too long for a socket, it is the one of the usual place.
+/// Returns the directory of the `wakeful dev` that started the database of this URL. The socket is below the
+/// data directory, or, where that path was too long for a socket, in the default place.
 fn home_of(url: &str) -> Option<Home> {
     let place = wakeful_store::diagnosis::address(url).ok()?;
     let below = place.strip_suffix(&format!("/run/{DATABASE}")).map(PathBuf::from);
@@ -273,7 +274,7 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
     }
     let began = Instant::now();
     let states = samples::wait(&ctx.store, SAMPLES_REST, |state| {
-        // What rests already when we look did so in an earlier start.
+        // A session that rests at once rested in an earlier start, so do not report it.
         if began.elapsed() > Duration::from_millis(300) {
             let (conversation, status) = (state.conversation, state.status.as_str());
             eprintln!("  {conversation:<14} {status:<15} after {:.1} s", began.elapsed().as_secs_f64());
@@ -306,12 +307,12 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
     Ok(if args.once && failed { Exit::Failed } else { Exit::Ok })
 }
 
-/// The options that say where the same data is.
+/// The options that make another command use the same data directory.
 fn place(args: &Args) -> String {
     args.data_dir.as_ref().map(|dir| format!(" --data-dir {}", dir.display())).unwrap_or_default()
 }
 
-/// The log is read by people, unless it is asked to be JSON.
+/// Log settings for people: text, unless WAKEFUL_LOG_FORMAT asks for JSON.
 fn log_settings() -> telemetry::Settings {
     let mut settings = telemetry::Settings::from_env(std::env::vars());
     let json = std::env::var("WAKEFUL_LOG_FORMAT").is_ok_and(|format| format.eq_ignore_ascii_case("json"));
@@ -319,7 +320,8 @@ fn log_settings() -> telemetry::Settings {
     settings
 }
 
-/// `DATABASE_URL`, if it is another database than our own: who has put `dev url` there still means ours.
+/// Returns `DATABASE_URL` if it names another database than dev's own. A user may have set it to the output
+/// of `wakeful dev url`, which still means dev's own.
 fn given_url(home: &Home) -> anyhow::Result<Option<String>> {
     let own = Cluster::future_url(home.dir(), DATABASE)?;
     Ok(std::env::var("DATABASE_URL").ok().filter(|url| !url.trim().is_empty() && *url != own))

@@ -8,16 +8,16 @@ use wakeful_store::Store;
 pub(super) struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
-    /// Change nothing; exit with 6 when the schema is not this binary's.
+    /// Change nothing; exit with status 6 when the schema is not this binary's.
     #[arg(long)]
     check: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// List the migrations and which are applied.
+    /// List the migrations and say which are applied.
     Status,
-    /// Apply what is missing.
+    /// Apply the missing migrations.
     Up,
 }
 

@@ -1,4 +1,4 @@
-//! The command line: one file a noun. stdout is data, stderr is progress and logs.
+//! The command line, with one file per noun. stdout is data; stderr is progress and logs.
 
 mod conversation;
 mod delivery;
@@ -27,10 +27,10 @@ use std::time::Duration;
 use wakeful_config::{Config, ConfigError, Invalid};
 use wakeful_store::Store;
 
-/// How long a command that a person waits for tries to connect.
+/// Connect timeout of interactive commands.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How a command ended, for scripts.
+/// Exit status of a command, for scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Ok = 0,
@@ -38,14 +38,15 @@ pub enum Exit {
     /// Bad usage, or a bad configuration.
     Usage = 2,
     NotFound = 3,
-    /// Not possible in the present status.
+    /// Not possible in the current status.
     Conflict = 4,
     Auth = 5,
     /// No database, another schema than the binary's, or a port in use.
     Unavailable = 6,
-    /// What must be equal is not: a cache and the log it derives from.
+    /// Two things that must be equal differ, such as a cache and the log that it derives from, or a replay
+    /// and its source.
     Divergence = 8,
-    /// `doctor` found something.
+    /// `doctor` found a problem.
     Doctor = 9,
 }
 
@@ -68,9 +69,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run everything in one process on a Postgres of its own, with samples of what comes in.
+    /// Run everything in one process with a Postgres of its own, and send sample messages of every kind.
     Dev(dev::Args),
-    /// Kill a worker in the middle of a chat, and see another one go on. Needs nothing, leaves nothing.
+    /// Kill a worker in the middle of a chat, and watch another one go on. Needs no setup and leaves nothing
+    /// behind.
     Demo,
     /// Run in production. DATABASE_URL is required.
     Serve(serve::Args),
@@ -78,21 +80,21 @@ enum Command {
     Migrate(migrate::Args),
     /// Check this host, its configuration, the database and the workers.
     Doctor(doctor::Args),
-    /// List, show and steer sessions.
+    /// List, show and control sessions.
     Session(session::Args),
     /// Show what a conversation did: its sessions, its mails, its tools, its replies.
     Conversation(conversation::Args),
     /// List and show outgoing messages, and send again what failed.
     Delivery(delivery::Args),
-    /// Run a session again, or a folder of exported ones, and lay it beside what was. Nothing is sent and nothing written,
-    /// unless --tools live says so. Exit status 8 when they differ.
+    /// Run a session again, or a folder of exported ones, and compare the result with the original. Sends and
+    /// writes nothing, unless you pass --tools live. Exit status 8 when they differ.
     Replay(Box<replay::Args>),
-    /// List, make and steer schedules.
+    /// List, create and control schedules.
     Schedule(schedule::Args),
-    /// Send a running server what comes in from elsewhere: a mail, a chat message, a schedule's firing, a messenger's message,
-    /// a notice.
+    /// Send a running server an event as an outside sender would: a mail, a chat message, a schedule's
+    /// firing, a messenger's message, a notice.
     Trigger(trigger::Args),
-    /// Look at the job queue.
+    /// Show the job queue.
     Queue(queue::Args),
 }
 
@@ -112,7 +114,7 @@ pub(crate) fn main(app: App) -> ExitCode {
             return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
         }
     };
-    // These two have a database of their own, which doctor is not told of.
+    // `dev` and `demo` use a database of their own, which `doctor` does not look at.
     let doctor_helps = !matches!(cli.command, Command::Dev(_) | Command::Demo);
     match run(app, cli) {
         Ok(exit) => exit.into(),
@@ -136,10 +138,10 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
         eprintln!("wakeful: warning: {warning}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")?;
-    // Its log goes into the data directory, which dev finds.
+    // `dev` sets up its own logging, because its log goes into the data directory.
     let mut settings = wakeful_engine::telemetry::Settings::from_env(std::env::vars());
     if matches!(cli.command, Command::Replay(_)) && std::env::var_os("WAKEFUL_LOG").is_none() {
-        // Its steps are what the progress shows.
+        // `replay` shows each step as progress, so the log needs errors only.
         settings.filter = "error".to_owned();
     }
     let telemetry =
@@ -160,13 +162,13 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
             Command::Trigger(args) => trigger::run(config, args).await,
         }
     });
-    // A blocking task (a file that hangs) must not keep the process.
+    // A blocking task, such as a hanging file operation, must not keep the process alive.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     drop(telemetry);
     exit
 }
 
-/// The error and its causes, each once: many an error ends with its cause's text.
+/// Joins the error and its causes, each once: many an error's text ends with its cause's.
 fn causes(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -185,7 +187,7 @@ fn is_of_database(error: &anyhow::Error) -> bool {
     })
 }
 
-/// The exit status that a failure stands for.
+/// Returns the exit status for a failure.
 fn exit_of(error: &anyhow::Error) -> Exit {
     for cause in error.chain() {
         if cause.is::<ConfigError>() || cause.is::<Invalid>() || cause.is::<Usage>() {
@@ -212,22 +214,23 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     Exit::Failed
 }
 
-/// Whether a bundle can be read from `path`, which is done twice. Opening a pipe waits for whoever writes into it, and hears
-/// no signal.
+/// Checks that `path` is a regular file, because a bundle is read twice. Also, opening a pipe would block
+/// until another process writes to it, and no signal could interrupt that.
 ///
 /// # Errors
-/// [`Usage`] for what is there and is no file. What is not there is for whoever opens it.
+/// [`Usage`] when `path` exists and is not a regular file. A missing file is reported later, by the code that
+/// opens it.
 fn check_regular(path: &std::path::Path) -> Result<(), Usage> {
     match std::fs::metadata(path) {
         Ok(of) if !of.is_file() => Err(Usage(format!(
-            "{} is no file: a bundle is read twice, so save it to one first",
+            "{} is not a regular file: a bundle is read twice, so save it to a file first",
             path.display()
         ))),
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// The configured database.
+/// Returns the configured database's URL.
 fn database_url(config: &Config) -> anyhow::Result<String> {
     let url = config.database.url.as_ref().ok_or_else(|| {
         Usage("no database: set DATABASE_URL, or `[database] url` in wakeful.toml".to_owned())
@@ -235,7 +238,8 @@ fn database_url(config: &Config) -> anyhow::Result<String> {
     Ok(url.expose_secret().to_owned())
 }
 
-/// The configured database, for a command that looks at sessions: it answers and has this binary's schema.
+/// Opens the configured database for a command that looks at sessions, after checking that it answers and has
+/// this binary's schema.
 async fn open_store(config: &Config, application: &str) -> anyhow::Result<Store> {
     let url = database_url(config)?;
     wakeful_store::diagnosis::reach(&url, CONNECT)

@@ -1,7 +1,7 @@
-//! What commands print: tables for people, lines for pipes, JSON for programs.
+//! Output of commands: tables for people, lines for pipes, JSON for programs.
 //!
-//! Texts come from users, models and mail servers, so all of them are hostile: whatever reaches a terminal goes
-//! through [`printable`], and what is printed as JSON through [`json`].
+//! Texts come from users, models and mail servers and are treated as hostile. Text for a terminal goes
+//! through [`printable`], and JSON through [`json`].
 
 pub(super) use super::printable::printable;
 use super::printable::{json, printable_lines};
@@ -10,26 +10,26 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal, Write as _};
 
-/// `-o`.
+/// The formats of `-o`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Format {
     /// Aligned columns under a head.
     Table,
     /// One JSON document.
     Json,
-    /// One line of JSON an item.
+    /// One line of JSON per item.
     Jsonl,
 }
 
-/// The option `-o`, the same for every noun.
+/// The option `-o`, the same in every command.
 #[derive(Debug, clap::Args)]
 pub(super) struct OutputArgs {
-    /// How to print; without it, a table on a terminal and plain lines in a pipe.
+    /// Output format; without it, a table on a terminal and plain lines in a pipe.
     #[arg(short = 'o', long = "output", value_name = "FORMAT", value_enum, global = true)]
     output: Option<Format>,
 }
 
-/// Whoever read stdout has gone, as `head` does: no failure.
+/// The reader of stdout closed it, as `head` does. Not a failure.
 #[derive(Debug, thiserror::Error)]
 #[error("nobody reads stdout any more")]
 pub(super) struct ReaderGone;
@@ -40,12 +40,13 @@ pub(super) struct Output {
     format: Option<Format>,
     terminal: bool,
     colour: bool,
-    /// Of the terminal; a pipe has none.
+    /// Columns of the terminal; `None` for a pipe.
     width: Option<u16>,
 }
 
 impl Output {
-    /// As asked for, on the stdout there is. Colour needs a terminal and no `NO_COLOR`.
+    /// Creates an output for the format asked for and this process's stdout. Colour needs a terminal and no
+    /// `NO_COLOR`.
     pub fn new(args: &OutputArgs) -> Output {
         let terminal = std::io::stdout().is_terminal();
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -54,7 +55,7 @@ impl Output {
         Output { format: args.output, terminal, colour: terminal && !dumb && !set("NO_COLOR"), width }
     }
 
-    /// Prints a list: JSON as an array or line by line, else what `table` makes of it.
+    /// Prints a list: as a JSON array, as one JSON line per item, or as `table`.
     pub fn items<T: Serialize>(&self, items: &[T], table: impl FnOnce() -> Table) -> anyhow::Result<()> {
         match self.format {
             Some(Format::Json) => print(&format!("{}\n", json(&items, true)?)),
@@ -68,7 +69,7 @@ impl Output {
         }
     }
 
-    /// Prints one thing: as JSON, else what `text` makes of it.
+    /// Prints one item: as JSON, or as `text`.
     pub fn one<T: Serialize>(&self, item: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
         match self.format {
             Some(Format::Json) => print(&format!("{}\n", json(item, true)?)),
@@ -77,7 +78,7 @@ impl Output {
         }
     }
 
-    /// Prints one item of an endless list.
+    /// Prints one item of an endless list, on a line of its own.
     pub fn line<T: Serialize>(&self, item: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
         match self.format {
             Some(Format::Json | Format::Jsonl) => print(&format!("{}\n", json(item, false)?)),
@@ -90,7 +91,7 @@ impl Output {
         self.format
     }
 
-    /// Whether people read it: headings and hints are for them.
+    /// Returns whether a person reads the output. Headings and hints are printed only then.
     pub fn for_people(&self) -> bool {
         match self.format {
             Some(Format::Table) => true,
@@ -99,30 +100,30 @@ impl Output {
         }
     }
 
-    /// The table with its columns aligned, within the terminal's width, `indent` columns from the left.
+    /// Lays out the table with aligned columns, within the terminal's width, `indent` columns from the left.
     pub fn aligned(&self, table: &Table, indent: u16) -> String {
         table.aligned(self.width, self.colour, indent)
     }
 
-    /// `text` wrapped to the terminal's width (at most 100 columns: longer lines are hard to read), `indent` columns
-    /// from the left. Only its newlines act; anything else that could is escaped.
+    /// Wraps `text` to the terminal's width (at most 100 columns: longer lines are hard to read), `indent`
+    /// columns from the left. Newlines stay; every other control character is escaped.
     pub fn block(&self, text: &str, indent: u16) -> String {
         let mut block = Table::new(&[Column::flexible("")]);
         block.row([Cell { text: printable_lines(text), tone: Tone::Plain }]);
         block.wrapped().aligned(self.width.map(|width| width.min(100 + indent)), false, indent)
     }
 
-    /// Columns of the terminal; a pipe has no end of them.
+    /// Columns of the terminal; `None` for a pipe.
     pub fn width(&self) -> Option<u16> {
         self.width
     }
 
-    /// How many columns are left beside `taken` ones: at least a few, and in a pipe as many as one likes.
+    /// Returns how many columns are left next to `taken` ones: at least 20, and no limit in a pipe.
     pub fn room(&self, taken: usize) -> usize {
         self.width.map_or(usize::MAX, |width| usize::from(width).saturating_sub(taken).max(20))
     }
 
-    /// `text`, escaped and coloured.
+    /// Escapes and colours `text`.
     pub fn paint(&self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Plain => None,
@@ -139,7 +140,7 @@ impl Output {
     }
 }
 
-/// What a text means, for its colour. The words alone say it too.
+/// Meaning of a text, which decides its colour. The words alone say it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Plain,
@@ -151,7 +152,7 @@ pub(super) enum Tone {
 }
 
 impl Tone {
-    /// Of a session's, a run's, a call's or a delivery's status.
+    /// Returns the tone of a session's, a run's, a call's or a delivery's status.
     pub fn of_status(status: &str) -> Tone {
         match status {
             "completed" | "done" | "sent" => Tone::Good,
@@ -187,7 +188,7 @@ impl<T: ToString> From<T> for Cell {
     }
 }
 
-/// A column: its head and how it gives way when the terminal is narrow.
+/// A column: its head, and how it shrinks when the terminal is narrow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     head: &'static str,
@@ -198,17 +199,17 @@ pub(super) struct Column {
 }
 
 impl Column {
-    /// As wide as its content: ids and words that are copied.
+    /// A column as wide as its content, for ids and words that users copy.
     pub const fn fixed(head: &'static str) -> Column {
         Column { head, right: false, flexible: false, extra: false }
     }
 
-    /// The same, to the right.
+    /// A right-aligned column as wide as its content.
     pub const fn number(head: &'static str) -> Column {
         Column { head, right: true, flexible: false, extra: false }
     }
 
-    /// Cut to what is left.
+    /// A column that is cut to the width left over.
     pub const fn flexible(head: &'static str) -> Column {
         Column { head, right: false, flexible: true, extra: false }
     }
@@ -219,7 +220,7 @@ impl Column {
     }
 }
 
-/// On a terminal of fewer columns, what is extra makes room for the rest.
+/// A terminal with fewer columns shows no extra columns.
 const NARROW: u16 = 100;
 
 /// Rows under a head.
@@ -235,7 +236,7 @@ impl Table {
         Table { columns: columns.to_vec(), rows: Vec::new(), wraps: false }
     }
 
-    /// The same with its flexible columns wrapped instead of cut.
+    /// Makes the table wrap its flexible columns instead of cutting them.
     pub fn wrapped(mut self) -> Table {
         self.wraps = true;
         self
@@ -249,7 +250,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// For pipes: a line a row, tabs between the cells, no head, nothing cut.
+    /// Formats the table for pipes: one line per row, tabs between cells, no head, nothing cut.
     fn lines(&self) -> String {
         let mut text = String::new();
         for row in &self.rows {
@@ -321,7 +322,7 @@ impl Table {
 /// Writes to stdout at once.
 ///
 /// # Errors
-/// [`ReaderGone`] when nobody reads it.
+/// [`ReaderGone`] when the reader closed the pipe.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -330,7 +331,7 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A command whose reader went away did what it was asked to.
+/// Turns [`ReaderGone`] into success: the reader got all that it wanted.
 pub(super) fn until_reader_goes(ran: anyhow::Result<super::Exit>) -> anyhow::Result<super::Exit> {
     match ran {
         Err(error) if error.is::<ReaderGone>() => Ok(super::Exit::Ok),

@@ -2,7 +2,8 @@ use super::super::printable::acts;
 use super::*;
 use serde_json::{Value, json};
 
-/// Text that a mail or a model could send: it clears the screen, sets the title, forges a line and turns the order.
+/// Text that a mail or a model could send. It clears the screen, sets the title, forges a line and reverses
+/// the text direction.
 const HOSTILE: &str =
     "a\u{1b}[2J\u{1b}]0;title\u{7}\nsess_1\tcompleted\r\u{9b}31m\u{202e}gnp.exe\u{2066}\u{200b}\u{7f}";
 

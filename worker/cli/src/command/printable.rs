@@ -1,11 +1,11 @@
-//! Text that does nothing: what is hostile in it is shown and not obeyed.
+//! Makes hostile text harmless: control characters are shown as escapes and have no effect.
 
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Whether a character does something to a terminal or to the order of what stands around it, instead of standing
-/// there itself. Joiners stay: scripts and emoji need them.
+/// Returns whether a character acts on the terminal or on the order of the text around it, instead of being
+/// shown. Joiners do not count: scripts and emoji need them.
 pub(super) fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -14,7 +14,7 @@ pub(super) fn acts(c: char) -> bool {
             | '\u{e0000}'..='\u{e007f}')
 }
 
-/// `text` on one line, with every character that acts shown as an escape: `\n`, `\u{1b}`, `\u{202e}`.
+/// Puts `text` on one line, with every character that acts shown as an escape: `\n`, `\u{1b}`, `\u{202e}`.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(acts) {
         return Cow::Borrowed(text);
@@ -30,7 +30,7 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The same, but newlines stay and tabs are spaces.
+/// Like [`printable`], but keeps newlines and turns tabs into spaces.
 pub(super) fn printable_lines(text: &str) -> String {
     let lines = text.split('\n').map(|line| {
         let line = line.strip_suffix('\r').unwrap_or(line).replace('\t', "    ");
@@ -39,7 +39,8 @@ pub(super) fn printable_lines(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// JSON whose strings hold no character that acts: what the format itself does not escape is written as `\u…`.
+/// Serializes `item` as JSON whose strings hold no character that acts. Those that JSON itself does not
+/// escape are written as `\u…`.
 pub(super) fn json<T: Serialize>(item: &T, pretty: bool) -> Result<String, serde_json::Error> {
     let text = if pretty { serde_json::to_string_pretty(item)? } else { serde_json::to_string(item)? };
     if !text.contains(|c| c != '\n' && acts(c)) {

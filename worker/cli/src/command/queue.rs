@@ -17,7 +17,7 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// How much work waits, is in hand or is put off, and who works.
+    /// Show how many jobs are ready, leased or delayed, and which workers there are.
     Status,
 }
 
@@ -27,7 +27,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let Verb::Status = args.verb;
     let (depth, workers) = (store.queue_depth().await?, store.workers().await?);
     store.close().await;
-    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let printed = output.one(&json!({"queues": depth, "workers": workers}), || {
         if output.for_people() {
             pretty(&output, &depth, &workers, silent_after_s)
@@ -63,7 +63,7 @@ fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after
     }
     let mut text = String::new();
     if queues.is_empty() {
-        text.push_str("No job: every session rests.\n");
+        text.push_str("No jobs: every session rests.\n");
     } else {
         text.push_str(&output.aligned(&queues, 0));
     }
@@ -99,7 +99,7 @@ fn pretty(output: &Output, depth: &[Depth], workers: &[WorkerView], silent_after
     text
 }
 
-/// A line a queue and a worker, told apart by their first word.
+/// One line per queue and per worker; the first word tells which.
 fn plain(depth: &[Depth], workers: &[WorkerView], silent_after_s: f64) -> String {
     let mut text = String::new();
     for one in depth {

@@ -1,4 +1,4 @@
-//! `wakeful replay`: a session, or a folder of exported ones, run again and laid beside what was.
+//! `wakeful replay`: runs a session again, or a folder of exported ones, and compares it with the original.
 
 mod progress;
 mod suite;
@@ -28,39 +28,40 @@ pub(super) struct Args {
     /// The session to run again, or a file that `wakeful session export` made.
     #[arg(value_name = "SESSION|FILE", required_unless_present = "suite", conflicts_with = "suite")]
     source: Option<String>,
-    /// Call this model in place of the session's own. `recorded` calls none: the session's answers are given again, each in
-    /// its place.
+    /// Call this model instead of the session's own. `recorded` calls no model: each call gets the session's
+    /// recorded answer.
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// Keep the messages up to this one, and run what follows. Without it everything is run again.
+    /// Keep the messages up to this one, and run what follows. Without it, run everything again.
     #[arg(long, value_name = "N", conflicts_with = "suite")]
     from_message: Option<i64>,
-    /// In place of the session's system prompt.
+    /// Use this system prompt instead of the session's own.
     #[arg(long, value_name = "FILE")]
     system_prompt: Option<PathBuf>,
-    /// What becomes of tool calls. dry: pure tools run, others say what they would have done. recorded: they are answered
-    /// with what came of them. live: they touch the world (asks for --yes).
+    /// How to handle tool calls. dry: pure tools run, others only say what they would have done. recorded:
+    /// each call gets its recorded result. live: tools act on the real world (needs --yes).
     #[arg(long, value_enum, default_value = "dry")]
     tools: Tools,
     /// Write the comparison to this file, as one HTML page.
     #[arg(long, value_name = "FILE.html", conflicts_with = "suite")]
     report: Option<PathBuf>,
-    /// Run every bundle of this folder, and print one line each.
+    /// Run every bundle in this folder, and print one line for each.
     #[arg(long, value_name = "DIR")]
     suite: Option<PathBuf>,
-    /// What makes the exit status 8: another tool call; that, or another state; any difference.
+    /// Which differences make the exit status 8. tools: different tool calls. state: these, or a different
+    /// state. any: every difference. none: no difference.
     #[arg(long, value_enum, default_value = "any")]
     fail_on: FailOn,
-    /// Bundles at a time.
+    /// Number of bundles to run at the same time.
     #[arg(long, value_name = "N", requires = "suite", default_value_t = 4)]
     jobs: usize,
     /// Show long texts whole.
     #[arg(long)]
     full: bool,
-    /// Begin anew, where the same command was cut off before.
+    /// Start over, even if an interrupted run of the same command could be continued.
     #[arg(long)]
     fresh: bool,
-    /// Yes, with tools that touch the world.
+    /// Confirm that tools may act on the real world.
     #[arg(long)]
     yes: bool,
 }
@@ -84,24 +85,24 @@ enum FailOn {
 #[derive(Debug, Serialize)]
 struct Compared {
     replay: Summary,
-    /// The source is left, the replay right.
+    /// The source is on the left, the replay on the right.
     diff: Report,
 }
 
-/// What became of a replay.
+/// The result of a replay.
 #[derive(Debug, Serialize)]
 struct Summary {
     session_id: String,
     source_session_id: String,
-    /// An earlier command had begun it.
+    /// An earlier, interrupted command started this replay.
     resumed: bool,
-    /// Why the kept messages end before the one that was asked for.
+    /// Why fewer messages were kept than asked for.
     moved: Option<String>,
-    /// Calls that the source has no result for: they were dry runs.
+    /// Calls for which the source has no result; they were dry runs.
     unrecorded: Vec<String>,
-    /// Why it did not come to its end.
+    /// Why the replay did not finish.
     failed: Option<String>,
-    /// The requests were to be the source's, and are not.
+    /// The model requests should equal the source's, but they differ.
     requests_differ: bool,
 }
 
@@ -162,14 +163,14 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
         (None, None) => Err(Usage("name a session or a file, or a folder with --suite".to_owned()).into()),
     };
     signals.abort();
-    // No step is in hand: whoever listens goes home.
+    // No step is running, so the listening tasks can stop.
     ctx.shutdown.draining.cancel();
     ctx.shutdown.abort.cancel();
     ctx.store.close().await;
     until_reader_goes(ran)
 }
 
-/// What every replay of this command has in common.
+/// Options that every replay of this command shares.
 struct Wish {
     system_prompt: Option<String>,
     args: Args,
@@ -187,7 +188,7 @@ async fn single(ctx: &Arc<Ctx>, wish: &Wish, source: &str, output: &Output) -> a
     if let Some(path) = &wish.args.report {
         report::write_page(&compared.diff, path)?;
     }
-    // Whoever was told has no need of it any more; a command that is killed before this tells it again.
+    // The result is printed, so the replay is finished. A command that is killed before this prints it again.
     ctx.store.end_replay(&compared.replay.session_id).await?;
     printed?;
     Ok(match &compared.replay.failed {
@@ -197,7 +198,7 @@ async fn single(ctx: &Arc<Ctx>, wish: &Wish, source: &str, output: &Output) -> a
     })
 }
 
-/// Runs one replay to its end and lays it beside its source. `None`: it was interrupted.
+/// Runs one replay to its end and compares it with its source. Returns `None` when it was interrupted.
 async fn replayed(
     ctx: &Arc<Ctx>,
     wish: &Wish,
@@ -211,7 +212,7 @@ async fn replayed(
         ctx.store.unfinished_replays(&request.runner()).await?.into_iter().next()
     };
     request.source_session_id = match (&unfinished, Path::new(source)) {
-        // Its source is the import that it was begun with.
+        // Use the source that the unfinished replay began with. For a file, that is its first import.
         (Some(found), _) => {
             let session = ctx.store.hydrate(&found.session_id).await?;
             session.policy.replay.context("a replay without a source")?.source_session_id
@@ -235,7 +236,7 @@ async fn replayed(
     Ok(Some(Compared { replay, diff }))
 }
 
-/// What is asked for, without the source's session where that is a file.
+/// Builds the request. The caller sets the source session, which a file does not have yet.
 fn request(wish: &Wish, source: &str) -> anyhow::Result<Request> {
     let (answers, model) = match wish.args.model.as_deref() {
         Some("recorded") => (Answers::Recorded, None),
@@ -253,7 +254,7 @@ fn request(wish: &Wish, source: &str) -> anyhow::Result<Request> {
     })
 }
 
-/// Whether it is the id of a session, which no file of that name may hide.
+/// Returns whether `source` is a session id. An id wins over a file of the same name.
 fn is_session(source: &str) -> bool {
     source.starts_with("sess_") && !source.contains(['/', '.'])
 }
@@ -273,19 +274,19 @@ fn sha256_of(path: &Path) -> anyhow::Result<String> {
     }
 }
 
-/// Imports a bundle, to be replayed from. Nothing else comes of it: an import starts nothing.
+/// Imports a bundle to replay from. An import starts no run.
 async fn import_file(ctx: &Ctx, path: &Path) -> anyhow::Result<String> {
     let limits = ctx.config.server.import_limits();
     let checked = wakeful_store::import::check(path, limits, |_| {}).await?;
     if checked.redacted {
-        let text = "the bundle is redacted: what was said is not in it, and cannot be run again";
+        let text = "the bundle is redacted: its texts are removed, so it cannot be run again";
         anyhow::bail!("{}: {text}", path.display());
     }
     let imported = ctx.store.import(path, DEFAULT_SPACE, limits, |_| {}).await?;
     imported.session_id.context("an import without a session")
 }
 
-/// For people: the comparison, then what is to be known of the replay itself.
+/// Formats the result for people: the comparison, then facts about the replay itself.
 fn told(compared: &Compared, output: &Output, full: bool) -> String {
     let replay = &compared.replay;
     let mut text = report::text(output, &compared.diff, full);

@@ -1,4 +1,4 @@
-//! `wakeful schedule`: what an operator does with schedules, through the database and without a server.
+//! `wakeful schedule`: lists, creates and controls schedules. Works on the database and needs no server.
 
 use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, printable, span, until_reader_goes};
 use super::{Exit, Usage};
@@ -23,43 +23,44 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// List schedules: those of the configuration, and those that were made by hand.
+    /// List schedules: those in the configuration file, and those that users created.
     List,
-    /// Show a schedule, what becomes of it next, and what became of its newest ticks.
+    /// Show a schedule, its next tick, and the results of its newest ticks.
     Show { name: String },
-    /// Make a schedule.
+    /// Create a schedule.
     Create {
         name: String,
         #[command(flatten)]
         asked: Box<Fields>,
     },
-    /// Change what is named of a schedule, and leave the rest. A new pattern or time zone counts from now on.
+    /// Change the given settings of a schedule and keep the rest. A new pattern or time zone applies from now
+    /// on.
     ///
-    /// One of the configuration is changed there: the file decides.
+    /// A schedule from the configuration file can be changed only in that file.
     Edit {
         name: String,
         #[command(flatten)]
         asked: Box<Fields>,
     },
-    /// Remove a schedule, and what became of its ticks. The sessions that it made stay.
+    /// Remove a schedule and the history of its ticks. Its sessions stay.
     ///
-    /// One of the configuration is removed there: the file decides.
+    /// A schedule from the configuration file can be removed only in that file.
     Delete { name: String },
-    /// Fire nothing of it until it is resumed.
+    /// Stop firing a schedule until it is resumed.
     Pause { name: String },
-    /// Fire it again from now on. What fell into the pause is not made good.
+    /// Fire a schedule again from now on. Ticks missed in the pause are not made up for.
     Resume { name: String },
-    /// Fire it now, paused or not.
+    /// Fire a schedule now, even if it is paused.
     Trigger {
         name: String,
-        /// An idempotency key: asked for again under it, it is not fired twice.
+        /// An idempotency key: a second request with the same key fires nothing.
         #[arg(long, value_name = "KEY")]
         client_key: Option<String>,
     },
-    /// Say when it is due next, by the clock in its time zone.
+    /// Print when a schedule is due next, in UTC and in its own time zone.
     Next {
         name: String,
-        /// So many ticks.
+        /// Number of ticks.
         #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=NEXT_LIMIT as i64))]
         count: u16,
     },
@@ -124,7 +125,7 @@ fn overlap(word: &str) -> Result<Overlap, &'static str> {
 }
 
 pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
-    // What it makes and fires runs there, with dev's agent and model.
+    // On the database of `wakeful dev`, use dev's agent and model.
     super::dev::adopt(&mut config, app)?;
     let store = super::open_store(&config, "wakeful schedule").await?;
     let output = Output::new(&args.output);
@@ -167,7 +168,8 @@ async fn steer(
                 let text = "say what is to be another, such as --cron \"0 9 * * MON\"";
                 return Err(Usage(text.to_owned()).into());
             }
-            // An empty address takes all of them away: a list has no other way to say so on a command line.
+            // A single empty address removes all addresses: a command line has no other way to pass an empty
+            // list.
             asked.mail_to = asked.mail_to.map(|to| if to == [""] { Vec::new() } else { to });
             let before = store.schedule(DEFAULT_SPACE, &name).await?;
             let definition = read(asked.over(&before.definition), config).map_err(Usage)?;

@@ -8,13 +8,13 @@ use wakeful_config::Config;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What this process does.
+    /// The roles of this process.
     #[arg(long, value_delimiter = ',', default_values = ["api", "worker", "scheduler"])]
     roles: Vec<Role>,
-    /// Steps and deliveries in hand at a time, above the configuration.
+    /// Steps and deliveries to run at the same time; overrides the configuration.
     #[arg(long, value_name = "N")]
     concurrency: Option<usize>,
-    /// The address of the HTTP interface, above the configuration.
+    /// The address of the HTTP interface; overrides the configuration.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
 }

@@ -1,4 +1,5 @@
-//! `wakeful trigger`: what comes in from elsewhere, sent by hand to a running server, through the doors that everybody uses.
+//! `wakeful trigger`: sends a running server an event as an outside sender would, through its public HTTP
+//! interface.
 
 use super::output::{Output, OutputArgs, printable};
 use super::printable::printable_lines;
@@ -11,33 +12,33 @@ use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use wakeful_config::Config;
 
-/// More is no trigger.
+/// Largest input accepted.
 const INPUT_BYTES: u64 = 64 << 20;
 
-/// What `--help` says of how it ends.
+/// The exit statuses, for `--help`.
 const EXITS: &str = "\
 Exit status:
-  0  taken, or taken before; with --wait, and the session rests or asks something
-  1  the server failed; with --wait, or the session did
-  2  what is given here is wrong, or the server says so (400, 413, 415)
-  3  there is no such schedule, or that door is not set up (404)
-  4  it does not go with what is there: a key that another message has, a session that takes none (409, 422)
-  5  the token or the signature is not the server's (401, 403)
-  6  the server is not reached, or takes no more just now (429, 502 to 504): nothing was taken, send it again";
+  0  accepted, now or before; with --wait, and the session rests or asks something
+  1  the server failed; with --wait, or the session failed
+  2  the input is wrong, here or according to the server (400, 413, 415)
+  3  there is no such schedule, or that trigger is not set up (404)
+  4  a conflict: the key belongs to another message, or the session accepts no messages (409, 422)
+  5  the server does not accept the token or the signature (401, 403)
+  6  the server is unreachable or too busy (429, 502 to 504): nothing was accepted, send it again";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXITS)]
 pub(super) struct Args {
     #[command(flatten)]
     output: OutputArgs,
-    /// The server; without it the one on [server] listen.
+    /// The server. Default: the one on [server] listen.
     #[arg(long, value_name = "URL", env = "WAKEFUL_URL", hide_env_values = true, global = true)]
     url: Option<String>,
-    /// A file with the server's token; without it WAKEFUL_TOKEN or [server] token.
+    /// A file with the server's token. Default: WAKEFUL_TOKEN, or [server] token.
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
-    /// Wait until the session that it woke rests, and print what it said. Not with Slack or Telegram, which are told of no
-    /// session.
+    /// Wait until the session that was woken rests, and print its reply. Does not work with Slack and
+    /// Telegram, because the server's answer to them names no session.
     #[arg(long, global = true)]
     wait: bool,
     #[command(subcommand)]
@@ -55,35 +56,36 @@ enum Verb {
         conversation: String,
         #[arg(long, value_name = "ID")]
         user: Option<String>,
-        /// The agent, where the conversation is new.
+        /// The agent, if the conversation is new.
         #[arg(long, value_name = "NAME")]
         agent: Option<String>,
-        /// An idempotency key: the same message again under it is not taken twice.
+        /// An idempotency key: a message repeated with the same key is not accepted twice.
         #[arg(long, value_name = "KEY")]
         client_key: Option<String>,
     },
-    /// A schedule's firing, now.
+    /// Fire a schedule now.
     Cron { schedule: String },
-    /// A messenger's message, signed as the messenger signs it: its own JSON, or a text, in a file or from - (stdin).
+    /// A messenger's message, signed as the messenger signs it: the messenger's own JSON, or a plain text, in
+    /// a file or from - (stdin).
     Message {
         file: PathBuf,
         #[arg(long, value_enum, default_value = "webhook")]
         via: Via,
-        /// A file with the secret that it is signed with; without it WAKEFUL_TRIGGER_SECRET, then the
-        /// configuration's own.
+        /// A file with the secret to sign with. Default: WAKEFUL_TRIGGER_SECRET, then the secret in the
+        /// configuration.
         #[arg(long, value_name = "FILE")]
         secret_file: Option<PathBuf>,
-        /// Of a text: where it is said. For Telegram a number.
+        /// For a plain text: the conversation. A number for Telegram.
         #[arg(long, value_name = "ID", default_value = "trigger")]
         conversation: String,
-        /// Of a text: who says it.
+        /// For a plain text: the sender.
         #[arg(long, value_name = "ID", default_value = "you")]
         user: String,
-        /// The sender's id of the message: the same one again is a duplicate. Without it, a new one.
+        /// The sender's id of the message; a repeated id is a duplicate. Default: a new id.
         #[arg(long, value_name = "ID")]
         id: Option<String>,
     },
-    /// A notice of another system: JSON with a `notice` of `title` and `body`, in a file or from - (stdin).
+    /// A notice from another system: JSON with a `notice` of `title` and `body`, in a file or from - (stdin).
     Herald { file: PathBuf },
 }
 
@@ -94,7 +96,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     {
         let name = if *via == Via::Slack { "slack" } else { "telegram" };
         let text = format!(
-            "--wait does not go with --via {name}: the server names no session there; `wakeful session list --trigger message` \
+            "--wait does not work with --via {name}: the server's answer names no session; `wakeful session list --trigger message` \
              shows what it woke"
         );
         return Err(Usage(text).into());
@@ -115,7 +117,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     }
     if sessions.is_empty() {
         eprintln!(
-            "wakeful: it was taken ({}), and the server does not name a session: `wakeful session list` shows what it woke",
+            "wakeful: it was accepted ({}), but the server's answer names no session: `wakeful session list` shows what it woke",
             taken.status
         );
         return Ok(Exit::Failed);
@@ -129,7 +131,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     }
     for one in rested.iter().filter(|one| !one.silenced.is_empty()) {
         eprintln!(
-            "wakeful: what session {} says is not sent: {}; `wakeful session why` says what to do",
+            "wakeful: the replies of session {} are not sent: {}; `wakeful session why` says what to do",
             printable(&one.session_id),
             printable(&one.silenced.join("; "))
         );
@@ -146,7 +148,8 @@ fn client(config: &Config, args: &Args) -> anyhow::Result<Client> {
         None => config.server.token.clone(),
     };
     let client = Client::new(&url, token)?;
-    Ok(client.ok_or_else(|| Usage(format!("--url {url:?} is no address such as http://127.0.0.1:7070")))?)
+    Ok(client
+        .ok_or_else(|| Usage(format!("--url {url:?} is not an address such as http://127.0.0.1:7070")))?)
 }
 
 fn trigger(config: &Config, verb: Verb, now: i64) -> anyhow::Result<Trigger> {
@@ -161,7 +164,7 @@ fn trigger(config: &Config, verb: Verb, now: i64) -> anyhow::Result<Trigger> {
             serde_json::from_slice::<serde_json::Value>(&body)
                 .map_err(|error| {
                     let wants = r#"a notice is {"notice": {"title": "…", "body": "…"}}, and may have a `conversation_id`"#;
-                    Usage(format!("{} is no JSON ({error}); {wants}", file.display()))
+                    Usage(format!("{} is not JSON ({error}); {wants}", file.display()))
                 })?;
             Trigger::Herald { body }
         }
@@ -181,7 +184,7 @@ fn trigger(config: &Config, verb: Verb, now: i64) -> anyhow::Result<Trigger> {
     })
 }
 
-/// Never an argument: those are seen by everybody on the machine.
+/// Reads the signing secret, never from an argument: every user of the machine can see arguments.
 fn secret(config: &Config, via: Via, file: Option<PathBuf>) -> anyhow::Result<SecretString> {
     let set = std::env::var("WAKEFUL_TRIGGER_SECRET").ok().filter(|secret| !secret.trim().is_empty());
     match (file, set) {
@@ -214,7 +217,7 @@ fn unreadable(file: &std::path::Path, error: &std::io::Error) -> Usage {
     Usage(format!("{} cannot be read: {error}", file.display()))
 }
 
-/// A file, or stdin for `-`.
+/// Reads a file, or stdin for `-`.
 fn input(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if file.as_os_str() == "-" {
@@ -236,7 +239,7 @@ fn input(file: &PathBuf) -> anyhow::Result<Vec<u8>> {
 }
 
 fn said(taken: &Taken, sessions: &[String]) -> String {
-    let before = if taken.is_duplicate() { " (it was taken before)" } else { "" };
+    let before = if taken.is_duplicate() { " (it was accepted before)" } else { "" };
     match sessions {
         [] => match taken.body["items"]
             .as_array()
@@ -244,21 +247,21 @@ fn said(taken: &Taken, sessions: &[String]) -> String {
             .flatten()
             .find_map(|item| item["dropped"].as_str())
         {
-            Some(why) => format!("taken, and kept from the agents: {}\n", printable(why)),
-            None => format!("taken: {}{before}\n", taken.status),
+            Some(why) => format!("accepted, but kept from the agents: {}\n", printable(why)),
+            None => format!("accepted: {}{before}\n", taken.status),
         },
         sessions => sessions.iter().map(|id| format!("{}{before}\n", printable(id))).collect(),
     }
 }
 
-/// By what a request proves that it may come in.
+/// The way in which a request authenticates itself.
 #[derive(Clone, Copy)]
 enum Proof {
     Token,
     Signature,
 }
 
-/// Says why there is no answer, and what to do.
+/// Prints why the request failed and what to do, and returns the exit status.
 fn told(failed: &Failed, proof: Proof) -> Exit {
     let (exit, remedy) = match failed {
         Failed::Unreachable { .. } => (
@@ -272,8 +275,7 @@ fn told(failed: &Failed, proof: Proof) -> Exit {
             }
             (401 | 403, Proof::Signature) => (
                 Exit::Auth,
-                "sign with the secret that the server has, by --secret-file or WAKEFUL_TRIGGER_SECRET, on a machine whose clock \
-                 is right",
+                "sign with the server's secret (--secret-file or WAKEFUL_TRIGGER_SECRET), on a machine whose clock is right",
             ),
             (404, Proof::Token) => {
                 (Exit::NotFound, "`wakeful schedule list` shows the schedules that there are")

@@ -1,20 +1,22 @@
-//! Who runs the server: Postgres refuses root, so root lends it another account.
+//! The account that the Postgres server runs as. Postgres refuses to run as root, so root starts it under
+//! another account.
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// The account of the server and of its files.
+/// The account that runs the server and owns its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     pub uid: u32,
     pub gid: u32,
-    /// True if this is not the account of the running process, which is root then.
+    /// True if the process is root and runs the server under this other account.
     pub lent: bool,
 }
 
 impl Account {
-    /// The process's own account; for root `postgres`, or `nobody` where there is none.
+    /// Returns the process's own account. For root, returns `postgres`, or `nobody` where that user is
+    /// missing.
     pub fn of_server() -> Result<Account> {
         // SAFETY: both calls have no preconditions and cannot fail.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -31,7 +33,7 @@ impl Account {
         Ok(Account { uid, gid, lent: true })
     }
 
-    /// Whether the mode bits of one directory let this account pass through it.
+    /// Returns whether the mode bits of this one directory let the account pass through it.
     pub fn may_pass(&self, dir: &Path) -> bool {
         std::fs::metadata(dir).is_ok_and(|meta| {
             let bit = if meta.uid() == self.uid {
@@ -45,9 +47,10 @@ impl Account {
         })
     }
 
-    /// Makes `dir` if it is missing and leaves it to this account alone (mode 0700).
+    /// Creates `dir` if it is missing and makes it private to this account (mode 0700).
     ///
-    /// A directory of somebody else, or a symlink, is an error: in a shared place like /tmp it may be a trap.
+    /// A symlink, or a directory that another account owns, is an error: in a shared place such as /tmp,
+    /// another user may have put it there as a trap.
     pub fn private_dir(&self, dir: &Path) -> Result<()> {
         let shown = dir.display();
         match std::fs::create_dir(dir) {

@@ -1,4 +1,4 @@
-//! What `wakeful dev` shows when it is up.
+//! The text that `wakeful dev` prints when it is up.
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -8,26 +8,26 @@ use super::Home;
 use super::samples::{self, State};
 use super::style::{Style, one_line};
 
-/// Everything that is worth knowing of a running `wakeful dev`.
+/// Facts about a running `wakeful dev` that its user needs.
 #[derive(Debug)]
 pub struct Banner<'a> {
     pub listen: SocketAddr,
     pub home: &'a Home,
     /// The model of the default agent, if there is one.
     pub model: Option<&'a str>,
-    /// The database is that of `DATABASE_URL`, and not our own.
+    /// The database is the one of `DATABASE_URL`, not our own.
     pub given_database: bool,
-    /// Where mail goes: a directory, or a server.
+    /// Destination of outgoing mail: a directory or a server.
     pub mail: &'a str,
     pub workspaces: &'a str,
     /// Requests need a bearer token.
     pub guarded: bool,
-    /// How this program was called.
+    /// The name that this program was started with.
     pub program: &'a str,
-    /// The options that say where its data is, after a blank.
+    /// The options that name its data directory, with a leading space.
     pub place: &'a str,
     pub samples: &'a [State],
-    /// It ends by itself.
+    /// It stops by itself (`--once`).
     pub once: bool,
     pub style: Style,
 }
@@ -119,10 +119,10 @@ impl Banner<'_> {
                 "Say something, and watch the session that the answer names",
             ),
         };
-        // A text within single quotes of a shell.
+        // The text goes inside a shell's single quotes.
         let text = text.replace('\'', "’");
         writeln!(f, "\n{}", self.style.bold(title))?;
-        // A line that a terminal breaks cannot be read, and one that is broken here can be copied.
+        // Break long commands here with a backslash: a line that the terminal wraps cannot be copied well.
         writeln!(f, "  curl{token} {url}/v1/chat/{conversation}/messages \\")?;
         writeln!(f, "    -d '{{\"text\": \"{text}\"}}'")?;
         writeln!(f, "  curl{token} -N \\")?;

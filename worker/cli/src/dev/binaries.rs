@@ -1,4 +1,4 @@
-//! Where the server's programs are.
+//! Finds the programs of an installed Postgres server.
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binaries {
     pub dir: PathBuf,
-    /// What `postgres --version` says: 15, 16, …
+    /// Major version according to `postgres --version`: 15, 16, …
     pub major: u32,
 }
 
@@ -20,9 +20,9 @@ const INSTALL: &str = "Install the server: `apt-get install postgresql` (Debian,
      or set PG_BIN to the directory of its programs, or DATABASE_URL to a server that runs";
 
 impl Binaries {
-    /// The server to use: `PG_BIN` if it is set and nothing else, then `PATH`, then where distributions and
-    /// Homebrew put servers, newest first. An installation with the client programs only is passed over.
-    /// The error names the command that installs a server.
+    /// Returns the server to use. If `PG_BIN` is set, it is the only candidate. Otherwise searches `PATH`,
+    /// then the places where distributions and Homebrew install servers, newest first. Skips installations
+    /// without server programs. The error tells how to install a server.
     pub fn find() -> Result<Binaries> {
         Binaries::find_all()?
             .into_iter()
@@ -30,7 +30,8 @@ impl Binaries {
             .with_context(|| format!("No Postgres server found. {INSTALL}"))
     }
 
-    /// Every server of the machine, in the order of [`Binaries::find`]. The error is a wrong `PG_BIN`.
+    /// Returns every server of the machine, in the order of [`Binaries::find`]. Fails only on a wrong
+    /// `PG_BIN`.
     pub fn find_all() -> Result<Vec<Binaries>> {
         let named = std::env::var_os("PG_BIN").filter(|dir| !dir.is_empty());
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -51,7 +52,8 @@ fn find_in(named: Option<&OsStr>, path: Vec<PathBuf>, installed: Vec<PathBuf>) -
     }
     let mut found = Vec::<Binaries>::new();
     for dir in path.into_iter().chain(installed) {
-        // Links to a server elsewhere stand for that one: its other programs are only there.
+        // A directory may hold links to a server installed elsewhere. Follow them, because the server's other
+        // programs are only there.
         let dir = dir
             .join("postgres")
             .canonicalize()
@@ -61,7 +63,7 @@ fn find_in(named: Option<&OsStr>, path: Vec<PathBuf>, installed: Vec<PathBuf>) -
         if found.iter().any(|one| one.dir == dir) || !PROGRAMS.iter().all(|name| dir.join(name).is_file()) {
             continue;
         }
-        // A broken installation must not hide a good one.
+        // Skip a broken installation: a good one may follow.
         match major_version(&dir) {
             Ok(major) => found.push(Binaries { dir, major }),
             Err(error) => tracing::debug!(dir = %dir.display(), "Passed over a Postgres: {error:#}"),
@@ -70,7 +72,7 @@ fn find_in(named: Option<&OsStr>, path: Vec<PathBuf>, installed: Vec<PathBuf>) -
     Ok(found)
 }
 
-/// The `bin` directories outside `PATH`, newest version first.
+/// Returns the known `bin` directories outside `PATH`, newest version first.
 fn installed() -> Vec<PathBuf> {
     let mut dirs = Vec::new();
     for (parent, prefix) in [

@@ -27,11 +27,11 @@ impl End {
 }
 
 impl Child {
-    /// Starts the program; on Linux it gets `on_death` when this process dies, in whatever way.
+    /// Starts the program. On Linux the kernel sends it `on_death` when this process dies, however it dies.
     ///
-    /// The kernel ties that signal to the *thread* that forked, not to its process. A caller's thread, of a
-    /// runtime's pool or of one test, may end long before the process does, so a thread is made that does
-    /// nothing but fork and wait: it lives exactly as long as the child.
+    /// The kernel ties that signal to the *thread* that forked, not to its process. A caller's thread, such
+    /// as one of a runtime's pool or of a test, may end long before the process. So a thread of its own forks
+    /// and waits, and lives exactly as long as the child.
     pub fn spawn(mut command: Command, on_death: i32) -> Result<Child> {
         let program = command.get_program().to_string_lossy().into_owned();
         die_with_this_thread(&mut command, on_death);
@@ -43,13 +43,14 @@ impl Child {
             .spawn(move || {
                 let mut child = match command.spawn() {
                     Ok(child) => child,
-                    // Nobody listens only if the caller is gone, and then nobody wants to know.
+                    // Sending fails only if the caller is gone, and then the error does not matter.
                     Err(error) => return started.send(Err(error)).unwrap_or(()),
                 };
                 let pid = child.id() as i32;
                 started.send(Ok(pid)).ok();
                 wait_without_reaping(pid);
-                // Reaped under the lock, so that no signal can go to a later process with the same pid.
+                // Reap the child under the lock, so that `signal` cannot hit a later process with the same
+                // pid.
                 let mut status = watched.lock();
                 *status = Some(child.wait().unwrap_or_default());
                 watched.came.notify_all();
@@ -73,7 +74,7 @@ impl Child {
         }
     }
 
-    /// Its exit status, at once or within `patience`; None if it still runs then.
+    /// Waits up to `patience` for the end and returns the exit status, or `None` if the process still runs.
     pub fn wait(&self, patience: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + patience;
         let mut status = self.end.lock();
@@ -88,9 +89,9 @@ impl Child {
     }
 }
 
-/// Has the kernel send `signal` to the program when the thread that starts it ends.
+/// Makes the kernel send `signal` to the program when the thread that starts it ends.
 ///
-/// Only Linux can do this. Elsewhere a Postgres outlives a killed process, and the next start uses it.
+/// Works on Linux only. Elsewhere Postgres outlives a killed process, and the next start uses it.
 #[cfg(target_os = "linux")]
 pub fn die_with_this_thread(command: &mut Command, signal: i32) {
     let parent = std::process::id() as i32;
@@ -101,7 +102,7 @@ pub fn die_with_this_thread(command: &mut Command, signal: i32) {
             if libc::prctl(libc::PR_SET_PDEATHSIG, signal as libc::c_ulong) != 0 {
                 return Err(std::io::Error::last_os_error());
             }
-            // The parent may have died before the line above, and then no signal comes.
+            // If the parent died before the call above, no signal comes.
             if libc::getppid() != parent {
                 return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
             }

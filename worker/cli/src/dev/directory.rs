@@ -1,4 +1,4 @@
-//! Which directories a cluster lives in.
+//! Chooses and creates the directories of a cluster.
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail};
 
 use super::account::Account;
 
-/// Where `wakeful dev` keeps its data unless told: `$XDG_DATA_HOME/wakeful/dev`, or
-/// `~/.local/share/wakeful/dev`, as [`reachable`] from the server's account. It may not exist yet.
+/// Returns the default data directory of `wakeful dev`: `$XDG_DATA_HOME/wakeful/dev`, or
+/// `~/.local/share/wakeful/dev`, made [`reachable`] for the server's account. The directory may not exist
+/// yet.
 pub fn default_data_dir() -> Result<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let data = absolute("XDG_DATA_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/share")));
@@ -17,8 +18,9 @@ pub fn default_data_dir() -> Result<PathBuf> {
     reachable(&data.join("wakeful/dev"))
 }
 
-/// `requested` made absolute, or the same `/var/tmp/wakeful-<hash of it>` each time where the server's account
-/// cannot get to it: root's server runs as another user, and root's home is closed to that one.
+/// Returns `requested` as an absolute path if the server's account can reach it, else `/var/tmp/wakeful-<hash
+/// of the path>`, always the same one. Root needs this: its server runs as another user, and root's home is
+/// closed to that user.
 pub fn reachable(requested: &Path) -> Result<PathBuf> {
     place(requested, &Account::of_server()?)
 }
@@ -29,7 +31,8 @@ pub(super) fn place(requested: &Path, account: &Account) -> Result<PathBuf> {
     let existing = path.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let rest = path.strip_prefix(existing).with_context(|| format!("{shown} is no path"))?;
     let existing = existing.canonicalize().with_context(|| format!("{shown} cannot be resolved"))?;
-    // join of an empty path would leave a slash at the end, and the server's own directory is compared to this.
+    // Joining an empty path would add a slash at the end, and this path is later compared with the server's
+    // own.
     let path = if rest.as_os_str().is_empty() { existing.clone() } else { existing.join(rest) };
     if !account.lent || existing.ancestors().all(|dir| account.may_pass(dir)) {
         return Ok(path);
@@ -37,14 +40,14 @@ pub(super) fn place(requested: &Path, account: &Account) -> Result<PathBuf> {
     Ok(PathBuf::from(format!("/var/tmp/wakeful-{}", hash(&path))))
 }
 
-/// Makes a data directory and its parents. Below it others are made private, itself it may be passed through
-/// by the server's account.
+/// Creates a data directory and its parents. The directories below it are private; the server's account may
+/// pass through the directory itself.
 pub(super) fn make(data_dir: &Path, account: &Account) -> Result<()> {
     let missing: Vec<&Path> = data_dir.ancestors().take_while(|dir| !dir.exists()).collect();
     let mode = if account.lent { 0o711 } else { 0o700 };
     for dir in missing.into_iter().rev() {
         match std::fs::create_dir(dir) {
-            // Two first starts at once.
+            // Another first start runs at the same time.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
             made => made.with_context(|| format!("{} cannot be made", dir.display()))?,
         }
@@ -52,7 +55,7 @@ pub(super) fn make(data_dir: &Path, account: &Account) -> Result<()> {
             .with_context(|| format!("{}: chmod failed", dir.display()))?;
     }
     let meta = std::fs::symlink_metadata(data_dir).with_context(|| format!("{}", data_dir.display()))?;
-    // Anybody may put a directory of this name into /var/tmp before us.
+    // Any user could have created a directory of this name in /var/tmp before us.
     if account.lent && data_dir.parent() == Some(Path::new("/var/tmp")) && (meta.uid() != 0 || !meta.is_dir())
     {
         bail!("{} exists and is not a directory of root. Remove it", data_dir.display());
@@ -60,19 +63,19 @@ pub(super) fn make(data_dir: &Path, account: &Account) -> Result<()> {
     Ok(())
 }
 
-/// The longest path that fits into a socket's address (`sun_path` with its end mark is 108 bytes on Linux, 104 on
-/// macOS).
+/// Longest path that fits into a socket address. `sun_path` with its final NUL is 108 bytes on Linux and 104
+/// on macOS.
 const SOCKET_PATH_MAX: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
 
-/// Makes the private directory of the cluster's socket: in the data directory, or in /tmp if that path is too
-/// long for a socket. The same one each time, so that a URL outlives a restart.
+/// Creates the private directory of the cluster's socket: in the data directory, or in /tmp if that path is
+/// too long for a socket. Always the same one, so that a URL stays valid after a restart.
 pub(super) fn socket_dir(data_dir: &Path, port: u16, account: &Account) -> Result<PathBuf> {
     let dir = socket_path(data_dir, port);
     account.private_dir(&dir)?;
     Ok(dir)
 }
 
-/// Where [`socket_dir`] makes it.
+/// Returns the directory that [`socket_dir`] creates.
 pub(super) fn socket_path(data_dir: &Path, port: u16) -> PathBuf {
     let dir = data_dir.join("run");
     if dir.as_os_str().len() + format!("/.s.PGSQL.{port}").len() > SOCKET_PATH_MAX {
@@ -81,7 +84,8 @@ pub(super) fn socket_path(data_dir: &Path, port: u16) -> PathBuf {
     dir
 }
 
-/// FNV-1a: it names directories that must be found again by later versions, which std's hasher does not promise.
+/// FNV-1a. Later versions must find the same directory names, and std's hasher does not promise stable
+/// hashes.
 fn hash(path: &Path) -> String {
     let hash = path.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! A server for the length of one command.
+//! A Postgres server that lives as long as one command.
 use std::ffi::OsString;
 use std::fs::{File, Permissions};
 use std::io::IsTerminal;
@@ -16,25 +16,25 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::binaries::Binaries;
 use super::postgres::{Cluster, Options};
 
-/// What the command of [`exec()`] finds the server by: a URL of a database (`postgres`, or the caller's) whose user
-/// may create databases.
+/// The variable in which [`exec()`] passes the server to its command: the URL of a database (`postgres`, or
+/// the caller's) whose user may create databases.
 const URL_VARIABLE: &str = "WAKEFUL_TEST_DATABASE_URL";
 
 const PREFIX: &str = "wakeful-throwaway-";
 
-/// A cluster in memory if there is room, else on disk, without fsync; stopped and removed on drop.
+/// A cluster without fsync, in memory if there is room, else on disk. Dropping it stops and removes it.
 ///
-/// A killed process leaves its directory behind, and the next `start` removes it.
+/// A killed process leaves its directory behind; the next `start` removes that.
 #[derive(Debug)]
 pub struct Throwaway {
-    // Fields drop in this order: first the server, then its files, then the claim on them.
+    // The fields are dropped in this order: the server, then its files, then the lock on them.
     cluster: Cluster,
     dir: TempDir,
     _claim: File,
 }
 
 impl Throwaway {
-    /// Blocks for a few seconds: call it from `spawn_blocking` in async code.
+    /// Starts a cluster. Blocks for a few seconds, so async code calls it from `spawn_blocking`.
     pub fn start() -> Result<Throwaway> {
         let parent = parent();
         sweep(&parent);
@@ -48,9 +48,10 @@ impl Throwaway {
         let mut options = Options::new(dir.path());
         options.fsync = false;
         options.settings = [
-            // Many test processes at once, each with pools of its own.
+            // Many test processes run at once, each with its own pools.
             ("max_connections", "400"),
-            // No replica and no archive: the least log, and little of it kept in memory.
+            // Without replicas and archiving, write as little WAL as possible and keep little of it in
+            // memory.
             ("wal_level", "minimal"),
             ("max_wal_senders", "0"),
             ("max_wal_size", "256MB"),
@@ -64,7 +65,7 @@ impl Throwaway {
         &self.cluster
     }
 
-    /// The folder that goes with it, for whatever else shall.
+    /// The folder that is removed with the cluster. Callers may put files of their own there.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -72,8 +73,9 @@ impl Throwaway {
 
 /// Runs a command with `WAKEFUL_TEST_DATABASE_URL` set, and returns its exit code (128 + n for signal n).
 ///
-/// The server is that of `WAKEFUL_TEST_DATABASE_URL` or `DATABASE_URL` if one is set, and is left as it is;
-/// else a [`Throwaway`], which is gone when this returns. SIGTERM, SIGHUP and SIGINT go on to the command.
+/// Uses the server of `WAKEFUL_TEST_DATABASE_URL` or `DATABASE_URL` if one is set, and leaves it running.
+/// Otherwise starts a [`Throwaway`], which is gone when this returns. Forwards SIGTERM, SIGHUP and SIGINT to
+/// the command.
 pub async fn exec(command: &[OsString]) -> Result<i32> {
     let (name, arguments) = command.split_first().context("Name a command to run")?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -90,7 +92,7 @@ pub async fn exec(command: &[OsString]) -> Result<i32> {
             (throwaway.cluster().url("postgres"), Some(throwaway))
         }
     };
-    // A Ctrl-C at the terminal during the start never reached the command, which was not there yet.
+    // A signal that came during the start did not reach the command, which did not exist yet.
     for (stream, number) in
         [(&mut terminate, libc::SIGTERM), (&mut hang_up, libc::SIGHUP), (&mut interrupt, libc::SIGINT)]
     {
@@ -105,7 +107,8 @@ pub async fn exec(command: &[OsString]) -> Result<i32> {
         .env("PATH", path_with_server())
         .spawn()
         .with_context(|| format!("{} does not run", name.display()))?;
-    // A terminal sends its Ctrl-C to the command as well, and a second one means more than the first to some.
+    // A terminal sends Ctrl-C to the command too. Do not forward it: some programs treat a second SIGINT
+    // differently.
     let own_terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
     let status = loop {
         let forward = tokio::select! {
@@ -123,7 +126,8 @@ pub async fn exec(command: &[OsString]) -> Result<i32> {
     Ok(status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1))
 }
 
-/// `PATH`, and after it the server's programs: pgbench and psql are there where `PATH` has none.
+/// Returns `PATH` with the server's programs appended, so that pgbench and psql are found even if `PATH`
+/// lacks them.
 fn path_with_server() -> OsString {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let server = Binaries::find().map(|server| server.dir);
@@ -131,7 +135,7 @@ fn path_with_server() -> OsString {
     std::env::join_paths(dirs).unwrap_or(path)
 }
 
-/// Memory if it has room for a database a test, else the directory of temporary files.
+/// Returns /dev/shm if it has room for one database per test, else the directory of temporary files.
 fn parent() -> PathBuf {
     let memory = Path::new("/dev/shm");
     if free_bytes(memory).is_some_and(|free| free >= 2 << 30) {
@@ -158,7 +162,8 @@ fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
-/// Removes what killed processes left: a directory whose claim nobody holds. A fresh one may not be claimed yet.
+/// Removes the directories of killed processes: those whose lock file nothing holds. Skips fresh ones, which
+/// may not be locked yet.
 fn sweep(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let claim = entry.path().join("claim");

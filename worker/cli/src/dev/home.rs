@@ -1,4 +1,4 @@
-//! The data directory of `wakeful dev`: what is in it, and which process runs there.
+//! The data directory of `wakeful dev`: the files in it, and the process that runs there.
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -10,28 +10,28 @@ use secrecy::SecretString;
 use super::account::Account;
 use super::{Cluster, directory, postgres};
 
-/// How long a process may take to end: the drain of its steps, and the server's shutdown.
+/// Time that a process gets to end: to drain its steps, and to shut its server down.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A file in it.
+/// File of the webhook secret.
 const WEBHOOK_SECRET: &str = "webhook.secret";
-/// The key of signed addresses.
+/// File of the key that signs mail addresses.
 const THREAD_SECRET: &str = "thread.secret";
 
-/// The directory and the names in it.
+/// The directory and the names of the files in it.
 #[derive(Clone, Debug)]
 pub struct Home {
     dir: PathBuf,
 }
 
-/// The right to run in a data directory. The kernel takes it back, however the process ends.
+/// The right to run in a data directory. The kernel releases it when the process ends, however it ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
 impl Home {
-    /// The directory that was asked for, or the default one. It may not exist yet.
+    /// Returns the requested directory, or the default one. The directory may not exist yet.
     pub fn at(data_dir: Option<&Path>) -> Result<Home> {
         let dir = match data_dir {
             Some(dir) => directory::reachable(dir)?,
@@ -49,17 +49,17 @@ impl Home {
         self.dir.join("mail")
     }
 
-    /// One folder a session.
+    /// The folder with one workspace per session.
     pub fn workspaces(&self) -> PathBuf {
         self.dir.join("workspaces")
     }
 
-    /// The secret that the generic webhook's messages are signed with: made at the first call, and kept.
+    /// Returns the secret that signs messages of the generic webhook. The first call creates and stores it.
     pub fn webhook_secret(&self) -> Result<SecretString> {
         self.secret(WEBHOOK_SECRET)
     }
 
-    /// The secret that signs the addresses at which mail is answered.
+    /// Returns the secret that signs the reply addresses of mails. The first call creates and stores it.
     pub fn thread_secret(&self) -> Result<SecretString> {
         self.secret(THREAD_SECRET)
     }
@@ -91,18 +91,18 @@ impl Home {
         self.dir.join("wakeful.log")
     }
 
-    /// The log, opened to be appended to.
+    /// Opens the log for appending.
     pub fn open_log(&self) -> Result<File> {
         postgres::open_log(&self.log())
     }
 
-    /// Makes the directory and takes the right to run in it. `None`: another process has it.
+    /// Creates the directory and locks it. Returns `None` if another process holds the lock.
     pub fn lock(&self) -> Result<Option<Lock>> {
         directory::make(&self.dir, &Account::of_server()?)?;
         let file = self.open_lock()?;
-        // A lock of fcntl and not of flock: of this one the kernel tells who holds it, so no file can name a
-        // process that is gone. Its price: closing any handle of the file in this process gives it up, so
-        // `holder` is for other processes.
+        // Uses fcntl locks, not flock: the kernel tells which process holds one, so no pid file is needed,
+        // which could name a dead process. The price: closing any handle of the file in this process releases
+        // the lock, so only other processes may call `holder`.
         let mut lock = whole_file();
         // SAFETY: the descriptor is open, and the call reads only `lock`.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw mut lock) } == 0 {
@@ -115,7 +115,7 @@ impl Home {
         }
     }
 
-    /// The process that runs here, if one does.
+    /// Returns the pid of the process that runs here, if one does.
     pub fn holder(&self) -> Result<Option<i32>> {
         if !self.dir.exists() {
             return Ok(None);
@@ -129,11 +129,11 @@ impl Home {
         Ok((i32::from(lock.l_type) != libc::F_UNLCK).then_some(lock.l_pid))
     }
 
-    /// Ends the process that runs here as Ctrl-C does, and returns its id when it is gone. Blocks.
+    /// Stops the process that runs here, as Ctrl-C would, and returns its pid when it is gone. Blocks.
     pub fn stop(&self) -> Result<Option<i32>> {
         let Some(pid) = self.holder()? else { return Ok(None) };
         if pid <= 0 {
-            bail!("the process that runs in {} is of another container: stop it there", self.dir.display());
+            bail!("the process that runs in {} is in another container: stop it there", self.dir.display());
         }
         // SAFETY: no memory is involved.
         if unsafe { libc::kill(pid, libc::SIGTERM) } != 0 {
@@ -152,7 +152,7 @@ impl Home {
         Ok(Some(pid))
     }
 
-    /// Deletes the data: the cluster, mail, workspaces, the secret and the log. Anything else in the directory stays. Blocks.
+    /// Deletes the cluster, mail, workspaces, secrets and the log. Other files in the directory stay. Blocks.
     pub fn empty(&self, _: &Lock) -> Result<()> {
         Cluster::remove(&self.dir)?;
         for path in [

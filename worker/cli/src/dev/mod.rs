@@ -1,8 +1,8 @@
-//! A Wakeful without a setup: what `wakeful dev`, `wakeful demo` and the tests run on.
+//! A Wakeful that needs no setup, used by `wakeful dev`, `wakeful demo` and the tests.
 //!
-//! Nothing is downloaded. The installed Postgres binaries are found ([`Binaries`]), a cluster is made on first
-//! use and kept ([`Cluster`]), or made for one command and removed after it ([`exec()`]). [`Home`] is the data
-//! directory of `wakeful dev`, [`samples`] are its first chats, and [`demo`] plays them with a worker killed.
+//! Nothing is downloaded. [`Binaries`] finds the installed Postgres. [`Cluster`] is created on first use and
+//! kept; [`exec()`] creates one for a single command and removes it. [`Home`] is the data directory of
+//! `wakeful dev`, [`samples`] are its first chats, and [`demo`] plays them and kills a worker.
 mod account;
 mod banner;
 mod binaries;

@@ -1,4 +1,4 @@
-//! One cluster: made on first use, started, and gone with the process that started it.
+//! A cluster: created on first use, started, and stopped with the process that started it.
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -18,13 +18,13 @@ use super::directory;
 
 mod pidfile;
 
-/// How long a start may take, crash recovery included, and a stop.
+/// Time that a start may take, crash recovery included, and a stop.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a server that nobody owns gets to end by itself: the last of a killed process is still shutting down.
+/// Time that a server without an owner gets to end: after a kill of its owner it shuts down by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Files are not visible as signals, so what others write is looked at this often.
+/// Poll interval for files that other processes write.
 const LOOK: Duration = Duration::from_millis(10);
 
 const PORT: u16 = 5432;
@@ -32,17 +32,17 @@ const PORT: u16 = 5432;
 /// How to start a [`Cluster`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Holds the cluster, its log and its socket; others may keep their data beside these. Made if it is missing,
-    /// moved by [`reachable`](super::reachable).
+    /// Directory of the cluster, its log and its socket; other files may be there too. Created if missing,
+    /// and possibly moved by [`reachable`](super::reachable).
     pub data_dir: PathBuf,
-    /// False only for data that may be lost: a crash of the machine leaves it broken.
+    /// False only for data that may be lost: without fsync a crash of the machine corrupts it.
     pub fsync: bool,
     /// More `postgresql.conf` settings, by name.
     pub settings: Vec<(String, String)>,
 }
 
 impl Options {
-    /// Durable, with the server's own settings.
+    /// Returns options for a durable server with default settings.
     pub fn new(data_dir: impl Into<PathBuf>) -> Options {
         Options { data_dir: data_dir.into(), fsync: true, settings: Vec::new() }
     }
@@ -50,25 +50,26 @@ impl Options {
 
 /// A running server on a Unix socket that only its account and root can reach.
 ///
-/// Its data is in `<data_dir>/postgres-<major version>` and lasts. The server stops with [`Cluster::stop`], on
-/// drop, and on Linux also when the process dies of SIGKILL. At most one process starts a server in a data
-/// directory; any other gets the running one, which it cannot stop.
+/// Its data is in `<data_dir>/postgres-<major version>` and is kept. [`Cluster::stop`] or a drop stops the
+/// server; on Linux a SIGKILL of the process does too. At most one process starts a server in a data
+/// directory. Other processes use the running one and cannot stop it.
 #[derive(Debug)]
 pub struct Cluster {
     data_dir: PathBuf,
     socket_dir: PathBuf,
     port: u16,
     server: Option<Child>,
-    /// Locked as long as this process owns the data directory. The kernel lets it go, however the process ends.
+    /// Locked while this process owns the data directory. The kernel releases the lock when the process ends,
+    /// however it ends.
     _owner: Option<File>,
 }
 
 impl Cluster {
-    /// Starts the server in `options.data_dir` and returns when it takes connections; a first start makes the
-    /// cluster. Blocks for up to a minute: call it from `spawn_blocking` in async code.
+    /// Starts the server in `options.data_dir` and returns when it accepts connections. The first start
+    /// creates the cluster. Blocks for up to a minute, so async code calls it from `spawn_blocking`.
     ///
-    /// After a crash of the former process this waits for its server to end. A server that runs on there, of
-    /// another living process or started by hand, is used as it is, without `fsync` and `settings`.
+    /// If the previous owner crashed, waits for its server to end. A server that keeps running, of another
+    /// living process or started by hand, is used as it is, without `fsync` and `settings`.
     pub fn start(options: Options) -> Result<Cluster> {
         let account = Account::of_server()?;
         let data_dir = directory::place(&options.data_dir, &account)?;
@@ -116,7 +117,7 @@ impl Cluster {
         }
         let log_file = open_log(&log)?;
         command.stdout(log_file.try_clone().context("The log's handle")?).stderr(log_file);
-        // The terminal's Ctrl-C is for the worker, which still needs its database to drain.
+        // Keep the terminal's Ctrl-C from Postgres: the worker needs its database while it drains.
         command.process_group(0);
 
         let server = Child::spawn(command, libc::SIGINT)?;
@@ -134,7 +135,7 @@ impl Cluster {
         Ok(Cluster { data_dir, socket_dir, port: PORT, server: Some(server), _owner: Some(lock) })
     }
 
-    /// The server that runs in a data directory, of whichever process; none is started.
+    /// Returns the server that runs in a data directory, whichever process started it. Starts none.
     pub fn running(data_dir: &Path) -> Result<Option<Cluster>> {
         let data_dir = directory::reachable(data_dir)?;
         let running = clusters(&data_dir)
@@ -144,15 +145,15 @@ impl Cluster {
         Ok(running.map(|running| Cluster::adopted(data_dir, running, None)))
     }
 
-    /// Deletes the clusters of a data directory, of every version, and nothing else in it. Blocks while the server
-    /// of a killed process ends; fails if a server stays.
+    /// Deletes the clusters of every version in a data directory, and nothing else in it. Blocks until the
+    /// server of a killed process has ended; fails if a server keeps running.
     pub fn remove(data_dir: &Path) -> Result<()> {
         for pgdata in clusters(&directory::reachable(data_dir)?) {
             let lock = open_lock(&pgdata)?;
             if !try_lock(&lock)? || wait_for_former(&pgdata)?.is_some() {
                 bail!("A Postgres runs in {}. Stop it first", pgdata.display());
             }
-            // Renamed first: a kill on the way leaves what the next start removes.
+            // Rename first: after a kill during the deletion, the next start removes the rest.
             let going = pgdata.with_extension("new");
             std::fs::remove_dir_all(&going).ok();
             std::fs::rename(&pgdata, &going)
@@ -167,35 +168,36 @@ impl Cluster {
         Cluster { data_dir, socket_dir, port, server: None, _owner: owner }
     }
 
-    /// The URL of a database in this cluster, for sqlx and for libpq. The user is the superuser `postgres`;
-    /// the database `postgres` exists from the start.
+    /// Returns the URL of a database in this cluster, for sqlx and libpq. The user is the superuser
+    /// `postgres`; the database `postgres` always exists.
     pub fn url(&self, database: &str) -> String {
         url(&self.socket_dir, self.port, database)
     }
 
-    /// The URL that a server of Wakeful's own in this data directory has, whether one runs or not.
+    /// Returns the URL that Wakeful's own server in this data directory has, running or not.
     pub fn future_url(data_dir: &Path, database: &str) -> Result<String> {
         let data_dir = directory::reachable(data_dir)?;
         Ok(url(&directory::socket_path(&data_dir, PORT), PORT, database))
     }
 
-    /// The data directory that is really used: see [`reachable`](super::reachable).
+    /// Returns the data directory in use, which may differ from the requested one: see
+    /// [`reachable`](super::reachable).
     pub fn data_dir(&self) -> &Path {
         &self.data_dir
     }
 
-    /// Whether this process started the server, and so ends it.
+    /// Returns whether this process started the server and will stop it.
     pub fn is_own(&self) -> bool {
         self.server.is_some()
     }
 
-    /// The process id of the server if this process started it.
+    /// Returns the server's pid if this process started it.
     pub fn pid(&self) -> Option<i32> {
         self.server.as_ref().map(Child::pid)
     }
 
-    /// Ends the server, open connections included, and returns when it is gone; what was committed is kept. A
-    /// server of another process is left alone.
+    /// Stops the server, closing open connections, and returns when it is gone. Committed data is kept. A
+    /// server of another process is left running.
     pub fn stop(mut self) -> Result<()> {
         self.end()
     }
@@ -206,7 +208,7 @@ impl Cluster {
             server.signal(signal);
             if server.wait(patience).is_some() {
                 if !self.socket_dir.starts_with(&self.data_dir) {
-                    // Ours alone, empty now, and made anew by the next start.
+                    // The directory is ours and empty; the next start creates it again.
                     std::fs::remove_dir(&self.socket_dir).ok();
                 }
                 return Ok(());
@@ -224,13 +226,13 @@ impl Drop for Cluster {
     }
 }
 
-/// The server of the version that the data was made with, if it is still installed, else the first.
+/// Returns the installed server whose version matches existing data, else the first server.
 fn choose(all: Vec<Binaries>, data_dir: &Path) -> Option<Binaries> {
     let with_data = all.iter().find(|one| data_dir.join(format!("postgres-{}", one.major)).exists());
     with_data.or(all.first()).cloned()
 }
 
-/// The clusters in a data directory, of whichever versions.
+/// Returns the directories of all clusters in a data directory, of any version.
 fn clusters(data_dir: &Path) -> Vec<PathBuf> {
     let version = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix("postgres-")?.parse::<u32>().ok();
     std::fs::read_dir(data_dir)
@@ -255,7 +257,7 @@ fn try_lock(lock: &File) -> Result<bool> {
     }
 }
 
-/// Makes the cluster beside its place and moves it there: a kill on the way leaves no half of one.
+/// Creates the cluster under another name and renames it, so that a kill leaves no half-made cluster.
 fn make_cluster(binaries: &Binaries, pgdata: &Path, account: &Account, fsync: bool) -> Result<()> {
     let unfinished = pgdata.with_extension("new");
     if unfinished.exists() {
@@ -282,14 +284,15 @@ fn make_cluster(binaries: &Binaries, pgdata: &Path, account: &Account, fsync: bo
     Ok(())
 }
 
-/// Waits until nobody works in the cluster: the server of a killed process shuts down for a moment.
+/// Waits until no process works in the cluster: after a kill of its owner, a server needs a moment to shut
+/// down.
 ///
-/// Returns the server that stays. The caller holds the lock, so no living Wakeful owns that one.
+/// Returns the server if it keeps running. The caller holds the lock, so no living Wakeful owns that server.
 fn wait_for_former(pgdata: &Path) -> Result<Option<pidfile::Running>> {
     let began = Instant::now();
     loop {
         if !pidfile::in_use(pgdata) {
-            // A stale file whose pid is some other program's by now would stop the server from starting.
+            // Remove a stale pid file: if another program has that pid by now, Postgres refuses to start.
             #[cfg(target_os = "linux")]
             std::fs::remove_file(pgdata.join("postmaster.pid")).ok();
             return Ok(None);
@@ -307,10 +310,10 @@ fn wait_for_former(pgdata: &Path) -> Result<Option<pidfile::Running>> {
     }
 }
 
-/// A server program under its account, without what the caller's environment says to Postgres.
+/// Builds a command for a server program under its account, without the caller's PG* environment variables.
 fn program(binaries: &Binaries, name: &str, account: &Account) -> Command {
     let mut command = Command::new(binaries.program(name));
-    // The caller's directory may be closed to the account.
+    // The account may have no access to the caller's directory.
     command.stdin(Stdio::null()).current_dir("/").env("LC_ALL", "C");
     for (name, _) in std::env::vars_os() {
         if name.as_bytes().starts_with(b"PG") {
@@ -329,7 +332,7 @@ fn setting(command: &mut Command, name: &str, value: impl Into<OsString>) {
     command.arg("-c").arg(argument);
 }
 
-/// A path as one entry of a list setting, which commas and spaces would split.
+/// Quotes a path as one entry of a list setting, which commas and spaces would split.
 fn quoted(path: &Path) -> OsString {
     let mut bytes = vec![b'"'];
     for byte in path.as_os_str().as_bytes() {
@@ -358,7 +361,8 @@ fn percent_encoded(bytes: &[u8]) -> String {
     encoded
 }
 
-/// A log is private, for it may quote what failed. It is appended to, and begins anew when it has grown over 4 MiB.
+/// Opens a log for appending; a log larger than 4 MiB is deleted first. Only the owner may read it, because
+/// it may quote user data.
 pub(super) fn open_log(path: &Path) -> Result<File> {
     if std::fs::metadata(path).is_ok_and(|meta| meta.len() > 4 << 20) {
         std::fs::remove_file(path).ok();
@@ -378,7 +382,7 @@ fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
-/// Whether a socket takes a connection.
+/// Returns whether the server's socket accepts a connection.
 fn connects(socket_dir: &Path, port: u16) -> bool {
     UnixStream::connect(socket_dir.join(format!(".s.PGSQL.{port}"))).is_ok()
 }

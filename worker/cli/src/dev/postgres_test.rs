@@ -1,4 +1,4 @@
-//! Against the installed server.
+//! Tests that run the installed Postgres.
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 
@@ -27,7 +27,7 @@ fn query(cluster: &Cluster, database: &str, sql: &'static str) -> Vec<String> {
 }
 
 fn lives(pid: i32) -> bool {
-    // A zombie has been told and has ended; only its parent has not looked yet.
+    // A zombie has ended; only its parent has not reaped it yet.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
@@ -86,7 +86,7 @@ fn a_kill_during_the_making_leaves_no_half_cluster() {
 #[test]
 fn a_second_start_uses_the_first_ones_server_and_leaves_it_running() {
     let temp = temp();
-    // Both at once: the later one waits while the earlier one makes the cluster.
+    // Start both at once: the later one waits while the earlier one creates the cluster.
     let data_dir = temp.path().to_owned();
     let other = std::thread::spawn(move || Cluster::start(options(&data_dir)).unwrap());
     let one = Cluster::start(options(temp.path())).unwrap();
@@ -149,7 +149,7 @@ fn a_killed_process_leaves_no_server_and_the_next_start_need_not_wait_for_it() {
         .unwrap();
     assert!(lives(pid));
     holder.kill().unwrap();
-    // Not reaped yet and the server not yet gone: the worst moment to start.
+    // The worst moment to start: the holder is not reaped and its server still runs.
     let cluster = Cluster::start(options(temp.path())).unwrap();
     holder.wait().unwrap();
     assert!(!lives(pid));
@@ -162,7 +162,7 @@ fn a_killed_process_leaves_no_server_and_the_next_start_need_not_wait_for_it() {
 #[ignore = "a part of a_killed_process_leaves_no_server_and_the_next_start_need_not_wait_for_it"]
 fn hold_a_cluster() {
     let Some(data_dir) = std::env::var_os("WAKEFUL_HOLD_DATA_DIR") else { return };
-    // Started on a thread that ends: the server must not end with that one.
+    // Start on a thread that ends: the server must not end with the thread.
     let cluster =
         std::thread::spawn(move || Cluster::start(options(Path::new(&data_dir))).unwrap()).join().unwrap();
     println!("\nserver of pid {}", cluster.pid().unwrap());

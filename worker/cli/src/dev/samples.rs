@@ -1,5 +1,5 @@
-//! The samples: what a first `wakeful dev` shows, and what `wakeful demo` is played with. One table says what each is and by
-//! which door it comes in; they are sent through the doors of the running process, as anybody's would be.
+//! The sample messages of a first `wakeful dev`, some of which `wakeful demo` uses too. One table holds the
+//! text and the trigger of each. They are sent to the running process as outside requests.
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -18,60 +18,60 @@ use wakeful_config::cron::{DEFAULT_ZONE, MISSED_LIMIT, Schedule};
 use wakeful_engine::ctx::Ctx;
 use wakeful_workflow::id::{DEFAULT_SPACE, stored_conversation_id};
 
-/// The longest that a scheduler takes to start.
+/// Longest time that a scheduler takes to start.
 const SCHEDULER: Duration = Duration::from_secs(20);
 
-/// One thing that comes in.
+/// A sample message.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// Its name everywhere: its conversation, or a part of its trigger's id.
+    /// Its name: the conversation's id, or a part of the trigger's id.
     pub conversation: &'static str,
     pub text: &'static str,
     pub door: Door,
 }
 
-/// How a sample comes in.
+/// The trigger that a sample uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Door {
     Chat,
     Email,
-    /// The signed webhook that stands for all messengers.
+    /// The signed webhook, as an example of all messengers.
     Webhook,
     /// A schedule of the sample's name, fired by hand.
     Cron,
     Herald,
 }
 
-/// One calls a tool.
+/// A chat that calls a tool.
 pub const CLOCK: Sample = Sample { conversation: "sample-clock", text: "What time is it?", door: Door::Chat };
-/// One writes a file, reads it, and sends a mail.
+/// A chat that writes a file, reads it, and sends a mail.
 pub const NOTE: Sample = Sample {
     conversation: "sample-note",
     text: "Write a note about Friday's meeting and email it to me at you@example.com.",
     door: Door::Chat,
 };
-/// One asks the user.
+/// A chat that asks the user a question.
 pub const COLOUR: Sample = Sample {
     conversation: "sample-colour",
     text: "Help me choose a colour for the bike shed. Ask me which one I like.",
     door: Door::Chat,
 };
-/// One comes by mail.
+/// A mail.
 pub const EMAIL: Sample =
     Sample { conversation: "sample-email", text: "What time is it?", door: Door::Email };
-/// One comes from a messenger.
+/// A messenger's message.
 pub const WEBHOOK: Sample =
     Sample { conversation: "sample-webhook", text: "What time is it?", door: Door::Webhook };
-/// One is due. What it says is in its schedule, which `wakeful dev` has.
+/// A schedule's firing. Its text is the prompt of [`schedule`].
 pub const CRON: Sample = Sample { conversation: "sample-cron", text: "", door: Door::Cron };
-/// One is a notice of another system.
+/// A notice from another system.
 pub const HERALD: Sample = Sample {
     conversation: "sample-herald",
     text: "The nightly backup took an hour more than it should.",
     door: Door::Herald,
 };
 
-/// Those that a first start sends, in their order.
+/// The samples that a first start sends, in this order.
 pub const SAMPLES: &[Sample] = &[CLOCK, NOTE, COLOUR, EMAIL, WEBHOOK, CRON, HERALD];
 
 /// The schedule of [`CRON`].
@@ -90,7 +90,7 @@ pub fn schedule() -> Schedule {
 }
 
 impl Sample {
-    /// What is sent for it. `secret` signs what a webhook brings.
+    /// Builds the trigger to send. `secret` signs a webhook's message.
     pub fn trigger(&self, secret: &SecretString) -> Trigger {
         let name = self.conversation.to_owned();
         match self.door {
@@ -133,7 +133,7 @@ impl Sample {
         }
     }
 
-    /// The type of trigger that its session has.
+    /// Returns the trigger type of the sample's session.
     fn trigger_type(&self) -> &'static str {
         match self.door {
             Door::Chat => "chat",
@@ -144,7 +144,7 @@ impl Sample {
         }
     }
 
-    /// Whether this is a session of it.
+    /// Returns whether the sample started this session.
     fn made(&self, session: &SessionSummary) -> bool {
         match self.door {
             Door::Chat => session.conversation_id == self.conversation,
@@ -156,7 +156,7 @@ impl Sample {
         }
     }
 
-    /// Its newest session.
+    /// Returns the sample's newest session.
     async fn session(&self, store: &Store) -> Result<Option<SessionSummary>> {
         let filter = match self.door {
             Door::Chat => SessionFilter {
@@ -174,7 +174,7 @@ impl Sample {
     }
 }
 
-/// What an answer to [`COLOUR`] may be.
+/// A possible answer to [`COLOUR`].
 pub const ANSWER: &str = "Green, please.";
 
 /// A sample's session.
@@ -183,16 +183,16 @@ pub struct State {
     pub conversation: &'static str,
     pub session_id: String,
     pub status: SessionStatus,
-    /// Neither a step nor a delivery is to come.
+    /// No step and no delivery is pending.
     pub rests: bool,
     /// The newest reply, the open question, or the error.
     pub last: String,
 }
 
-/// Sends the samples that are missing to the process that listens here, unless somebody talks with it already. Gives how many
-/// it sent.
+/// Sends the missing samples to the process that listens here, unless other sessions exist already. Returns
+/// how many it sent.
 ///
-/// A start that was killed on the way is completed by the next one: a sample is durable or it is missing.
+/// If a start is killed in between, the next start sends the rest: each sample is either durable or missing.
 pub async fn send(ctx: &Ctx, listen: SocketAddr, home: &Home) -> Result<usize> {
     let filter = SessionFilter { limit: SAMPLES.len() as i64 + 1, ..SessionFilter::default() };
     let sessions = ctx.store.sessions(&filter).await?;
@@ -219,7 +219,7 @@ pub async fn send(ctx: &Ctx, listen: SocketAddr, home: &Home) -> Result<usize> {
     Ok(missing.len())
 }
 
-/// Waits for the scheduler of this process to write the configuration's schedules down, which it does as it starts.
+/// Waits until this process's scheduler has stored the configured schedules, which it does when it starts.
 async fn defined(store: &Store, schedule: &str) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -235,8 +235,8 @@ async fn defined(store: &Store, schedule: &str) -> Result<()> {
     }
 }
 
-/// Waits until the samples that there are rest, at most `limit`, and tells of each that comes to rest. Gives them
-/// as they are then.
+/// Waits until all samples with a session rest, at most `limit`, and reports each one as it comes to rest.
+/// Returns their final states.
 pub async fn wait(store: &Store, limit: Duration, mut rested: impl FnMut(&State)) -> Result<Vec<State>> {
     let began = Instant::now();
     let mut told: Vec<&str> = Vec::new();
@@ -255,7 +255,7 @@ pub async fn wait(store: &Store, limit: Duration, mut rested: impl FnMut(&State)
     }
 }
 
-/// The samples' sessions, those that there are.
+/// Returns the states of the samples that have a session.
 pub async fn states(store: &Store) -> Result<Vec<State>> {
     let mut states = Vec::new();
     for sample in SAMPLES {

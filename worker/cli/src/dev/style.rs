@@ -1,14 +1,14 @@
-//! How the screens of `dev` and `demo` look.
+//! Colours and line breaks of the output of `dev` and `demo`.
 use std::io::IsTerminal;
 
-/// Colours, or none.
+/// Whether to use colours.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     pub color: bool,
 }
 
 impl Style {
-    /// Colours if the stream is a terminal and `NO_COLOR` is not set.
+    /// Uses colours if the stream is a terminal and `NO_COLOR` is not set.
     pub fn of(stream: &impl IsTerminal) -> Style {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Style { color: stream.is_terminal() && !refused }
@@ -34,7 +34,7 @@ impl Style {
         self.with("33", text)
     }
 
-    /// Columns of the terminal on stdout; wide enough for anything where there is none.
+    /// Returns the columns of the terminal on stdout, or 140 if it is not a terminal.
     pub fn columns() -> usize {
         // SAFETY: a winsize of zeros is valid, and the call writes only into it.
         let known = unsafe {
@@ -49,7 +49,7 @@ impl Style {
     }
 }
 
-/// The beginning of a text on one line of at most `chars`, without what a terminal would obey.
+/// Returns the start of a text on one line of at most `chars`, with control characters replaced by spaces.
 pub fn one_line(text: &str, chars: usize) -> String {
     let visible = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
     let line = visible.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -60,7 +60,7 @@ pub fn one_line(text: &str, chars: usize) -> String {
     format!("{}…", cut.trim_end())
 }
 
-/// The text in lines of at most `chars`, broken at blanks.
+/// Breaks the text at spaces into lines of at most `chars`. A longer word stays whole.
 pub fn wrapped(text: &str, chars: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

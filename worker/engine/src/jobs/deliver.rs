@@ -1,4 +1,5 @@
-//! The deliver job: the outgoing messages of one channel of one conversation, in order.
+//! The deliver job: sends the outgoing messages of one conversation through one channel, in order.
+#![doc = include_str!("deliver.md")]
 
 use crate::channel::{Channel, Found, Outbound, SEND, SendError};
 use crate::ctx::Ctx;
@@ -10,24 +11,28 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{Instrument, Span, debug, info, info_span, warn};
-use wakeful_store::delivery::{Claimed, Settled, Terms};
+use wakeful_store::delivery::{ClaimedDelivery, Settled, Terms};
 use wakeful_store::queue::{self, Job, Term};
 use wakeful_workflow::agent::Limits;
+use wakeful_workflow::delivery::{self, Answer, Attempt, Before, Decision, Doubt, Facts};
 
-/// For how long a message is tried before it counts as failed: receivers are away, refuse everybody at first, or take no more
-/// just now, and its conversation's later messages wait behind it.
+/// How long a message is tried before it counts as failed. This is enough for a receiver that is down,
+/// greylists or throttles. It is limited because the conversation's later messages wait behind this one.
 const TRY_FOR: Duration = Duration::from_secs(5 * 3600);
 
-/// Nobody waits that long between two attempts: see [`Terms::longest_pause`].
+/// Longer than any delay between two attempts. So a longer pause means that no worker ran, and [`TRY_FOR`]
+/// starts again: see [`Terms::longest_pause`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 
-/// The longest that a job waits for a receiver that takes no more, whatever this one asks for: then it asks again.
+/// The longest wait for a receiver that throttles, even if it asks for a longer one. After it, the job tries
+/// again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-/// Runs one claimed deliver job. Every end of it is accounted for here: apalis is only told that it is over.
+/// Runs one claimed deliver job and records in the job's row how the claim ended. apalis only learns that the
+/// job is over.
 ///
 /// # Errors
-/// Never; the signature is apalis'.
+/// Never. apalis requires this signature.
 pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let ctx = Arc::clone(&ctx);
     let channel = job.channel.as_deref().unwrap_or_default();
@@ -62,13 +67,13 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
                 debug!(
                     error,
                     delay_ms = delay.as_millis() as u64,
-                    "The receiver takes no more just now; waiting"
+                    "The receiver accepts nothing more for now; waiting"
                 );
                 ctx.store.postpone(&job.lease, delay, &error).await
             }
         };
         if let Err(error) = given_back {
-            warn!(%error, "The job was not given back; it is free when its lease ends");
+            warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
         }
     }
     Ok(())
@@ -78,7 +83,8 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
 #[derive(Debug)]
 struct Again {
     error: String,
-    /// The receiver takes no more for so long; nothing went wrong. `None`: it grows with each time.
+    /// How long the receiver asks us to wait, which is no fault. `None` after a fault: the delay then grows
+    /// with each retry.
     after: Option<Duration>,
 }
 
@@ -95,20 +101,23 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
         attempt_limit: attempt_limit(ctx),
         longest_pause: LONGEST_PAUSE,
     };
-    // Of the delivery that is first: what is behind it has killed nobody yet.
+    // Deaths count only against the first delivery: the workers died before they came to the later ones.
     let mut deaths = i64::from(job.died);
     loop {
-        // Read before looking: what is enqueued after the look moves this number.
+        // Read this counter before claiming. A delivery that is enqueued later changes it, and then
+        // `end_deliver_job` keeps the job.
         let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(Again::later)? else {
             return Ok(());
         };
         loop {
-            // What is claimed and not sent would look half sent to the one who finds it.
+            // Claim nothing on a lost lease: the next worker would find the delivery claimed and have to
+            // assume that it may have gone out.
             if !job.lease.is_live() {
                 return Ok(());
             }
-            crate::failpoint("K12_claim");
-            // Within it the attempt has to begin: what the claim writes down of the attempt's end goes by no later one.
+            wakeful_store::failpoint!("K12_claim");
+            // The attempt must begin before this end of the lease, even if a heartbeat extends the lease
+            // later: other workers take the attempt to be over `attempt_limit` after its claim.
             let term = job.lease.term();
             let claimed =
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
@@ -130,15 +139,15 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
     }
 }
 
-/// Brings one message to its end and writes that down.
+/// Sends one claimed delivery, if it may be sent, and records how it ended.
 ///
 /// # Errors
-/// What to try again, and when.
+/// [`Again`], when the job must be given back and tried later.
 async fn one(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     given_up: Option<&str>,
     term: Term,
 ) -> Result<(), Again> {
@@ -157,14 +166,14 @@ async fn one(
             return Err(Again { error, after: Some(after) });
         }
     };
-    crate::failpoint("K13");
+    wakeful_store::failpoint!("K13");
     let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(Again::later)?;
-    crate::failpoint("K14");
+    wakeful_store::failpoint!("K14");
     ctx.bus.notifier.session(&claimed.session_id);
     match settled {
         Settled::Sent { .. } if held => info!(delivery.id = claimed.delivery_id, "Sent by {channel_name}"),
         Settled::Sent { .. } => {
-            warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost meanwhile")
+            warn!(delivery.id = claimed.delivery_id, "Sent, but the lease was lost before that was recorded")
         }
         Settled::Failed { error } | Settled::Expired { error } => {
             telemetry::failed(&Span::current(), "not_sent");
@@ -174,19 +183,20 @@ async fn one(
         Settled::Uncertain { error } => {
             telemetry::failed(&Span::current(), "not_sent");
             let remedy = format!("wakeful session why {}", claimed.session_id);
-            warn!(delivery.id = claimed.delivery_id, error, remedy, "Not sent by {channel_name} for certain");
+            warn!(delivery.id = claimed.delivery_id, error, remedy, "Possibly not sent by {channel_name}");
         }
     }
     Ok(())
 }
 
-/// An attempt begins while its lease lasts, and ends within its time.
+/// Returns how long after its claim an attempt may still be under way: it begins within one lease, and then
+/// takes at most [`SEND`].
 fn attempt_limit(ctx: &Ctx) -> Duration {
-    Duration::from_secs(ctx.config.queue.lease_s) + SEND
+    ctx.config.queue.lease + SEND
 }
 
-/// Why this attempt is the last one, if it is.
-fn given_up(claimed: &Claimed, deaths: i64) -> Option<String> {
+/// Returns the reason if this attempt is the last one.
+fn given_up(claimed: &ClaimedDelivery, deaths: i64) -> Option<String> {
     if claimed.maybe_sent && deaths >= Limits::DEATHS {
         return Some(format!("{deaths} workers died while they were sending it"));
     }
@@ -210,121 +220,132 @@ enum Next {
     },
 }
 
-/// What may be known of a delivery before it is sent.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Before {
-    Unsent,
-    MaybeSent,
-}
-
+/// Brings a claimed delivery as far as it goes now. [`delivery::decide`] and [`delivery::after`] decide; this function asks
+/// the channel, sends, and finds the words.
 async fn next(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     given_up: Option<&str>,
     mut term: Term,
 ) -> Next {
-    let again = |error: String, before| Next::Again { error, unsent: before == Before::Unsent };
-    let throttled =
-        |error: String, after, before| Next::Throttled { error, after, unsent: before == Before::Unsent };
-    let expired = || {
-        let error = format!("it was not sent by {channel_name} in time, and is not sent late");
-        Next::Settle(Settled::Expired { error })
+    let channel = ctx.plugins.channels.get(channel_name);
+    let facts = Facts {
+        maybe_sent: claimed.maybe_sent,
+        late: claimed.late,
+        quiet: claimed.quiet,
+        given_up: given_up.is_some(),
+        idempotent: channel.is_some_and(|channel| channel.is_idempotent()),
     };
-    let uncertain = |error: &str| Next::Settle(Settled::Uncertain { error: error.to_owned() });
-    let failed = |error: &str, why: &str| Next::Settle(Settled::Failed { error: format!("{error} ({why})") });
-    if claimed.late && !claimed.maybe_sent {
-        return expired();
+    let end = |decision, error: &str| end(channel_name, given_up, decision, error);
+    let mut decision = delivery::decide(&facts, None);
+    if decision == Decision::Expired {
+        return end(decision, "");
     }
-    let mut before = if claimed.maybe_sent { Before::MaybeSent } else { Before::Unsent };
-    let Some(channel) = ctx.plugins.channels.get(channel_name) else {
-        let remedy = match channel_name {
-            "email" => "configure a way out for mail ([email]) on one of the workers".to_owned(),
-            "slack" | "telegram" | "webhook" => {
-                format!("configure [messenger.{channel_name}] on one of the workers")
-            }
-            _ => "start a worker that registers it by `App::channel`".to_owned(),
-        };
+    let Some(channel) = channel else {
+        let remedy = ctx.config.how_to_enable(channel_name);
         let error = format!("this worker has no channel {channel_name:?}: {remedy}");
-        // Another worker may have it.
-        return match (given_up, before) {
-            (None, _) => again(error, before),
-            (Some(why), Before::Unsent) => failed(&error, why),
-            (Some(_), Before::MaybeSent) => uncertain(&format!("{DIED}, and {error}")),
+        return match delivery::decide(&facts, Some(Answer::NoChannel)) {
+            decision @ Decision::Uncertain(_) => end(decision, &format!("{DIED}, and {error}")),
+            decision => end(decision, &error),
         };
     };
     let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
-    if before == Before::MaybeSent {
-        match ask(channel.as_ref(), &outbound).await {
-            Ok(Found::Sent { receipt }) => return Next::Settle(Settled::Sent { receipt }),
-            // A worker that was stopped and not killed may be in the middle of it.
-            Ok(Found::NotSent)
-                if !claimed.quiet && (claimed.late || given_up.is_some() || !channel.is_idempotent()) =>
-            {
-                return again("an earlier attempt may still be under way".to_owned(), before);
+    if decision == Decision::Ask {
+        let found = ask(channel.as_ref(), &outbound).await;
+        decision = delivery::decide(&facts, Some(answer(&found)));
+        match (decision, found) {
+            (Decision::Send(_), _) => {}
+            (Decision::Sent, Ok(Found::Sent { receipt })) => return Next::Settle(Settled::Sent { receipt }),
+            (Decision::Again(before), Err(SendError::Throttled { error, after })) => {
+                return Next::Throttled { error, after, unsent: before == Before::Unsent };
             }
-            Ok(Found::NotSent) if claimed.late => return expired(),
-            Ok(Found::NotSent) => {
-                if let Some(why) = given_up {
-                    return failed("its attempts ended without an answer", why);
-                }
-                if claimed.quiet {
-                    before = Before::Unsent;
-                }
+            (Decision::Uncertain(_), Err(error)) => {
+                return end(decision, &format!("{DIED}, and the channel does not say: {error}"));
             }
-            Ok(Found::Unknown) if claimed.late => {
-                return uncertain(&format!("{DIED}, and it is too old to be sent again"));
+            (_, Err(error)) => return end(decision, &error.to_string()),
+            (Decision::Uncertain(Doubt::TooOld), Ok(_)) => {
+                return end(decision, &format!("{DIED}, and it is too old to be sent again"));
             }
-            Ok(Found::Unknown) if !channel.is_idempotent() => return uncertain(DIED),
-            Ok(Found::Unknown) => {
-                if let Some(why) = given_up {
-                    return uncertain(&format!("its attempts ended without an answer ({why})"));
-                }
+            (Decision::Uncertain(Doubt::CannotTell), Ok(_)) => return end(decision, DIED),
+            (Decision::Uncertain(_), Ok(_)) => {
+                let why = given_up.unwrap_or_default();
+                return end(decision, &format!("its attempts ended without an answer ({why})"));
             }
-            Err(error) => match (given_up, error) {
-                (Some(_), error) => {
-                    return uncertain(&format!("{DIED}, and the channel does not say: {error}"));
-                }
-                (None, SendError::Throttled { error, after }) => return throttled(error, after, before),
-                (None, error) => return again(error.to_string(), before),
-            },
+            (Decision::Again(_), Ok(_)) => {
+                return end(decision, "an earlier attempt may still be under way");
+            }
+            (_, Ok(_)) => return end(decision, "its attempts ended without an answer"),
         }
     }
+    let Decision::Send(before) = decision else { return end(decision, DIED) };
+    let again = |error: String| Next::Again { error, unsent: before == Before::Unsent };
     if claimed.maybe_sent {
         term = job.lease.term();
         match ctx.store.send_again(&job.lease, &claimed.delivery_id, attempt_limit(ctx)).await {
             Ok(true) => {}
-            Ok(false) => return again("the lease was lost before it was sent again".to_owned(), before),
-            Err(error) => return again(error.to_string(), before),
+            Ok(false) => return again("the lease was lost before it was sent again".to_owned()),
+            Err(error) => return again(error.to_string()),
         }
     }
     // Nothing is sent on a lease that may have ended: its successor sends.
     if !job.lease.is_live() || !term.lasts() {
-        return again("the lease may have ended before it was sent".to_owned(), before);
+        return again("the lease may have ended before it was sent".to_owned());
     }
-    crate::failpoint("K12");
+    wakeful_store::failpoint!("K12");
     let sent = tokio::time::timeout(SEND, channel.send(&outbound)).await;
     let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
+    let after = |attempt| delivery::after(&facts, before, attempt);
     match sent.unwrap_or_else(|_| Err(unknown())) {
         Ok(receipt) => Next::Settle(Settled::Sent { receipt }),
-        // What is refused now may have been taken the first time.
-        Err(SendError::Refused(error)) if before == Before::MaybeSent => uncertain(&error),
-        Err(SendError::Refused(error)) => Next::Settle(Settled::Failed { error }),
-        Err(SendError::Later(error) | SendError::Throttled { error, .. }) if let Some(why) = given_up => {
-            match before {
-                Before::Unsent => failed(&error, why),
-                Before::MaybeSent => uncertain(&error),
+        Err(SendError::Refused(error)) => match after(Attempt::Refused) {
+            Decision::Failed => Next::Settle(Settled::Failed { error }),
+            decision => end(decision, &error),
+        },
+        Err(SendError::Later(error)) => end(after(Attempt::Later), &error),
+        Err(SendError::Throttled { error, after: pause }) => match after(Attempt::Later) {
+            Decision::Again(before) => {
+                Next::Throttled { error, after: pause, unsent: before == Before::Unsent }
+            }
+            decision => end(decision, &error),
+        },
+        Err(SendError::Unknown(error)) => {
+            let found = ask(channel.as_ref(), &outbound).await;
+            match (after(Attempt::Unknown(answer(&found))), found) {
+                (Decision::Sent, Ok(Found::Sent { receipt })) => Next::Settle(Settled::Sent { receipt }),
+                (decision, _) => end(decision, &error),
             }
         }
-        Err(SendError::Later(error)) => again(error, before),
-        Err(SendError::Throttled { error, after }) => throttled(error, after, before),
-        Err(SendError::Unknown(error)) => match ask(channel.as_ref(), &outbound).await {
-            Ok(Found::Sent { receipt }) => Next::Settle(Settled::Sent { receipt }),
-            Ok(Found::Unknown) if !channel.is_idempotent() => uncertain(&error),
-            // The next claim asks again, or sends it again under its key.
-            Ok(Found::Unknown | Found::NotSent) | Err(_) => again(error, Before::MaybeSent),
-        },
+    }
+}
+
+fn answer(found: &Result<Found, SendError>) -> Answer {
+    match found {
+        Ok(Found::Sent { .. }) => Answer::Sent,
+        Ok(Found::NotSent) => Answer::NotSent,
+        Ok(Found::Unknown) => Answer::Unknown,
+        Err(_) => Answer::Unreachable,
+    }
+}
+
+/// A decision that ends this attempt without a receipt, in the words of `error`.
+fn end(channel_name: &str, given_up: Option<&str>, decision: Decision, error: &str) -> Next {
+    match decision {
+        Decision::Again(before) => Next::Again { error: error.to_owned(), unsent: before == Before::Unsent },
+        Decision::Failed => {
+            let why = given_up.unwrap_or_default();
+            Next::Settle(Settled::Failed { error: format!("{error} ({why})") })
+        }
+        Decision::Expired => {
+            let error = format!("it was not sent by {channel_name} in time, and is not sent late");
+            Next::Settle(Settled::Expired { error })
+        }
+        Decision::Uncertain(_) => Next::Settle(Settled::Uncertain { error: error.to_owned() }),
+        // They need the channel, or its receipt: the next claim asks again.
+        Decision::Ask | Decision::Send(_) | Decision::Sent => {
+            Next::Again { error: error.to_owned(), unsent: false }
+        }
     }
 }
 
@@ -335,8 +356,8 @@ async fn ask(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, Sen
     answer.unwrap_or_else(|_| Err(SendError::Later(format!("no answer within {} seconds", SEND.as_secs()))))
 }
 
-/// A trace of its own for every message, linked to the claim whose commit enqueued it.
-fn delivery_span(job: &Job, channel_name: &str, claimed: &Claimed) -> Span {
+/// The root span of a new trace for one message. It links to the claim whose commit enqueued the message.
+fn delivery_span(job: &Job, channel_name: &str, claimed: &ClaimedDelivery) -> Span {
     let span = info_span!(
         parent: None,
         "deliver",
@@ -358,13 +379,14 @@ fn delivery_span(job: &Job, channel_name: &str, claimed: &Claimed) -> Span {
     span
 }
 
-/// Writes the end down, and tries again while the database is away and the lease lasts: it was sent, and forgetting
-/// that would send it twice or leave it uncertain.
+/// Records how the delivery ended. Tries again while the database is away and the lease lasts: without this
+/// record, a message that went out would be sent twice or count as uncertain. Returns `false` if the lease is
+/// lost.
 async fn settle(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
-    claimed: &Claimed,
+    claimed: &ClaimedDelivery,
     settled: &Settled,
 ) -> wakeful_store::Result<bool> {
     let mut faults = 0;
@@ -372,7 +394,7 @@ async fn settle(
         match ctx.store.settle_delivery(&job.lease, claimed, channel_name, settled).await {
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
-                warn!(%error, delivery.id = claimed.delivery_id, "A delivery's end was not written; trying again");
+                warn!(%error, delivery.id = claimed.delivery_id, "The result of a delivery was not recorded; trying again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
             done => return done,

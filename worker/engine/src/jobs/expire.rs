@@ -1,21 +1,22 @@
-//! Questions that nobody answered in time are closed by whoever works: a worker has to be there for the run to go on.
+//! The timer that closes questions that were not answered in time. It runs in every worker, because the run
+//! needs a worker to go on.
 //!
-//! Nothing waits for a question in a process. Its age is in the database, by the database's clock, so it does not matter which
-//! worker looks, or whether one that was stopped for days does.
+//! No process waits for an answer. The database knows the age of each question by its own clock, so any
+//! worker can close it, even after all workers were stopped for days.
 
 use crate::ctx::Ctx;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
-use wakeful_store::expire::Patience;
+use wakeful_store::question::Patience;
 use wakeful_store::queue;
 use wakeful_workflow::agent::OnExpired;
 
-/// Questions in one look.
+/// Questions per query.
 const PAGE: i64 = 200;
 
-/// Looks every `[queue] heal_s`, and more often where an agent has less patience than that, until `ctx.shutdown.draining` fires.
-/// Ends at once where no agent's questions expire.
+/// Searches every `[queue] heal_s` seconds, or every `ask_expires_s` of an agent if that is shorter, until
+/// `ctx.shutdown.draining` fires. Returns at once if no agent sets `ask_expires_s`.
 pub(super) async fn run(ctx: Arc<Ctx>) {
     let agents: Vec<(&str, u64, OnExpired)> = ctx
         .config
@@ -29,7 +30,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
         for (agent, seconds, then) in &agents {
             let patience = Patience { agent, seconds: *seconds };
             if let Err(error) = look(&ctx, patience, *then).await {
-                warn!(%error, "Looking for questions that nobody answered failed; looking again later");
+                warn!(%error, "The search for unanswered questions failed; trying again later");
             }
         }
         tokio::select! {
@@ -45,17 +46,17 @@ async fn look(ctx: &Ctx, patience: Patience<'_>, then: OnExpired) -> wakeful_sto
         let sessions = ctx.store.unanswered(patience, &after, PAGE).await?;
         for session_id in &sessions {
             match ctx.store.expire_question(session_id, patience, then).await {
-                // It was answered in the last moment, or another worker was faster.
+                // The answer came first, or another worker closed the question.
                 Ok(false) => {}
                 Ok(true) => {
                     info!(
                         session.id = session_id,
-                        "Closed a question that nobody answered in {} s", patience.seconds
+                        "Closed a question that was not answered within {} s", patience.seconds
                     );
                     ctx.bus.notifier.job();
                     ctx.bus.notifier.session(session_id);
                 }
-                // One session that cannot go on keeps no other from it.
+                // Go on with the other sessions.
                 Err(error) => {
                     warn!(session.id = session_id, %error, "A question could not be closed; trying again later");
                 }

@@ -1,6 +1,8 @@
-//! The healer's timer: every worker looks now and then for sessions that nobody would go on with, and wakes them.
+//! The healer's timer: every worker regularly searches for sessions that are stuck because their rows do not
+//! fit one another, and wakes them.
 //!
-//! No protocol relies on it. It finds what somebody else wrote into the tables, or what a restored database lacks.
+//! Nothing else relies on the healer, because Wakeful itself leaves no such rows. They come from edits by
+//! hand and from restored backups.
 
 use crate::ctx::Ctx;
 use std::sync::Arc;
@@ -9,9 +11,9 @@ use tracing::{info, warn};
 use wakeful_store::heal::Cursor;
 use wakeful_store::queue;
 
-/// Rows of each kind in one look.
+/// Rows of each kind per search.
 const PAGE: i64 = 500;
-/// Looks in one sweep: the next sweep goes on where this one stopped.
+/// Searches per sweep. The next sweep goes on where this one stopped.
 const PAGES: usize = 20;
 
 /// Sweeps at once and then every `[queue] heal_s`, until `ctx.shutdown.draining` fires.
@@ -21,7 +23,7 @@ pub(super) async fn run(ctx: Arc<Ctx>) {
     let mut sessions_healed = 0;
     loop {
         if let Err(error) = sweep(&ctx, &mut cursor, &mut sessions_healed).await {
-            warn!(%error, "Looking for sessions to heal failed; looking again later");
+            warn!(%error, "The search for sessions to heal failed; trying again later");
         }
         tokio::select! {
             () = tokio::time::sleep(queue::jittered(every)) => {}
@@ -45,7 +47,7 @@ async fn sweep(ctx: &Ctx, cursor: &mut Cursor, sessions_healed: &mut u64) -> wak
         info!(
             healed = *sessions_healed - before,
             healed_since_start = *sessions_healed,
-            "Healed sessions that nobody would have gone on with"
+            "Healed sessions that were stuck"
         );
     }
     Ok(())
@@ -53,7 +55,7 @@ async fn sweep(ctx: &Ctx, cursor: &mut Cursor, sessions_healed: &mut u64) -> wak
 
 async fn heal(ctx: &Ctx, session_id: &str, sessions_healed: &mut u64) {
     match ctx.store.wake_session(session_id).await {
-        // Another worker was faster, or what looked wrong was over in the next moment.
+        // Another worker healed the session first, or the search saw it in the middle of a change.
         Ok(healed) if healed.is_empty() => {}
         Ok(healed) => {
             *sessions_healed += 1;
@@ -62,7 +64,7 @@ async fn heal(ctx: &Ctx, session_id: &str, sessions_healed: &mut u64) {
             ctx.bus.notifier.job();
             ctx.bus.notifier.session(session_id);
         }
-        // One session that cannot be healed keeps no other from it.
+        // Go on with the other sessions.
         Err(error) => {
             warn!(session.id = session_id, %error, "A session could not be healed; trying again later")
         }

@@ -1,4 +1,6 @@
-//! The jobs that apalis runs, the pool that runs them, and beside it the healer and who closes unanswered questions.
+//! Background work of a worker: the two kinds of job (step, deliver), the pool that runs them, and two
+//! timers, which heal sessions and close unanswered questions.
+#![doc = include_str!("README.md")]
 
 pub mod deliver;
 pub mod expire;

@@ -1,4 +1,4 @@
-//! The pool: apalis runs the jobs, the heart keeps their leases, and a drain ends both in order.
+//! The pool: apalis runs the jobs, a heartbeat extends their leases, and a drain ends both in order.
 
 use super::{deliver::deliver, expire, heal, step::step};
 use crate::ctx::Ctx;
@@ -9,13 +9,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 use wakeful_store::queue::{Heart, Holdings, Kind, News, Queue, Settings};
 
-/// How long running steps may take to end after a drain begins; then their leases are given back as they stand.
+/// How long running jobs may go on after a drain begins. Then they are dropped and their leases are given
+/// back.
 pub const DRAIN: Duration = Duration::from_secs(20);
 
-/// Runs jobs until `ctx.shutdown.draining` fires, then until none is in hand.
+/// Runs jobs until `ctx.shutdown.draining` fires, then lets the running ones finish for at most [`DRAIN`].
 ///
 /// # Errors
-/// When apalis' monitor fails, which no fault of a job or of the database does.
+/// When apalis' monitor fails (a failing job or database does not cause that), or when the watchdog had
+/// decided to end the process.
 pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let queue = ctx.config.queue;
     let holdings = Arc::new(Holdings::default());
@@ -24,9 +26,9 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let expiry = tokio::spawn(expire::run(Arc::clone(&ctx)));
     let draining = ctx.shutdown.draining.clone();
-    // A little more than the drain, so that the leases of what is dropped then are given back.
+    // Slightly longer than the drain: jobs that are dropped at its end still have to give back their leases.
     let last = DRAIN + Duration::from_secs(2);
-    ctx.watchdog.start(Duration::from_secs(queue.lease_s), draining.clone(), last);
+    ctx.watchdog.start(queue.lease, draining.clone(), last);
     let deadline = tokio::spawn(abort_after_drain(Arc::clone(&ctx)));
 
     let start = {
@@ -74,18 +76,20 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     healer.abort();
     expiry.abort();
     heart_stop.cancel();
-    // The heart beats until the last lease is given back.
+    // Wait for the heartbeat, which continues until the last lease is given back.
     let _ = heart.await;
-    info!("No job is in hand");
+    info!("No job is running any more");
     if ctx.watchdog.is_ending() {
-        // It came back after all. A supervisor that restarts failures only must see one.
-        anyhow::bail!("something kept a thread for longer than it may; the log above names it");
+        // The blocked thread came back before the watchdog ended the process. Fail anyway, for supervisors
+        // that restart a process only after a failure.
+        anyhow::bail!("something blocked a thread for too long; the log above names it");
     }
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
 }
 
-/// Runs the step jobs that `runner` names, and no others, until `stop` fires and none is in hand: a pool of a replay's own,
-/// beside those of the deployed workers. It heals nothing, delivers nothing, and is not listed among the workers.
+/// Runs only the step jobs with this `runner`, until `stop` fires and the running ones have finished. A
+/// replay uses it to have its own pool next to the deployed workers. This pool does not heal or deliver, and
+/// it is not listed among the workers.
 ///
 /// # Errors
 /// As [`run`].
@@ -128,8 +132,8 @@ fn heart(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heart {
         listed,
         host: ctx.identity.host.clone(),
         concurrency: i32::try_from(queue.concurrency).unwrap_or(i32::MAX),
-        lease: Duration::from_secs(queue.lease_s),
-        every: Duration::from_secs(queue.heartbeat_s),
+        lease: queue.lease,
+        every: queue.heartbeat,
         holdings: Arc::clone(holdings),
     }
 }
@@ -140,12 +144,13 @@ fn settings(ctx: &Ctx, kind: Kind, runner: &str, concurrency: usize) -> Settings
         kind,
         runner: Arc::from(runner),
         concurrency,
-        lease: Duration::from_secs(queue.lease_s),
+        lease: queue.lease,
         poll: Duration::from_millis(queue.poll_ms),
     }
 }
 
-/// After the drain's time is up, every step that still runs is dropped and its lease given back.
+/// Waits for a drain to begin and then for [`DRAIN`]. Then makes every running job stop and give back its
+/// lease.
 async fn abort_after_drain(ctx: Arc<Ctx>) {
     ctx.shutdown.draining.cancelled().await;
     tokio::time::sleep(DRAIN).await;

@@ -1,7 +1,8 @@
-//! The step job: the eight hops, one after the other, and again for the next step while the lease is kept.
+//! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate (2, `claim`), plan
+//! and perform (3 to 5, `decide`), advance (6) and commit (7, `commit`). Hop 8 is the loop in `run`: it keeps
+//! the lease and takes the next step, until the run closes or pauses, or other jobs need the slot.
 
 mod commit;
-mod mutant;
 mod span;
 mod tries;
 
@@ -20,33 +21,35 @@ use tries::Tries;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
-use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
-use wakeful_workflow::agent::{Agent, Limits, Policy};
+use wakeful_workflow::advance::{self, Compaction, CompactionEnd, Outcome};
+use wakeful_workflow::agent::{Agent, AgentPolicy, Limits};
 use wakeful_workflow::context::compaction;
 use wakeful_workflow::fault::{Fault, Verdict};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
 use wakeful_workflow::session::Session;
 
-/// Claims after which a session that cannot be read is given up.
+/// Claims without progress after which the run of an unreadable session fails.
 const UNREADABLE_ATTEMPTS: i64 = 5;
 
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
 enum End {
-    /// The run closed or paused.
+    /// The job has ended: the run closed or paused, or nothing was owed.
     Closed,
-    /// Another worker has the session; whatever was in hand here is void.
+    /// This claim lost its lease. Another worker may hold the session, so nothing more is written here.
     Stale,
-    /// Given back: the slice is over and others wait, or the process drains.
+    /// The job was given back: other jobs wait at the end of its slice, or the process drains.
     Released,
-    /// To be tried again. `kind` is one word, for `error.type`.
+    /// The job is tried again later, after `at_least` if the fault names a delay. `kind` is the span's
+    /// `error.type`.
     Retry { kind: &'static str, error: String, at_least: Option<Duration> },
 }
 
-/// Runs one claimed step job. Every end of it is accounted for here: apalis is only told that it is over.
+/// Runs one claimed step job and records in the job's row how the claim ended. apalis only learns that the
+/// job is over.
 ///
 /// # Errors
-/// Never; the signature is apalis'.
+/// Never. apalis requires this signature.
 pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let ctx = Arc::clone(&ctx);
     let span = span::of_claim(&job);
@@ -77,25 +80,28 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
     Ok(())
 }
 
+/// Works on the job's session until the claim ends, and decides what each error of the store means for it.
 async fn work(ctx: &Ctx, job: &Job) -> End {
     let Some(session_id) = job.session_id.as_deref() else {
         return End::Stale;
     };
-    // A fault of the database is nobody's attempt: the step is looked at again under the same lease.
+    // A transient database fault does not count as an attempt: this loop tries the step again under the same
+    // lease.
     let mut faults = 0;
-    // Counted by the claim, and anew once it has made progress: a fault of the database after that finds them so.
+    // `run` resets these when a step makes progress. They live outside the loop so that a database fault
+    // after the reset does not bring the old counts back.
     let mut counts = Counts { tries: Tries::of(job), attempt: job.attempt };
     loop {
         match claim(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
-                warn!(%error, "The database failed the step; looking again");
+                warn!(%error, "A database fault interrupted the step; trying again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
-            // A job of no session: nothing is owed.
+            // The job's session does not exist, so nothing is owed.
             Err(Error::NotFound { what: "session", ref id }) if id == session_id => {
-                warn!(session.id = session_id, "A job whose session is not there is ended");
+                warn!(session.id = session_id, "Ended a job whose session does not exist");
                 return match ctx.store.end_job(&job.lease).await {
                     Ok(()) => End::Closed,
                     Err(error) => End::Retry { kind: "database", error: error.to_string(), at_least: None },
@@ -109,14 +115,15 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
     }
 }
 
-/// Ends the run of a session that no worker can read. Its agent, and so its own limit of attempts, is not known here.
+/// Fails the run of a session that cannot be read. Its agent is unknown then, so [`UNREADABLE_ATTEMPTS`]
+/// applies instead of the agent's own limit.
 async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> End {
     let reason = format!(
-        "the session cannot be read: {error}. Remedy: mend the row that the error names, then retry the session"
+        "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
     );
     match ctx.store.give_up(&job.lease, session_id, &reason).await {
         Ok(true) => {
-            warn!(session.id = session_id, %error, "The run is failed: its session cannot be read");
+            warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");
             ctx.bus.notifier.session(session_id);
             ctx.bus.notifier.job();
             End::Closed
@@ -126,30 +133,33 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
     }
 }
 
-/// One claim: hydrate once, then step after step with the warm copy.
+/// Hop 2: hydrates the session once. [`run`] then takes step after step with this copy in memory.
 async fn claim(ctx: &Ctx, job: &Job, session_id: &str, counts: &mut Counts) -> wakeful_store::Result<End> {
-    crate::failpoint("K3");
+    wakeful_store::failpoint!("K3");
     let session = ctx.store.hydrate(session_id).await?;
     let span = span::of_run(ctx, &session);
     run(ctx, job, session, counts).instrument(span).await
 }
 
-/// What the claim counted: the tries of this step, and the how-manieth claim of it this is.
+/// Retry counters of this step, and the attempt number.
 struct Counts {
     tries: Tries,
     attempt: i32,
 }
 
-/// The run, as far as this claim takes it.
+/// Hops 3 to 8: takes the run from step to step until this claim ends. Each turn of the loop makes at most
+/// one commit. After a crash, the next claim hydrates the latest commit; the ledger and the table
+/// `generations` tell it which calls had begun.
 async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) -> wakeful_store::Result<End> {
     let mut steps = 0;
     let mut began = Instant::now();
     loop {
         let agent = ctx.agent_of(&session);
-        let policy = agent.as_ref().map_or_else(|_| Policy::default(), Agent::policy);
+        let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
         let outcome = match &agent {
             Ok(agent) => decide(ctx, job, &mut session, agent, counts.tries).await?,
-            // Without its agent a run can only end: by the person who cancelled it, or by this fault.
+            // The configuration does not have this agent, so the run can only end: cancelled, if someone
+            // cancelled it, or failed with this fault.
             Err(error) => match plan(&session, &Limits::default()) {
                 Action::Rest => {
                     ctx.store.end_job(&job.lease).await?;
@@ -176,11 +186,11 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
             telemetry::failed(&Span::current(), fault.kind());
         }
         let no_summary = no_summary(&session, &outcome);
-        let transition = mutant::advance(&session, outcome, policy);
+        let transition = advance::advance(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt: counts.attempt };
-        crate::failpoint(commit::failpoint_before(&transition));
+        commit::failpoint_before(&transition);
         let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
-        crate::failpoint("K22");
+        wakeful_store::failpoint!("K22");
         ctx.bus.notifier.session(session.session_id.as_str());
         if !transition.deliveries.is_empty() {
             ctx.bus.notifier.job();
@@ -189,7 +199,8 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
             Commit::Continued { wake_seq } => {
                 let transition = transition.continuing();
                 session.apply(&transition);
-                // Before anything that may fail: what was committed is progress whatever comes next.
+                // Reset the counters before the next statement that can fail: the commit is progress,
+                // whatever follows.
                 if transition.step.is_some() || !transition.records.is_empty() {
                     counts.tries = Tries::default();
                 }
@@ -210,18 +221,20 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 }
             }
             Commit::Closed => {
-                // A run of the same conversation may have been opened by this close.
+                // This close may have opened the conversation's next queued run, which has a job of its own.
                 ctx.bus.notifier.job();
                 return Ok(End::Closed);
             }
             Commit::Moved => {
                 let read = ctx.store.hydrate(session.session_id.as_str()).await?;
                 if read == session {
-                    // Planned on again it would miss again, and pay for the model each time.
-                    let error = "the commit missed a session that is as it was read".to_owned();
+                    // The session is unchanged, so another try would be refused too, after one more paid
+                    // model call.
+                    let error = "the commit was refused although the session has not changed".to_owned();
                     return Ok(End::Retry { kind: "moved", error, at_least: None });
                 }
-                // It may have been our own commit, whose answer was lost.
+                // Our own commit may have moved the session, if the connection broke before its answer
+                // arrived. So new records and new steps count as progress.
                 if read.last_message_number > session.last_message_number {
                     counts.tries = Tries::default();
                 }
@@ -235,18 +248,19 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
     }
 }
 
+/// What [`decide`] leads to.
 #[expect(
     clippy::large_enum_variant,
-    reason = "there is one of them at a time, on its way from one line to the next"
+    reason = "only one such value exists at a time, and it is matched at once"
 )]
 enum Decided {
     Outcome(Outcome),
     End(End),
-    /// The session was read anew: plan again.
+    /// The session was read again, so the caller plans again.
     Again,
 }
 
-/// Plans, and performs what was planned.
+/// Hops 3 to 5: plans the next action and performs it.
 async fn decide(
     ctx: &Ctx,
     job: &Job,
@@ -254,7 +268,7 @@ async fn decide(
     agent: &Agent,
     tries: Tries,
 ) -> wakeful_store::Result<Decided> {
-    let action = mutant::plan(session, &agent.limits);
+    let action = plan(session, &agent.limits);
     if replay::feed(&ctx.store, &ctx.recordings, session, &action).await? {
         return Ok(Decided::Again);
     }
@@ -272,7 +286,8 @@ async fn decide(
             let window = ctx.config.context_window(&agent.model);
             in_context(action, session, agent, &tools, window)
         }
-        // Performing it meets the same fault.
+        // Without the tools the size of the context is unknown. The model call asks for them again and
+        // reports this error.
         Err(_) => action,
     };
     let performed = loop {
@@ -285,11 +300,12 @@ async fn decide(
             }
         };
         match performed {
-            // The estimate was too low. A summary once: there is none without an answer since the last one.
+            // The provider found the context too long: our estimate was too low. Summarise, then call again.
+            // This cannot loop, because `is_possible` requires a model answer since the last summary.
             Err(Interrupted::Fault(Fault::ContextOverflow { .. }))
                 if asks_model && compaction::is_possible(session, &agent.context) =>
             {
-                // The call that was refused is journalled with the summary.
+                // Read the refused call from the database: the summary's commit journals its end.
                 ctx.store.refresh(session).await?;
                 action = Action::Compact;
             }
@@ -299,7 +315,8 @@ async fn decide(
     Ok(match performed {
         Ok(outcome) => Decided::Outcome(outcome),
         Err(Interrupted::Moved) => {
-            // The heart may not have heard of it yet: planning on would go round until it does.
+            // The lease may be lost before the heartbeat notices. Ask the database now: otherwise this would
+            // plan and be interrupted again and again until the next heartbeat.
             if !job.lease.is_live() || !ctx.store.holds(&job.lease).await? {
                 return Ok(Decided::End(End::Stale));
             }
@@ -321,14 +338,17 @@ async fn decide(
                     }));
                 }
             };
-            // The call that failed was begun after the session was read, and its end has to be journalled.
+            // The failed call began after the session was read. Read it now: the closing commit journals its
+            // end.
             ctx.store.refresh(session).await?;
             Decided::Outcome(Outcome::Stopped(Stop::Failed(stop)))
         }
     })
 }
 
-/// How the claim ends after a summary that failed: the provider is given time, unless none is asked for any more.
+/// Returns a later retry when `outcome` is a summary that failed and that the run will ask for again: the
+/// provider gets time to recover. Returns `None` when the run goes on in this claim: there was no failed
+/// summary, a retry cannot help, or the run has used up its [`compaction::FAILURES`] summaries.
 fn no_summary(session: &Session, outcome: &Outcome) -> Option<End> {
     let Outcome::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = outcome else {
         return None;
@@ -345,12 +365,14 @@ fn no_summary(session: &Session, outcome: &Outcome) -> Option<End> {
     }
 }
 
-/// Whether the lease is to be given up after so many steps of this claim.
+/// Returns whether to give the job back after `steps` steps of this claim: at the end of each slice
+/// (`queue.slice_steps`), if other step jobs wait.
 async fn gives_way(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bool> {
     Ok(steps.is_multiple_of(ctx.config.queue.slice_steps)
         && ctx.store.others_wait(Kind::Step, &job.runner).await?)
 }
 
+/// Gives the job back. Any worker may claim it at once.
 async fn release(ctx: &Ctx, job: &Job) -> End {
     if let Err(error) = ctx.store.release(&job.lease).await {
         warn!(%error, "A job was not released; it is free when its lease ends");
@@ -359,6 +381,7 @@ async fn release(ctx: &Ctx, job: &Job) -> End {
     End::Released
 }
 
+/// Gives the job back until a delay is over, which grows with the job's claims without progress.
 async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
     let delay = queue::delay(job.stuck, at_least);
     warn!(
@@ -368,6 +391,6 @@ async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
         "The step failed; trying again later"
     );
     if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
-        warn!(%error, "The job was not given back; it is free when its lease ends");
+        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
     }
 }

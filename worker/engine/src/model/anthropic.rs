@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::record::{Block, FinishReason, Reply, Usage, without_nul};
+use wakeful_workflow::record::{Block, FinishReason, Reply, Usage, value_without_nul, without_nul};
 use wakeful_workflow::wire::Request;
 use wakeful_workflow::wire::anthropic::{Options, PROVIDER, project};
 
-/// Where the official API is.
+/// Address of the official API.
 pub const BASE_URL: &str = "https://api.anthropic.com";
 const VERSION: &str = "2023-06-01";
 
@@ -24,7 +24,7 @@ pub struct Anthropic {
 }
 
 impl Anthropic {
-    /// A model at `endpoint`, whose `base_url` is without `/v1`.
+    /// Creates a model at `endpoint`, whose `base_url` does not include `/v1`.
     pub fn new(endpoint: Endpoint, options: Options) -> Anthropic {
         Anthropic { endpoint, options }
     }
@@ -57,7 +57,7 @@ impl Model for Anthropic {
     }
 }
 
-/// The answer as far as it came.
+/// The answer as far as it has arrived.
 #[derive(Default)]
 struct Answer {
     parts: BTreeMap<u64, Part>,
@@ -76,7 +76,7 @@ enum Part {
         input: Value,
         json: String,
     },
-    /// Thinking, server tools and whatever kind comes next: built up field by field, never read.
+    /// Thinking, server tools and unknown kinds of blocks. Collected field by field and never interpreted.
     Raw {
         raw: Map<String, Value>,
         json: String,
@@ -84,7 +84,7 @@ enum Part {
 }
 
 impl Answer {
-    /// Takes one event in. True at the end marker.
+    /// Adds one event. Returns true at the end marker.
     fn take(&mut self, data: &str, deltas: &mut dyn Deltas) -> Result<bool, Fault> {
         let event: Value = serde_json::from_str(data).map_err(sse::bad_response)?;
         match event["type"].as_str().unwrap_or_default() {
@@ -103,13 +103,13 @@ impl Answer {
                 let status = error.status();
                 return Err(error.fault(status, None));
             }
-            // ping and content_block_stop say nothing new; the protocol asks clients to pass over unknown events.
+            // ping and content_block_stop carry no data; the protocol asks clients to ignore unknown events.
             _ => {}
         }
         Ok(false)
     }
 
-    /// Counts are cumulative: the newest of each wins.
+    /// Token counts are cumulative, so the newest value of each replaces the older one.
     fn usage(&mut self, usage: &Value) {
         let counts = [
             ("input_tokens", &mut self.input_tokens),
@@ -174,7 +174,7 @@ impl Answer {
                                 raw.insert("citations".into(), vec![citation.clone()].into());
                             }
                         },
-                        // A signature comes whole; texts come in pieces.
+                        // A signature arrives whole; texts arrive in pieces.
                         (name, Some(Value::String(text)), Value::String(more)) if name != "signature" => {
                             text.push_str(more);
                         }
@@ -188,14 +188,14 @@ impl Answer {
         Ok(())
     }
 
-    /// The answer, with the `prefill` that it goes on from before it.
+    /// Builds the reply, with the `prefill` that the model continued put in front of its text.
     fn finish(self, prefill: Option<&str>) -> Result<Reply, Fault> {
         let finish_reason = match self.stop_reason.as_deref() {
             None => return Err(Fault::StreamCut),
             Some("tool_use") => FinishReason::ToolCalls,
             Some("max_tokens" | "model_context_window_exceeded") => FinishReason::Length,
             Some("refusal") => FinishReason::ContentFilter,
-            // end_turn, stop_sequence, pause_turn, and what may be added: the message is complete.
+            // end_turn, stop_sequence, pause_turn, and any unknown reason: the message is complete.
             Some(_) => FinishReason::Stop,
         };
         let last = self.parts.keys().next_back().copied();
@@ -215,7 +215,7 @@ impl Answer {
                     if let Ok(input) = serde_json::from_str::<Value>(&json) {
                         raw.insert("input".into(), input);
                     }
-                    let raw = sse::cleaned(Value::Object(raw));
+                    let raw = value_without_nul(Value::Object(raw));
                     content.push(Block::Provider { provider: PROVIDER.to_owned(), raw });
                 }
             }
@@ -250,7 +250,7 @@ mod tests {
     use wiremock::matchers::{body_partial_json, header, method, path};
     use wiremock::{Mock, MockServer, ResponseTemplate};
 
-    /// A whole answer out of content block events and a stop reason.
+    /// Builds a whole answer from content block events and a stop reason.
     fn answer(blocks: &[Value], stop_reason: &str) -> Result<(Reply, String), Fault> {
         let mut heard = Heard::default();
         let mut answer = Answer::default();

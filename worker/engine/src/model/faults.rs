@@ -51,7 +51,7 @@ fn models(endpoint: &Endpoint) -> [Box<dyn Model>; 2] {
     ]
 }
 
-/// Asks both models at `endpoint` and gives their answers.
+/// Calls both models at `endpoint` and returns their answers.
 async fn ask(endpoint: &Endpoint) -> Vec<Result<Reply, Fault>> {
     let mut answers = Vec::new();
     for model in models(endpoint) {
@@ -60,7 +60,7 @@ async fn ask(endpoint: &Endpoint) -> Vec<Result<Reply, Fault>> {
     answers
 }
 
-/// The fault of both models when the server answers `response`.
+/// Returns the faults of both models when the server answers `response`.
 async fn faults(response: ResponseTemplate) -> Vec<Fault> {
     let server = MockServer::start().await;
     Mock::given(any()).respond_with(response).mount(&server).await;
@@ -79,23 +79,23 @@ pub(super) fn stream(events: &[&str]) -> String {
     events.iter().map(|data| format!("data: {data}\n\n")).collect()
 }
 
-/// What a server does with a connection after it read the request.
+/// The server's behaviour after it has read the request and written its response.
 #[derive(Clone, Copy)]
 enum Then {
     Close,
     StaySilent,
-    /// Keep-alive comments without end.
+    /// Sends keep-alive comments endlessly.
     Ping,
 }
 
-/// A server that writes `response` as it is.
+/// Starts a server that writes `response` byte for byte.
 async fn raw_server(response: String, then: Then) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((mut socket, _)) = listener.accept().await {
             let mut request = Vec::new();
-            // Bodies here end with the brace that closes them, which no head does.
+            // The request's body ends with a closing brace, which no HTTP head does.
             while !request.ends_with(b"}") {
                 let mut chunk = [0; 4096];
                 let read = socket.read(&mut chunk).await.unwrap();
@@ -105,7 +105,7 @@ async fn raw_server(response: String, then: Then) -> String {
             match then {
                 Then::Close => {}
                 Then::StaySilent => {
-                    // Until the client hangs up.
+                    // Wait until the client closes the connection.
                     let _ = socket.read(&mut [0; 1]).await;
                 }
                 Then::Ping => {
@@ -127,7 +127,7 @@ const ANTHROPIC_START: [&str; 3] = [
 ];
 const OPENAI_START: [&str; 1] = [r#"{"choices":[{"delta":{"content":"half"},"finish_reason":null}]}"#];
 
-/// The answers of both models to their own beginning of a stream.
+/// Returns the answers of both models to the start of a stream in their own protocol.
 async fn ask_raw(head: &str, then: Then, configure: fn(&mut Endpoint)) -> Vec<Result<Reply, Fault>> {
     let mut answers = Vec::new();
     for (which, start) in [ANTHROPIC_START.as_slice(), OPENAI_START.as_slice()].into_iter().enumerate() {
@@ -257,7 +257,7 @@ async fn a_withheld_answer_is_not_sampled_again() {
 
 #[tokio::test]
 async fn a_stream_that_ends_before_its_marker_is_cut() {
-    // Closed in the middle of a chunked body, and closed as if it were whole.
+    // The connection closes before the announced length, and without any announced length.
     for head in [&format!("{HEAD}content-length: 9999\r\n"), HEAD] {
         for answer in ask_raw(head, Then::Close, |_| {}).await {
             assert_eq!(answer, Err(Fault::StreamCut));

@@ -1,7 +1,8 @@
-//! Models: one trait, one file a provider.
+//! Models: the trait, and one file per provider.
 //!
-//! A model is two things: a pure projection of the context onto its protocol, and a call that streams. Adding a
-//! provider is a file here, its projection in `wakeful_workflow::wire`, and a line in `Models`.
+//! A model does two things: it projects the context onto its protocol, which is a pure function, and it makes
+//! a streaming call. A new provider needs a file here, its projection in `wakeful_workflow::wire`, and a line
+//! in `Models`.
 
 use async_trait::async_trait;
 use std::collections::BTreeMap;
@@ -21,36 +22,37 @@ pub mod openai;
 pub mod scripted;
 pub mod sse;
 
-/// The output limit of a model whose configuration names none.
+/// Output limit of a model for which none is configured.
 const MAX_OUTPUT_TOKENS: u32 = 8192;
 
 /// A model of one provider.
 #[async_trait]
 pub trait Model: Send + Sync {
-    /// The request body for `context`. Pure: the same context gives the same bytes.
+    /// Builds the request body for `context`. Pure: the same context gives the same bytes.
     fn request(&self, context: &Context) -> Request;
 
-    /// Whether it goes on from a text that the request ends with ([`Context::prefill`]). Such an answer begins with that
-    /// text; the deltas do not.
+    /// Returns whether the model can continue a text at the end of the request ([`Context::prefill`]). The
+    /// reply then begins with that text; the deltas do not.
     fn takes_prefill(&self) -> bool {
         false
     }
 
     /// Sends `request` and streams the answer.
     ///
-    /// Each piece of text goes to `deltas` as it arrives. The future may be dropped at any await: the call is
+    /// Each piece of text goes to `deltas` as it arrives. The future may be dropped at any await; the call is
     /// then abandoned and nothing of it counts.
     ///
     /// # Errors
-    /// A typed [`Fault`]. A stream that ends without its protocol's end marker is [`Fault::StreamCut`], an answer
-    /// with neither text nor a call [`Fault::EmptyReply`]: half an answer is never returned as one.
+    /// A typed [`Fault`]. A stream that ends without its protocol's end marker is [`Fault::StreamCut`]; an
+    /// answer with neither text nor a call is [`Fault::EmptyReply`]. A partial answer is never returned as a
+    /// whole one.
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault>;
 }
 
-/// Makes a model of its provider from the part of its name after the slash.
+/// Builds a model from the part of its name after the slash.
 pub type Factory = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, Fault> + Send + Sync>;
 
-/// The models of a process, by `provider/model`, each made when it is first asked for.
+/// The models of a process, by `provider/model`. Each is built when it is first requested.
 #[derive(Default)]
 pub struct Models {
     providers: BTreeMap<String, Factory>,
@@ -58,10 +60,10 @@ pub struct Models {
 }
 
 impl Models {
-    /// Anthropic, OpenAI and scripted models, as configured.
+    /// Creates the Anthropic, OpenAI and scripted models, as configured.
     ///
     /// # Errors
-    /// When the HTTP client cannot be made.
+    /// When the HTTP client cannot be built.
     pub fn built_in(config: &Config) -> Result<Models, reqwest::Error> {
         let mut models = Models::default();
         let client = |provider: &Provider| {
@@ -85,7 +87,7 @@ impl Models {
             }
         };
         let prices = config.clone();
-        // Asked for once a model, so it is said once.
+        // The factory runs once per model, so the warning is logged once.
         let warn_unpriced = Arc::new(move |model: String| {
             if !prices.has_price(&model) {
                 warn!(model, "No price is configured for this model: its calls count as free");
@@ -128,10 +130,10 @@ impl Models {
         self.providers.insert(provider.to_owned(), Arc::new(factory));
     }
 
-    /// The model of that name.
+    /// Returns the model of that name.
     ///
     /// # Errors
-    /// [`Fault::NotConfigured`] for a provider that this process does not have, or what its factory says.
+    /// [`Fault::NotConfigured`] for a provider that this process does not have, or the factory's error.
     pub fn get(&self, name: &str) -> Result<Arc<dyn Model>, Fault> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = made.get(name) {
@@ -150,23 +152,23 @@ impl Models {
     }
 }
 
-/// Where the text of a running call goes.
+/// Receives the text of a running call.
 pub trait Deltas: Send {
-    /// One piece of text, in order.
+    /// Receives one piece of text, in order.
     fn text(&mut self, delta: &str);
 
-    /// Something that is no text has begun to come: the text so far is not all of the answer so far.
+    /// Reports that a part other than text has started: from now on the text alone is not the whole answer.
     fn not_text(&mut self) {}
 }
 
-/// Drops the deltas: for callers that only want the answer.
+/// Drops the deltas, for callers that only need the reply.
 pub struct NoDeltas;
 
 impl Deltas for NoDeltas {
     fn text(&mut self, _delta: &str) {}
 }
 
-/// A call as it is recorded, out of the text of its arguments.
+/// Builds the recorded form of a call from the text of its arguments.
 fn tool_call(id: String, name: String, arguments: String, truncated: bool) -> ToolCall {
     let (arguments, malformed) = match sse::arguments(arguments, truncated) {
         Ok(arguments) => (arguments, None),
@@ -175,12 +177,12 @@ fn tool_call(id: String, name: String, arguments: String, truncated: bool) -> To
     ToolCall { call_id: id.into(), name, arguments, malformed }
 }
 
-/// `reply`, if it says anything.
+/// Returns `reply` unless it is empty.
 fn complete(reply: Reply) -> Result<Reply, Fault> {
     if !reply.is_empty() {
         return Ok(reply);
     }
-    // Sampling again helps against a hiccup, but neither against a filter nor against the limit.
+    // Sampling again helps against a glitch, but not against a filter or the output limit.
     let message = match reply.finish_reason {
         FinishReason::Stop | FinishReason::ToolCalls => return Err(Fault::EmptyReply),
         FinishReason::ContentFilter => "the provider withheld the whole answer",

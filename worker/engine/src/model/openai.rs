@@ -1,5 +1,5 @@
-//! OpenAI's Chat Completions, streamed: `POST {base_url}/chat/completions`. Many other servers speak it too, with
-//! habits of their own that are met here.
+//! OpenAI's Chat Completions, streamed: `POST {base_url}/chat/completions`. Many other servers speak this
+//! protocol too; this file also handles their deviations.
 
 use super::sse::{self, Endpoint, ProviderError};
 use super::{Deltas, Model};
@@ -13,7 +13,7 @@ use wakeful_workflow::record::{Block, FinishReason, Reply, Usage, without_nul};
 use wakeful_workflow::wire::Request;
 use wakeful_workflow::wire::openai::{Options, project};
 
-/// Where the official API is.
+/// Address of the official API.
 pub const BASE_URL: &str = "https://api.openai.com/v1";
 
 /// A model that speaks OpenAI's protocol.
@@ -23,7 +23,7 @@ pub struct OpenAi {
 }
 
 impl OpenAi {
-    /// A model at `endpoint`, whose `base_url` ends with `/v1` where the server has one.
+    /// Creates a model at `endpoint`, whose `base_url` includes `/v1` if the server uses it.
     pub fn new(endpoint: Endpoint, options: Options) -> OpenAi {
         OpenAi { endpoint, options }
     }
@@ -53,7 +53,7 @@ impl Model for OpenAi {
     }
 }
 
-/// The answer as far as it came.
+/// The answer as far as it has arrived.
 #[derive(Default)]
 struct Answer {
     text: String,
@@ -84,7 +84,7 @@ impl Answer {
                 sse::tokens(&usage["prompt_tokens_details"], "cached_tokens").unwrap_or_default();
         }
 
-        // The usage chunk has no choice; we never ask for more than one.
+        // The usage chunk has no choice, and we never ask for more than one.
         let choice = &chunk["choices"][0];
         for field in ["content", "refusal"] {
             if let Some(more) = choice["delta"][field].as_str().filter(|more| !more.is_empty()) {
@@ -103,8 +103,8 @@ impl Answer {
         Ok(())
     }
 
-    /// Adds to the call of the same index, or begins one. Some servers give every call index 0 or none at all;
-    /// there a new id tells the calls apart.
+    /// Adds to the call with the same index, or starts a new one. Some servers send index 0, or none, for
+    /// every call; there a new id marks a new call.
     fn call(&mut self, delta: &Value) {
         let id = delta["id"].as_str().unwrap_or_default();
         let newest = self.calls.last().map_or(0, |call| call.index);
@@ -121,7 +121,7 @@ impl Answer {
 
         let call = &mut self.calls[at];
         let function = &delta["function"];
-        // Id and name come whole, and with some servers again and again.
+        // Id and name arrive whole; some servers repeat them.
         if call.id.is_empty() {
             id.clone_into(&mut call.id);
         }
@@ -137,7 +137,7 @@ impl Answer {
 
     fn finish(self) -> Result<Reply, Fault> {
         let finish_reason = match self.finish_reason.as_deref() {
-            // A proxy may close a stream properly that its upstream cut.
+            // A proxy may end the stream properly although its upstream was cut.
             None => return Err(Fault::StreamCut),
             Some("tool_calls" | "function_call") => FinishReason::ToolCalls,
             Some("length") => FinishReason::Length,
@@ -167,7 +167,7 @@ mod tests {
     use wiremock::matchers::{body_partial_json, header, method, path};
     use wiremock::{Mock, MockServer, ResponseTemplate};
 
-    /// A whole answer out of deltas and a finish reason.
+    /// Builds a whole answer from deltas and a finish reason.
     fn answer(deltas: &[Value], finish_reason: &str) -> Result<Reply, Fault> {
         let mut answer = Answer::default();
         for delta in deltas {

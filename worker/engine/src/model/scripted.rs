@@ -1,8 +1,8 @@
 //! `scripted/NAME`: an offline model that answers from a scenario file, for `wakeful dev`, demos and tests.
 //!
-//! It keeps nothing between calls. Which reply applies is read off the request: the newest text of the user
-//! chooses the turn, and the number of answers since then chooses the reply within it. So the same request has
-//! the same answer, in any process, before and after a crash.
+//! It keeps no state between calls. The request alone decides the reply: the newest user text chooses the
+//! turn, and the number of model answers since then chooses the reply within it. So the same request gets the
+//! same answer in any process, before and after a crash.
 
 use super::{Deltas, Model};
 use async_trait::async_trait;
@@ -25,14 +25,14 @@ mod template;
 /// The scenarios that come with Wakeful.
 const BUILT_IN: &[(&str, &str)] = &[("demo", include_str!("../../scenarios/demo.toml"))];
 
-/// A model that says what its scenario says.
+/// A model that answers from its scenario.
 #[derive(Clone, Debug)]
 pub struct Scripted {
     name: String,
     scenario: Scenario,
 }
 
-/// Why there is no such scripted model.
+/// Why a scripted model could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     #[error("the scenario name {name:?} is not 1 to 64 letters, digits, `_` or `-`")]
@@ -49,11 +49,11 @@ pub enum ScenarioError {
 }
 
 impl Scripted {
-    /// The model `scripted/{name}`: from `{name}.toml` in `dir` if that exists, else built in. The file is read
-    /// now and never again.
+    /// Loads the model `scripted/{name}` from `{name}.toml` in `dir` if that file exists, else from the
+    /// built-in scenarios. The file is read only once, now.
     ///
     /// # Errors
-    /// [`ScenarioError`], each with what to look at.
+    /// [`ScenarioError`], which says what to look at.
     pub fn load(dir: Option<&Path>, name: &str) -> Result<Self, ScenarioError> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
         // The name becomes part of a path.
@@ -77,7 +77,7 @@ impl Scripted {
         }
     }
 
-    /// Reads a scenario out of `text`; `file` is how errors call it.
+    /// Parses a scenario. `file` is its name in errors.
     ///
     /// # Errors
     /// [`ScenarioError::Invalid`].
@@ -88,14 +88,14 @@ impl Scripted {
         }
     }
 
-    /// The names of the scenarios that come with Wakeful.
+    /// Returns the names of the scenarios that come with Wakeful.
     pub fn built_in() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 }
 
-/// The request body. What it holds is what the model sees: no details of tool results, no blocks of another
-/// provider.
+/// The request body. It holds only what a model may see: no details of tool results, and no blocks of other
+/// providers.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Body {
@@ -173,7 +173,7 @@ impl Model for Scripted {
             ..estimated
         };
         let reply = Reply { content, finish_reason, usage };
-        // A template can come out blank: `{{user}}` of a blank text.
+        // A template can render to blank text: `{{user}}` with a blank user text.
         if reply.is_empty() { Err(Fault::EmptyReply) } else { Ok(reply) }
     }
 }
@@ -183,7 +183,7 @@ impl Scripted {
         self.scenario.turn(moment.variables.user)?.replies.get(moment.answers)
     }
 
-    /// What is said where the scenario says nothing, so that the run ends and its reader knows why.
+    /// Returns the text for a request without a scripted reply. It ends the run and tells the reader why.
     fn silence(&self, moment: &Moment<'_>) -> String {
         match self.scenario.turn(moment.variables.user) {
             None => format!("(Scenario `{}` has no turn for this message.)", self.name),
@@ -197,10 +197,10 @@ impl Scripted {
     }
 }
 
-/// Where in a conversation a request stands.
+/// The position of a request in its conversation.
 struct Moment<'a> {
     variables: Variables<'a>,
-    /// How many times the model has answered since the newest text of the user.
+    /// Number of model answers since the newest user text.
     answers: usize,
 }
 
@@ -250,8 +250,8 @@ fn result(part: &Part) -> Option<&str> {
     }
 }
 
-/// The value with its keys in order. The database may give them back in another one, and whether a map keeps
-/// the order it was given depends on the features of the whole build.
+/// Sorts the keys of all objects. The database may return keys in another order, and whether a map keeps its
+/// order depends on features of the whole build.
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
@@ -278,8 +278,9 @@ fn content(script: &ReplyScript, moment: &Moment<'_>, body: &Body) -> Vec<Block>
     text.chain(calls).collect()
 }
 
-/// The index that the answer will have among the messages, or the one after the greatest in a call id of ours:
-/// where a context leaves old messages out, indexes would repeat and two calls would share an id.
+/// Returns the number to use in new call ids: the answer's index among the messages, or one more than the
+/// greatest number in existing ids. The index alone could repeat when the context leaves out old messages,
+/// and then two calls would share an id.
 fn position(body: &Body) -> usize {
     let used = body.messages.iter().flat_map(|message| &message.content).filter_map(|part| match part {
         Part::ToolCall { call_id, .. } => {
@@ -296,7 +297,7 @@ async fn pause(ms: u64) {
     }
 }
 
-/// Gives `text` word by word, each with the blanks after it.
+/// Streams `text` word by word, each word with the spaces after it.
 async fn stream(text: &str, chunk_ms: u64, deltas: &mut dyn Deltas) {
     let mut rest = text;
     while !rest.is_empty() {
@@ -309,8 +310,8 @@ async fn stream(text: &str, chunk_ms: u64, deltas: &mut dyn Deltas) {
     }
 }
 
-/// A token for every four bytes. Cached is what the request before this one held: everything before the newest
-/// answer of the model.
+/// Estimates one token per four bytes. Everything before the newest model answer counts as cached, because
+/// the previous request held it.
 fn estimate(body: &Body, content: &[Block]) -> Usage {
     let tokens = |bytes: usize| i64::try_from(bytes.div_ceil(4)).unwrap_or(i64::MAX);
     let head = tokens(body.system.len() + body.tools.iter().map(String::len).sum::<usize>());

@@ -1,6 +1,6 @@
-//! One streamed call: POST a body, read server-sent events, and give every failure its [`Fault`].
+//! One streamed call: posts a body, reads server-sent events, and turns every failure into a [`Fault`].
 //!
-//! Shared by the providers. Both answer errors as `{"error": {"message", "type", "code"}}`, so one function
+//! The providers share it. Both report errors as `{"error": {"message", "type", "code"}}`, so one function
 //! reads them.
 
 use bytes::Bytes;
@@ -13,23 +13,24 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::record::without_nul;
+use wakeful_workflow::record::{value_without_nul, without_nul};
 
-/// Where a provider is reached, and how long it may take.
+/// Address of a provider, and its time limits.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     pub client: reqwest::Client,
-    /// Without a slash at its end; each provider's file says what it appends.
+    /// Without a trailing slash; each provider's file says what it appends.
     pub base_url: String,
-    /// None for servers that ask for none.
+    /// `None` for servers that need no key.
     pub api_key: Option<SecretString>,
-    /// Longest silence: before the response's head, and between two of its bytes. Keep-alives count as life.
+    /// Longest silence, both before the response's head and between two of its bytes. Keep-alives end a
+    /// silence.
     pub idle_timeout_ms: u64,
     /// Longest duration of the whole call.
     pub total_timeout_ms: u64,
 }
 
-/// An answer larger than this is no answer; without the bound, one server could eat the worker's memory.
+/// Largest answer accepted. Without this limit, one server could use up the worker's memory.
 const MAX_BODY_BYTES: usize = 32 << 20;
 const MAX_ERROR_BYTES: usize = 64 << 10;
 const MAX_MESSAGE_CHARS: usize = 500;
@@ -62,11 +63,11 @@ pub struct Events {
 }
 
 impl Events {
-    /// The `data` of the next event.
+    /// Returns the `data` of the next event.
     ///
     /// # Errors
-    /// [`Fault::StreamCut`] when the stream ends: the caller stops at its protocol's end marker, so an end that
-    /// is seen here came too early.
+    /// [`Fault::StreamCut`] when the stream ends: the caller stops at its protocol's end marker, so any end
+    /// seen here comes too early.
     pub async fn next(&mut self) -> Result<String, Fault> {
         let event = timeout_at(self.deadline, self.events.next())
             .await
@@ -91,7 +92,7 @@ impl Events {
 /// Sends `body` to `url` and waits for the head of a successful response.
 ///
 /// # Errors
-/// The fault that the status and the body of any other response stand for.
+/// The fault for the status and the body of any other response.
 pub async fn open(
     endpoint: &Endpoint,
     url: String,
@@ -123,7 +124,7 @@ pub async fn open(
         .is_some_and(|kind| kind.starts_with("application/json"));
     if status != 200 || is_json {
         let retry_after_ms = retry_after_ms(response.headers(), chrono::Utc::now());
-        // The status alone says most of it, so a body that does not come in time is read as far as it came.
+        // The status says the most, so use as much of the body as arrives in time.
         let mut body = Vec::new();
         let mut bytes = response.bytes_stream();
         let _ = timeout(first, async {
@@ -158,10 +159,10 @@ pub async fn open(
     })
 }
 
-/// A header's value that logs do not show.
+/// Returns a header value that logs do not show.
 ///
 /// # Errors
-/// [`Fault::NotConfigured`] if the key holds characters that no header may hold, a line break for example.
+/// [`Fault::NotConfigured`] if the key holds characters that a header cannot hold, such as a line break.
 pub fn secret_header(value: String) -> Result<HeaderValue, Fault> {
     let mut value = HeaderValue::try_from(value).map_err(|_| Fault::NotConfigured {
         message: "the API key holds characters that cannot be sent in a header".to_owned(),
@@ -170,45 +171,33 @@ pub fn secret_header(value: String) -> Result<HeaderValue, Fault> {
     Ok(value)
 }
 
-/// The fault of an answer that is not of its protocol.
+/// Returns the fault of an answer that violates its protocol.
 pub fn bad_response(message: impl std::fmt::Display) -> Fault {
     Fault::BadResponse { message: shorten(&message.to_string()) }
 }
 
-/// Parses the text of a call's arguments. `truncated`: the output limit may have cut this text.
+/// Parses the text of a call's arguments. `truncated` means that the output limit may have cut this text.
 ///
-/// `Err` gives the text back if it is no complete JSON object. A call that was cut is kept as malformed and not
-/// dropped: it never runs, and the model is told why, where a reply without it would look as if nothing had
-/// been tried and be sampled again. JSON objects show their own end, so only the absence of any argument is
-/// ambiguous: it means none, unless the limit cut it.
+/// Returns the text as `Err` if it is not a complete JSON object. A call that was cut is kept as malformed:
+/// it never runs, and the model is told why. If it were dropped, the reply would look as if the model had
+/// tried no call, and would be sampled again. An empty text means no arguments, unless the output limit may
+/// have cut it.
 pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
     if text.trim().is_empty() {
         return if truncated { Err(text) } else { Ok(Value::Object(serde_json::Map::new())) };
     }
     match serde_json::from_str(&text) {
-        Ok(Value::Object(fields)) => Ok(cleaned(Value::Object(fields))),
+        Ok(Value::Object(fields)) => Ok(value_without_nul(Value::Object(fields))),
         Ok(_) | Err(_) => Err(without_nul(text)),
     }
 }
 
-/// Replaces NUL in all strings and keys: what is stored could not hold it.
-pub fn cleaned(value: Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(without_nul(text)),
-        Value::Array(list) => list.into_iter().map(cleaned).collect(),
-        Value::Object(fields) => {
-            fields.into_iter().map(|(key, value)| (without_nul(key), cleaned(value))).collect()
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => value,
-    }
-}
-
-/// A count of tokens, if the field is there.
+/// Returns a token count, if the field exists.
 pub fn tokens(usage: &Value, field: &str) -> Option<i64> {
     usage.get(field)?.as_i64().map(|count| count.max(0))
 }
 
-/// What a provider says of a failure.
+/// A provider's description of a failure.
 #[derive(Debug)]
 pub struct ProviderError {
     kind: String,
@@ -217,13 +206,13 @@ pub struct ProviderError {
 }
 
 impl ProviderError {
-    /// Reads `{"error": …}`, where the error is an object or, with some servers, a text.
+    /// Reads `{"error": …}`. The error is an object, or a string with some servers.
     pub fn read(body: &[u8]) -> Option<ProviderError> {
         let body: Value = serde_json::from_slice(body).ok()?;
         ProviderError::of(&body)
     }
 
-    /// The same of a parsed event.
+    /// Like [`ProviderError::read`], for an event that is parsed already.
     pub fn of(body: &Value) -> Option<ProviderError> {
         let error = body.get("error").filter(|error| !error.is_null())?;
         let text = |field: &str| match error.get(field) {
@@ -240,7 +229,7 @@ impl ProviderError {
         ProviderError { kind: String::new(), code: String::new(), message }
     }
 
-    /// The HTTP status that an error inside a stream stands for.
+    /// Returns the HTTP status that matches an error inside a stream.
     pub fn status(&self) -> u16 {
         let known = |word: &str| {
             Some(match word {
@@ -260,10 +249,10 @@ impl ProviderError {
         known(&self.code).or_else(|| known(&self.kind)).or(number).unwrap_or(500)
     }
 
-    /// What it means.
+    /// Returns the fault that the error means.
     pub fn fault(self, status: u16, retry_after_ms: Option<u64>) -> Fault {
         let overflows = status == 413 || (matches!(status, 400 | 422) && self.is_overflow());
-        // An empty account answers 429 too, but waiting does not fill it.
+        // An account without credit also answers 429, but waiting does not help.
         let exhausted = [&self.code, &self.kind].iter().any(|word| *word == "insufficient_quota");
         let message = if self.message.is_empty() { self.kind } else { self.message };
         match status {
@@ -302,7 +291,7 @@ fn not_sent(error: reqwest::Error, limit: Duration) -> Fault {
     if is_builder { Fault::NotConfigured { message } } else { Fault::Unreachable { message } }
 }
 
-/// `Retry-After` in seconds or as an HTTP date, or OpenAI's `retry-after-ms`.
+/// Reads `Retry-After` in seconds or as an HTTP date, or OpenAI's `retry-after-ms`.
 fn retry_after_ms(headers: &HeaderMap, now: chrono::DateTime<chrono::Utc>) -> Option<u64> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
@@ -316,7 +305,7 @@ fn retry_after_ms(headers: &HeaderMap, now: chrono::DateTime<chrono::Utc>) -> Op
     ms.map(|ms| ms.clamp(0.0, MAX_RETRY_AFTER_MS) as u64)
 }
 
-/// Bounded, and without NUL: the message is stored.
+/// Shortens the message and removes NUL, because the message is stored.
 fn shorten(message: &str) -> String {
     without_nul(message.trim().chars().take(MAX_MESSAGE_CHARS).collect())
 }

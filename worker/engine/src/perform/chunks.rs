@@ -1,7 +1,8 @@
-//! Chunks: the text of a model call as it streams, written down before anybody is shown it.
+//! Chunks: the text of a model call, written to the database while it streams. Readers see only committed
+//! chunks.
 //!
-//! A chunk is written after the one before it or not at all, so that readers are shown a beginning and never a gap. What a
-//! server that crashed has lost of them is written again.
+//! A chunk can be written only after the chunk before it, so readers may miss the end of the text but never a
+//! part in the middle. If Postgres crashes and loses chunks, the writer writes them again.
 
 use crate::ctx::Ctx;
 use std::time::Duration;
@@ -10,17 +11,17 @@ use tracing::warn;
 use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::record::without_nul;
 
-/// A chunk is written at least this often while text arrives …
+/// While text arrives, a chunk is written at least this often …
 const EVERY: Duration = Duration::from_millis(250);
-/// … and as soon as so much has gathered.
+/// … and whenever this much text has gathered.
 const BYTES: usize = 1024;
 
-/// What a model call sends as it goes.
+/// One message from the model call to the writer.
 pub(super) enum Piece {
     Text(String),
-    /// The text so far is a chunk.
+    /// End the chunk here.
     Flush,
-    /// What comes now is no text.
+    /// The answer contains something other than text, so the attempt cannot be resumed.
     NotText,
 }
 
@@ -29,9 +30,9 @@ pub(super) struct Writer<'a> {
     ctx: &'a Ctx,
     session_id: &'a SessionId,
     generation_id: &'a GenerationId,
-    /// All of them by number, for those that the database may lose.
+    /// All chunks of the call, by chunk number. Kept because the database may lose some.
     chunks: Vec<String>,
-    /// How many of them are written.
+    /// How many of `chunks` are in the database.
     written: usize,
     only_text: bool,
 }
@@ -41,8 +42,8 @@ impl<'a> Writer<'a> {
         Writer { ctx, session_id, generation_id, chunks: Vec::new(), written: 0, only_text: true }
     }
 
-    /// Writes what comes until the call ends. Losing a chunk loses nothing but the sight of it, so a database that is
-    /// away does not stop the call.
+    /// Writes chunks until the call ends. A lost chunk only delays what readers see: the commit stores the
+    /// whole answer. So the call goes on while the database is away.
     pub(super) async fn write(mut self, mut pieces: UnboundedReceiver<Piece>) {
         let mut open = true;
         while open {
@@ -67,7 +68,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Adds a piece to `text`. `true`: it ends the chunk.
+    /// Adds a piece to `text`. Returns `true` if the piece ends the chunk.
     async fn take(&mut self, piece: Piece, text: &mut String) -> bool {
         match piece {
             Piece::Text(more) => text.push_str(&more),
@@ -75,7 +76,7 @@ impl<'a> Writer<'a> {
             Piece::NotText if self.only_text => {
                 self.only_text = false;
                 if let Err(error) = self.ctx.store.never_resume(self.session_id, self.generation_id).await {
-                    warn!(%error, "A model call was not marked as more than text");
+                    warn!(%error, "A model call with more than text could not be marked as not resumable");
                 }
             }
             Piece::NotText => {}
@@ -83,18 +84,19 @@ impl<'a> Writer<'a> {
         false
     }
 
-    /// Writes the chunks that are not written yet, in order. `false`: no more can be written.
+    /// Writes the chunks that are not in the database yet, in order. Returns `false` if no more can be
+    /// written.
     async fn catch_up(&mut self, pieces: &UnboundedReceiver<Piece>) -> bool {
         while let Some(chunk) = self.chunks.get(self.written) {
             let chunk_no = self.written as i64;
             match self.ctx.store.append_chunk(self.session_id, self.generation_id, chunk_no, chunk).await {
                 Ok(true) => {
                     self.written += 1;
-                    crate::failpoint("K9");
+                    wakeful_store::failpoint!("K9");
                     self.ctx.bus.notifier.session(self.session_id.as_str());
-                    crate::failpoint("K8");
+                    wakeful_store::failpoint!("K8");
                 }
-                // The server crashed and has lost the one before.
+                // The server crashed and lost the previous chunk: write that one again first.
                 Ok(false) if self.written > 0 => self.written -= 1,
                 Ok(false) => {
                     warn!(session.id = %self.session_id, "The database lost a model call in flight; readers see its text when it is committed");
@@ -103,7 +105,7 @@ impl<'a> Writer<'a> {
                 Err(error) => {
                     warn!(%error, "A chunk was not written; readers see the text when it is committed");
                     if pieces.is_closed() {
-                        // The answer is here, and its commit makes the chunks void.
+                        // The answer has arrived, and its commit deletes the chunks anyway.
                         return false;
                     }
                     tokio::time::sleep(EVERY).await;

@@ -1,4 +1,4 @@
-//! A summary of the context: a model call of its own, which no reader is shown.
+//! Compaction: a separate model call that summarises the context. Readers do not see its text.
 
 use super::Interrupted;
 use super::intent::{self, Begun, Intent};
@@ -10,14 +10,17 @@ use tracing::{Instrument, info, warn};
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::{Strategy, compaction};
+use wakeful_workflow::context::compaction;
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{Block, Reply};
-use wakeful_workflow::session::{Purpose, Session};
+use wakeful_workflow::session::Session;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::wire::Request;
 
-/// Asks for the summary; without the oldest turns, more of them each time, when the provider says that it is too much.
-/// A fault is an outcome here: it is counted, so that the run goes on without a summary after a few.
+/// Asks the model for a summary. If the provider finds the request too long, asks again without the oldest
+/// turns, leaving out more each time. A fault is returned as an outcome and counted: after
+/// [`compaction::FAILURES`] of them the run goes on without a summary.
 pub(super) async fn compact(
     ctx: &Ctx,
     lease: &Lease,
@@ -31,7 +34,7 @@ pub(super) async fn compact(
     let mut without = 0;
     let mut context = compaction::request(session, tools.clone(), 0);
     loop {
-        // There is always something to ask about when nothing is left out.
+        // Cannot happen: the request is `None` only when turns are left out, and that case ends below.
         let Some(asked) = context else {
             return Err(Fault::Internal { message: "there is nothing to summarise".to_owned() }.into());
         };
@@ -49,7 +52,7 @@ pub(super) async fn compact(
         };
         let Begun { generation_id, started_at, repairs } =
             intent::begin(ctx, lease, session, &intent).await?;
-        crate::failpoint("K28");
+        wakeful_store::failpoint!("K28");
         let answered = call(ctx, lease, session, agent, model.as_ref(), &request).await;
         let end = match answered.and_then(written) {
             Err(fault @ Fault::ContextOverflow { .. }) => {
@@ -57,7 +60,7 @@ pub(super) async fn compact(
                 context = compaction::request(session, tools.clone(), without);
                 if context.is_some() {
                     attempt += 1;
-                    info!(session.id = %session.session_id, "The summary's own call is too long: without the oldest {without} turns");
+                    info!(session.id = %session.session_id, "The request for the summary is too long: asking again without the oldest {without} turns");
                     continue;
                 }
                 CompactionEnd::Failed(fault)
@@ -65,7 +68,7 @@ pub(super) async fn compact(
             Err(fault) => CompactionEnd::Failed(fault),
             Ok((text, mut reply)) => {
                 reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
-                info!(session.id = %session.session_id, "Summarised the context: it was nearly as much as {} can see", agent.model);
+                info!(session.id = %session.session_id, "Summarised the context: it was close to the context window of {}", agent.model);
                 CompactionEnd::Written {
                     text: compaction::text(&text, &session.state),
                     finish_reason: reply.finish_reason,
@@ -105,7 +108,8 @@ async fn call(
     answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
 }
 
-/// The text of the summary. Calls that the model asks for although it was told not to are not made.
+/// Returns the text of the summary. Ignores tool calls: the instruction forbids them, but a model may ask
+/// anyway.
 fn written(reply: Reply) -> Result<(String, Reply), Fault> {
     let texts: Vec<&str> = reply
         .content

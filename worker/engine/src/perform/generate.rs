@@ -1,4 +1,5 @@
-//! A model call: its intent is written down, its text is shown as it streams, and its answer is the outcome.
+//! Hop 4: the model call. It records its intent in `generations`, streams the text to readers, and returns
+//! the answer as the outcome.
 
 use super::Interrupted;
 use super::chunks::{Piece, Writer};
@@ -21,8 +22,11 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::resume::{self, NextCall};
-use wakeful_workflow::session::{self, Purpose, Session};
+use wakeful_workflow::session::{self, Session};
+use wakeful_workflow::generation::Purpose;
 
+/// Makes one model call. If this process crashes during the call, its row in `generations` and its chunks
+/// stay, and the next claim makes another attempt.
 pub(super) async fn call_model(
     ctx: &Ctx,
     lease: &Lease,
@@ -40,11 +44,11 @@ pub(super) async fn call_model(
         Some((attempt, prefill)) => {
             let request = model.request(&Context { prefill: Some(prefill), ..context });
             let request_sha256 = request.sha256();
-            info!(session.id = %session.session_id, "The model goes on from the text that attempt {} had said", attempt.attempt);
+            info!(session.id = %session.session_id, "The model continues the text of attempt {}", attempt.attempt);
             let resumes = request.prefill.is_some().then_some(&attempt.generation_id);
             (request, request_sha256, resumes)
         }
-        // Of megabytes of context it is made once.
+        // Hash the request only once; it can be megabytes.
         None => (base, base_sha256.clone(), None),
     };
     let kinds = &request.repairs;
@@ -65,12 +69,12 @@ pub(super) async fn call_model(
     };
     let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
     ctx.bus.notifier.session(session.session_id.as_str());
-    crate::failpoint("K6");
+    wakeful_store::failpoint!("K6");
 
     let span = intent::span(session, &agent.model);
     let (pieces, inbox) = mpsc::unbounded_channel();
     if let Some(prefill) = &request.prefill {
-        // Readers keep what they have seen: the first chunk is what was said before.
+        // The earlier attempt's text becomes the first chunk, so readers keep what they have seen.
         let _ = pieces.send(Piece::Text(prefill.clone()));
         let _ = pieces.send(Piece::Flush);
     }
@@ -85,30 +89,31 @@ pub(super) async fn call_model(
         }
         answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
     };
-    // Side by side and in this future: whoever drops the call stops its writer too, and the commit, which deletes
-    // the chunks, finds none written after it.
+    // Both run in this one future, so dropping the call stops the writer too. No chunk can then be written
+    // after the commit, which deletes the chunks.
     let writing = Writer::new(ctx, &session.session_id, &generation_id).write(inbox);
     let (answered, ()) = tokio::join!(call.instrument(span.clone()), writing);
     if let (Err(Fault::Refused { message, .. }), Some(_)) = (&answered, &request.prefill) {
         warn!(
             session.id = %session.session_id,
             message,
-            "{} does not go on from a text: it is asked from the start. Remove `prefill` from its settings",
+            "{} does not go on from a text, so it is asked from the start. Remove `prefill` from its settings",
             agent.model
         );
-        // The next plan finds it written down, and so does another worker if this one dies now.
+        // The mark is in the database, so the next plan starts over, here or on another worker if this one
+        // dies now.
         ctx.store.never_resume(&session.session_id, &generation_id).await?;
         return Err(Interrupted::Moved);
     }
     let mut reply = answered?;
-    crate::failpoint("K10");
+    wakeful_store::failpoint!("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
     if cached_tokens == 0 && rebase.is_none() && lately_cached(session) {
         warn!(
             session.id = %session.session_id,
             input_tokens,
-            "The provider read nothing from its prompt cache, though the request only grew: did something change what it begins with?"
+            "The provider read nothing from its prompt cache, though the request only grew: did the beginning of the request change?"
         );
     }
     span.set_attribute(names::USAGE_INPUT_TOKENS, input_tokens);
@@ -134,16 +139,17 @@ pub(super) async fn call_model(
     }))
 }
 
-/// What the model sees, and the effect of each tool that it is told of.
+/// Returns the context that the model sees, and the effect class of each tool in it.
 pub(super) fn told(
     ctx: &Ctx,
     session: &Session,
     agent: &Agent,
 ) -> Result<(Built, BTreeMap<String, Effect>), Fault> {
-    // Only of a session whose prefix was never pinned does the configuration decide what its model is told of.
+    // The configuration decides the tools only in a session without a pinned prefix.
     let configured = ctx.configured_tools(session, agent)?;
     let window = ctx.config.context_window(&agent.model);
-    // Decided anew by whoever finds this call cut off, and the same: it is journalled with the answer.
+    // The rebase is journalled with the answer. If this call is cut off first, the next attempt computes the
+    // same one.
     let built = context::build(session, configured, &agent.context, window);
     let effects = effects(ctx, &built);
     Ok((built, effects))
@@ -153,7 +159,8 @@ pub(super) fn effects(ctx: &Ctx, built: &Built) -> BTreeMap<String, Effect> {
     built.context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect()
 }
 
-/// Whether the run's answer before this one was read from the provider's cache in part, and the context goes on from it.
+/// Returns whether the provider used its prompt cache for this run's previous answer, and the context has not
+/// been rebased since.
 fn lately_cached(session: &Session) -> bool {
     let before = session.records.iter().rev().find(|record| record.is_answer());
     before.is_some_and(|record| {
@@ -163,24 +170,26 @@ fn lately_cached(session: &Session) -> bool {
     })
 }
 
-/// The attempt to go on from and the text that it said.
+/// Returns the interrupted attempt that this call may resume, and its streamed text, which becomes the
+/// prefill.
 async fn cut_off<'a>(
     ctx: &Ctx,
     session: &'a Session,
     next: &NextCall<'_>,
-) -> Result<Option<(&'a session::Interrupted, String)>, Interrupted> {
-    let Some(attempt) = resume::candidate(&session.interrupted, next) else {
+) -> Result<Option<(&'a generation::CutOffCall, String)>, Interrupted> {
+    let Some(attempt) = resume::candidate(&session.cut_off, next) else {
         return Ok(None);
     };
     let text = ctx.store.generation_text(&session.session_id, &attempt.generation_id).await?;
     Ok(resume::prefill(&text).map(|prefill| (attempt, prefill)))
 }
 
-/// Unbounded, for a model must not wait for our database; the size of one answer is the bound.
+/// Sends the model's text to the chunk writer. The channel is unbounded because a model must not wait for our
+/// database; one answer is all that it can hold.
 struct ToWriter {
     pieces: mpsc::UnboundedSender<Piece>,
     began: Instant,
-    /// When the first text came, after the beginning.
+    /// Time from `began` to the first text.
     first: Option<Duration>,
 }
 
@@ -188,9 +197,9 @@ impl Deltas for ToWriter {
     fn text(&mut self, delta: &str) {
         if self.first.is_none() {
             self.first = Some(self.began.elapsed());
-            crate::failpoint("K7");
+            wakeful_store::failpoint!("K7");
         }
-        // A writer that is gone only means that nobody is shown the text before it is committed.
+        // Without a writer, readers see the text only when it is committed.
         let _ = self.pieces.send(Piece::Text(delta.to_owned()));
     }
 

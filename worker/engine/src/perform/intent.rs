@@ -1,4 +1,5 @@
-//! The intent of a model call: written down before the call, whether a model is then asked or a recording answers.
+//! The intent of a model call: a row of `generations` that is committed before the call. A replay writes the
+//! same row before a recorded answer.
 
 use super::Interrupted;
 use crate::ctx::Ctx;
@@ -6,12 +7,13 @@ use crate::telemetry::names;
 use tracing::{Span, info_span};
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::id::GenerationId;
-use wakeful_workflow::session::{Purpose, Session};
+use wakeful_workflow::session::Session;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::wire::Request;
 
-/// What is about to be asked of a model.
+/// A model call that is about to be made.
 pub(super) struct Intent<'a> {
     pub attempt: i64,
     /// `provider/name`.
@@ -20,30 +22,32 @@ pub(super) struct Intent<'a> {
     pub request_sha256: &'a str,
     /// Hash of the same request without its prefill.
     pub base_sha256: &'a str,
-    /// The attempt whose text the prefill is.
+    /// The interrupted attempt that this one continues: the prefill is its text.
     pub resumes: Option<&'a GenerationId>,
     pub purpose: Purpose,
     pub context_strategy: Strategy,
 }
 
-/// A call that is written down.
+/// A call whose intent is recorded.
 pub(super) struct Begun {
     pub generation_id: GenerationId,
     /// By the database's clock.
     pub started_at: String,
-    /// What the projection had to change in the request.
+    /// How many violations of the provider's protocol were repaired in the request.
     pub repairs: i64,
 }
 
-/// The number of the session's next attempt at a model call.
+/// Returns the number of the next attempt at the model call that the session owes. It counts on from the
+/// interrupted attempts.
 pub(super) fn next_attempt(session: &Session) -> i64 {
-    session.interrupted.last().map_or(0, |last| last.attempt) + 1
+    session.cut_off.last().map_or(0, |last| last.attempt) + 1
 }
 
-/// Writes `intent` down, as the next step's.
+/// Records `intent` for the session's next step. If this process crashes later, the row tells the next claim
+/// that a call had begun. Only a crash of Postgres may lose the row, because its commit is asynchronous.
 ///
 /// # Errors
-/// [`Interrupted::Moved`] when the lease is lost: nobody may be asked then. [`Interrupted::Store`].
+/// [`Interrupted::Moved`] when the lease is lost: the caller must not call the model. [`Interrupted::Store`].
 pub(super) async fn begin(
     ctx: &Ctx,
     lease: &Lease,
@@ -71,7 +75,7 @@ pub(super) async fn begin(
     }
 }
 
-/// The span of a call to `model`, by the conventions for generative AI.
+/// The span of a call to `model`, named by OpenTelemetry's conventions for generative AI.
 pub(super) fn span(session: &Session, model: &str) -> Span {
     let (provider, name) = model.split_once('/').unwrap_or(("", model));
     info_span!(

@@ -1,5 +1,6 @@
-//! Perform: the only door to models and tools. An [`Action`] comes in, an [`Outcome`] goes out, and no transaction is
-//! open meanwhile.
+//! Hops 4 and 5. [`perform`] is the only caller of models and tools: it takes an [`Action`] and returns an
+//! [`Outcome`]. No transaction is open while a model or a tool works.
+#![doc = include_str!("README.md")]
 
 mod chunks;
 mod compact;
@@ -17,12 +18,13 @@ use wakeful_workflow::plan::{Action, Stop};
 use wakeful_workflow::replay::has_recorded_answers;
 use wakeful_workflow::session::Session;
 
-/// Why an action has no outcome.
+/// Why an action produced no outcome.
 #[derive(Debug)]
 pub enum Interrupted {
-    /// It failed; [`Fault::verdict`] says what that means.
+    /// The action failed. [`Fault::verdict`] says whether to retry it or to fail the run.
     Fault(Fault),
-    /// The lease is lost, or the session is not as it was read: nothing may be done on the strength of it.
+    /// The lease is lost, or the session has changed since it was read. The caller must hydrate again before
+    /// it acts.
     Moved,
     /// The database did not answer.
     Store(wakeful_store::Error),
@@ -40,7 +42,8 @@ impl From<wakeful_store::Error> for Interrupted {
     }
 }
 
-/// Performs `action` for `session`. Dropping the future abandons it: what that may leave behind is what the ledger is for.
+/// Performs `action` for `session`. Dropping the future abandons the action half-way. The next claim finds in
+/// the ledger which tool calls may have run, and in `generations` which model calls had begun.
 ///
 /// # Errors
 /// [`Interrupted`].
@@ -53,20 +56,14 @@ pub async fn perform(
 ) -> Result<Outcome, Interrupted> {
     match action {
         Action::Begin => Ok(Outcome::Begun),
-        // Which of the two it is, the source says.
+        // A replay follows its source: if the source wrote a summary here, so does the replay.
         Action::CallModel | Action::Compact if has_recorded_answers(session) => {
             match recorded::summary(ctx, lease, session, agent).await? {
                 Some(outcome) => Ok(outcome),
                 None => recorded::answer(ctx, lease, session, agent).await,
             }
         }
-        Action::CallModel => {
-            let outcome = generate::call_model(ctx, lease, session, agent).await?;
-            if crate::mutant("tools_before_commit") {
-                tools::call_before_commit(ctx, lease, session, agent, &outcome).await;
-            }
-            Ok(outcome)
-        }
+        Action::CallModel => generate::call_model(ctx, lease, session, agent).await,
         Action::Compact => compact::compact(ctx, lease, session, agent).await,
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
         Action::Stop(stop) => Ok(Outcome::Stopped(stop)),

@@ -1,21 +1,25 @@
-//! What a replay is answered out of its source's log, in place of a model call or of a tool.
+//! Recorded answers: a replay takes answers, summaries and tool results from its source's log instead of
+//! calling a model or a tool.
 
 use super::Interrupted;
 use super::intent::{self, Begun, Intent};
 use crate::ctx::Ctx;
 use tracing::{info, warn};
 use wakeful_store::queue::Lease;
-use wakeful_workflow::advance::{Compaction, CompactionEnd, Ending, Generated, Outcome};
+use wakeful_workflow::advance::{Compaction, CompactionEnd, CallEnd, Generated, Outcome};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::{self, Built, Context, Strategy, compaction};
+use wakeful_workflow::context::{self, Built, Context, compaction};
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{FinishReason, Reply};
 use wakeful_workflow::replay::{self, RecordedAnswer, RecordedCall, RecordedResult};
-use wakeful_workflow::session::{CallOutcome, Purpose, Session};
+use wakeful_workflow::session::{CallOutcome, Session};
+use wakeful_workflow::generation::Purpose;
 
-/// The source's answer in the place of the one that is owed. The request is made all the same, as the source's model would
-/// be sent it, and its hash is journalled: it tells whether the context is the same, byte for byte.
+/// Returns the source's answer instead of calling the model. It still builds the request as the source's
+/// model would get it, and journals its hash. Equal hashes prove that both contexts are the same, byte for
+/// byte.
 pub(super) async fn answer(
     ctx: &Ctx,
     lease: &Lease,
@@ -28,7 +32,8 @@ pub(super) async fn answer(
     let model_name = answer.call.map_or(&agent.model, |call| &call.model);
     let model = ctx.plugins.models.get(model_name)?;
     let agent = as_then(agent, answer.call);
-    // A rebase points at messages by number: where those are the source's, the context begins where it did there.
+    // A rebase names messages by number. If this answer has the same number as in the source, reuse the
+    // source's rebase, so that the context begins at the same message.
     let number = session.last_message_number + session.inbox.len() as i64 + 1;
     let (Built { context, rebase }, effects) =
         if answer.call.is_some() && answer.record.message_number == number {
@@ -47,7 +52,7 @@ pub(super) async fn answer(
             let request_sha256 = request.sha256();
             (request, request_sha256)
         }
-        // Of megabytes of context it is made once.
+        // Hash the request only once; it can be megabytes.
         None => (base, base_sha256.clone()),
     };
     compare(session, &answer, &request_sha256);
@@ -63,7 +68,7 @@ pub(super) async fn answer(
         context_strategy: agent.context.strategy,
     };
     let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
-    crate::failpoint("K6");
+    wakeful_store::failpoint!("K6");
     let details = &answer.record.details;
     Ok(Outcome::Replied(Generated {
         generation_id,
@@ -79,14 +84,15 @@ pub(super) async fn answer(
         reply: Reply {
             content: answer.record.content.clone(),
             finish_reason: details.finish_reason.unwrap_or(FinishReason::Stop),
-            // What it cost then: nothing is paid now.
+            // The usage of the recorded call. The replay itself pays nothing.
             usage: details.usage.unwrap_or_default(),
         },
         effects,
     }))
 }
 
-/// The summary that the source wrote in this place, in the place of a model call for one. `None`: it wrote none.
+/// Returns the summary that the source wrote at this point, instead of calling the model for one. `None` if
+/// the source wrote no summary here.
 pub(super) async fn summary(
     ctx: &Ctx,
     lease: &Lease,
@@ -117,9 +123,10 @@ pub(super) async fn summary(
         context_strategy: Strategy::Compaction,
     };
     let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
-    crate::failpoint("K28");
+    wakeful_store::failpoint!("K28");
     let details = &answer.record.details;
-    // It points at messages by number: where those are the same, so is what it points at.
+    // A rebase names messages by number, so the source's rebase fits only if the summary has the same number
+    // here.
     let recorded = answer.call.and_then(|call| call.rebase.clone());
     let rebase = recorded
         .filter(|_| answer.record.message_number == session.last_message_number + 1)
@@ -140,15 +147,16 @@ pub(super) async fn summary(
     })))
 }
 
-/// Says so where the request is not the source's. The journal has the hash of either.
+/// Logs a warning if the request differs from the source's. Both journals have the hashes.
 fn compare(session: &Session, answer: &RecordedAnswer<'_>, request_sha256: &str) {
     let number = answer.record.message_number;
     if answer.call.is_some_and(|call| call.request_sha256 != request_sha256) {
-        warn!(session.id = %session.session_id, message_number = number, "The request is not the one that message {number} of the source answers");
+        warn!(session.id = %session.session_id, message_number = number, "The request differs from the one that message {number} of the source answers");
     }
 }
 
-/// The agent with the context strategy of the recorded call: the configuration here may have another one.
+/// Returns the agent with the context strategy of the recorded call. The configuration of this process may
+/// name another strategy.
 fn as_then(agent: &Agent, call: Option<&RecordedCall>) -> Agent {
     let mut agent = agent.clone();
     if let Some(call) = call {
@@ -157,23 +165,24 @@ fn as_then(agent: &Agent, call: Option<&RecordedCall>) -> Agent {
     agent
 }
 
-/// What came of the call in the source.
+/// How a tool call ended in the source.
 pub(super) enum Recorded {
-    /// And the source's number of the message that says so.
-    Ending(Ending, i64),
-    /// A person answered it: it is asked again.
+    /// It settled. The number is that of the result's message in the source.
+    Ending(CallEnd, i64),
+    /// It asked the user a question, and a person answered: the replay asks again.
     Asked,
     Never,
 }
 
-/// Looks the call up in the source's log.
+/// Looks up how the call `call_id` ended in the source's log.
 pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Result<Recorded, Interrupted> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     Ok(match replay::result(session, &source.rules, &source.recording, call_id) {
         Some(RecordedResult::Settled { status, result, message_number }) => {
             let content = match &result.output {
                 None => result.content.clone(),
-                // The message holds an excerpt; out of the whole the same excerpt is made again.
+                // The message holds only an excerpt of a large output. Return the whole output; the commit
+                // cuts the same excerpt from it again.
                 Some(output) => {
                     let of = &source.recording.session.session_id;
                     let whole = ctx.store.tool_output(of, &result.call_id, 0, output.bytes).await?;
@@ -181,11 +190,11 @@ pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Re
                 }
             };
             let outcome = CallOutcome { content, is_error: result.is_error, details: result.details.clone() };
-            Recorded::Ending(Ending::Settled(status, outcome), message_number)
+            Recorded::Ending(CallEnd::Settled(status, outcome), message_number)
         }
         Some(RecordedResult::Asked) => Recorded::Asked,
         None => {
-            info!(session.id = %session.session_id, call.id = %call_id, "The source has no result of this call: it is a dry run");
+            info!(session.id = %session.session_id, call.id = %call_id, "The source has no result of this call: running it dry");
             Recorded::Never
         }
     })

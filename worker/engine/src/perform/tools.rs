@@ -1,4 +1,4 @@
-//! Tool calls of one turn: side by side, each as its ledger row allows.
+//! Hop 5: the tool calls of one turn. They run concurrently, and each does what its ledger row allows.
 
 use super::Interrupted;
 use super::recorded::{self, Recorded};
@@ -8,23 +8,23 @@ use crate::tool::read_output::StoredOutputs;
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
 use futures::FutureExt;
 use futures::future::join_all;
-use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
 use wakeful_store::queue::{self, Lease};
-use wakeful_workflow::advance::{Ending, Outcome, Performed};
+use wakeful_workflow::advance::{CallEnd, Outcome, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files;
-use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{How, PlannedCall};
 use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::{Block, ToolCall};
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
+/// Performs the planned calls and returns how each ended. The ledger keeps the outcome of each settled call
+/// with effects, so such a call does not run again after a crash.
 pub(super) async fn call_tools(
     ctx: &Ctx,
     lease: &Lease,
@@ -33,39 +33,14 @@ pub(super) async fn call_tools(
     calls: Vec<PlannedCall>,
 ) -> Result<Outcome, Interrupted> {
     let turn = Turn { ctx, lease, session, agent };
-    // Every call comes to its end, whatever became of its neighbours: dropping a guarded one half-way would make
-    // its outcome uncertain for no reason.
+    // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
+    // uncertain without need.
     let performed = join_all(calls.into_iter().map(|planned| turn.one(planned))).await;
     let mut performed = performed.into_iter().collect::<Result<Vec<_>, _>>()?;
-    // Only what was recorded has a place; the order of what has none stays.
+    // In a replay, results follow the source's order. The sort is stable, so other calls keep their own
+    // order.
     performed.sort_by_key(|(_, place)| *place);
     Ok(Outcome::Called(performed.into_iter().map(|(performed, _)| performed).collect()))
-}
-
-/// The defect `tools_before_commit`: the calls of an answer run as soon as it is there, and what came of them is kept in
-/// memory until they are due.
-pub(super) async fn call_before_commit(
-    ctx: &Ctx,
-    lease: &Lease,
-    session: &Session,
-    agent: &Agent,
-    outcome: &Outcome,
-) {
-    let turn = Turn { ctx, lease, session, agent };
-    let Outcome::Replied(generated) = outcome else { return };
-    for block in &generated.reply.content {
-        if let Block::ToolCall(call) = block
-            && turn.refusal(call).is_none()
-            && let Ran::Output(output) = turn.invoke(call).await
-        {
-            early().insert(call.call_id.clone(), output);
-        }
-    }
-}
-
-fn early() -> std::sync::MutexGuard<'static, HashMap<CallId, ToolOutput>> {
-    static EARLY: LazyLock<Mutex<HashMap<CallId, ToolOutput>>> = LazyLock::new(Mutex::default);
-    EARLY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Turn<'a> {
@@ -79,20 +54,20 @@ struct Turn<'a> {
 enum Ran {
     Output(ToolOutput),
     Error(ToolError),
-    /// It did not come back: its time was over, or it panicked.
+    /// The tool returned nothing: it timed out or panicked.
     Lost(String),
 }
 
 impl Turn<'_> {
-    /// What comes of one call, and where its result stands in the source of a replay: results follow one another as they
-    /// did there.
+    /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
+    /// (`i64::MAX` if it has none).
     async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Interrupted> {
         let mut place = i64::MAX;
         let ending = match how {
-            How::Reuse(status, outcome) => Ending::Settled(status, outcome),
-            How::Uncertain { known } => Ending::Uncertain { known },
-            How::Answer { inbox_id, text } => Ending::Answered { inbox_id, text },
-            How::Abandon => Ending::Abandoned,
+            How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
+            How::Uncertain { known } => CallEnd::Uncertain { known },
+            How::Answer { inbox_id, text } => CallEnd::Answered { inbox_id, text },
+            How::Abandon => CallEnd::Abandoned,
             How::Run => match self.session.policy.tool_mode {
                 ToolMode::Live => self.run(&call).await?,
                 ToolMode::Dry => self.rehearse(&call).await,
@@ -108,9 +83,10 @@ impl Turn<'_> {
         Ok((Performed { call, ending }, place))
     }
 
-    /// Runs a call dry. It is never `started`: whoever finds it open after a crash does the same again.
-    async fn rehearse(&self, call: &ToolCall) -> Ending {
-        // A developer's process may lack a tool of the workers'.
+    /// Makes a dry run of a call, which must have no effects. Its ledger row never becomes `started`, so
+    /// after a crash the next claim repeats the dry run.
+    async fn rehearse(&self, call: &ToolCall) -> CallEnd {
+        // A replay in a developer's process may lack a tool that the deployed workers have.
         let told = self.session.prefix.as_ref().is_some_and(|prefix| prefix.tool(&call.name).is_some());
         if told && call.malformed.is_none() && self.ctx.plugins.tools.get(&call.name).is_none() {
             return done(not_carried_out(&call.name));
@@ -125,14 +101,15 @@ impl Turn<'_> {
         }
     }
 
-    async fn run(&self, call: &ToolCall) -> Result<Ending, Interrupted> {
+    async fn run(&self, call: &ToolCall) -> Result<CallEnd, Interrupted> {
         if let Some(refusal) = self.refusal(call) {
-            // Begun under an earlier configuration, it may have taken effect: that it is refused now proves nothing.
+            // An earlier attempt, under another configuration, may have run the call. Refusing it now does
+            // not undo that.
             let begun = self
                 .session
                 .call(&call.call_id)
                 .is_some_and(|row| row.status.may_have_run() && row.outcome.is_none());
-            return Ok(if begun { Ending::Uncertain { known: false } } else { failed(refusal.0) });
+            return Ok(if begun { CallEnd::Uncertain { known: false } } else { failed(refusal.0) });
         }
         let (effect, status) = match self.session.call(&call.call_id) {
             Some(row) => (row.effect, row.status),
@@ -148,28 +125,30 @@ impl Turn<'_> {
         }
     }
 
-    /// Starts, runs and settles a call that may change the world.
+    /// Runs a call that may have effects: writes `started` to its ledger row, runs the tool, and settles the
+    /// row with the outcome. After a crash in between, the row says that the call may have run.
     async fn run_effect(
         &self,
         call: &ToolCall,
         effect: Effect,
         status: CallStatus,
-    ) -> Result<Ending, Interrupted> {
+    ) -> Result<CallEnd, Interrupted> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
-        // Before `started` is written, which a later worker must take for "it may have run".
+        // Check before writing `started`: every later worker must read that as "may have run".
         if !self.lease.is_live() {
             return Err(Interrupted::Moved);
         }
-        // The end that `started` will record, or an earlier one.
+        // The lease's end as known now. `start_call` records this end or a later one.
         let term = self.lease.term();
-        crate::failpoint("K17");
+        wakeful_store::failpoint!("K17");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
         let Some(started) = started else {
             return Err(Interrupted::Moved);
         };
-        crate::failpoint("K18");
-        // The commit may have taken long: an effect starts only while the lease that it recorded certainly lasts.
+        wakeful_store::failpoint!("K18");
+        // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
+        // after it, another worker may take over the session.
         if !self.lease.is_live() || !term.lasts() {
             return Err(Interrupted::Moved);
         }
@@ -178,12 +157,12 @@ impl Turn<'_> {
             Ran::Error(error) => failed(error.0),
             Ran::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             Ran::Lost(reason) => {
-                warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call did not come back");
-                return Ok(Ending::Uncertain { known: false });
+                warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call timed out or panicked");
+                return Ok(CallEnd::Uncertain { known: false });
             }
         };
-        crate::failpoint("K19");
-        if let Ending::Settled(status, outcome) = &ending
+        wakeful_store::failpoint!("K19");
+        if let CallEnd::Settled(status, outcome) = &ending
             && !self.settle(call, &started, *status, outcome).await?
         {
             return Err(Interrupted::Moved);
@@ -191,8 +170,9 @@ impl Turn<'_> {
         Ok(ending)
     }
 
-    /// Writes the outcome down, and tries again while the database is away and the lease lasts: the effect has
-    /// happened, and forgetting its outcome would make it uncertain.
+    /// Records the outcome. Tries again while the database is away and the lease lasts: the effect has
+    /// happened, and without its outcome the call would count as uncertain. Returns `false`, and writes
+    /// nothing, if the lease is lost or another claim has started the call since.
     async fn settle(
         &self,
         call: &ToolCall,
@@ -206,7 +186,7 @@ impl Turn<'_> {
             match store.settle_call(self.lease, session_id, &call.call_id, started, status, outcome).await {
                 Err(error) if error.is_transient() && self.lease.is_live() => {
                     faults += 1;
-                    warn!(%error, call.id = %call.call_id, "A call's outcome was not written; trying again");
+                    warn!(%error, call.id = %call.call_id, "The outcome of a call was not recorded; trying again");
                     tokio::time::sleep(queue::delay(faults, None)).await;
                 }
                 settled => return settled,
@@ -214,16 +194,11 @@ impl Turn<'_> {
         }
     }
 
-    /// Runs the tool's code, within its time, and survives its panic.
+    /// Runs the tool's code with the agent's time limit, and catches a panic.
     async fn invoke(&self, call: &ToolCall) -> Ran {
-        if crate::mutant("tools_before_commit")
-            && let Some(output) = early().remove(&call.call_id)
-        {
-            return Ran::Output(output);
-        }
         let limit = Duration::from_secs(self.agent.limits.tool_s);
         let cancelled = self.lease.lost().child_token();
-        // Fires when this future is dropped, for whatever reason: what the tool has spawned hears of it.
+        // Dropping this future cancels the token, so that tasks that the tool has spawned can stop.
         let _ended = cancelled.clone().drop_guard();
         let context = ToolCallContext {
             session_id: self.session.session_id.clone(),
@@ -274,12 +249,12 @@ impl Turn<'_> {
             let files = if expected { files::files_of(&self.session.records) } else { Vec::new() };
             return Workspace { path, expected, inherited: None, rehearsed: Some(files.into()) };
         }
-        // Taken out of the transcript only where they are needed: once in a fork's life.
+        // A fork takes its inherited files out of the transcript once, while its folder does not exist.
         let inherited = if expected && !path.exists() { files::inherited(self.session) } else { None };
         Workspace { path, expected, inherited: inherited.map(Into::into), rehearsed: None }
     }
 
-    /// Why the call may not run at all: then the model is told, and the tool is not touched.
+    /// Returns why the call must not run, in words for the model. `None` if it may run.
     fn refusal(&self, call: &ToolCall) -> Option<ToolError> {
         if let Some(raw) = &call.malformed {
             let shown: String = raw.chars().take(500).collect();
@@ -289,7 +264,8 @@ impl Turn<'_> {
         }
         let pinned = self.session.prefix.as_ref();
         let told = pinned.map(|prefix| prefix.tool(&call.name));
-        // All three: what the agent may use now, what this process can run, what the model was told of.
+        // A tool must pass three checks: the agent may use it now, this process has it, and the pinned prefix
+        // (if any) told the model about it.
         if !self.agent.tools.contains(&call.name)
             || self.ctx.plugins.tools.get(&call.name).is_none()
             || told == Some(None)
@@ -307,16 +283,16 @@ impl Turn<'_> {
     }
 }
 
-fn done(output: ToolOutput) -> Ending {
+fn done(output: ToolOutput) -> CallEnd {
     match output.question {
-        Some(question) => Ending::Asked(question),
-        None => Ending::Settled(
+        Some(question) => CallEnd::Asked(question),
+        None => CallEnd::Settled(
             CallStatus::Done,
             CallOutcome { content: output.content, is_error: false, details: output.details },
         ),
     }
 }
 
-fn failed(reason: String) -> Ending {
-    Ending::Settled(CallStatus::Failed, CallOutcome { content: reason, is_error: true, details: None })
+fn failed(reason: String) -> CallEnd {
+    CallEnd::Settled(CallStatus::Failed, CallOutcome { content: reason, is_error: true, details: None })
 }

@@ -10,8 +10,9 @@ use wakeful_workflow::plan::Action;
 use wakeful_workflow::replay::{self, Input};
 use wakeful_workflow::session::Session;
 
-/// Gives a replay the message that its source took right before the model call that is planned. `true`: the session was
-/// read again, and is to be planned on anew.
+/// Sends a replay the user message that its source received right before the planned model call, if the
+/// replay does not have it yet. Returns `true` if it sent one: `session` was then read again, and the caller
+/// must plan again.
 ///
 /// # Errors
 /// [`wakeful_store::Error`].
@@ -35,7 +36,8 @@ pub(crate) async fn feed(
     Ok(true)
 }
 
-/// Sends a replay one of its source's messages. Sent again, it is the same message.
+/// Sends a replay one of its source's messages. Sending it again has no effect, because its `client_key` is
+/// the same.
 pub async fn give(store: &Store, session_id: &str, input: &Input) -> wakeful_store::Result<()> {
     let message = NewMessage {
         client_key: Some(input.client_key()),

@@ -1,4 +1,4 @@
-//! The recordings that this process has read: a source is read once a replay, and not at every step of it.
+//! A cache of source recordings, so that a replay reads its source once and not at every step.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,24 +8,26 @@ use wakeful_workflow::policy::Replay;
 use wakeful_workflow::replay::Recording;
 use wakeful_workflow::session::Session;
 
-/// So many are kept. A further one is read again when it is asked for.
+/// How many recordings are kept. When one more is read, the oldest is dropped.
 const KEPT: usize = 16;
 
-/// By the session that replays, the newest last: another replay of the same source may begin further on in it.
+/// Recordings by the session that replays, the newest last. The key is not the source, because the source may
+/// have grown before another replay of it begins.
 #[derive(Default)]
 pub struct Recordings(Mutex<VecDeque<(SessionId, Arc<Recording>)>>);
 
-/// What a session replays, and how.
+/// The recording that a session replays, and the rules of the replay.
 pub struct Source {
     pub rules: Replay,
     pub recording: Arc<Recording>,
 }
 
 impl Recordings {
-    /// The source of `session`, as it was when this process first asked for it; `None` for a session that replays nothing.
+    /// Returns the source of `session`, as it was when this process first read it. `None` if `session` is not
+    /// a replay.
     ///
     /// # Errors
-    /// [`wakeful_store::Error`], among them that the source is not there.
+    /// [`wakeful_store::Error`], also when the source does not exist.
     pub async fn of(&self, store: &Store, session: &Session) -> wakeful_store::Result<Option<Source>> {
         let Some(rules) = session.policy.replay.clone() else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The trace context as a text that a job row can hold.
+//! The trace context as a string that a job row can hold.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::names;
 
-/// W3C's name for it: <https://www.w3.org/TR/trace-context/#traceparent-header>.
+/// The name of the field: <https://www.w3.org/TR/trace-context/#traceparent-header>.
 const TRACEPARENT: &str = "traceparent";
 
-/// The `traceparent` of the current span. `None` while traces are off.
+/// Returns the `traceparent` of the current span. `None` while traces are off.
 pub fn trace_context() -> Option<String> {
     let mut carrier = HashMap::new();
     TraceContextPropagator::new().inject_context(&Span::current().context(), &mut carrier);
@@ -23,16 +23,17 @@ pub fn trace_context() -> Option<String> {
 
 /// Makes `span` a child of the span that `traceparent` names, in its trace.
 ///
-/// False, and nothing changed, for a text that is no traceparent and for a span that has begun or is not recorded.
+/// Returns false and changes nothing if the text is not a traceparent, or if the span has already started or
+/// is not recorded.
 pub fn set_remote_parent(span: &Span, traceparent: &str) -> bool {
     parse(traceparent).is_some_and(|context| span.set_parent(context).is_ok())
 }
 
-/// Links `span` to every span that `trace_context` names, a job row's text; all keep their traces.
+/// Links `span` to every span named in `trace_context`, a job row's text. All spans stay in their own traces.
 ///
-/// A claim's first span is a root (`parent: None`) that is linked to what enqueued the job and to the claim before:
-/// one trace for a whole session would be too large for the tools that show traces. False, and nothing changed, for
-/// a text without a traceparent.
+/// A claim's first span is a root (`parent: None`), linked to the span that enqueued the job and to the
+/// previous claim. A single trace for a whole session would be too large for tracing tools. Returns false and
+/// changes nothing if the text has no traceparent.
 pub fn link(span: &Span, trace_context: &str) -> bool {
     let contexts: Vec<Context> = trace_context.split_whitespace().filter_map(parse).collect();
     for context in &contexts {
@@ -41,8 +42,9 @@ pub fn link(span: &Span, trace_context: &str) -> bool {
     !contexts.is_empty()
 }
 
-/// What the current span, working on a job with `trace_context`, leaves in that job and in those that it enqueues:
-/// the traceparent of what began it all, and after a space its own. Unchanged while traces are off.
+/// Returns the trace context that the current span writes to its job and to the jobs that it enqueues: the
+/// traceparent of the very first span, a space, and its own traceparent. Returns `trace_context` unchanged
+/// while traces are off.
 pub fn passed_on(trace_context: Option<&str>) -> Option<String> {
     let began = trace_context.and_then(|text| text.split_whitespace().next());
     match (began, self::trace_context()) {
@@ -52,7 +54,7 @@ pub fn passed_on(trace_context: Option<&str>) -> Option<String> {
     }
 }
 
-/// Marks `span` as failed. `error_type` is a word of a small set, such as `rate_limited`, never a message.
+/// Marks `span` as failed. `error_type` is a word from a small set, such as `rate_limited`, never a message.
 pub fn failed(span: &Span, error_type: &'static str) {
     span.set_attribute(names::ERROR_TYPE, error_type);
     span.set_status(Status::error(error_type));

@@ -1,7 +1,7 @@
-//! Spans on their way to the collector, and the count of those that never arrived.
+//! Export of spans to the collector, and the count of dropped spans.
 //!
-//! The exporter may fail as often as it likes: spans wait in a bounded queue, the work never waits for them, what
-//! does not fit or cannot be sent is counted, and the log gets one line a minute at most.
+//! A failing exporter never slows down the work: spans wait in a bounded queue. Spans that do not fit or
+//! cannot be sent are counted, and the log gets at most one line per minute.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,20 +15,20 @@ use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{BatchSpanProcessor, Span, SpanData, SpanExporter, SpanProcessor};
 use tokio::runtime::Handle;
 
-/// At most one line in this time.
+/// Minimum time between two log lines.
 const QUIET: Duration = Duration::from_secs(60);
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// How many spans this process has made and not delivered, for `/metrics`.
+/// Returns how many spans this process dropped, for `/metrics`.
 pub fn dropped_spans() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// What became of the spans of one pipeline.
+/// Counters of one pipeline's spans.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Made, neither delivered nor given up.
+    /// Spans that are neither delivered nor dropped yet.
     waiting: AtomicUsize,
     dropped: AtomicU64,
     closed: AtomicBool,
@@ -52,7 +52,7 @@ impl Counts {
         }
     }
 
-    /// Gives up what still waits. Nothing is counted twice if its export ends later.
+    /// Counts the waiting spans as dropped. An export that ends later does not count them again.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         let left = self.waiting.swap(0, Ordering::SeqCst);
@@ -62,9 +62,9 @@ impl Counts {
     }
 }
 
-/// Lets spans into the batch queue while there is room.
+/// Passes spans to the batch queue while it has room.
 ///
-/// The queue would drop them too, but keeps the number to itself.
+/// The queue itself would drop them too, but does not tell how many.
 #[derive(Debug)]
 pub(super) struct Gate {
     pub inner: BatchSpanProcessor,
@@ -105,7 +105,7 @@ impl SpanProcessor for Gate {
     }
 }
 
-/// Counts what its exporter cannot deliver.
+/// Counts the spans that its exporter cannot deliver.
 #[derive(Debug)]
 pub(super) struct Counting<E> {
     pub inner: E,
@@ -122,7 +122,7 @@ impl<E: SpanExporter> SpanExporter for Counting<E> {
                 self.counts.drop_spans(spans, &error.to_string());
             }
         }
-        // The SDK would log an error for each batch; this one has been counted.
+        // Return success, because the failure is counted: the SDK would log an error for each batch.
         Ok(())
     }
 
@@ -139,8 +139,8 @@ impl<E: SpanExporter> SpanExporter for Counting<E> {
     }
 }
 
-/// Sends on a runtime of its own: the batch thread has none, and the worker's must not be kept busy nor be needed
-/// while it shuts down.
+/// Sends on its own runtime. The batch thread has none, and export must not load the worker's runtime or need
+/// it during shutdown.
 #[derive(Debug)]
 pub(super) struct Client {
     pub runtime: Handle,

@@ -1,4 +1,5 @@
-//! Log lines: JSON, one flat object a line, with the ids of the spans around it; and short ones for a terminal.
+//! Log formats: JSON, with one flat object per line that includes the fields of the enclosing spans, and a
+//! short form for a terminal.
 
 use std::fmt;
 
@@ -11,8 +12,9 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Wri
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Keys: `timestamp`, `level`, `target`, `message`, `trace_id` and `span_id` inside a trace, the event's fields, and
-/// those of the spans around it (the innermost wins), `session.id` and `run.id` among them.
+/// The keys are `timestamp`, `level`, `target`, `message`; `trace_id` and `span_id` inside a trace; the
+/// event's fields; and the fields of the enclosing spans (the innermost wins), such as `session.id` and
+/// `run.id`.
 pub(super) struct Json;
 
 impl<S> FormatEvent<S, JsonFields> for Json
@@ -42,7 +44,7 @@ where
             let Some(fields) = extensions.get::<FormattedFields<JsonFields>>() else { continue };
             let Ok(Value::Object(fields)) = serde_json::from_str(&fields.fields) else { continue };
             for (key, value) in fields {
-                // `otel.name` and its like steer the exporter.
+                // `otel.name` and similar fields are only for the exporter.
                 if !key.starts_with("otel.") {
                     line.entry(key).or_insert(value);
                 }
@@ -52,7 +54,7 @@ where
     }
 }
 
-/// `time  message` and the fields that say more: for a person who watches.
+/// `time message`, followed by the most useful fields, for a person who watches a terminal.
 pub(super) struct Short {
     pub(super) color: bool,
 }
@@ -72,7 +74,7 @@ where
         event.record(&mut Fields(&mut fields));
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let message = fields.remove("message").map(|message| text(&message)).unwrap_or_default();
-        // The message names the step, and the session its run.
+        // The message already names the step, and the session identifies the run.
         fields.remove("step");
         if fields.contains_key("session.id") {
             fields.remove("run.id");
@@ -95,7 +97,7 @@ where
     }
 }
 
-/// Writes the fields of an event into the line, never over a key that is there.
+/// Adds the fields of an event to the line, and never overwrites a key.
 struct Fields<'a>(&'a mut Map<String, Value>);
 
 impl Fields<'_> {

@@ -1,7 +1,7 @@
-//! Logs on stderr, traces to a collector.
+//! Logs to stderr, and traces to a collector.
 //!
-//! Traces are made only when an OTLP endpoint is set. Neither carries what people or models wrote: span fields are
-//! ids, names, counts and kinds of errors, and whoever adds one keeps to that.
+//! Traces are recorded only when an OTLP endpoint is set. Neither logs nor traces hold text of people or
+//! models: span fields are only ids, names, counts and kinds of errors. Keep to that when you add one.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -35,35 +35,36 @@ pub use export::dropped_spans;
 const DEFAULT_FILTER: &str =
     "info,apalis=warn,sqlx=warn,hyper=warn,h2=warn,reqwest=warn,rustls=warn,tower=warn";
 
-/// The longest time that the end of the process waits for the last spans.
+/// Longest time that the process waits at its end for the last spans to be sent.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Libraries whose spans are not ours to report. The exporter's own would feed themselves.
+/// Libraries whose spans are not exported. The exporter's own HTTP calls would otherwise create new spans to
+/// export.
 const FOREIGN: [&str; 9] =
     ["opentelemetry", "hyper", "h2", "reqwest", "rustls", "tower", "sqlx", "apalis", "tokio"];
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people. `color` as the terminal can take it.
+    /// For people. `color` if the terminal supports it.
     Text { color: bool },
-    /// One object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// What to set up. Made from the environment by [`Settings::from_env`].
+/// The settings of logs and traces, read from the environment by [`Settings::from_env`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Directives of `tracing_subscriber::EnvFilter`.
     pub filter: String,
     pub format: Format,
-    /// The full address that spans are posted to. `None`: no traces.
+    /// The full address to post spans to. `None`: no traces.
     pub traces_endpoint: Option<String>,
-    /// `None` where `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` give it.
+    /// `None` if `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` sets it.
     pub service_name: Option<String>,
-    /// Spans that may wait for the collector.
+    /// Most spans that may wait for the collector.
     pub queue_size: usize,
-    /// One request to the collector.
+    /// Time limit of one request to the collector.
     pub timeout_ms: u64,
 }
 
@@ -110,8 +111,8 @@ impl Settings {
     }
 }
 
-/// The terminal of `wakeful dev`: silent until it is opened, so that no line of the log gets into what is shown of
-/// the start.
+/// The terminal of `wakeful dev`. Log lines are discarded until `open` is set, so that they do not mix with
+/// the output of the start.
 #[derive(Clone, Debug)]
 pub struct Screen {
     pub color: bool,
@@ -130,7 +131,8 @@ impl<'a> MakeWriter<'a> for Screen {
     }
 }
 
-/// Keeps traces going. Its drop sends what waits, for two seconds at most; what is left then counts as dropped.
+/// Keeps traces going. Dropping it sends the waiting spans, for at most two seconds; the rest count as
+/// dropped.
 #[must_use = "traces end when this is dropped"]
 #[derive(Debug)]
 pub struct Guard {
@@ -141,47 +143,47 @@ pub struct Guard {
 struct Traces {
     provider: SdkTracerProvider,
     counts: Arc<export::Counts>,
-    /// Taken by the drop alone.
+    /// `None` only while being dropped.
     runtime: Option<Runtime>,
 }
 
 impl Guard {
-    /// Spans of this pipeline that were made and not delivered.
+    /// Returns how many spans of this pipeline were dropped.
     pub fn dropped(&self) -> u64 {
         self.traces.as_ref().map_or(0, |traces| traces.counts.dropped())
     }
 
-    /// Sends what waits and ends the traces, in two seconds at most.
+    /// Sends the waiting spans and ends the traces, within two seconds.
     pub fn shutdown(self) {}
 }
 
 impl Drop for Traces {
     fn drop(&mut self) {
-        // Its error says that time ran out, and `close` counts what that cost.
+        // An error means that time ran out; `close` then counts the spans left.
         let _ = self.provider.shutdown_with_timeout(FLUSH);
         self.counts.close();
         if let Some(runtime) = self.runtime.take() {
-            // A runtime may not be dropped inside another, which is where we usually are.
+            // This code usually runs inside a runtime, and a runtime must not be dropped inside another one.
             runtime.shutdown_background();
         }
     }
 }
 
-/// Sets logs and traces up for the whole process.
+/// Sets up logs and traces for the whole process.
 ///
-/// Never fails: a filter or an endpoint that cannot be used is reported in the log, and the default or no traces
-/// take its place. A second call changes nothing.
+/// Never fails. If the filter is unusable, uses the default one; if the endpoint is unusable, records no
+/// traces. The log reports both. A second call changes nothing.
 pub fn init(settings: &Settings) -> Guard {
     install(build(settings, std::io::stderr, None))
 }
 
-/// The same for `wakeful dev`: the log goes into `file`, and a short form of it to stderr.
+/// Like [`init`], for `wakeful dev`: the log goes to `file`, and a short form of it to stderr.
 pub fn init_dev(settings: &Settings, file: std::fs::File, screen: Screen) -> Guard {
     install(build(settings, Arc::new(file), Some(screen)))
 }
 
 fn install((dispatch, guard, warnings): (Dispatch, Guard, Vec<String>)) -> Guard {
-    // Fails only when a subscriber stands already, which then does our work too.
+    // Fails only if a subscriber is installed already, which then receives our events too.
     let _ = dispatch.try_init();
     for warning in warnings {
         tracing::warn!("{warning}");
@@ -219,7 +221,7 @@ where
             .with_threads(false)
             .with_target(false)
             .with_tracked_inactivity(false)
-            // Dynamic for the reason of `asked_anew`.
+            // A dynamic filter, for the reason given at `asked_anew`.
             .with_filter(dynamic_filter_fn(|metadata, _| is_ours(metadata)))
     });
     let screen = screen.map(|screen| {
@@ -234,7 +236,8 @@ where
     (Dispatch::new(subscriber), Guard { traces }, warnings)
 }
 
-/// The exporter's own complaints are off unless they are asked for: it would repeat them for every batch.
+/// Turns off the exporter's own log messages unless the directives mention them: it would repeat them for
+/// every batch.
 fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
     if directives.contains("opentelemetry") {
         EnvFilter::try_new(directives)
@@ -243,10 +246,11 @@ fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::Par
     }
 }
 
-/// `filter`, asked about every span and event that it lets through, and not once a callsite.
+/// Makes `filter` decide about each span and event that it lets through, instead of once per callsite.
 ///
-/// A record of the crate `log` that no layer wants leaves its verdict behind in the thread, where the next span or event of a
-/// callsite that is not asked about again takes it for its own, and is lost.
+/// Works around a lost-event bug: when no layer wants a record of the crate `log`, its rejection stays in
+/// thread-local state. The next span or event on that thread whose callsite is cached as enabled would take
+/// that rejection for its own, and be lost.
 fn asked_anew<S>(filter: EnvFilter) -> impl layer::Filter<S>
 where
     S: tracing::Subscriber + for<'a> LookupSpan<'a>,
@@ -255,14 +259,14 @@ where
     filter.and(dynamic_filter_fn(|_, _| true).with_max_level_hint(most))
 }
 
-/// Spans only: log lines stay in the log, which names the trace.
+/// Returns whether to export this: only spans of our own. Log lines stay in the log, which names the trace.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     metadata.is_span()
         && *metadata.level() <= Level::INFO
         && !FOREIGN.iter().any(|name| is_of(metadata.target(), name))
 }
 
-/// Whether `target` is a module of the library `name`: of `sqlx` or `sqlx_core`, but not of `sqlxyz`.
+/// Returns whether `target` is a module of the library `name`: of `sqlx` or `sqlx_core`, but not of `sqlxyz`.
 fn is_of(target: &str, name: &str) -> bool {
     target
         .strip_prefix(name)

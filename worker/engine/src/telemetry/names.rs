@@ -1,11 +1,11 @@
-//! Every span and attribute name, in one place, because the conventions still move.
+//! All span and attribute names, in one place, because the conventions still change.
 //!
-//! The `gen_ai.*` names are those of `model/gen-ai/` in `open-telemetry/semantic-conventions-genai`, read at commit
-//! `e8fc5751506258db1459d1bde47994e01dee922e`, with one exception that later versions made:
+//! The `gen_ai.*` names are those of `model/gen-ai/` in `open-telemetry/semantic-conventions-genai` at commit
+//! `e8fc5751506258db1459d1bde47994e01dee922e`, with one exception from later versions:
 //! [`USAGE_CACHE_WRITE_INPUT_TOKENS`] was `gen_ai.usage.cache_creation.input_tokens` there. `messaging.*` and
 //! `error.type` are those of `open-telemetry/semantic-conventions`.
 //!
-//! A span whose name has a variable part is made with a constant name and the field `otel.name`:
+//! A span whose name has a variable part gets a constant name and the field `otel.name`:
 //!
 //! ```
 //! use wakeful_engine::telemetry::names;
@@ -20,9 +20,9 @@
 //! # drop(span);
 //! ```
 
-/// A step was put into the queue.
+/// A step is put into the queue.
 pub const SEND_STEP: &str = "send step";
-/// One attempt at a step, from its claim on.
+/// One attempt at a step, from its claim to its end.
 pub const PROCESS_STEP: &str = "process step";
 /// The step's commit.
 pub const COMMIT_STEP: &str = "commit step";
@@ -42,7 +42,7 @@ pub fn execute_tool(tool: &str) -> String {
     format!("execute_tool {tool}")
 }
 
-/// One message on its way out through `channel`.
+/// One attempt to send a message through `channel`.
 pub fn deliver(channel: &str) -> String {
     format!("deliver {channel}")
 }
@@ -60,7 +60,7 @@ pub const STEP_NUMBER: &str = "step.number";
 pub const STEP_ATTEMPT: &str = "step.attempt";
 pub const JOB_ID: &str = "job.id";
 pub const DELIVERY_ID: &str = "delivery.id";
-/// True on an effect whose stored result was used: it did not happen again.
+/// True on an effect whose stored result was used, so it did not happen again.
 pub const REPLAYED: &str = "wakeful.replayed";
 pub const COST_MICROS: &str = "wakeful.cost_micros";
 
@@ -90,7 +90,7 @@ pub const TOOL_TYPE_FUNCTION: &str = "function";
 
 pub const ERROR_TYPE: &str = "error.type";
 pub const MESSAGING_SYSTEM: &str = "messaging.system";
-/// The queue is a table of ours.
+/// The queue is a table in Postgres.
 pub const MESSAGING_SYSTEM_WAKEFUL: &str = "wakeful";
 pub const MESSAGING_OPERATION_NAME: &str = "messaging.operation.name";
 pub const MESSAGING_OPERATION_TYPE: &str = "messaging.operation.type";

@@ -14,7 +14,7 @@ use wiremock::{Mock, MockServer, Request, ResponseTemplate};
 
 use super::*;
 
-/// Log lines, for reading.
+/// Collects log lines.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -51,7 +51,7 @@ fn start(settings: &Settings) -> (Dispatch, Guard, Lines) {
     (dispatch, guard, lines)
 }
 
-/// A collector that answers `status` and passes on what it was sent.
+/// Starts a collector that answers `status` and forwards each request that it receives.
 async fn collector(status: StatusCode) -> (String, mpsc::UnboundedReceiver<(HeaderMap, Vec<u8>)>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     // It listens until the test ends.
@@ -64,12 +64,12 @@ async fn collector(status: StatusCode) -> (String, mpsc::UnboundedReceiver<(Head
     (server.uri(), receiver)
 }
 
-/// The drop of a guard blocks, and the collector must go on meanwhile.
+/// Dropping a guard blocks, so do it on another thread: the collector must keep running.
 async fn end(guard: Guard) {
     tokio::task::spawn_blocking(move || guard.shutdown()).await.unwrap();
 }
 
-/// Protobuf keeps texts as they are, so a name can be looked for without a schema.
+/// Protobuf stores strings as they are, so the test can search for a name without a schema.
 fn holds(body: &[u8], text: &str) -> bool {
     body.windows(text.len()).any(|window| window == text.as_bytes())
 }
@@ -107,14 +107,15 @@ async fn a_collector_receives_the_spans_by_their_names() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_down_costs_a_count_and_one_line() {
-    // A port that was free a moment ago and that nobody listens on.
+    // A port that was free a moment ago and on which no process listens.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let (dispatch, guard, lines) = start(&settings(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &address)]));
     let counts = guard.traces.as_ref().unwrap().counts.clone();
     let before = dropped_spans();
-    // The export thread logs through the global subscriber, which a test has not; the shutdown's line is ours.
+    // The export thread logs through the global subscriber, which a test does not have. The line at shutdown
+    // uses this test's subscriber.
     tokio::task::spawn_blocking(move || {
         tracing::dispatcher::with_default(&dispatch, || {
             for _ in 0..5 {
@@ -189,7 +190,7 @@ async fn a_run_is_a_trace_of_its_own_that_is_linked_to_its_enqueue() {
     });
     end(guard).await;
     let (_, body) = received.recv().await.unwrap();
-    // Its own, the one in the run's link, and the one that is the commit's parent.
+    // Three times: as its own id, in the run's link, and as the commit's parent.
     assert_eq!(body.windows(8).filter(|window| *window == sent.to_bytes()).count(), 3);
     assert!(holds(&body, "error.type") && holds(&body, "rate_limited"));
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 
-/// Asks the user. The run waits, for as long as it takes, and the answer becomes this call's result.
+/// Asks the user a question. The run waits for the answer, which becomes this call's result. `ask_expires_s`
+/// limits the wait, if it is set.
 pub struct AskUser;
 
 #[derive(Deserialize)]

@@ -12,9 +12,9 @@ const MAX_RECIPIENTS: usize = 50;
 const MAX_SUBJECT_CHARS: usize = 500;
 const MAX_BODY_BYTES: usize = 1024 * 1024;
 
-/// Composes an email. Nothing leaves here: the call's details (`sentEmail`) become a delivery in the commit of
-/// the step, and the deliverer sends that. A call that is run again before its commit therefore sends nothing
-/// twice, and the tool itself is pure.
+/// Composes an email but does not send it. The step's commit turns the call's details (`sentEmail`) into a
+/// delivery, which the deliverer sends. So a call that runs again before its commit sends nothing twice, and
+/// the tool is pure.
 pub struct ComposeEmail;
 
 #[derive(Deserialize)]
@@ -90,7 +90,7 @@ fn compose(call: &ToolCallContext, arguments: Arguments) -> Result<ToolOutput, T
             "The subject is longer than {MAX_SUBJECT_CHARS} characters. Shorten it."
         )));
     }
-    // A line break would end the header, and what follows would be read as headers of its own.
+    // A line break would end the header, and the rest would be read as further headers.
     if subject.chars().any(char::is_control) {
         return Err(ToolError(
             "The subject has a line break or another control character. Use one line.".into(),
@@ -108,7 +108,7 @@ fn compose(call: &ToolCallContext, arguments: Arguments) -> Result<ToolOutput, T
     Ok(ToolOutput { content, details: Some(details), question: None })
 }
 
-/// The addresses of one field, each recipient of the whole email once: `seen` has those before it.
+/// Returns the addresses of one field. `seen` holds the recipients of earlier fields, which are left out.
 fn recipients(field: &str, addresses: &[String], seen: &mut Vec<String>) -> Result<Vec<String>, ToolError> {
     let mut kept = Vec::new();
     for address in addresses {

@@ -1,4 +1,4 @@
-//! `current_time`: what time it is, at an offset from UTC.
+//! `current_time`: tells the current time, at an offset from UTC.
 
 use super::{Tool, ToolCallContext, ToolError, ToolOutput, parse_arguments};
 use async_trait::async_trait;
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 
-/// Tells the time. The prompt holds no clock, so that equal contexts give equal requests: this is how an agent
-/// learns what time it is.
+/// Tells the time. The prompt holds no clock, so that equal contexts give equal requests; an agent asks this
+/// tool instead.
 pub struct CurrentTime;
 
 #[derive(Deserialize)]

@@ -1,8 +1,8 @@
 //! `read_file` and `write_file`: text files of the session, strictly below its workspace.
 //!
-//! The workspace's own path is trusted; everything below it is not. Paths are checked as text first, then every
-//! access goes through a handle on the workspace that cannot be led out of it, so that a link which appears
-//! between two calls changes nothing.
+//! The workspace's own path is trusted; everything below it is not. Each path is first checked as text. Every
+//! access then goes through a handle that cannot leave the workspace, so a link that appears between two
+//! calls does no harm.
 
 mod restore;
 
@@ -21,21 +21,21 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::CallId;
 
-/// What `read_file` gives at most.
+/// Most bytes that `read_file` returns.
 pub const MAX_READ_BYTES: usize = 256 * 1024;
 
-/// What `write_file` takes at most.
+/// Most bytes that `write_file` accepts.
 pub const MAX_WRITE_BYTES: usize = 1024 * 1024;
 
 const MAX_PATH_BYTES: usize = 1024;
 
-/// How many half-written files of one call (each from an attempt that died) are tolerated.
+/// Most half-written files of one call that are tolerated. Each attempt that died leaves one.
 const MAX_PARTS: usize = 100;
 
 /// Reads a text file of the session.
 pub struct ReadFile;
 
-/// Writes a text file of the session: all of it or nothing, and the same again when it is run again.
+/// Writes a text file of the session, completely or not at all. Running the call again has the same result.
 pub struct WriteFile;
 
 #[derive(Deserialize)]
@@ -74,7 +74,7 @@ impl Tool for ReadFile {
         blocking(move || read(&workspace, &path)).await
     }
 
-    /// Reads what the session's messages say it has written, and nothing else.
+    /// Reads only what the session's messages say was written, never the disk.
     async fn dry_run(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let ReadArguments { path } = parse_arguments(arguments)?;
         let files = call.workspace.rehearsed.clone().unwrap_or_default();
@@ -107,14 +107,15 @@ impl Tool for WriteFile {
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let WriteArguments { path, content } = parse_arguments(arguments)?;
         let (workspace, call_id) = (call.workspace.clone(), call.call_id.clone());
-        // The thread goes on when this future is dropped. The guard then stops it before its rename, so that an
-        // abandoned call does not replace what a later one wrote.
+        // The thread keeps running when this future is dropped. The guard stops it before its rename, so that
+        // an abandoned call does not overwrite a later call's file.
         let stop = call.cancelled.child_token();
         let _guard = stop.clone().drop_guard();
         blocking(move || write(&workspace, &call_id, &path, content.as_bytes(), &stop)).await
     }
 
-    /// Says what the call would have said, and writes nothing: later calls read it out of this one.
+    /// Returns what the call would have returned, and writes nothing. Later dry reads find the content in
+    /// this call's message.
     async fn dry_run(&self, _: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let WriteArguments { path, content } = parse_arguments(arguments)?;
         check_size(content.as_bytes())?;
@@ -150,8 +151,8 @@ fn read(workspace: &Workspace, path: &str) -> Result<ToolOutput, ToolError> {
         ErrorKind::NotFound => nothing(path),
         _ => io_fault("read", path, &error),
     };
-    // Looked at before it is opened, so that the refusal can say why; again afterwards, because it may have been
-    // swapped. Without O_NONBLOCK, opening a named pipe would wait for its other end.
+    // Check the file type before opening, so that the refusal can say why, and again afterwards, because the
+    // file may have been swapped. Without O_NONBLOCK, opening a named pipe would wait for its other end.
     regular_file(path, dir.metadata(&relative).map_err(fault)?.file_type())?;
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -167,7 +168,7 @@ fn read(workspace: &Workspace, path: &str) -> Result<ToolOutput, ToolError> {
 
 fn read_rehearsed(files: &[WrittenFile], path: &str) -> Result<ToolOutput, ToolError> {
     let asked = relative(path)?;
-    // Two spellings of one path are one file, and the later one stays.
+    // Two spellings of a path are the same file, and the latest write counts.
     let file = files.iter().rev().find(|file| relative(&file.path).is_ok_and(|relative| relative == asked));
     let Some(file) = file else {
         return Err(nothing(path));
@@ -187,7 +188,7 @@ fn nothing(path: &str) -> ToolError {
     ToolError(format!("There is no file {path:?} in the workspace."))
 }
 
-/// The text of `bytes`, which are the beginning of a file of `truncated` bytes where that is given.
+/// Returns `bytes` as text. `truncated` is the size of the whole file if `bytes` is only its start.
 fn shown(path: &str, bytes: Vec<u8>, truncated: Option<u64>) -> Result<ToolOutput, ToolError> {
     let mut text = text_of(path, bytes, truncated.is_some())?;
     if let Some(size) = truncated {
@@ -197,7 +198,7 @@ fn shown(path: &str, bytes: Vec<u8>, truncated: Option<u64>) -> Result<ToolOutpu
     Ok(ToolOutput::text(text))
 }
 
-/// The text of `bytes`; the last character of a truncated file may be cut in two and is then left out.
+/// Returns `bytes` as text. If a truncated file ends within a character, that character is left out.
 fn text_of(path: &str, mut bytes: Vec<u8>, truncated: bool) -> Result<String, ToolError> {
     if let Err(error) = std::str::from_utf8(&bytes) {
         let valid = error.valid_up_to();
@@ -247,7 +248,7 @@ fn check_size(content: &[u8]) -> Result<(), ToolError> {
     )))
 }
 
-/// The file's name and its folder, as plain names below the workspace.
+/// Splits a path into the file's name and its folder, both relative to the workspace.
 fn named_file(path: &str) -> Result<(PathBuf, PathBuf), ToolError> {
     let relative = relative(path)?;
     match (relative.file_name(), relative.parent()) {
@@ -256,7 +257,7 @@ fn named_file(path: &str) -> Result<(PathBuf, PathBuf), ToolError> {
     }
 }
 
-/// What the model is told of a file that was written.
+/// Builds the output for a file that was written.
 fn written(path: &str, content: &[u8]) -> ToolOutput {
     let sha256 = hex::encode(Sha256::digest(content));
     let bytes = content.len();
@@ -267,7 +268,8 @@ fn written(path: &str, content: &[u8]) -> ToolOutput {
     }
 }
 
-/// Writes beside the file, then renames: a reader, or a crash at any point, sees the old content or the new.
+/// Writes a temporary file in the same folder, then renames it. A reader, or a crash at any point, sees the
+/// old content or the new.
 fn replace(
     parent: &Dir,
     name: &Path,
@@ -275,7 +277,8 @@ fn replace(
     content: &[u8],
     stop: &CancellationToken,
 ) -> io::Result<()> {
-    // Named after the call, so that the attempt after a crash finds and removes what the dead one left.
+    // The name comes from the call id, so that an attempt after a crash finds and removes what the dead one
+    // left.
     let key = hex::encode(&Sha256::digest(call_id.as_str())[..8]);
     let part = |n: usize| format!(".{key}.{n}.part");
     let mut options = OpenOptions::new();
@@ -295,7 +298,7 @@ fn replace(
         parent.rename(part(n), parent, name)
     });
     if written.is_err() {
-        // The error that is reported is the first one.
+        // Best effort: the error to report is the first one.
         let _ = parent.remove_file(part(n));
         return written;
     }
@@ -328,7 +331,7 @@ fn sync_folders(dir: &Dir, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The workspace, or nothing where the session has not written yet.
+/// Opens the workspace, or returns `None` if the session has not written any file yet.
 fn open_workspace(workspace: &Workspace) -> Result<Option<Dir>, ToolError> {
     match Dir::open_ambient_dir(&workspace.path, ambient_authority()) {
         Ok(dir) => Ok(Some(dir)),
@@ -358,12 +361,12 @@ fn create_workspace(workspace: &Workspace) -> Result<Dir, ToolError> {
         .map_err(|error| workspace_fault(&error))
 }
 
-/// The path of the workspace stays out of it: the model has no use for a path of the host.
+/// Leaves out the workspace's path: the model has no use for a path of the host.
 fn workspace_fault(error: &io::Error) -> ToolError {
     ToolError(format!("The workspace could not be opened: {error}."))
 }
 
-/// `path` as a relative path of plain names.
+/// Checks `path` and returns it as a relative path of plain names.
 fn relative(path: &str) -> Result<PathBuf, ToolError> {
     let refuse = |why: &str| {
         let shown: String = path.chars().take(120).collect();

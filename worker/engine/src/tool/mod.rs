@@ -1,4 +1,4 @@
-//! Tools: one trait, one file a tool.
+//! Tools: the trait, and one file per tool.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -6,13 +6,13 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
-use wakeful_store::context::OutputSlice;
+use wakeful_store::outputs::OutputSlice;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::policy::{SessionPolicy, ToolMode, may_write_to};
-use wakeful_workflow::record::{Attachment, without_nul};
+use wakeful_workflow::record::{Attachment, value_without_nul, without_nul};
 
 pub mod ask_user;
 pub mod compose_email;
@@ -22,29 +22,29 @@ pub mod read_attachment;
 pub mod read_output;
 pub mod registry;
 
-/// Something that a model can call.
+/// A tool that a model can call.
 #[async_trait]
 pub trait Tool: Send + Sync {
-    /// Name, description, JSON schema of the arguments, and effect. The effect decides what a crash may do: see
-    /// [`wakeful_workflow::effect::Effect`].
+    /// Returns name, description, JSON schema of the arguments, and effect. The effect decides what happens
+    /// to a call after a crash: see [`wakeful_workflow::effect::Effect`].
     fn definition(&self) -> ToolDefinition;
 
     /// Runs one call. `arguments` have been validated against the schema.
     ///
-    /// An idempotent tool passes `call.call_id` on as its idempotency key. The future is dropped when the call's
-    /// time limit ends, its lease is lost, its run is cancelled or the process drains; what it has done by then must
-    /// be what its effect promises.
+    /// An idempotent tool passes `call.call_id` on as its idempotency key. The future is dropped when the
+    /// call's time limit ends, its lease is lost, its run is cancelled or the process drains. Whatever the
+    /// tool did until then must match its declared effect.
     ///
     /// # Errors
-    /// [`ToolError`]: the model is told its text, the run goes on.
+    /// [`ToolError`]: the model gets its text, and the run goes on.
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError>;
 
-    /// What the call would give, with nothing done to the world: for a replay, whose tools are not live. As it stands, a
-    /// pure tool runs, and any other says that it was not carried out. A tool that knows its outcome beforehand gives
-    /// that instead.
+    /// Returns what the call would return, without acting on the outside world. Used in sessions whose tools
+    /// are not live, such as replays. By default a pure tool runs, and any other says that it was not carried
+    /// out. A tool that can predict its result should return that instead.
     ///
     /// # Errors
-    /// As [`Tool::call`].
+    /// Those of [`Tool::call`].
     async fn dry_run(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let definition = self.definition();
         match definition.effect {
@@ -54,7 +54,7 @@ pub trait Tool: Send + Sync {
     }
 }
 
-/// What the model is told of a call with effects that only rehearses.
+/// Returns the output of a call that has an effect and is only a dry run.
 pub fn not_carried_out(tool: &str) -> ToolOutput {
     ToolOutput {
         content: format!("Dry run: {tool} was not carried out, and nothing was changed."),
@@ -63,38 +63,40 @@ pub fn not_carried_out(tool: &str) -> ToolOutput {
     }
 }
 
-/// What a tool may know of the call it runs for.
+/// Facts about the call that a tool runs for.
 #[derive(Clone, Debug)]
 pub struct ToolCallContext {
     pub session_id: SessionId,
-    /// Unique within the session and the same in every attempt: the idempotency key.
+    /// Unique within the session and the same in every attempt, so it serves as idempotency key.
     pub call_id: CallId,
-    /// The session's own folder, and whether it must exist already (this session has written there before).
+    /// The session's folder, and whether it must exist already.
     pub workspace: Workspace,
-    /// Live, for [`Tool::call`] of an ordinary session. In any other mode nothing may be done to the world.
+    /// `Live` in [`Tool::call`] of an ordinary session. In any other mode the tool must not act on the
+    /// outside world.
     pub mode: ToolMode,
-    /// The session's own rules. What they forbid does not happen, whatever the model says: its tools see to it.
+    /// The session's rules. The tool enforces them, whatever the model asks for.
     pub policy: Arc<SessionPolicy>,
-    /// Whom it may write mail to: see [`ToolCallContext::may_write_to`].
+    /// Addresses that the session may send mail to: see [`ToolCallContext::may_write_to`].
     pub recipients: Vec<String>,
-    /// Fires when the call is over for Wakeful: it returned, its time limit ended, its lease was lost, its run was
-    /// cancelled, or the process drains. Work that the tool has spawned should end then.
+    /// Fires when the call is over for Wakeful: it returned, its time limit ended, its lease was lost, its
+    /// run was cancelled, or the process drains. Tasks that the tool has spawned should stop then.
     pub cancelled: CancellationToken,
-    /// What the session's earlier calls gave.
+    /// The outputs of the session's earlier calls.
     pub outputs: Arc<dyn Outputs>,
 }
 
 impl ToolCallContext {
-    /// Whether the session may write mail to `address`.
+    /// Returns whether the session may send mail to `address`.
     pub fn may_write_to(&self, address: &str) -> bool {
-        may_write_to(&self.recipients, &self.policy.participants, address) || crate::mutant("mail_to_anybody")
+        may_write_to(&self.recipients, &self.policy.participants, address)
     }
 }
 
-/// The outputs of one session's tool calls, whole.
+/// The complete outputs of one session's tool calls, and its attachments.
 #[async_trait]
 pub trait Outputs: Send + Sync + Debug {
-    /// Up to `bytes` of what came of `call_id`, from `offset` on. `None`: the session has no such call with a result.
+    /// Reads up to `bytes` of the output of `call_id`, from `offset` on. `None` if the session has no such
+    /// call with a result.
     ///
     /// # Errors
     /// When they cannot be read now.
@@ -105,7 +107,7 @@ pub trait Outputs: Send + Sync + Debug {
         bytes: usize,
     ) -> Result<Option<OutputSlice>, ToolError>;
 
-    /// The files that came with the session's messages, in their order.
+    /// Returns the files that came with the session's messages, in order.
     ///
     /// # Errors
     /// When they cannot be read now.
@@ -113,7 +115,8 @@ pub trait Outputs: Send + Sync + Debug {
         Ok(Vec::new())
     }
 
-    /// Up to `bytes` of a file, from `offset` on, as text. `None`: it is not of this session, or not UTF-8 there.
+    /// Reads up to `bytes` of a file, from `offset` on, as text. `None` if the file is not one of this
+    /// session, or is not UTF-8 there.
     ///
     /// # Errors
     /// When it cannot be read now.
@@ -131,35 +134,35 @@ pub trait Outputs: Send + Sync + Debug {
 #[derive(Clone, Debug)]
 pub struct Workspace {
     pub path: PathBuf,
-    /// The session has files: a missing folder means that they are on another host, which is an error and never
-    /// an empty folder.
+    /// The session has files, so a missing folder means that they are on another host. That is an error,
+    /// never an empty folder.
     pub expected: bool,
-    /// Of a fork whose folder is not there yet: the files that it begins with, to make the folder of.
+    /// The files to create the folder from, if this is a fork whose folder does not exist yet.
     pub inherited: Option<Arc<[WrittenFile]>>,
-    /// Where the session's tools are not live, its files are those that its messages say it has written, and no folder is
-    /// read or made.
+    /// The session's files if its tools are not live: those that its messages say were written. No folder is
+    /// read or created then.
     pub rehearsed: Option<Arc<[WrittenFile]>>,
 }
 
-/// What a tool gives back.
+/// The result of a tool call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolOutput {
-    /// For the model.
+    /// Text for the model.
     pub content: String,
-    /// For `wakeful_workflow::derive` and for operators: an object with a `type`.
+    /// An object with a `type`, for `wakeful_workflow::derive` and for operators.
     pub details: Option<Value>,
     /// A question to the user: the run pauses, and the answer becomes this call's result.
     pub question: Option<String>,
 }
 
 impl ToolOutput {
-    /// Plain text for the model.
+    /// Creates an output of plain text for the model.
     pub fn text(content: impl Into<String>) -> Self {
         ToolOutput { content: content.into(), ..ToolOutput::default() }
     }
 
-    /// The same output with every NUL, which Postgres text cannot hold, replaced by U+FFFD: in the content, in
-    /// the question, and in the strings and keys of the details.
+    /// Replaces every NUL, which Postgres text cannot hold, by U+FFFD: in the content, in the question, and
+    /// in the strings and keys of the details.
     pub fn without_nul(self) -> Self {
         ToolOutput {
             content: without_nul(self.content),
@@ -169,26 +172,15 @@ impl ToolOutput {
     }
 }
 
-/// What the model is told when a call fails: a plain sentence, and what it could do instead.
+/// The text that the model gets when a call fails: a plain sentence, and what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ToolError(pub String);
 
 impl ToolError {
-    /// The same text with every NUL replaced by U+FFFD.
+    /// Replaces every NUL by U+FFFD.
     pub fn without_nul(self) -> Self {
         ToolError(without_nul(self.0))
-    }
-}
-
-fn value_without_nul(value: Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(without_nul(text)),
-        Value::Array(items) => Value::Array(items.into_iter().map(value_without_nul).collect()),
-        Value::Object(map) => Value::Object(
-            map.into_iter().map(|(key, value)| (without_nul(key), value_without_nul(value))).collect(),
-        ),
-        Value::Null | Value::Bool(_) | Value::Number(_) => value,
     }
 }
 

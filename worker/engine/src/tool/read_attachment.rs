@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 
-/// How much is read where the model names no amount.
+/// Bytes read if the model names no amount.
 const USUAL_BYTES: usize = 8 * 1024;
-/// At most so much at once: what is larger would itself be shown in part.
+/// Most bytes read at once: a larger output would itself be shortened.
 const MOST_BYTES: usize = 12 * 1024;
 
 /// Reads a part of an attachment. Pure: it reads the session's own messages and blobs.
@@ -64,7 +64,8 @@ impl Tool for ReadAttachment {
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let Arguments { file, offset, bytes } = parse_arguments(arguments)?;
         let files = call.outputs.attachments().await?;
-        // The newest of that name: whoever sends a file again means the new one. A name goes before a number.
+        // Take the newest file of that name, because a file sent again replaces the old one. A name wins over
+        // a number.
         let named = files.iter().rposition(|one| one.file_name == file);
         let numbered = || file.trim().parse::<usize>().ok()?.checked_sub(1).filter(|at| *at < files.len());
         let Some(at) = named.or_else(numbered) else {
@@ -113,11 +114,11 @@ mod tests {
     use crate::tool::files::tests::context;
     use std::path::Path;
     use std::sync::Arc;
-    use wakeful_store::context::OutputSlice;
+    use wakeful_store::outputs::OutputSlice;
     use wakeful_workflow::id::CallId;
     use wakeful_workflow::record::Attachment;
 
-    /// Two files of one name, and one that is no text.
+    /// Two files of the same name, and a binary one.
     #[derive(Debug)]
     struct Three;
 

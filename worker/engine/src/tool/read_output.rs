@@ -1,4 +1,4 @@
-//! `read_output`: reads on in what an earlier call of the session gave, where the conversation shows only a part of it.
+//! `read_output`: reads more of the output of an earlier call, if the conversation shows only a part of it.
 
 use super::{Outputs, Tool, ToolCallContext, ToolError, ToolOutput, parse_arguments};
 use async_trait::async_trait;
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 use std::fmt;
 use tracing::warn;
 use wakeful_store::Store;
-use wakeful_store::context::OutputSlice;
+use wakeful_store::outputs::OutputSlice;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::record::Attachment;
 
-/// How much is read where the model names no amount.
+/// Bytes read if the model names no amount.
 const USUAL_BYTES: usize = 8 * 1024;
-/// At most so much at once: what is larger would itself be shown in part.
+/// Most bytes read at once: a larger output would itself be shortened.
 const MOST_BYTES: usize = 12 * 1024;
 
 /// Reads a part of an earlier output. Pure: it reads the session's own messages and blobs.
@@ -91,7 +91,7 @@ impl Tool for ReadOutput {
     }
 }
 
-/// The outputs of a session, in the database.
+/// The outputs of a session, read from the database.
 pub struct StoredOutputs {
     store: Store,
     session_id: SessionId,
@@ -153,7 +153,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    /// One output of ten bytes, of the call `call_1`.
+    /// One output of ten bytes, that of the call `call_1`.
     #[derive(Debug)]
     struct Ten;
 

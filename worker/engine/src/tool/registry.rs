@@ -9,7 +9,7 @@ use std::sync::Arc;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::policy::ToolMode;
 
-/// How long an error text for the model may get: enough to mend a call, too little to fill its context.
+/// Longest error text for the model: enough to correct a call, too little to fill the context.
 const MAX_ERROR_BYTES: usize = 1024;
 
 /// Every tool that a worker can run.
@@ -24,7 +24,7 @@ struct Entry {
     validator: Validator,
 }
 
-/// Why a tool could not be registered or found. All are mistakes of the configuration or of a tool's author.
+/// Why a tool could not be registered or found. Each is a mistake in the configuration or in the tool's code.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
     #[error("the tool name {name:?} is not 1 to 64 letters, digits, `_` or `-`")]
@@ -38,15 +38,15 @@ pub enum RegistryError {
 }
 
 impl Registry {
-    /// A registry without tools.
+    /// Creates a registry without tools.
     pub fn new() -> Self {
         Registry::default()
     }
 
-    /// A registry of the tools that come with Wakeful.
+    /// Creates a registry of the tools that come with Wakeful.
     ///
     /// # Errors
-    /// None that a user could cause: see [`Registry::register`].
+    /// None in practice; see [`Registry::register`].
     pub fn built_in() -> Result<Self, RegistryError> {
         let mut registry = Registry::new();
         registry.register(Arc::new(super::ask_user::AskUser))?;
@@ -59,11 +59,11 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Adds `tool` and compiles its schema, once.
+    /// Adds `tool` and compiles its schema.
     ///
     /// # Errors
-    /// A name outside `[a-zA-Z0-9_-]{1,64}` (what every provider takes), a name that is taken, a schema that is
-    /// invalid, refers outside itself or is not of type object.
+    /// A name outside `[a-zA-Z0-9_-]{1,64}` (the names that every provider accepts), a name already in use,
+    /// or a schema that is invalid, refers outside itself or is not of type object.
     pub fn register(&mut self, tool: Arc<dyn Tool>) -> Result<(), RegistryError> {
         let definition = tool.definition();
         let name = definition.name.clone();
@@ -84,23 +84,23 @@ impl Registry {
         Ok(())
     }
 
-    /// The tool called `name`.
+    /// Returns the tool called `name`.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
         self.tools.get(name).map(|entry| &entry.tool)
     }
 
-    /// The definition of the tool called `name`, as it was when it was registered.
+    /// Returns the definition that the tool called `name` was registered with.
     pub fn definition(&self, name: &str) -> Option<&ToolDefinition> {
         self.tools.get(name).map(|entry| &entry.definition)
     }
 
-    /// Every name, sorted.
+    /// Returns every name, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tools.keys().map(String::as_str)
     }
 
-    /// The definitions of `names`, sorted by name and each once, whatever the order of `names` is: the prefix of
-    /// every request depends on it.
+    /// Returns the definitions of `names`, sorted by name and without duplicates. The order of `names` must
+    /// not matter, because every request begins with these definitions.
     ///
     /// # Errors
     /// [`RegistryError::Unknown`] with the nearest known name.
@@ -121,13 +121,14 @@ impl Registry {
     /// Checks `arguments` against the schema of the tool called `name`.
     ///
     /// # Errors
-    /// An unknown tool, or every violation with its path and what was expected there, in at most about 1 KB.
+    /// An unknown tool, or the list of all violations with their paths and what was expected there, in about
+    /// 1 KB at most.
     pub fn validate(&self, name: &str, arguments: &Value) -> Result<(), ToolError> {
         violations(name, &self.entry(name)?.validator, arguments)
     }
 
-    /// Checks `arguments` against the schema that `told` gives, which is the one that the model was told of: a session
-    /// keeps the definitions that it began with, and the tool may have another one by now.
+    /// Checks `arguments` against the schema in `told`, the definition that the model got. A session keeps
+    /// the definitions that it began with, and the registered tool may have another schema by now.
     ///
     /// # Errors
     /// Those of [`Registry::validate`].
@@ -138,12 +139,12 @@ impl Registry {
         }
         match jsonschema::validator_for(&told.parameters) {
             Ok(validator) => violations(&told.name, &validator, arguments),
-            // Nobody can hold anything against it; the tool's own reading of its arguments is left.
+            // An invalid schema cannot check anything; the tool still parses its arguments.
             Err(_) => Ok(()),
         }
     }
 
-    /// Validates `arguments`, runs the call and replaces NULs in what comes of it.
+    /// Validates `arguments`, runs the call and replaces NULs in its output.
     ///
     /// # Errors
     /// Those of [`Registry::validate`] and the tool's own.
@@ -157,7 +158,8 @@ impl Registry {
         self.run(name, call, arguments).await
     }
 
-    /// The same for arguments that were validated before. Where the call's mode is not live, it is a dry run.
+    /// Like [`Registry::call`], for arguments that are validated already. Runs a dry run unless the call's
+    /// mode is live.
     ///
     /// # Errors
     /// An unknown tool, and the tool's own.
@@ -168,7 +170,7 @@ impl Registry {
         arguments: Value,
     ) -> Result<ToolOutput, ToolError> {
         let tool = &self.entry(name)?.tool;
-        // A dry run that is taken for a live one would send.
+        // Never use `call` directly for a dry run: a tool with effects would act on the outside world.
         let output = match call.mode {
             ToolMode::Live => tool.call(call, arguments).await,
             ToolMode::Dry | ToolMode::Recorded => tool.dry_run(call, arguments).await,
@@ -190,7 +192,7 @@ impl Registry {
         if self.tools.is_empty() {
             return "; no tools are registered".into();
         }
-        // A hostile name may be long, and the distance is quadratic.
+        // A hostile name may be long, and computing the distance takes quadratic time.
         let name = clip(name, 80);
         let nearest = self
             .names()
@@ -214,8 +216,8 @@ fn is_valid_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
-/// One violation: where, and what is expected there. The offending value is cut short: the model wrote it and
-/// knows it.
+/// Describes one violation: where it is, and what is expected there. The offending value is cut short,
+/// because the model wrote it and knows it.
 fn describe(error: &ValidationError<'_>) -> String {
     let path = error.instance_path().to_string();
     let place = if path.is_empty() { "the arguments".to_owned() } else { format!("`{}`", clip(&path, 120)) };
@@ -237,7 +239,7 @@ fn refusal(name: &str, violations: &[String]) -> String {
     text
 }
 
-/// `text`, or its beginning with an ellipsis, in at most `max` bytes.
+/// Cuts `text` to at most `max` bytes, with an ellipsis.
 fn clip(text: &str, max: usize) -> String {
     if text.len() <= max {
         return text.to_owned();

@@ -3,15 +3,15 @@
 use super::Draft;
 use super::journal::After;
 use crate::advance::{Compaction, CompactionEnd, Transition};
-use crate::context::Strategy;
 use crate::event::Event;
+use crate::generation::Purpose;
 use crate::record::{Block, Details, Role, Usage, without_nul};
-use crate::session::Purpose;
+use crate::strategy::Strategy;
 
 impl Draft<'_> {
     /// The step goes on after it: nothing that was asked is answered by a summary.
     pub(in crate::advance) fn compacted(mut self, compaction: Compaction) -> Transition {
-        self.journal_interrupted(&After::Nothing("a summary of the context came first"));
+        self.journal_cut_off(&After::Nothing("a summary of the context came first"));
         self.transition.generation_over = true;
         let prompt_tokens = match &compaction.end {
             CompactionEnd::Written { usage, .. } => Some(usage.input_tokens),

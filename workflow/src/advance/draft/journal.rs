@@ -1,23 +1,25 @@
 //! The draft's journal entries: of model calls that were cut off, of the state's changes, and where it can be folded from.
 
 use super::{Draft, INLINE_VALUE_BYTES};
-use crate::advance::transition::Blob;
 use crate::agent::JournalLevel;
+use crate::blob::Blob;
 use crate::derive::StateUpdate;
 use crate::event::{Event, UpdateValue};
+use crate::generation::CutOffCall;
 use crate::id::GenerationId;
 use crate::record::ToolCall;
-use crate::session::{Interrupted, SessionStatus};
+use crate::session::SessionStatus;
 
 impl Draft<'_> {
-    /// Attempts that died are journalled when the step goes on: their rows were asynchronous, and journal numbers
-    /// must never be used twice. Each was followed by the next one, the last by what comes `after`.
-    pub(super) fn journal_interrupted(&mut self, after: &After<'_>) {
+    /// Journals the model calls that were cut off, once the step goes on. Not earlier: their rows commit asynchronously and
+    /// may be lost, and a journal number must never be used twice. Each attempt is replaced by the next one, the last
+    /// attempt by `after`.
+    pub(super) fn journal_cut_off(&mut self, after: &After<'_>) {
         let session = self.session;
-        let attempts = &session.interrupted;
+        let attempts = &session.cut_off;
         for (index, attempt) in attempts.iter().enumerate() {
             if !attempt.purpose.is_reply() {
-                // Nobody was shown anything of it, so nobody has to forget anything.
+                // Readers never saw its text, so they have nothing to forget.
                 let generation_id = attempt.generation_id.clone();
                 let end = Event::GenFailed { generation_id, reason: "cut off".to_owned() };
                 self.transition.events.extend([llm_called(attempt), end]);
@@ -98,11 +100,11 @@ impl Draft<'_> {
 pub(super) enum After<'a> {
     /// The generation that answered, and the attempt whose text it went on from.
     Answered(&'a GenerationId, Option<&'a GenerationId>),
-    /// Nobody calls again, for this reason.
+    /// No further call is made, for this reason.
     Nothing(&'a str),
 }
 
-fn llm_called(attempt: &Interrupted) -> Event {
+fn llm_called(attempt: &CutOffCall) -> Event {
     Event::LlmCalled {
         generation_id: attempt.generation_id.clone(),
         model: attempt.model.clone(),

@@ -1,8 +1,8 @@
-//! Large outputs: the whole goes into a blob of the same commit, and the message keeps its beginning and its end. Done
-//! when the message is written, so that no request that was sent ever has to change.
+//! Large outputs: the same commit writes the whole output as a blob, and the message keeps its beginning and its end. This
+//! happens when the message is written, so a later request repeats the same bytes.
 
 use super::Draft;
-use crate::advance::transition::Blob;
+use crate::blob::Blob;
 use crate::context::READ_OUTPUT;
 use crate::record::{OutputPointer, ToolCall, without_nul};
 
@@ -13,17 +13,16 @@ const HEAD_BYTES: usize = 6 * 1024;
 const TAIL_BYTES: usize = 2 * 1024;
 
 impl Draft<'_> {
-    /// How many bytes `content` has, what of it the message holds, and where the whole is if it has more than
-    /// `inline_bytes`.
+    /// Returns the bytes of `content`, the part of it that the message holds, and a pointer to the whole if that has more
+    /// than [`INLINE_OUTPUT_BYTES`].
     pub(super) fn inline(
         &mut self,
         call: &ToolCall,
         content: String,
-        inline_bytes: usize,
     ) -> (usize, String, Option<OutputPointer>) {
         let content = without_nul(content);
         let bytes = content.len();
-        if bytes <= inline_bytes {
+        if bytes <= INLINE_OUTPUT_BYTES {
             return (bytes, content, None);
         }
         let head = content.floor_char_boundary(HEAD_BYTES);

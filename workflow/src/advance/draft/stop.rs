@@ -12,7 +12,7 @@ use crate::session::{Call, CallStatus, SessionStatus};
 impl Draft<'_> {
     pub(in crate::advance) fn cancel(mut self) -> Transition {
         let turn = self.session.open_turn();
-        // A turn that pauses for an answer has been counted; any other one would never be.
+        // A turn that waits for an answer has been counted as a step. Any other open turn is counted here or never.
         let uncounted =
             turn.as_ref().is_some_and(|turn| turn.record.step_number == self.transition.step_number);
         let mut executed =
@@ -36,7 +36,7 @@ impl Draft<'_> {
                 Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
         }
-        self.journal_interrupted(&After::Nothing("cancelled"));
+        self.journal_cut_off(&After::Nothing("cancelled"));
         self.drain_inbox();
         self.transition.generation_over = true;
         if uncounted {
@@ -52,8 +52,8 @@ impl Draft<'_> {
     }
 
     pub(in crate::advance) fn fail(mut self, fault: &Fault) -> Transition {
-        // Nobody goes on with the calls that were cut off: readers are shown none that is not in flight.
-        self.journal_interrupted(&After::Nothing(&without_nul(fault.to_string())));
+        // No worker goes on with the calls that were cut off. The journal ends them, so readers stop waiting.
+        self.journal_cut_off(&After::Nothing(&without_nul(fault.to_string())));
         self.transition.generation_over = true;
         self.drain_inbox();
         self.surface_half_done();
@@ -64,8 +64,8 @@ impl Draft<'_> {
         self.close(SessionStatus::Failed, Some(without_nul(error)))
     }
 
-    /// A guarded call that was found half-way has no worker left to settle it: it is uncertain from here on, listed and
-    /// resolvable, and a retry tells the model.
+    /// Marks guarded calls that were found half-way as uncertain: no worker is left to settle them. An operator can list
+    /// and resolve them, and a retry tells the model.
     fn surface_half_done(&mut self) {
         let open: Vec<ToolCall> = self
             .session

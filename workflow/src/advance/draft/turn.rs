@@ -1,17 +1,19 @@
-//! Drafts of a turn: the model's answer, and then what became of the calls that it asked for.
+//! Drafts of a turn: the model's answer, then the results of its tool calls.
 
 use super::journal::After;
 use super::{Draft, abandoned, error};
 use crate::advance::transition::{Next, OpenedCall, Transition};
-use crate::advance::{Ending, Generated, Performed};
+use crate::advance::{CallEnd, Generated, Performed};
 use crate::agent::OnUncertain;
 use crate::effect::Effect;
 use crate::event::Event;
+use crate::generation::Purpose;
 use crate::id::CallId;
+use crate::inbox::Question;
 use crate::internal::is_remark;
 use crate::record::{Attachment, Block, Details, Record, Role, ToolCall, text_of, without_nul};
 use crate::resolve::outcome_unknown;
-use crate::session::{CallOutcome, CallStatus, Purpose, SessionStatus};
+use crate::session::{CallStatus, InboxMessage, SessionStatus};
 use sha2::Digest;
 use std::collections::{BTreeMap, HashSet};
 
@@ -21,7 +23,7 @@ const CALL_ID_BYTES: usize = 256;
 impl Draft<'_> {
     pub(in crate::advance) fn reply(mut self, generated: Generated) -> Transition {
         self.drain_inbox();
-        self.journal_interrupted(&After::Answered(&generated.generation_id, generated.resumes.as_ref()));
+        self.journal_cut_off(&After::Answered(&generated.generation_id, generated.resumes.as_ref()));
         let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
         let internal = is_remark(self.session, &generated.reply.content);
         let content = self.with_unique_call_ids(generated.reply.content);
@@ -73,47 +75,42 @@ impl Draft<'_> {
     }
 
     pub(in crate::advance) fn results(mut self, performed: Vec<Performed>) -> Transition {
-        let only_answers = performed.iter().all(|one| matches!(one.ending, Ending::Answered { .. }));
+        let only_answers = performed.iter().all(|one| matches!(one.ending, CallEnd::Answered { .. }));
         let executed = performed.iter().filter(|one| one.ending.executed()).count();
         let needs_person = self.policy.on_uncertain == OnUncertain::NeedsAttention
-            && performed.iter().any(|one| one.ending == Ending::Uncertain { known: false });
+            && performed.iter().any(|one| one.ending == CallEnd::Uncertain { known: false });
         let mut asked: Option<(CallId, String)> = None;
         for Performed { call, ending } in performed {
             match ending {
-                Ending::Settled(status, outcome) => self.answer(&call, status, outcome),
-                Ending::Uncertain { known } => {
+                CallEnd::Settled(status, outcome) => self.answer(&call, status, outcome),
+                CallEnd::Uncertain { known } => {
                     if !known {
                         self.journal_uncertain(&call);
                     }
                     if needs_person {
-                        // No result yet: the person's decision becomes it, or `session retry` tells the model.
+                        // No result yet. The person's decision becomes the result, or `session retry` tells the model.
                         self.leave_open(&call, CallStatus::Uncertain);
                     } else {
                         self.answer(&call, CallStatus::Uncertain, outcome_unknown());
                     }
                 }
-                Ending::Asked(_) if asked.is_some() => {
+                CallEnd::Asked(_) if asked.is_some() => {
                     self.answer(&call, CallStatus::Failed, error("Not asked: one question at a time."));
                 }
-                Ending::Asked(question) => {
+                CallEnd::Asked(question) => {
                     asked = Some((call.call_id.clone(), question));
                     self.leave_open(&call, CallStatus::Waiting);
                 }
-                Ending::Answered { inbox_id, text } => {
-                    self.transition.inbox_drained.push(inbox_id);
-                    // The user's own words, which are never cut.
-                    let outcome = CallOutcome { content: text, is_error: false, details: None };
-                    self.record_result(&call, CallStatus::Done, outcome, usize::MAX);
+                CallEnd::Answered { inbox_id, text } => {
+                    let question = Question { call_id: call.call_id, name: call.name, closed_with: None };
                     let attachments = self.attachments_of(inbox_id);
-                    let answer = self.transition.records.last_mut().expect("the answer was just pushed");
-                    answer.details.inbox_id = Some(inbox_id);
-                    answer.details.attachments = attachments;
+                    self.take(Some(question), &[InboxMessage { inbox_id, text, attachments }]);
                 }
-                Ending::Abandoned => self.answer(&call, CallStatus::Abandoned, abandoned()),
+                CallEnd::Abandoned => self.answer(&call, CallStatus::Abandoned, abandoned()),
             }
         }
         if only_answers {
-            // The step of this turn was committed when it paused: the answer belongs to the next one.
+            // The turn's step was committed when the run paused. The answer belongs to the next step.
             return self.go_on();
         }
         if needs_person {
@@ -121,14 +118,14 @@ impl Draft<'_> {
                           session resolve`";
             return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
         }
-        // Those that settled before the run paused for a person are in the transcript already.
+        // Calls that settled before the run paused for a person are in the transcript already.
         let earlier = self
             .session
             .open_turn()
             .map_or(0, |turn| turn.record.tool_calls().count() - turn.unanswered.len());
         let (usage, finish_reason) = self.turn_cost();
         self.complete_step(usage, finish_reason, (earlier + executed) as i64);
-        // A message that waits already answers the question in the next step: no run waits for what is there.
+        // A message that is already in the inbox answers the question in the next step, so the run does not pause.
         if let Some((call_id, question)) = asked
             && self.session.inbox.is_empty()
         {
@@ -159,7 +156,7 @@ impl Draft<'_> {
             .flat_map(Record::tool_calls)
             .map(|call| call.call_id.clone())
             .collect();
-        let message_number = self.session.last_message_number + self.transition.records.len() as i64 + 1;
+        let message_number = self.last_message_number() + 1;
         let mut index = 0;
         content
             .into_iter()
@@ -182,12 +179,12 @@ impl Draft<'_> {
     }
 }
 
-impl Ending {
+impl CallEnd {
     /// Whether a tool of ours ran for it.
     fn executed(&self) -> bool {
         match self {
-            Ending::Settled(..) | Ending::Uncertain { .. } | Ending::Asked(_) => true,
-            Ending::Answered { .. } | Ending::Abandoned => false,
+            CallEnd::Settled(..) | CallEnd::Uncertain { .. } | CallEnd::Asked(_) => true,
+            CallEnd::Answered { .. } | CallEnd::Abandoned => false,
         }
     }
 }
@@ -198,7 +195,7 @@ impl OpenedCall {
         OpenedCall {
             call_id: call.call_id.clone(),
             name: call.name.clone(),
-            // Refused where it is unknown; a worker that was deployed meanwhile may know it, and must not run it twice.
+            // A call of an unknown tool is refused. A worker of a newer deployment may know the tool and must not run it twice.
             effect: effects.get(&call.name).copied().unwrap_or(Effect::Guarded),
             args_sha256: hex::encode(sha2::Sha256::digest(arguments.as_bytes())),
         }

@@ -5,7 +5,7 @@ use crate::derive::{self, StateUpdate};
 use crate::event::Event;
 use crate::record::Record;
 use crate::recover::{Checkpoint, Entry, Recovered, recover};
-use crate::session::State;
+use crate::state::State;
 use serde_json::Value;
 use std::collections::HashSet;
 

@@ -10,7 +10,7 @@ fn results_complete_the_step_that_their_turn_began() {
         row("c", Effect::Pure, CallStatus::Invoked),
     ];
     let results =
-        advance(&turn(calls), called(vec![("a", done()), ("b", done()), ("c", Ending::Abandoned)]), TELL);
+        advance(&turn(calls), called(vec![("a", done()), ("b", done()), ("c", CallEnd::Abandoned)]), TELL);
     assert_eq!((numbers(&results), results.next.clone()), (vec![4, 5, 6], Next::NextStep));
     assert_eq!(names(&results.events), ["TOOL_RESULT", "TOOL_RESULT", "TOOL_RESULT"]);
     assert_eq!(
@@ -32,12 +32,12 @@ fn a_tool_result_becomes_state_and_a_delivery_in_its_own_commit() {
     let details = json!({"type": "sentEmail", "to": ["a@b.c"], "subject": "Hi", "body": "long"});
     let sent = CallOutcome { details: Some(details.clone()), ..outcome("queued") };
     let mut session = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
-    let results = advance(&session, called(vec![("a", Ending::Settled(CallStatus::Done, sent))]), TELL);
+    let results = advance(&session, called(vec![("a", CallEnd::Settled(CallStatus::Done, sent))]), TELL);
     assert_eq!(names(&results.events), ["context_update", "TOOL_RESULT"]);
     assert_eq!(results.state_updates[0].key, "email/a");
     assert_eq!(
         results.deliveries,
-        [Outgoing { source_key: "a".into(), channel: "email".into(), content: details }]
+        [NewDelivery { source_key: "a".into(), channel: "email".into(), content: details }]
     );
     session.apply(&results);
     assert_eq!(session.state["email/a"]["subject"], "Hi");
@@ -61,7 +61,7 @@ fn mailed(subject_bytes: usize) -> (Session, Outcome) {
         json!({"type": "sentEmail", "to": ["a@b.c"], "subject": "x".repeat(subject_bytes), "body": ""});
     let sent = CallOutcome { details: Some(details), ..outcome("queued") };
     let session = turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]);
-    (session, called(vec![("a", Ending::Settled(CallStatus::Done, sent))]))
+    (session, called(vec![("a", CallEnd::Settled(CallStatus::Done, sent))]))
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn at_the_level_of_checkpoints_a_close_that_goes_on_keeps_what_it_did_to_the_sta
     let wrote = CallOutcome { details: Some(details), ..outcome("written") };
     let calls = ["a", "q"].map(|id| row(id, Effect::Pure, CallStatus::Invoked)).to_vec();
     let outcome =
-        called(vec![("a", Ending::Settled(CallStatus::Done, wrote)), ("q", Ending::Asked("?".into()))]);
+        called(vec![("a", CallEnd::Settled(CallStatus::Done, wrote)), ("q", CallEnd::Asked("?".into()))]);
     let asked = advance(&turn(calls), outcome, SNAPSHOTS);
     assert_eq!(names(&asked.events), ["TOOL_RESULT"]);
     assert_eq!(names(&closing(&asked).events), ["state_transition", "invocation_result", "checkpoint"]);
@@ -115,7 +115,7 @@ fn at_the_level_of_checkpoints_a_close_that_goes_on_keeps_what_it_did_to_the_sta
 
 #[test]
 fn one_question_is_asked_at_a_time() {
-    let question = || Ending::Asked("Which?".to_owned());
+    let question = || CallEnd::Asked("Which?".to_owned());
     let calls = ["a", "q", "r"].map(|id| row(id, Effect::Pure, CallStatus::Invoked)).to_vec();
     let mut session = turn(calls);
     let asked = advance(&session, called(vec![("a", done()), ("q", question()), ("r", question())]), TELL);
@@ -135,7 +135,7 @@ fn one_question_is_asked_at_a_time() {
     assert_eq!(asked.next, Next::NextStep);
     session.apply(&asked);
     assert_eq!(session.status, SessionStatus::Running);
-    let answer = called(vec![("q", Ending::Answered { inbox_id: 4, text: "blue".into() })]);
+    let answer = called(vec![("q", CallEnd::Answered { inbox_id: 4, text: "blue".into() })]);
     let answered = advance(&session, answer, TELL);
     assert_eq!((&answered.next, &answered.step), (&Next::SameStep, &None), "its step was committed");
     assert_eq!((answered.step_number, answered.inbox_drained), (2, vec![4]));
@@ -153,7 +153,7 @@ fn a_question_that_nobody_answered_pauses_the_run() {
 fn the_model_is_told_of_an_unknown_outcome_and_goes_on() {
     for known in [false, true] {
         let session = turn(vec![row("a", Effect::Guarded, CallStatus::Started)]);
-        let told = advance(&session, called(vec![("a", Ending::Uncertain { known })]), TELL);
+        let told = advance(&session, called(vec![("a", CallEnd::Uncertain { known })]), TELL);
         assert!(told.records[0].text().starts_with("OUTCOME UNKNOWN"));
         assert_eq!(closed(&told), [("a", CallStatus::Uncertain, Some(4))]);
         assert_eq!(told.next, Next::NextStep);
@@ -168,7 +168,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
         row("a", Effect::Guarded, CallStatus::Started),
         row("b", Effect::Pure, CallStatus::Invoked),
     ]);
-    let unknown = Ending::Uncertain { known: false };
+    let unknown = CallEnd::Uncertain { known: false };
     let stopped = advance(&session, called(vec![("a", unknown), ("b", done())]), ASK);
     assert_eq!(closed(&stopped), [("a", CallStatus::Uncertain, None), ("b", CallStatus::Done, Some(4))]);
     let closing = closing(&stopped);
@@ -178,7 +178,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
     session.apply(&stopped);
     assert_eq!(session.calls, [row("a", Effect::Guarded, CallStatus::Uncertain)]);
     session.status = SessionStatus::Running;
-    let told = advance(&session, called(vec![("a", Ending::Uncertain { known: true })]), ASK);
+    let told = advance(&session, called(vec![("a", CallEnd::Uncertain { known: true })]), ASK);
     assert_eq!((closed(&told)[0].2, &told.next), (Some(5), &Next::NextStep));
     let step = told.step.unwrap();
     assert_eq!(step.usage, USAGE, "the turn is counted when it is complete");
@@ -187,7 +187,7 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
 
 #[test]
 fn a_run_that_was_to_fail_and_goes_on_for_a_message_has_not_said_that_it_failed() {
-    let session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
+    let session = Session { cut_off: vec![example::cut_off("gen_1", 1, 3)], ..session() };
     let failed = advance(&session, Outcome::Stopped(Stop::Failed(Fault::EmptyReply)), TELL);
     assert!(names(&failed.events).contains(&"GEN_FAILED".to_owned()));
     let woken = failed.continuing();
@@ -201,7 +201,7 @@ fn a_person_who_could_not_be_asked_yet_is_asked_by_the_next_plan() {
         row("a", Effect::Guarded, CallStatus::Started),
         row("b", Effect::Pure, CallStatus::Invoked),
     ]);
-    let unknown = Ending::Uncertain { known: false };
+    let unknown = CallEnd::Uncertain { known: false };
     let woken = advance(&session, called(vec![("a", unknown), ("b", done())]), ASK).continuing();
     assert_eq!(closed(&woken), [("b", CallStatus::Done, Some(4))]);
     assert_eq!((names(&woken.events), woken.next), (vec!["TOOL_RESULT".to_owned()], Next::SameStep));

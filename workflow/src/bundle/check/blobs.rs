@@ -1,21 +1,21 @@
-//! The blobs of a bundle: those that its rows point at, all of them, each once, and each what its hash says.
+//! Checks the blobs of a bundle: exactly those that rows refer to, each once, and each with the right hash.
 
 use super::super::{BLOB_BYTES, BlobPart, Line, PART_BYTES, scan};
-use super::Fits;
+use super::fits::Fits;
 use crate::prefix::Prefix;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// How many blobs there may be.
+/// Maximum number of blobs.
 const MOST: usize = 100_000;
-/// What is read as JSON where it is used is no larger.
+/// Maximum size of a blob that is parsed as JSON.
 const JSON_BYTES: i64 = 8 << 20;
 
 type Hash = [u8; 32];
 
-/// What a blob is used as.
+/// How rows use a blob.
 #[derive(Clone, Copy, Default)]
 struct Uses {
     state: bool,
@@ -23,7 +23,7 @@ struct Uses {
     prefix: bool,
 }
 
-/// The part of the check that sees blobs.
+/// The part of the check that handles blobs.
 #[derive(Default)]
 pub(super) struct Blobs {
     wanted: BTreeMap<Hash, Uses>,
@@ -39,12 +39,12 @@ struct Current {
     at: i64,
     hash: Sha256,
     uses: Uses,
-    /// Kept only of what is read as JSON.
+    /// Collected only if the blob must be JSON.
     json: Vec<u8>,
 }
 
 impl Blobs {
-    /// Notes that `line` points at a blob.
+    /// Notes that `line` refers to a blob.
     pub(super) fn want(&mut self, sha256: &str, line: &Line) -> Fits {
         if !scan::is_sha256(sha256) {
             return Err("a blob's name is 64 hexadecimal digits in lower case".to_owned());
@@ -53,7 +53,7 @@ impl Blobs {
         match line {
             Line::Session(_) => uses.prefix = true,
             Line::Event(row) if row.kind == "checkpoint" => uses.state = true,
-            // What a tool gave is text of any kind.
+            // A tool's output can be any text.
             Line::Event(row) if row.kind == "TOOL_RESULT" => {}
             Line::Event(_) => uses.value = true,
             Line::Seed(_)
@@ -129,7 +129,7 @@ impl Blobs {
         })
     }
 
-    /// How many there were.
+    /// Returns the number of blobs.
     pub(super) fn close(&self) -> Result<i64, String> {
         if let Some(current) = &self.current {
             return Err(format!("blob {} is not whole", current.sha256));
@@ -151,9 +151,10 @@ fn end(current: Current) -> Fits {
         return Ok(());
     }
     scan::bytes(&current.json).map_err(|reason| format!("blob {sha256}: {reason}"))?;
-    let no = |error: serde_json::Error| format!("blob {sha256} is not what points at it says: {error}");
+    let no =
+        |error: serde_json::Error| format!("blob {sha256} is not of the kind that its row expects: {error}");
     if state {
-        serde_json::from_slice::<crate::session::State>(&current.json).map_err(no)?;
+        serde_json::from_slice::<crate::state::State>(&current.json).map_err(no)?;
     }
     if value {
         serde_json::from_slice::<serde_json::Value>(&current.json).map_err(no)?;

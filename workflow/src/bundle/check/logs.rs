@@ -1,25 +1,26 @@
-//! Journal, ledger, outbox and inbox: whatever one of them points at is there.
+//! Checks journal, ledger, outbox and inbox: the target of every reference must exist.
 
 use super::super::{CallRow, DeliveryRow, EventRow, InboxRow, RecordRow, SessionRow, scan};
+use super::fits::{Fits, Key, key, same_state, times};
 use super::rows::{Rows, calls_of};
-use super::{Fits, Key, key, same_state, times};
-use crate::context::Rebase;
 use crate::derive;
 use crate::event::Event;
 use crate::record::{Block, Role};
-use crate::session::{CallStatus, SessionStatus, State};
+use crate::session::{CallStatus, SessionStatus};
+use crate::state::State;
+use crate::strategy::Rebase;
 use std::collections::{HashMap, HashSet};
 
-/// A state is one line's at most.
+/// Maximum size of a state, which must fit in one line.
 const STATE_BYTES: usize = 8 << 20;
 
-/// The part of the check that sees what points at one another.
+/// The part of the check that handles references between rows.
 #[derive(Default)]
 pub(super) struct Logs {
-    /// The state that the messages make so far, and what it weighs.
+    /// The state that results from the messages so far, and its size in bytes.
     fold: State,
     weight: usize,
-    /// By call: the message that asks, and the one that answers.
+    /// By call: the number of the message that asks for it, and of the one that answers it.
     asked: HashMap<Key, i64>,
     answered: HashMap<Key, i64>,
     next_seq: i64,
@@ -31,12 +32,12 @@ pub(super) struct Logs {
     sources: HashSet<Key>,
     pub(super) inbox_ids: Vec<i64>,
     client_keys: HashSet<Key>,
-    /// What entries point at and later sections have to bring.
+    /// Targets of journal entries that later sections must contain.
     wanted_deliveries: HashSet<Key>,
     wanted_inbox: HashSet<i64>,
-    /// A call or a delivery.
+    /// Calls or deliveries.
     wanted_effects: HashSet<Key>,
-    /// The newest rebase, and the summaries that failed since the run began or one succeeded.
+    /// The latest rebase, and the number of failed summaries since the run began or a summary succeeded.
     rebase: Option<Rebase>,
     failures: i64,
 }
@@ -54,13 +55,16 @@ impl Logs {
             let (which, role) =
                 if is_result { (&mut self.answered, Role::Tool) } else { (&mut self.asked, Role::Assistant) };
             if row.role != role {
-                return Err(format!("message {} has a part that its role has not", row.message_number));
+                return Err(format!(
+                    "message {} has a part that its role does not allow",
+                    row.message_number
+                ));
             }
             if which.insert(key(call_id), row.message_number).is_some() {
                 return Err(format!("call {call_id:?} comes twice"));
             }
             if is_result && !self.asked.contains_key(&key(call_id)) {
-                return Err(format!("a result of call {call_id:?}, which nobody asked for"));
+                return Err(format!("a result of call {call_id:?}, which no message asks for"));
             }
         }
         for block in &row.content {
@@ -94,18 +98,18 @@ impl Logs {
             return Err(format!("entry {seq} stands where {} is due", self.next_seq));
         }
         times(&[("ts", Some(&row.ts))])?;
-        // A message may have been promised a run that has not begun.
+        // MESSAGE_RECEIVED may name a run that has not begun yet.
         let promised = row.kind == "MESSAGE_RECEIVED";
         if row.run_id.as_ref().is_some_and(|id| !scan::is_id(id) || !(promised || rows.has_run(id))) {
-            return Err(format!("entry {seq} is of a run that is not in here"));
+            return Err(format!("entry {seq} belongs to a run that is not in the bundle"));
         }
         if row.step_number.is_some_and(|step| !(0..=rows.last_step() + 1).contains(&step)) {
-            return Err(format!("entry {seq} is of a step that there is not"));
+            return Err(format!("entry {seq} belongs to a step that does not exist"));
         }
         if let Some(dedupe) = &row.dedupe_key
             && (dedupe.len() > 1024 || !self.dedupe.insert(key(dedupe)))
         {
-            return Err(format!("entry {seq} has the key of another entry, or none that is one"));
+            return Err(format!("entry {seq} has the key of another entry, or a key that is too long"));
         }
         let event = Event::from_row(&row.kind, row.payload.clone())
             .map_err(|error| format!("entry {seq} is none that this version knows: {error}"))?;
@@ -116,7 +120,7 @@ impl Logs {
     }
 
     /// # Errors
-    /// What is not there.
+    /// The missing target.
     fn points(&mut self, event: &Event, rows: &Rows) -> Fits {
         let call = |id: &str, known: &HashMap<Key, i64>| match known.contains_key(&key(id)) {
             true => Ok(()),
@@ -144,7 +148,7 @@ impl Logs {
                 if !(0..=rows.last_message()).contains(&at) {
                     return Err(format!("message {at}"));
                 }
-                // What was decided on `at` leaves out no more than what was there.
+                // A rebase decided at message `at` cannot leave out later messages.
                 let begins = [
                     Some(rebase.keep_from_message_number),
                     rebase.user_messages_from,
@@ -197,7 +201,7 @@ impl Logs {
     pub(super) fn call(&mut self, row: &CallRow, rows: &Rows) -> Fits {
         let place = (row.message_number, row.call_id.clone());
         if place <= self.last_call {
-            return Err(format!("call {:?} is not in its place", row.call_id));
+            return Err(format!("call {:?} is out of order", row.call_id));
         }
         self.last_call = place;
         let id = key(&row.call_id);
@@ -211,7 +215,7 @@ impl Logs {
             return Err(format!("call {:?} has no result where its row says", row.call_id));
         }
         if !rows.has_run(&row.run_id) || !(1..=rows.last_step() + 1).contains(&row.step_number) {
-            return Err(format!("call {:?} is of a run or a step that there is not", row.call_id));
+            return Err(format!("call {:?} belongs to a run or a step that does not exist", row.call_id));
         }
         if row.result_message_number.is_some()
             && matches!(row.status, CallStatus::Invoked | CallStatus::Started | CallStatus::Waiting)
@@ -225,7 +229,10 @@ impl Logs {
             return Err(format!("call {:?} is {} without an outcome", row.call_id, row.status.as_str()));
         }
         if !scan::is_name(&row.name) || !scan::is_sha256(&row.args_sha256) || row.attempts < 0 {
-            return Err(format!("call {:?}: name, hash of the arguments or attempts are none", row.call_id));
+            return Err(format!(
+                "call {:?}: the name, the hash of the arguments or the attempts are invalid",
+                row.call_id
+            ));
         }
         times(&[("started_at", row.started_at.as_ref()), ("settled_at", row.settled_at.as_ref())])?;
         self.wanted_effects.remove(&id);
@@ -237,7 +244,7 @@ impl Logs {
 
     pub(super) fn delivery(&mut self, row: &DeliveryRow) -> Fits {
         if row.place != self.deliveries + 1 {
-            return Err(format!("delivery {} stands in another's place", row.place));
+            return Err(format!("delivery {} is out of order", row.place));
         }
         if !scan::is_id(&row.delivery_id) || !scan::is_name(&row.channel) || !scan::is_name(&row.source_key) {
             return Err("a delivery has an id, a channel and a source".to_owned());
@@ -247,7 +254,7 @@ impl Logs {
             ("settled_at", row.settled_at.as_ref()),
             ("not_after", row.not_after.as_ref()),
         ])?;
-        // A channel has no control characters, so no two pairs give one text.
+        // A channel has no control characters, so different pairs never give the same text.
         let source = key(&format!("{}\n{}", row.channel, row.source_key));
         if row.attempt < 0 || !self.sources.insert(source) {
             return Err(format!("{:?} is sent twice", row.source_key));
@@ -264,10 +271,10 @@ impl Logs {
 
     pub(super) fn inbox(&mut self, row: &InboxRow) -> Fits {
         if self.inbox_ids.last().is_some_and(|last| *last >= row.inbox_id) || row.inbox_id < 1 {
-            return Err(format!("inbox row {} is not in its place", row.inbox_id));
+            return Err(format!("inbox row {} is out of order", row.inbox_id));
         }
         if !scan::is_name(&row.client_key) || !self.client_keys.insert(key(&row.client_key)) {
-            return Err(format!("inbox row {} has the key of another, or none that is one", row.inbox_id));
+            return Err(format!("inbox row {} has the key of another row, or an invalid key", row.inbox_id));
         }
         if !scan::is_id(&row.run_id) || !scan::is_sha256(&row.content_sha256) {
             return Err(format!("inbox row {} has no run or no hash", row.inbox_id));
@@ -309,7 +316,7 @@ impl Logs {
 mod tests {
     use super::super::super::{Counts, Cut, Header, VERSION};
     use super::*;
-    use crate::context::Strategy;
+    use crate::strategy::Strategy;
 
     #[test]
     fn a_context_leaves_out_no_more_than_was_there_when_that_was_decided() {

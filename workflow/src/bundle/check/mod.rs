@@ -1,23 +1,25 @@
-//! The check: a state machine that is fed a bundle line by line, and refuses it at the first line that does not fit.
+//! The check: a state machine that reads a bundle line by line and refuses it at the first line that does not
+//! fit.
 //!
-//! A bundle comes from somewhere else, so nothing in it is believed: order, numbers, sums, pointers and hashes are all
-//! looked at before a row of it is written. What the check keeps is small whatever it is fed (numbers, ids and hashes, never
-//! texts), and the number of rows of each kind is bounded.
+//! A bundle comes from outside, so the check trusts nothing in it. It verifies order, numbers, sums,
+//! references and hashes before a row of the bundle is written. Its memory stays small for any input
+//! (numbers, ids and hashes, never texts), and the number of rows of each kind is bounded.
 
 mod blobs;
+mod fits;
 mod logs;
 mod rows;
 mod session;
 
 use super::scan;
 use super::{Counts, Header, Limits, Line, Section, SessionRow, Trailer, VERSION, blobs_of};
-use crate::session::State;
 use blobs::Blobs;
+use fits::Fits;
 use logs::Logs;
 use rows::Rows;
 use sha2::{Digest, Sha256};
 
-/// Why a bundle is not taken.
+/// Why a bundle is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct Refused {
@@ -26,7 +28,7 @@ pub struct Refused {
     pub reason: String,
 }
 
-/// How many rows of each kind there may be.
+/// Maximum number of rows of each kind.
 const MOST: Counts = Counts {
     seeds: 10_000,
     runs: 20_000,
@@ -38,28 +40,28 @@ const MOST: Counts = Counts {
     inbox: 100_000,
 };
 
-/// What a line was.
+/// The kind of a checked line.
 #[derive(Debug)]
 pub enum Checked {
     Header,
     Row(Box<Line>),
-    /// The last line: the bundle is whole and everything in it fits.
+    /// The last line: the bundle is complete and consistent.
     End,
 }
 
-/// What a bundle that was checked to its end holds.
+/// Facts about a bundle that passed the check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     pub header: Header,
     pub session: Box<SessionRow>,
-    /// Ids of the inbox rows, in order: an import takes as many new ones from the database.
+    /// Ids of the inbox rows, in order. An import takes as many new ones from the database.
     pub inbox: Vec<i64>,
     pub blobs: i64,
     pub bytes: u64,
     pub sha256: String,
 }
 
-/// See the module.
+/// Checks one bundle. See the module.
 pub struct Checker {
     limits: Limits,
     hash: Sha256,
@@ -85,30 +87,26 @@ struct Open {
     blobs: Blobs,
 }
 
-type Fits = Result<(), String>;
-
-/// No number of a bundle is larger, so that none overflows where it is counted on.
-const MOST_NUMBER: i64 = 1 << 40;
-
 impl Checker {
-    /// A check that has seen nothing.
+    /// A check that has read nothing yet.
     pub fn new(limits: Limits) -> Checker {
         Checker { limits, hash: Sha256::new(), bytes: 0, lines: 0, stage: Stage::Start }
     }
 
-    /// The next line, without its newline. A bundle's last line has one too.
+    /// Checks the next line, passed without its newline. Every line of a bundle ends with a newline, the last
+    /// one too.
     ///
     /// # Errors
-    /// [`Refused`]; the check is over then.
+    /// [`Refused`] if the line does not fit. The check cannot continue then.
     pub fn line(&mut self, line: &[u8]) -> Result<Checked, Refused> {
         self.lines += 1;
         self.checked(line).map_err(|reason| self.refused(reason))
     }
 
-    /// The end of the input.
+    /// Ends the input.
     ///
     /// # Errors
-    /// [`Refused`] where the last line is missing.
+    /// [`Refused`] if the last line is missing.
     pub fn finish(self) -> Result<Summary, Refused> {
         match self.stage {
             Stage::Done(summary) => Ok(*summary),
@@ -120,12 +118,12 @@ impl Checker {
         }
     }
 
-    /// A refusal of the line that was to come next.
+    /// A refusal of the line that comes next.
     pub fn next_refused(&self, reason: impl Into<String>) -> Refused {
         Refused { line: self.lines + 1, reason: reason.into() }
     }
 
-    /// A refusal at the present line.
+    /// A refusal of the current line.
     fn refused(&self, reason: impl Into<String>) -> Refused {
         Refused { line: self.lines, reason: reason.into() }
     }
@@ -198,7 +196,7 @@ fn header(line: &[u8]) -> Result<Header, String> {
     let mut before = 0;
     for (first, last) in &header.gaps {
         if *first <= before || last < first || *last > header.cut.message_number {
-            return Err(format!("gaps: {first} to {last} is no stretch of other messages here"));
+            return Err(format!("gaps: {first} to {last} is not a valid range of other sessions' messages"));
         }
         before = *last;
     }
@@ -221,7 +219,8 @@ impl Counts {
     }
 }
 
-/// Reads a line and writes it again: one that differs has something that was not read.
+/// Parses a line and serialises it again. A difference means that the line contains something that parsing
+/// ignored.
 fn read<T: serde::de::DeserializeOwned + serde::Serialize>(line: &[u8], what: &str) -> Result<T, String> {
     let value: T = serde_json::from_slice(line).map_err(|error| format!("it is no {what}: {error}"))?;
     if !scan::is_written_as(line, &value) {
@@ -275,7 +274,7 @@ impl Open {
         }
     }
 
-    /// Counts a row, and refuses one more than the header promised.
+    /// Counts a row. Refuses more rows than the header promised.
     fn count(&mut self, section: Section) -> Fits {
         let (count, promised) = match section {
             Section::Session | Section::Blob => return Ok(()),
@@ -315,37 +314,4 @@ impl Open {
             sha256,
         })
     }
-}
-
-fn times(times: &[(&str, Option<&String>)]) -> Fits {
-    match times.iter().find(|(_, time)| time.is_some_and(|time| !scan::is_time(time))) {
-        Some((name, _)) => Err(format!("{name}: a time looks like 2026-01-31T12:00:00.000000Z")),
-        None => Ok(()),
-    }
-}
-
-/// What a call's or a delivery's id is kept as: short, and nobody can make two of them equal.
-type Key = [u8; 16];
-
-fn key(text: &str) -> Key {
-    let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
-    let mut key = [0; 16];
-    key.copy_from_slice(&digest[..16]);
-    key
-}
-
-/// Equal as the database sees it: `jsonb` keeps a number's value and not its spelling.
-fn same_state(a: &State, b: &State) -> bool {
-    fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
-        use serde_json::Value;
-        match (a, b) {
-            (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
-            (Value::Array(a), Value::Array(b)) => {
-                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
-            }
-            (Value::Object(a), Value::Object(b)) => same_state(a, b),
-            (a, b) => a == b,
-        }
-    }
-    a.len() == b.len() && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| same(value, other)))
 }

@@ -1,15 +1,15 @@
-//! Seeds, runs, messages and steps: numbers without holes, and sums that are what their parts say.
+//! Checks seeds, runs, messages and steps: no missing numbers, and sums that match.
 
 use super::super::{BLOB_BYTES, Header, RecordRow, RunRow, SeedRow, SessionRow, StepRow, scan};
-use super::{Fits, MOST_NUMBER, times};
+use super::fits::{Fits, MOST_NUMBER, times};
 use crate::record::{Attachment, Block, Role, Usage};
 use std::collections::HashMap;
 
-/// The part of the check that sees rows with numbers.
+/// The part of the check that handles numbered rows.
 pub(super) struct Rows {
     gaps: Vec<(i64, i64)>,
     gap: usize,
-    /// The last message that a fork was given: its own begin after it. 0 for any other session.
+    /// Number of the last message that a fork got from its parent; 0 for any other session.
     forked_at: i64,
     last_step: i64,
     base_message: i64,
@@ -18,7 +18,7 @@ pub(super) struct Rows {
     run_ids: Vec<String>,
     runs: HashMap<String, Sums>,
     last_run: (String, String),
-    /// Message numbers in order, with who speaks.
+    /// Message numbers in order, with the speaker's role.
     records: Vec<(i64, Role)>,
     next_step: i64,
     ended: i64,
@@ -27,7 +27,8 @@ pub(super) struct Rows {
     last_seq: i64,
 }
 
-/// Of a run as its row says, from which its steps are taken away; or of all steps.
+/// Sums of a run or of all steps. A run starts with the sums in its row, and the check subtracts each of its
+/// steps.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Sums {
     steps: i64,
@@ -72,7 +73,7 @@ impl Rows {
         self.seeds += 1;
         match row.role {
             Role::System | Role::User | Role::Assistant => Ok(()),
-            Role::Tool => Err("a seed is no result of a tool".to_owned()),
+            Role::Tool => Err("a seed cannot be the result of a tool".to_owned()),
         }
     }
 
@@ -87,7 +88,7 @@ impl Rows {
         ])?;
         let place = (row.created_at.clone(), row.run_id.clone());
         if place <= self.last_run {
-            return Err(format!("run {} is not in its place", row.run_id));
+            return Err(format!("run {} is out of order", row.run_id));
         }
         self.last_run = place;
         let sums = Sums {
@@ -121,9 +122,12 @@ impl Rows {
         }
         times(&[("created_at", Some(&row.created_at))])?;
         if !(0..=self.last_step + 1).contains(&row.step_number) {
-            return Err(format!("message {number} is of step {}, which there is not", row.step_number));
+            return Err(format!(
+                "message {number} belongs to step {}, which does not exist",
+                row.step_number
+            ));
         }
-        // What a fork was given keeps the runs of the session that it comes from.
+        // Messages that a fork got from its parent keep the parent's run ids.
         let inherited = number <= self.forked_at;
         if !scan::is_id(&row.run_id) || (!inherited && !self.runs.contains_key(&row.run_id)) {
             return Err(format!("message {number} is of run {:?}, which is not in here", row.run_id));
@@ -137,7 +141,7 @@ impl Rows {
         Ok(())
     }
 
-    /// The number that the next message has: a fork's first one may lie before its base.
+    /// The number that the next message must have. A fork's first message may lie before its base.
     fn due(&mut self, number: i64) -> i64 {
         let mut due = match self.records.last() {
             Some((last, _)) => last + 1,
@@ -204,7 +208,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Who speaks in the message of this number.
+    /// Role of the message with this number.
     pub(super) fn role(&self, number: i64) -> Option<Role> {
         let at = self.records.binary_search_by_key(&number, |(number, _)| *number).ok()?;
         Some(self.records[at].1)
@@ -261,11 +265,11 @@ impl Rows {
     }
 }
 
-/// What a message cost becomes its step's, so it is bounded as a step's numbers are.
+/// A step may take over its message's usage, so both have the same bounds.
 fn usage(row: &RecordRow) -> Fits {
     let Some(usage) = row.details.get("usage") else { return Ok(()) };
     let Ok(usage) = serde_json::from_value::<Option<Usage>>(usage.clone()) else {
-        return Err(format!("message {} has a usage that is none", row.message_number));
+        return Err(format!("message {} has an invalid usage", row.message_number));
     };
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } =
         usage.unwrap_or_default();
@@ -277,16 +281,16 @@ fn usage(row: &RecordRow) -> Fits {
     Ok(())
 }
 
-/// The files of a message are read as what they are when its session is.
+/// Hydration parses a message's attachments, so they must have the right form.
 fn attachments(row: &RecordRow) -> Fits {
     let Some(files) = row.details.get("attachments") else { return Ok(()) };
     match serde_json::from_value::<Vec<Attachment>>(files.clone()) {
         Ok(files) if files.iter().all(|file| file.bytes as i64 <= BLOB_BYTES) => Ok(()),
-        Ok(_) | Err(_) => Err(format!("message {} has attachments that are none", row.message_number)),
+        Ok(_) | Err(_) => Err(format!("message {} has invalid attachments", row.message_number)),
     }
 }
 
-/// The calls that a message asks for, and those that it answers.
+/// The call ids in a message, with `false` for a call and `true` for a result.
 pub(super) fn calls_of(row: &RecordRow) -> impl Iterator<Item = (&str, bool)> {
     row.content.iter().filter_map(|block| match block {
         Block::ToolCall(call) => Some((call.call_id.as_str(), false)),

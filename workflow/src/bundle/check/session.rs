@@ -1,6 +1,8 @@
-//! The session's row: it is the header's, its words and numbers are possible, and it reaches out of nothing.
+//! Checks the session's row: it matches the header, its words and numbers are valid, and its paths stay in
+//! the workspace.
 
-use super::{Fits, MOST_NUMBER, Open, scan, times};
+use super::fits::{Fits, MOST_NUMBER, times};
+use super::{Open, scan};
 use crate::bundle::SessionRow;
 use crate::policy::SessionPolicy;
 

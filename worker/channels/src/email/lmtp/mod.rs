@@ -1,7 +1,7 @@
-//! LMTP (RFC 2033): a mail server hands mail over, and is answered for each recipient.
+//! LMTP (RFC 2033): a mail server hands mail over and gets an answer for each recipient.
 //!
-//! 250 is said when the mail is committed, and not before. 4xx leaves it with the server, which tries again: the database is
-//! away, or this process ends. 5xx is said of what will never be taken.
+//! 250 means that the mail is committed. 4xx leaves the mail with its server, which retries: the database is
+//! down, or this process is stopping. 5xx refuses it for good.
 
 mod session;
 mod wire;
@@ -16,13 +16,13 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 use wakeful_engine::ctx::Ctx;
 
-/// Connections at a time: each may hold a whole mail.
+/// The most connections at a time. Each may hold a whole mail in memory.
 const CONNECTIONS: usize = 20;
 
-/// Speaks LMTP at `address` until the process drains; mails that are being handed over then are taken.
+/// Serves LMTP at `address` until the process drains. Mails in transfer at that moment are still accepted.
 ///
 /// # Errors
-/// When it cannot listen.
+/// When the address cannot be opened.
 pub(super) async fn listen(ctx: Arc<Ctx>, address: SocketAddr) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address)
         .await
@@ -30,7 +30,7 @@ pub(super) async fn listen(ctx: Arc<Ctx>, address: SocketAddr) -> anyhow::Result
     info!(listen = %listener.local_addr()?, "Listening for LMTP");
     let (connections, tracker) = (Arc::new(Semaphore::new(CONNECTIONS)), TaskTracker::new());
     loop {
-        // Whoever is one too many waits to be accepted.
+        // Beyond the limit, a new connection waits to be accepted.
         let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { break };
         let accepted = tokio::select! {
             () = ctx.shutdown.draining.cancelled() => break,

@@ -1,4 +1,4 @@
-//! One connection of a mail server.
+//! One LMTP connection with a mail server.
 
 use super::wire::{self, Data, Line};
 use crate::email::incoming::{self, Arrived, Taken};
@@ -18,22 +18,22 @@ use wakeful_store::Error;
 use wakeful_workflow::mail::scan::Hostile;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
-/// How long the other side may be silent between two commands, and how long a mail may take (RFC 5321, 4.5.3.2).
+/// The longest silence between two commands, and the longest time for a mail (RFC 5321, 4.5.3.2).
 const COMMAND_TIME: Duration = Duration::from_secs(300);
 const DATA_TIME: Duration = Duration::from_secs(600);
-/// The same while the process drains.
+/// How long a mail in transfer may still take once the process drains.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 const WRITE_TIME: Duration = Duration::from_secs(60);
 
 const COMMAND_BYTES: usize = 4096;
 const RECIPIENTS: usize = 100;
-/// Commands that were wrong, after which nothing is expected of the other side any more.
+/// After this many wrong commands the connection is closed.
 const ERRORS: usize = 20;
 
-/// Speaks with one server until it quits, the connection breaks, or the process drains.
+/// Serves one server until it quits, the connection breaks, or the process drains.
 ///
 /// # Errors
-/// What ended the connection.
+/// The error that ended the connection.
 pub(super) async fn serve(ctx: &Ctx, stream: TcpStream) -> anyhow::Result<()> {
     let (reader, writer) = stream.into_split();
     let connection = Connection { ctx, reader: BufReader::new(reader), writer, out: String::new() };
@@ -44,11 +44,11 @@ struct Connection<'c> {
     ctx: &'c Ctx,
     reader: BufReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
-    /// Replies that wait until nothing more is there to be read (PIPELINING).
+    /// Replies that are written once all received commands are read (PIPELINING).
     out: String,
 }
 
-/// What MAIL and RCPT have said so far.
+/// The sender and the recipients so far.
 #[derive(Default)]
 struct Envelope {
     from: Option<String>,
@@ -71,7 +71,7 @@ impl Connection<'_> {
             let line = tokio::select! {
                 biased;
                 line = wire::line(&mut self.reader, COMMAND_BYTES) => Some(line?),
-                // Not in the middle of a mail: between two commands nothing is lost.
+                // Stop only between two commands, where no mail is in transfer.
                 () = self.ctx.shutdown.draining.cancelled() => None,
                 () = tokio::time::sleep(COMMAND_TIME) => None,
             };
@@ -118,8 +118,8 @@ impl Connection<'_> {
                     Syntax::UnknownCommand
                     | Syntax::InvalidResponse { .. }
                     | Syntax::NeedsMoreData { .. } => "500 5.5.1 This command is not known",
-                    Syntax::InvalidSenderAddress => "501 5.1.7 The sender is no address",
-                    Syntax::InvalidRecipientAddress => "501 5.1.3 The recipient is no address",
+                    Syntax::InvalidSenderAddress => "501 5.1.7 The sender is not an address",
+                    Syntax::InvalidRecipientAddress => "501 5.1.3 The recipient is not an address",
                     Syntax::UnsupportedParameter { .. } => "555 5.5.4 This parameter is not known",
                     _ => "501 5.5.4 The command's arguments are wrong",
                 });
@@ -146,7 +146,7 @@ impl Connection<'_> {
                 self.say("221 2.0.0 Goodbye");
                 return Ok(Next::Close);
             }
-            Request::Vrfy { .. } => self.say("252 2.5.0 Send it a mail, and see"),
+            Request::Vrfy { .. } => self.say("252 2.5.0 Cannot verify: send a mail to find out"),
             Request::Mail { .. } | Request::Rcpt { .. } | Request::Data if !*greeted => {
                 self.say("503 5.5.1 Say LHLO first");
             }
@@ -180,7 +180,7 @@ impl Connection<'_> {
         if envelope.from.is_none() {
             self.say("503 5.5.1 Say MAIL first");
         } else if envelope.to.len() >= RECIPIENTS {
-            self.say("452 4.5.3 Too many recipients: send it to the others in another mail");
+            self.say("452 4.5.3 Too many recipients: use another mail for the others");
         } else if mailboxes_of(&self.ctx.config.email, &[&to]).is_empty() {
             self.say("550 5.1.1 There is no such mailbox here");
         } else {
@@ -230,15 +230,15 @@ impl Connection<'_> {
                 return Ok(Next::GoOn);
             }
         };
-        // Once for each mailbox: one that is named twice, the second time with a signed plus-address, is one mail with it.
+        // One mail per mailbox, even if the recipients name it twice. If one of them is a signed
+        // plus-address, its token is used.
         let email = &self.ctx.config.email;
         let recipients: Vec<&str> = envelope.to.iter().map(String::as_str).collect();
         let mut replies = Vec::new();
         for addressed in mailboxes_of(email, &recipients) {
             let reply = match incoming::take_for(self.ctx, &incoming, &addressed).await {
                 Ok(Taken::Woke(woken)) => format!("250 2.0.0 Taken as {}", woken.session_id),
-                Ok(Taken::Dropped { .. }) => "250 2.0.0 Taken, and kept from the agents".to_owned(),
-                Err(_) if crate::mutant("answer_first") => "250 2.0.0 Taken".to_owned(),
+                Ok(Taken::Dropped { .. }) => "250 2.0.0 Accepted, but not shown to the agents".to_owned(),
                 Err(not_taken) => refusal(&not_taken),
             };
             replies.push((addressed.mailbox_id, reply));
@@ -272,7 +272,8 @@ impl Connection<'_> {
     }
 }
 
-/// The reply for a mail that was not taken: 5xx for what will never be, 4xx for everything else, so that its server keeps it.
+/// The reply for a mail that was not accepted: 5xx if a retry cannot help, and otherwise 4xx, so that its
+/// server keeps it.
 fn refusal(not_taken: &NotTaken) -> String {
     let (code, text) = match not_taken {
         NotTaken::Unreadable(Unreadable::Hostile(Hostile::TooLarge)) => ("552 5.3.4", not_taken.to_string()),
@@ -284,9 +285,8 @@ fn refusal(not_taken: &NotTaken) -> String {
         | NotTaken::Refused(Refused::Store(Error::KeyReused { .. } | Error::Bundle(_))) => {
             ("554 5.6.0", not_taken.to_string())
         }
-        // Its server's to know: it is sent too much at once, and nothing here is broken.
-        NotTaken::ReadersBusy
-        | NotTaken::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
+        // The reply tells the server why: it sends too much at once. Nothing here is broken, so no warning.
+        NotTaken::ReadersBusy | NotTaken::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
             ("451 4.3.2", not_taken.to_string())
         }
         NotTaken::Unreadable(Unreadable::NoThread) | NotTaken::Defect | NotTaken::Refused(_) => {

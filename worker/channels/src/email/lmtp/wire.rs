@@ -1,24 +1,24 @@
-//! Lines and mails as they come over the wire.
+//! Reads lines and mails from the connection.
 
 use bytes::Bytes;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt};
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
-/// A line of a mail is no longer; RFC 5321 wants 1,000 and real mail has more.
+/// The longest line of a mail. RFC 5321 allows 1,000 bytes, but real mail has longer lines.
 const TEXT_LINE_BYTES: usize = 1 << 20;
 
-/// A line, or why there is none.
+/// A line, or the reason why there is none.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// Without its end.
+    /// The line without its line break.
     Whole(Vec<u8>),
-    /// It ends with a line feed alone: another server could see another line.
+    /// The line ends with a line feed alone, which another server could read as two lines.
     BareLf,
     TooLong,
     End,
 }
 
-/// Reads up to the next line feed, or past it where the line is longer than `limit`.
+/// Reads up to the next line feed, also when the line is longer than `limit`.
 pub(super) async fn line(from: &mut (impl AsyncBufRead + Unpin), limit: usize) -> std::io::Result<Line> {
     let mut line = Vec::new();
     let mut too_long = false;
@@ -49,25 +49,26 @@ pub(super) async fn line(from: &mut (impl AsyncBufRead + Unpin), limit: usize) -
     Ok(Line::Whole(line))
 }
 
-/// What came after DATA.
+/// The outcome of reading a mail after DATA.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Data {
     Mail(Bytes),
-    /// It was read to its end and is not taken.
+    /// Read to its end and refused.
     TooLarge,
-    /// A line break that is not CRLF: what one server takes for text another takes for commands.
+    /// A line break is not CRLF. Servers disagree about where such a line ends, so a mail could smuggle in
+    /// commands.
     Smuggled,
-    /// The connection ended within it.
+    /// The connection ended inside the mail.
     Cut,
 }
 
-/// Reads a mail up to the line with a dot alone, and takes the dots away that were put before others.
+/// Reads a mail up to the line with a single dot, and removes the dots that the sender added before others.
 pub(super) async fn data(from: &mut (impl AsyncBufRead + Unpin)) -> std::io::Result<Data> {
     let (mut mail, mut too_large, mut smuggled) = (Vec::new(), false, false);
     loop {
         let text = match line(from, TEXT_LINE_BYTES).await? {
             Line::Whole(text) => text,
-            // After a line feed alone there is no telling what is a line: it is read on to a true end, and refused.
+            // A bare line feed makes the lines ambiguous. Read on to the real end, then refuse the mail.
             Line::BareLf => {
                 smuggled = true;
                 continue;

@@ -1,4 +1,4 @@
-//! Mail of ours that did not arrive, as its provider tells.
+//! Outgoing mail that bounced, as its provider reports it.
 
 use crate::email::bounce;
 use wakeful_engine::ctx::Ctx;
@@ -6,16 +6,16 @@ use wakeful_http::problem::Problem;
 
 pub(super) use crate::email::bounce::Bounce;
 
-/// Notes it at its delivery.
+/// Records the bounce at its delivery.
 ///
 /// # Errors
-/// Those of the store, as answers.
+/// The store's errors, as problems.
 pub(super) async fn note(ctx: &Ctx, bounce: &Bounce) -> Result<(), Problem> {
     bounce::take_bounce(ctx, bounce).await?;
     Ok(())
 }
 
-/// The delivery whose mail has this Message-ID: ours are `<DELIVERY@DOMAIN>`.
+/// The delivery with this Message-ID. Ours have the form `<DELIVERY@DOMAIN>`.
 pub(super) fn delivery_of(message_id: &str) -> Option<String> {
     let (local, _) = message_id.trim().trim_start_matches('<').split_once('@')?;
     is_delivery(local).then(|| local.to_owned())
@@ -27,7 +27,7 @@ pub(super) fn is_delivery(id: &str) -> bool {
     })
 }
 
-/// The first enhanced status code in what a server said, or the code of its class.
+/// The first enhanced status code in a server's reply, or the general code of its class.
 pub(super) fn status_in(said: &str, permanent: bool) -> String {
     let is_number = |part: &str| (1..=3).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
     let is_status = |word: &&str| {

@@ -1,4 +1,4 @@
-//! The certificates that SNS signs with, fetched from its own host and kept for a day.
+//! The certificates that SNS signs with. Fetched from Amazon's host and kept for a day.
 
 use futures::StreamExt;
 use reqwest::Url;
@@ -10,20 +10,21 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use wakeful_http::problem::Problem;
 
-/// What an answer may have.
+/// The largest answer that is read, in bytes.
 const ANSWER_BYTES: usize = 64 << 10;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 const KEPT: Duration = Duration::from_secs(86_400);
 
-/// How many are kept. SNS uses one at a time in a region, and changes it about once a year.
+/// How many certificates are kept. SNS uses one per region at a time and changes it about once a year.
 const KEPT_AT_ONCE: usize = 16;
 
-/// Fetches from SNS, one request at a time: a stranger who names certificates makes us ask for them one by one.
+/// Fetches from SNS, one request at a time, so that a flood of made-up certificate addresses causes no flood
+/// of requests.
 pub struct Certificates {
     client: Result<reqwest::Client, String>,
-    /// In place of the host, in tests.
+    /// Replaces the host, in tests.
     instead: Option<Url>,
     kept: Mutex<BTreeMap<String, (Instant, CertificateDer<'static>)>>,
     fetching: tokio::sync::Mutex<()>,
@@ -31,7 +32,7 @@ pub struct Certificates {
 
 impl Certificates {
     pub fn new(instead: Option<Url>) -> Certificates {
-        // No redirect: it would lead away from the one host that is trusted.
+        // Follow no redirect: it would lead away from the one trusted host.
         let builder = reqwest::Client::builder().redirect(Policy::none()).timeout(TIMEOUT);
         let client = builder.https_only(instead.is_none()).build().map_err(|error| error.to_string());
         Certificates { client, instead, kept: Mutex::default(), fetching: tokio::sync::Mutex::default() }
@@ -40,7 +41,7 @@ impl Certificates {
     /// The certificate at `url`, whose host the caller has checked.
     ///
     /// # Errors
-    /// 401 when there is none at that address; 503 when the host does not answer.
+    /// 401 when the address has no certificate; 503 when the host does not answer.
     pub async fn get(&self, url: &Url) -> Result<CertificateDer<'static>, Problem> {
         if let Some(kept) = self.kept(url) {
             return Ok(kept);
@@ -74,10 +75,10 @@ impl Certificates {
         (at.elapsed() < KEPT).then(|| certificate.clone())
     }
 
-    /// Asks a host that the caller has checked, and gives what it says.
+    /// Requests `url`, whose host the caller has checked, and returns status and body.
     ///
     /// # Errors
-    /// 503 when it does not answer, or says too much.
+    /// 503 when the host does not answer, or the answer is too large.
     pub async fn fetch(&self, url: &Url) -> Result<(reqwest::StatusCode, Vec<u8>), Problem> {
         let mut url = url.clone();
         if let Some(instead) = &self.instead {
@@ -104,5 +105,5 @@ impl Certificates {
 }
 
 fn unavailable(why: &str) -> Problem {
-    Problem::unavailable(format!("SNS cannot be asked: {why}"), 5)
+    Problem::unavailable(format!("SNS cannot be reached: {why}"), 5)
 }

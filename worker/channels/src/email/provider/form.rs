@@ -1,27 +1,27 @@
-//! The fields of a form, out of a body that is all here: urlencoded or multipart.
+//! Reads the fields of a form from a complete body: urlencoded or multipart.
 
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use futures::stream;
 use std::convert::Infallible;
 
-/// A mail with more attachments than this is none.
+/// A form with more fields is refused.
 const FIELDS: usize = 1_100;
 
-/// How much of a multipart body is looked at together.
+/// The multipart body is parsed in pieces of this size.
 const CHUNK: usize = 64 << 10;
 
-/// One field, as bytes: mail is not always UTF-8.
+/// One field. The value is bytes, because mail is not always UTF-8.
 #[derive(Clone, Debug)]
 pub struct Field {
     pub name: String,
-    /// `None`: it is no file.
+    /// `None` if the field is not a file.
     pub file_name: Option<String>,
     pub media_type: Option<String>,
     pub bytes: Vec<u8>,
 }
 
-/// How the body is written.
+/// The encoding of the body.
 #[derive(Clone, Debug)]
 pub enum Encoding {
     Urlencoded,
@@ -30,7 +30,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// By the content type. `None`: it is no form, nor JSON.
+    /// Chosen by the content type. `None` if it is neither a form nor JSON.
     pub fn of(headers: &HeaderMap) -> Option<Encoding> {
         let media_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
         let kind = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -45,10 +45,10 @@ impl Encoding {
     }
 }
 
-/// The fields that `wanted` asks for, each of at most `limit` bytes. The others are passed over and not kept.
+/// Reads the fields that `wanted` selects, each of at most `limit` bytes. Skips the others.
 ///
 /// # Errors
-/// What is wrong with the form.
+/// A sentence that says what is wrong with the form.
 pub async fn fields(
     encoding: &Encoding,
     body: &Bytes,

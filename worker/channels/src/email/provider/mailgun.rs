@@ -1,12 +1,13 @@
-//! Mailgun: mail by a route's forward, and the events of mail that went out by it.
+//! Mailgun: mail that a route forwards, and events of mail that we sent through it.
 //!
-//! It signs a timestamp and a token, and not the body: who sees one signed request could put another body under its
-//! signature. So a token is remembered with a digest of what it came with, and serves for that alone.
+//! Mailgun signs a timestamp and a token, but not the body. Somebody who sees one signed request could put
+//! another body under its signature. So we store each token with a digest of its body, and accept the token
+//! for that body only.
 //!
-//! Mailgun tries again for eight hours, and does not say whether a later attempt is signed anew; others have seen it come
-//! with the time of the first. So a signature is good for longer than that: a mail that comes late because we were away is
-//! not lost. An old signature buys nobody anything: in all the time that it is good its token is known here, by which the
-//! same body is the same mail again, and another one is refused.
+//! Mailgun retries for eight hours and does not document whether it signs a retry again; some users see
+//! retries with the first timestamp. So a signature stays valid for longer than that, and mail that arrives
+//! late after an outage is not lost. An old signature does not help an attacker. While it is valid we
+//! remember its token: the same body is a duplicate, and another body is refused.
 
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::form::{self, Encoding, Field};
@@ -32,10 +33,10 @@ use wakeful_store::webhook::TokenUse;
 
 static DOOR: Door = Door::new();
 
-/// How far ahead of ours Mailgun's clock may be, in seconds.
+/// How far Mailgun's clock may be ahead of ours, in seconds.
 const AHEAD_S: i64 = 300;
 
-/// What the three signed fields may have.
+/// The longest that a signed field may be, in bytes.
 const SIGNED_BYTES: usize = 256;
 
 /// `POST /v1/triggers/email/mailgun` and `…/mailgun/mime`.
@@ -56,14 +57,14 @@ pub(super) async fn receive(
     let held = DOOR.hold(&head.headers, body, MAIL_LIMIT).await?;
     let signed = Signed::read(&encoding, &held.bytes).await?;
     signed.prove(mailgun, chrono::Utc::now().timestamp())?;
-    // 406 is what ends Mailgun's retries.
+    // Mailgun stops retrying at 406.
     let (notice, digest) = translate(&encoding, &held.bytes)
         .await
         .map_err(|problem| problem.under(StatusCode::NOT_ACCEPTABLE))?;
-    // From now on, and not from when it was signed: it is old before it is forgotten.
+    // Counted from now, not from the signing, so the signature expires before its token is forgotten.
     let keep = Duration::from_secs(mailgun.max_age_s + 2 * AHEAD_S.unsigned_abs());
     let used = {
-        // Given back before the mail takes its own.
+        // Dropped before the mail takes a permit of its own.
         let _turn = ctx.intake.enter().await?;
         ctx.store.use_token("mailgun", &signed.token, &digest, keep).await?
     };
@@ -71,14 +72,14 @@ pub(super) async fn receive(
         TokenUse::First | TokenUse::Again => {}
         TokenUse::Stolen => {
             return Err(forbidden(
-                "this token was used for something else: a signed request is good for one body",
+                "this token was already used with another body: a signed request is valid for one body",
             ));
         }
     }
     answer(&ctx, notice, StatusCode::NOT_ACCEPTABLE).await
 }
 
-/// What Mailgun signs.
+/// The fields that Mailgun signs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Signed {
@@ -88,9 +89,9 @@ struct Signed {
 }
 
 impl Signed {
-    /// Looks for these three, and at nothing else.
+    /// Reads these three fields and nothing else.
     async fn read(encoding: &Encoding, body: &Bytes) -> Result<Signed, Problem> {
-        /// The body of an event. The rest of it is passed over.
+        /// The body of an event; the other fields are skipped.
         #[derive(Deserialize)]
         struct Event {
             signature: Signed,
@@ -122,7 +123,7 @@ impl Signed {
     }
 
     /// # Errors
-    /// 401 for whoever does not know a key of ours, and for what is old.
+    /// 401 if no configured key made the signature, or if it is too old.
     fn prove(&self, mailgun: &Mailgun, now_unix_s: i64) -> Result<(), Problem> {
         let plain = |text: &str, bytes| {
             (1..=bytes).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric())
@@ -131,15 +132,15 @@ impl Signed {
             return Err(unproved("`timestamp`, `token` and `signature` are needed, as Mailgun signs them"));
         }
         let signature = hex::decode(&self.signature).unwrap_or_default();
-        // All are tried, whichever fits: the time that it takes tells nobody which.
+        // Always try all keys, so that the time taken does not reveal which one fits.
         let fits = mailgun.signing_keys.iter().fold(false, |fits, key| fits | self.is_of(key, &signature));
         if !fits {
-            return Err(unproved("the signature is not of email.mailgun.signing_keys"));
+            return Err(unproved("no key of email.mailgun.signing_keys made this signature"));
         }
-        let signed_at: i64 = self.timestamp.parse().map_err(|_| unproved("`timestamp` is no number"))?;
+        let signed_at: i64 = self.timestamp.parse().map_err(|_| unproved("`timestamp` is not a number"))?;
         if signed_at > now_unix_s.saturating_add(AHEAD_S) {
             return Err(unproved(format!(
-                "it was signed more than {AHEAD_S} seconds ahead of the time here"
+                "its timestamp is more than {AHEAD_S} seconds ahead of this machine's clock"
             )));
         }
         let max_age_s = mailgun.max_age_s;
@@ -160,7 +161,7 @@ impl Signed {
     }
 }
 
-/// Reads what came under the signature, with a digest of it.
+/// Parses the signed content, and returns it with a digest.
 async fn translate(encoding: &Encoding, body: &Bytes) -> Result<(Notice, Vec<u8>), Problem> {
     match encoding {
         Encoding::Json => event(body),
@@ -192,13 +193,13 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
         Some(whole) => Bytes::from(whole.bytes.clone()),
         None => rebuild(&text, &fields)?,
     };
-    // Mailgun says nothing of DMARC. A header that does was the sender's own.
+    // Mailgun reports no DMARC result. A header that does comes from the sender.
     Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 
-/// The mail of a route whose address does not end in "mime": Mailgun gives its parts.
+/// Rebuilds a mail from its parts. Mailgun posts parts when the route's address does not end in "mime".
 fn rebuild(text: &impl Fn(&str) -> Option<String>, fields: &[Field]) -> Result<Bytes, Problem> {
-    let none = "the form has neither `body-mime` nor `message-headers`: it is no mail of a route";
+    let none = "the form has neither `body-mime` nor `message-headers`: it is not a mail that a route forwards";
     let headers = text("message-headers").ok_or_else(|| Problem::bad_request(none))?;
     let headers: Vec<(String, String)> = serde_json::from_str(&headers)
         .map_err(|error| Problem::bad_request(format!("`message-headers` cannot be read: {error}")))?;
@@ -228,7 +229,8 @@ fn rebuild(text: &impl Fn(&str) -> Option<String>, fields: &[Field]) -> Result<B
     Ok(Bytes::from(parts.formatted()))
 }
 
-/// `event-data`, as far as it concerns us: <https://documentation.mailgun.com/docs/mailgun/user-manual/events/event-structure>.
+/// The fields of `event-data` that we use:
+/// <https://documentation.mailgun.com/docs/mailgun/user-manual/events/event-structure>.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 struct Event {
@@ -261,7 +263,7 @@ fn event(body: &[u8]) -> Result<(Notice, Vec<u8>), Problem> {
     struct Posted {
         event_data: Value,
     }
-    let bad = |error| Problem::bad_request(format!("the body is no event of Mailgun: {error}"));
+    let bad = |error| Problem::bad_request(format!("the body is not an event of Mailgun: {error}"));
     let posted: Posted = serde_json::from_slice(body).map_err(bad)?;
     let digest = Sha256::digest(posted.event_data.to_string()).to_vec();
     let event: Event = serde_json::from_value(posted.event_data).map_err(bad)?;

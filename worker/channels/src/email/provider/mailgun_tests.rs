@@ -30,7 +30,7 @@ fn only_a_signature_of_one_of_our_keys_that_is_not_too_old_proves_anything() {
         ("another key", sign("other-key", &at(0), "token1"), false),
         ("another token", Signed { token: "token2".into(), ..good() }, false),
         ("another time", Signed { timestamp: at(1), ..good() }, false),
-        // The bytes that are signed would be the same.
+        // A digit moved from the token to the timestamp leaves the signed bytes unchanged.
         (
             "a digit moved over",
             Signed { timestamp: at(0) + "1", token: "2".into(), ..sign("new-key", &at(0), "12") },

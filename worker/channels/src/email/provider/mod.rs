@@ -1,7 +1,8 @@
-//! Mail providers that hand mail over by HTTP: Postmark, Mailgun, and Amazon SES by SNS.
+//! Mail providers that post mail over HTTP: Postmark, Mailgun, and Amazon SES through SNS.
 //!
-//! Each request proves where it comes from before anything that it brought is parsed. Then it is translated: into a mail
-//! as it arrived, or into bounces of mail that we sent.
+//! Each request proves its origin before its content is parsed. Then it becomes a mail that arrived, or
+//! bounces of mail that we sent.
+#![doc = include_str!("README.md")]
 
 mod bounced;
 mod certificate;
@@ -25,24 +26,24 @@ use wakeful_config::email_providers::EmailProviders;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 
-/// A mail of 40 MB, in base64.
+/// Room for a mail of 40 MB in base64.
 const MAIL_LIMIT: usize = 55_000_000;
 
-/// A notification of SNS has at most 256 KB, written as a JSON text within JSON.
+/// An SNS notification has at most 256 KB; inside JSON as an escaped text it is longer.
 const SNS_LIMIT: usize = 2 << 20;
 
-/// What the doors of one process share.
+/// State shared by the endpoints of one process.
 struct Doors {
     providers: EmailProviders,
     certificates: Certificates,
 }
 
-/// What a provider says, once it is sure who says it.
+/// What a provider reports, after it proved its identity.
 #[derive(Debug)]
 enum Notice {
     Mail(Arrived),
     Bounced(Vec<Bounce>),
-    /// It is of no concern to any session.
+    /// Nothing that concerns a session.
     Nothing {
         reason: String,
     },
@@ -56,37 +57,37 @@ pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     Router::new()
         .route("/email/postmark", post(postmark::receive))
         .route("/email/mailgun", post(mailgun::receive))
-        // Mailgun sends the mail as it is to addresses that end in "mime" only.
+        // Mailgun posts the raw mail only to addresses that end in "mime".
         .route("/email/mailgun/mime", post(mailgun::receive))
         .route("/email/ses", post(ses::receive))
         .layer(axum::Extension(doors))
 }
 
-/// 404 that says how to change it.
+/// 404 that names the keys to set.
 fn not_set_up(provider: &str, keys: &str) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, format!("{provider} is not set up here: set {keys}"))
 }
 
-/// Who sent it is not proved.
+/// 401: the sender did not prove its identity.
 fn unproved(detail: impl Into<String>) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, detail)
 }
 
-/// What is proved, and not let in.
+/// 403: the sender proved its identity but is not allowed.
 fn forbidden(detail: impl Into<String>) -> Problem {
     Problem::new(StatusCode::FORBIDDEN, detail)
 }
 
-/// Sees to it that what was said is durable, and answers 200.
+/// Handles the notice, and answers 200 once it is committed.
 ///
-/// Providers try again what is answered otherwise. `give_up` is the status at which this one stops, for what would be
-/// refused the next time as well.
+/// Providers retry after any other answer. `give_up` is the status at which this provider stops retrying; it
+/// answers a notice that would be refused every time.
 async fn answer(ctx: &Ctx, notice: Notice, give_up: StatusCode) -> Result<Json<Value>, Problem> {
     let said = match notice {
         Notice::Mail(arrived) => mail(ctx, arrived).await,
         Notice::Bounced(bounces) => bounced(ctx, &bounces).await,
         Notice::Nothing { reason } => {
-            info!(reason, "A webhook told of nothing for a session");
+            info!(reason, "A webhook concerned no session");
             Ok(json!({ "ignored": reason }))
         }
     };
@@ -113,7 +114,7 @@ async fn mail(ctx: &Ctx, arrived: Arrived) -> Result<Value, Problem> {
                 sessions.push(woken);
             }
             Taken::Dropped { reason } => {
-                info!(reason, "A mail was kept from the agents");
+                info!(reason, "Dropped a mail: no agent sees it");
                 dropped.push(reason);
             }
         }

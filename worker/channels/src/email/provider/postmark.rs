@@ -1,6 +1,7 @@
-//! Postmark: inbound mail, and bounces of mail that went out by it.
+//! Postmark: inbound mail, and bounces of mail that we sent through it.
 //!
-//! It signs nothing: what proves it is the user and the password in the webhook's address, which come as basic auth.
+//! Postmark signs nothing. It proves itself by the user and password in the webhook's address, sent as basic
+//! auth.
 
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::rebuild::{File, Parts, mailbox};
@@ -25,7 +26,7 @@ use wakeful_http::problem::Problem;
 
 static DOOR: Door = Door::new();
 
-/// Where Postmark's own addresses are, which a mailbox of ours forwards to.
+/// The domain of Postmark's own addresses, to which an operator's mailbox may forward.
 const FORWARDED_TO: &str = "@inbound.postmarkapp.com";
 
 /// `POST /v1/triggers/email/postmark`.
@@ -55,12 +56,12 @@ async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>
     let (head, body) = request.into_parts();
     prove(postmark, &head.headers)?;
     let held = DOOR.hold(&head.headers, body, MAIL_LIMIT).await?;
-    // 403 is what ends Postmark's retries.
+    // Postmark stops retrying at 403.
     answer(ctx, translate(&held.bytes)?, StatusCode::FORBIDDEN).await
 }
 
 /// # Errors
-/// 401 for any user and password but ours.
+/// 401 if user and password are not the configured ones.
 fn prove(postmark: &Postmark, headers: &HeaderMap) -> Result<(), Problem> {
     let refused =
         || unproved("basic auth is needed, with email.postmark.user and one of email.postmark.passwords");
@@ -71,7 +72,7 @@ fn prove(postmark: &Postmark, headers: &HeaderMap) -> Result<(), Problem> {
         return Err(refused());
     }
     let given = STANDARD.decode(coded.trim()).map_err(|_| refused())?;
-    // All are tried, whichever fits: the time that it takes tells nobody which.
+    // Always try all passwords, so that the time taken does not reveal which one fits.
     let fits = postmark.passwords.iter().fold(subtle::Choice::from(0), |fits, password| {
         let wanted = format!("{}:{}", postmark.user, password.expose_secret());
         fits | wanted.as_bytes().ct_eq(&given)
@@ -79,11 +80,11 @@ fn prove(postmark: &Postmark, headers: &HeaderMap) -> Result<(), Problem> {
     if bool::from(fits) { Ok(()) } else { Err(refused()) }
 }
 
-/// What Postmark posts, of all its webhooks: <https://postmarkapp.com/developer/webhooks>.
+/// The fields of all webhooks that Postmark posts: <https://postmarkapp.com/developer/webhooks>.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 struct Posted {
-    /// Mail that comes in has none.
+    /// Absent for incoming mail.
     record_type: Option<String>,
     from: String,
     from_full: Option<Address>,
@@ -98,7 +99,7 @@ struct Posted {
     headers: Vec<Header>,
     attachments: Vec<Attached>,
     raw_email: Option<String>,
-    /// A bounce's: what kind.
+    /// The kind of bounce.
     r#type: String,
     email: String,
     description: String,
@@ -131,10 +132,10 @@ struct Attached {
     content_id: Option<String>,
 }
 
-/// Reads a webhook of any kind.
+/// Parses a webhook of any kind.
 ///
 /// # Errors
-/// 400 for what is none.
+/// 400 if it is not a webhook of Postmark.
 fn translate(body: &[u8]) -> Result<Notice, Problem> {
     let posted: Posted = serde_json::from_slice(body)
         .map_err(|error| Problem::bad_request(format!("the body is no webhook of Postmark: {error}")))?;
@@ -146,8 +147,8 @@ fn translate(body: &[u8]) -> Result<Notice, Problem> {
 }
 
 fn mail(posted: Posted) -> Result<Arrived, Problem> {
-    // Behind a mailbox that forwards, the envelope names Postmark's own address, which is nobody's here: then whom it is
-    // for stands in its header.
+    // When a mailbox forwards to Postmark, the envelope names Postmark's own address instead of ours. Then
+    // the header names the recipients.
     let recipients = posted
         .original_recipient
         .iter()
@@ -164,14 +165,14 @@ fn mail(posted: Posted) -> Result<Arrived, Problem> {
         Some(raw) => Bytes::from(raw.clone()),
         None => rebuild(posted)?,
     };
-    // Postmark says nothing of DMARC. A header that does was the sender's own: nobody else wrote headers on its way.
+    // Postmark reports no DMARC result. A header that does comes from the sender.
     Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 
 fn rebuild(posted: Posted) -> Result<Bytes, Problem> {
     if posted.from.is_empty() && posted.from_full.is_none() {
         return Err(Problem::bad_request(
-            "the webhook has neither `From` nor `RawEmail`: it is no inbound mail",
+            "the webhook has neither `From` nor `RawEmail`: it is not an inbound mail",
         ));
     }
     let headers = posted.headers.into_iter().map(|header| (header.name, header.value)).collect();
@@ -224,15 +225,16 @@ fn bounce(posted: &Posted) -> Notice {
         | "VirusNotification"
         | "SMTPApiError"
         | "Unknown" => true,
-        // It is tried again.
+        // Postmark tries it again.
         "Transient" | "DnsError" => false,
         _ if is_complaint => true,
         other => return Notice::Nothing { reason: format!("a bounce of the type {other:?}") },
     };
-    // Of mail that came by SMTP it was the name of a header.
+    // For mail sent by SMTP the key comes from a header's name, so its case may differ.
     let told = posted.metadata.iter().find(|(name, _)| name.eq_ignore_ascii_case("delivery_id"));
     let told = told.and_then(|(_, value)| value.as_str()).filter(|id| is_delivery(id));
-    // With "include bounce content" the mail itself comes back. Its References may name other deliveries.
+    // With "include bounce content" Postmark returns the mail itself. Take only its Message-ID: its
+    // References may name other deliveries.
     let quoted = || {
         let unfolded = posted.content.replace("\r\n", "\n").replace("\n ", " ");
         let ids = unfolded.lines().filter_map(|line| line.split_once(':'));

@@ -1,13 +1,13 @@
-//! A mail put together again, where its provider gives the parts and not the whole.
+//! Rebuilds a mail when its provider posts the parts instead of the whole.
 //!
-//! Its headers are the ones that it came with; its parts are new, with the same contents. The same parts give the same
-//! bytes, so that a request that is sent again is the same mail.
+//! The headers are the original ones. The MIME parts are new, with the same contents. The same parts always
+//! give the same bytes, so a repeated request is recognised as the same mail.
 
 use lettre::message::header::{ContentTransferEncoding, ContentType};
 use lettre::message::{Attachment, Body, MultiPart, MultiPartKind, SinglePart};
 use sha2::{Digest, Sha256};
 
-/// Where a header's line is folded.
+/// The line length at which headers are folded.
 const LINE: usize = 78;
 
 #[derive(Clone, Debug, Default)]
@@ -22,12 +22,12 @@ pub struct Parts {
 pub struct File {
     pub name: String,
     pub media_type: String,
-    /// By which the HTML refers to it.
+    /// The id by which the HTML refers to this file.
     pub content_id: Option<String>,
     pub bytes: Vec<u8>,
 }
 
-/// An address as a header has it.
+/// An address in the form of a header.
 pub fn mailbox(name: &str, address: &str) -> String {
     if name.trim().is_empty() {
         return address.to_owned();
@@ -37,16 +37,16 @@ pub fn mailbox(name: &str, address: &str) -> String {
 }
 
 impl Parts {
-    /// Whether there is a header of this name, in any case.
+    /// Whether a header of this name exists, ignoring case.
     pub fn has(&self, name: &str) -> bool {
         self.headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name))
     }
 
-    /// The whole message.
+    /// The bytes of the whole message.
     pub fn formatted(self) -> Vec<u8> {
         let mut message = Vec::new();
         for (name, value) in &self.headers {
-            // The structure is a new one, and so are the headers that tell of it.
+            // The MIME structure is new, so the headers that describe the old one are dropped.
             let lower = name.to_ascii_lowercase();
             let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b':');
             if is_name && lower != "mime-version" && !lower.starts_with("content-") {
@@ -58,7 +58,7 @@ impl Parts {
         message
     }
 
-    /// Its MIME headers, an empty line, and the body.
+    /// The MIME headers, an empty line, and the body.
     fn body(self) -> Vec<u8> {
         let boundary = self.boundary();
         let multipart =
@@ -80,7 +80,7 @@ impl Parts {
         related.beside(multipart(MultiPartKind::Mixed, "mixed"), attached).formatted()
     }
 
-    /// One that no content has by chance, and nobody can put into it: it is a hash of everything.
+    /// A boundary that cannot occur in the content: it is a hash of the whole content.
     fn boundary(&self) -> String {
         let mut hash = Sha256::new();
         let mut part = |bytes: &[u8]| {
@@ -107,7 +107,7 @@ enum Content {
 }
 
 impl Content {
-    /// Itself and the files, if there are any.
+    /// The content alone, or together with the files.
     fn beside(self, builder: lettre::message::MultiPartBuilder, files: Vec<File>) -> Content {
         if files.is_empty() {
             return self;
@@ -128,7 +128,7 @@ impl Content {
 }
 
 fn part(file: File) -> SinglePart {
-    // A file that calls itself a container would be opened as one.
+    // A reader would open a file with the type of a container as one.
     let container =
         ["multipart/", "message/"].iter().any(|kind| file.media_type.to_ascii_lowercase().starts_with(kind));
     let known = if container { None } else { ContentType::parse(&file.media_type).ok() };
@@ -137,7 +137,7 @@ fn part(file: File) -> SinglePart {
         Some(id) => Attachment::new_inline_with_name(id, name),
         None => Attachment::new(name),
     };
-    // Always base64: no byte of a file is then a line break that a reader may change.
+    // Always base64, so no byte of a file looks like a line break.
     let body = Body::new_with_encoding(file.bytes, ContentTransferEncoding::Base64);
     attachment.body(body.expect("base64 holds any bytes"), known.unwrap_or_else(octets))
 }
@@ -150,19 +150,19 @@ fn is_content_id(id: &str) -> bool {
     !id.is_empty() && id.len() <= 255 && id.bytes().all(|b| b.is_ascii_graphic() && b != b'<' && b != b'>')
 }
 
-/// One line: a header's value that had a line break of its own would be two headers.
+/// Replaces control characters by spaces. A line break in a header's value would start another header.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Folded at spaces, which reading undoes.
+/// Writes a header, folded at spaces; a reader joins the lines again.
 fn write(message: &mut Vec<u8>, name: &str, value: &str) {
     message.extend_from_slice(name.as_bytes());
     message.push(b':');
     let mut column = name.len() + 1;
     let value = plain(value);
     for (at, word) in value.trim().split(' ').enumerate() {
-        // A line of white space alone would end the headers for some readers.
+        // For some readers, a line with only spaces would end the headers.
         if at > 0 && !word.is_empty() && column + 1 + word.len() > LINE {
             message.extend_from_slice(b"\r\n");
             column = 0;

@@ -1,4 +1,4 @@
-//! Amazon SES by SNS: mail that comes in, and bounces and complaints of mail that went out.
+//! Amazon SES through SNS: incoming mail, and bounces and complaints of mail that we sent.
 
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::sns::{Envelope, Kind};
@@ -20,7 +20,7 @@ use wakeful_http::problem::Problem;
 
 static DOOR: Door = Door::new();
 
-/// What a notification without the mail in it is answered.
+/// The error for a notification that does not contain the mail.
 const NO_CONTENT: &str = "the notification has no mail in it: the receipt rule's action must be SNS with the whole mail \
                           (encoding Base64), not S3, and a mail of more than 150 KB does not fit into it";
 
@@ -31,7 +31,7 @@ pub(super) async fn receive(
     request: Request,
 ) -> Result<Json<Value>, Problem> {
     taken(&ctx, &doors, request).await.map_err(|problem| match problem.status() {
-        // What SNS is answered with 4xx it drops, also where that means that there is too much right now:
+        // SNS drops a message that is answered with 4xx, even 429. So a temporary refusal becomes 503:
         // <https://docs.aws.amazon.com/sns/latest/dg/SendMessageToHttp.prepare.html>.
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
             problem.under(StatusCode::SERVICE_UNAVAILABLE)
@@ -66,7 +66,7 @@ async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>
         Kind::UnsubscribeConfirmation => {
             warn!(
                 topic = envelope.topic_arn,
-                "The subscription to a topic has ended: its mail comes in no more"
+                "The subscription to a topic has ended: its mail no longer arrives"
             );
             Ok(Json(json!({ "ignored": "the subscription has ended" })))
         }
@@ -74,7 +74,7 @@ async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>
             let notice = translate(&envelope.message).inspect_err(|problem| {
                 error!(sns.message_id = envelope.message_id, %problem, "A notification of SES was refused for good");
             })?;
-            // SNS gives up at any 4xx.
+            // SNS stops retrying at any 4xx.
             answer(ctx, notice, StatusCode::UNPROCESSABLE_ENTITY).await
         }
     }
@@ -160,19 +160,19 @@ struct Recipient {
     diagnostic_code: Option<String>,
 }
 
-/// Reads a notification.
+/// Parses a notification.
 ///
 /// # Errors
-/// 422 for what is none, and for mail that is somewhere else.
+/// 422 if it is not a notification of SES, or if it does not contain the mail.
 fn translate(message: &str) -> Result<Notice, Problem> {
     let refused = |detail: String| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail);
     let published: Published = match serde_json::from_str(message) {
         Ok(published) => published,
-        // What SES sends to see whether a topic takes anything is a sentence.
+        // SES tests a new topic with a plain sentence.
         Err(_) if !message.trim_start().starts_with('{') => {
-            return Ok(Notice::Nothing { reason: "a message that is no notification of SES".to_owned() });
+            return Ok(Notice::Nothing { reason: "a message that is not a notification of SES".to_owned() });
         }
-        Err(error) => return Err(refused(format!("the message is no notification of SES: {error}"))),
+        Err(error) => return Err(refused(format!("the message is not a notification of SES: {error}"))),
     };
     let kind = published.notification_type.as_deref().or(published.event_type.as_deref()).unwrap_or_default();
     match kind {
@@ -190,7 +190,8 @@ fn mail(published: Published) -> Result<Notice, String> {
     let unwanted = failed.map(|(what, _)| format!("SES takes it for {what}"));
     let content = published.content.filter(|content| !content.is_empty());
     let Some(content) = content else {
-        // Too large for SNS, and unwanted anyway: no receipt rule is wrong.
+        // SNS leaves out a large mail. This one is unwanted anyway, so the operator need not change the
+        // receipt rule.
         return unwanted.map(|reason| Notice::Nothing { reason }).ok_or_else(|| NO_CONTENT.into());
     };
     let is_base64 = receipt.action.encoding.is_some_and(|encoding| encoding.eq_ignore_ascii_case("BASE64"));
@@ -199,14 +200,14 @@ fn mail(published: Published) -> Result<Notice, String> {
     } else {
         content.into_bytes()
     };
-    // SES receives the mail itself and speaks of every DMARC result: what it did not see pass has not passed.
+    // SES reports a DMARC result for each mail it receives. Anything but PASS counts as not passed.
     let dmarc_passed = Some(receipt.dmarc_verdict.status == "PASS");
     let (mail_from, recipients) = (published.mail.source, receipt.recipients);
     Ok(Notice::Mail(Arrived { raw: Bytes::from(raw), mail_from, recipients, dmarc_passed, unwanted }))
 }
 
-/// SES replaces the Message-ID of what it sends: the one that we wrote stands among the original headers, and the
-/// delivery's id among the tags of those that went out by the channel here.
+/// The delivery that a notification is about. SES replaces the Message-ID when it sends; the original is
+/// among the original headers. Mail sent by our SES channel also has the delivery id as a tag.
 fn delivery(mail: &Mail) -> Option<String> {
     let tag = mail.tags.get("delivery_id").and_then(|values| values.first()).filter(|id| is_delivery(id));
     let headers = mail.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("Message-ID"));
@@ -223,7 +224,7 @@ fn bounce(published: Published) -> Notice {
     let of = |recipient: Recipient| {
         let diagnostic = recipient.diagnostic_code.unwrap_or_default();
         let status = status_in(recipient.status.as_ref().unwrap_or(&diagnostic), for_good);
-        // A transient one was tried for hours, and is given up as well: what is only late is no bounce to SES.
+        // SES reports a transient bounce only after it gave up, so the bounce is final for us too.
         let permanent = true;
         Bounce {
             delivery_id: delivery_id.clone(),
@@ -244,7 +245,7 @@ fn complaint(published: Published) -> Notice {
     let of = |recipient: Recipient| Bounce {
         delivery_id: delivery_id.clone(),
         recipient: recipient.email_address,
-        // Delivery not authorized: the recipient does not want such mail.
+        // "Delivery not authorized": the recipient does not want such mail.
         status: "5.7.1".to_owned(),
         diagnostic: format!("the recipient complained: {kind}"),
         permanent: true,

@@ -37,7 +37,7 @@ fn a_mail_comes_with_its_envelope_and_its_verdict() {
     let mail = arrived(&received());
     assert_eq!(&mail.raw[..], RAW.as_bytes());
     assert_eq!(mail.mail_from.as_deref(), Some("bounces@example.com"));
-    assert_eq!(mail.recipients, ["agent@example.org"], "those of the rule, and not those of the header");
+    assert_eq!(mail.recipients, ["agent@example.org"], "the rule's recipients, not the header's");
     assert_eq!(mail.dmarc_passed, Some(true));
 
     let mut plain = received();

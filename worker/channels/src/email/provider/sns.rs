@@ -1,7 +1,7 @@
-//! Amazon SNS: who says it.
+//! Verifies messages of Amazon SNS.
 //!
-//! A message is of a topic that the configuration names, signed with a certificate of the one host that speaks for that
-//! topic's region, and of the last hour and a half. The rules are those of
+//! A message must belong to a configured topic, be at most an hour and a half old, and be signed with a
+//! certificate from the one host that serves the topic's region. The rules:
 //! <https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html>.
 
 use super::certificate::Certificates;
@@ -17,11 +17,10 @@ use wakeful_http::problem::Problem;
 use webpki::EndEntityCert;
 use webpki::aws_lc_rs::RSA_PKCS1_2048_8192_SHA256;
 
-/// SNS tries a message for an hour at most, counted from when it first could not be delivered; its time is that of the
-/// publication.
+/// SNS retries for an hour at most after the first failure. The message keeps the time of its publication.
 const MAX_AGE_S: i64 = 5_400;
 
-/// What SNS posts.
+/// A message as SNS posts it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Envelope {
@@ -59,10 +58,11 @@ impl Kind {
 }
 
 impl Envelope {
-    /// Reads one and proves it. Nothing of `message` is looked at.
+    /// Parses a message and verifies it. Does not look into `message`.
     ///
     /// # Errors
-    /// 401 for what is not proved, 403 for what is proved and not let in, 503 when the certificate cannot be had now.
+    /// 401 if the signature or the timestamp is not valid, 403 if its topic or its way of signing is not
+    /// accepted, 503 when the certificate cannot be fetched now.
     pub async fn prove(
         body: &[u8],
         topic_arns: &[String],
@@ -77,13 +77,13 @@ impl Envelope {
         Ok(envelope)
     }
 
-    /// Everything that can be said without the certificate, which is fetched for nobody else.
+    /// Checks all that needs no certificate, so that a certificate is fetched only for a plausible message.
     fn certificate_url(&self, topic_arns: &[String], now: DateTime<Utc>) -> Result<Url, Problem> {
         let host = topic_arns
             .iter()
             .find(|arn| **arn == self.topic_arn)
             .and_then(|arn| topic_host(arn))
-            .ok_or_else(|| forbidden(format!("email.ses.topic_arns has no {:?}", short(&self.topic_arn))))?;
+            .ok_or_else(|| forbidden(format!("email.ses.topic_arns does not list {:?}", short(&self.topic_arn))))?;
         if self.signature_version != "2" {
             return Err(forbidden(
                 "only SignatureVersion 2 (SHA-256) is taken: set the topic's attribute SignatureVersion to 2",
@@ -94,7 +94,7 @@ impl Envelope {
         if now.signed_duration_since(sent).num_seconds().abs() > MAX_AGE_S {
             return Err(unproved(format!("it was signed more than {MAX_AGE_S} seconds from now")));
         }
-        let refused = || forbidden(format!("SigningCertURL is no certificate of https://{host}"));
+        let refused = || forbidden(format!("SigningCertURL is not a certificate of https://{host}"));
         let url = Url::parse(&self.signing_cert_url).map_err(|_| refused())?;
         let name =
             url.path().strip_prefix("/SimpleNotificationService-").and_then(|rest| rest.strip_suffix(".pem"));
@@ -108,9 +108,9 @@ impl Envelope {
     }
 
     /// # Errors
-    /// 401 when the certificate's key did not sign this.
+    /// 401 when the certificate's key did not make this signature.
     fn verify(&self, certificate: &CertificateDer<'_>) -> Result<(), Problem> {
-        let refused = |why: &str| unproved(format!("the signature of SNS is not right: {why}"));
+        let refused = |why: &str| unproved(format!("the signature of SNS is not valid: {why}"));
         let signature = STANDARD.decode(&self.signature).map_err(|_| refused("it is not base64"))?;
         let certificate = EndEntityCert::try_from(certificate)
             .map_err(|error| refused(&format!("the certificate: {error}")))?;
@@ -119,7 +119,7 @@ impl Envelope {
             .map_err(|error| refused(&error.to_string()))
     }
 
-    /// What is signed: names and values, each on a line of its own, in the order of their names.
+    /// The signed text: names and values, each on its own line, ordered by name.
     fn signed(&self) -> String {
         let or_none = |value: &Option<String>| value.clone();
         let of_notification = [
@@ -146,10 +146,10 @@ impl Envelope {
         fields.iter().filter_map(|(name, value)| Some(format!("{name}\n{}\n", value.as_ref()?))).collect()
     }
 
-    /// The address that confirms a subscription, of a message that is proved.
+    /// The URL that confirms a subscription. Only for a verified message.
     ///
     /// # Errors
-    /// 403 when it is of another host, or does something else.
+    /// 403 when it has another host, or does anything other than confirm.
     pub fn confirmation(&self) -> Result<Url, Problem> {
         let refused = || forbidden("SubscribeURL does not confirm this topic's subscription");
         let host = topic_host(&self.topic_arn).ok_or_else(refused)?;
@@ -168,7 +168,7 @@ impl Envelope {
     }
 }
 
-/// Whether it leads to that host, and by no way around.
+/// Whether the URL leads directly to that host.
 fn is_of(url: &Url, host: &str) -> bool {
     url.scheme() == "https"
         && url.host_str() == Some(host)

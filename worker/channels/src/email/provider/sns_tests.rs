@@ -18,7 +18,7 @@ impl Signer {
         Signer { key, certificate }
     }
 
-    /// Signed by what AWS documents, and not by the code under test.
+    /// Signs as AWS documents it, without using the code under test.
     fn sign(&self, mut message: Value) -> Value {
         let names: &[&str] = match message["Type"].as_str() {
             Some("Notification") => &["Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type"],
@@ -57,7 +57,7 @@ fn confirmation() -> Value {
     message
 }
 
-/// Everything but the fetching.
+/// Verifies a message without fetching the certificate.
 fn prove(message: &Value, signer: &Signer) -> Result<Envelope, Problem> {
     let envelope: Envelope =
         serde_json::from_value(message.clone()).map_err(|error| unproved(error.to_string()))?;
@@ -181,7 +181,7 @@ async fn what_is_no_message_is_not_proved() {
             Envelope::prove(body.as_bytes(), &[TOPIC.to_owned()], &certificates, now()).await.unwrap_err();
         assert_eq!(refused.status(), StatusCode::UNAUTHORIZED, "{refused}");
     }
-    // All is right but the certificate, which cannot be fetched now: SNS is to try again.
+    // Everything is right, but the certificate cannot be fetched now: SNS must retry.
     let signed = Signer::new().sign(notification()).to_string();
     let later =
         Envelope::prove(signed.as_bytes(), &[TOPIC.to_owned()], &certificates, now()).await.unwrap_err();

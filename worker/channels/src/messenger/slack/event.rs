@@ -1,4 +1,4 @@
-//! What Slack's Events API says.
+//! Parses requests of Slack's Events API.
 
 use super::super::without_nul;
 use super::text::readable;
@@ -7,31 +7,31 @@ use serde_json::{Value, json};
 /// One request of the Events API.
 #[derive(Debug, PartialEq)]
 pub(super) enum Event {
-    /// Slack asks whether this address is ours.
+    /// Slack verifies that this address is ours.
     Challenge(String),
     Said(Said),
-    /// And why not.
+    /// The event is ignored, for this reason.
     NotForUs(&'static str),
 }
 
-/// A message of a person.
+/// A message from a person.
 #[derive(Debug, PartialEq)]
 pub(super) struct Said {
     pub team: String,
     pub channel: String,
     pub user: String,
-    /// The message's own id within its channel.
+    /// The message's id within its channel.
     pub ts: String,
-    /// Its thread's first message, if it is in one.
+    /// The id of the thread's first message, if the message is in a thread.
     thread_ts: Option<String>,
     is_direct: bool,
-    /// It mentions the agent, or was said to it alone.
+    /// The message mentions the agent, or is a direct message to it.
     pub addressed: bool,
     pub text: String,
 }
 
 impl Said {
-    /// A thread is a conversation, and so is what two say to each other.
+    /// A thread is a conversation, and so is a direct-message channel.
     pub fn conversation_id(&self) -> String {
         let Said { team, channel, .. } = self;
         if self.is_direct {
@@ -41,7 +41,7 @@ impl Said {
         }
     }
 
-    /// `{"channel", "thread_ts"}`; a direct conversation has no threads.
+    /// `{"channel", "thread_ts"}`; direct messages have no `thread_ts`.
     pub fn reply_to(&self) -> Value {
         if self.is_direct {
             json!({"channel": self.channel})
@@ -55,15 +55,15 @@ impl Said {
     }
 }
 
-/// Reads a request that was verified.
+/// Parses a request whose signature was verified.
 pub(super) fn read(body: &Value) -> Event {
     match body["type"].as_str() {
         Some("url_verification") => match body["challenge"].as_str() {
             Some(challenge) => Event::Challenge(challenge.to_owned()),
-            None => Event::NotForUs("a challenge without its word"),
+            None => Event::NotForUs("the challenge is missing"),
         },
         Some("event_callback") => said(body).map_or_else(Event::NotForUs, Event::Said),
-        Some(_) | None => Event::NotForUs("it is no event"),
+        Some(_) | None => Event::NotForUs("it is not an event"),
     }
 }
 
@@ -72,26 +72,26 @@ fn said(body: &Value) -> Result<Said, &'static str> {
     let is_mention = match event["type"].as_str() {
         Some("app_mention") => true,
         Some("message") => false,
-        Some(_) | None => return Err("it is no message"),
+        Some(_) | None => return Err("it is not a message"),
     };
     match event["subtype"].as_str() {
         None | Some("file_share" | "thread_broadcast" | "me_message") => {}
-        // Edits, deletions, joins, and whatever bots say.
-        Some(_) => return Err("it is a message about messages"),
+        // Edits, deletions, joins and messages from bots.
+        Some(_) => return Err("it is an edit, a deletion or another service message"),
     }
     if event["hidden"] == true {
         return Err("it is hidden");
     }
-    // The agent's own messages come back to it as a bot's.
+    // The agent's own messages arrive as events too, from these users.
     let bots: Vec<&str> = body["authorizations"]
         .as_array()
         .into_iter()
         .flatten()
         .filter_map(|authorization| authorization["user_id"].as_str())
         .collect();
-    let user = id(&event["user"]).ok_or("nobody said it")?;
+    let user = id(&event["user"]).ok_or("it has no sender")?;
     if event["bot_id"].is_string() || event["bot_profile"].is_object() || bots.contains(&user.as_str()) {
-        return Err("a bot said it");
+        return Err("a bot sent it");
     }
     let team = id(&body["team_id"]).or_else(|| id(&event["team"])).ok_or("it has no team")?;
     let channel = id(&event["channel"]).ok_or("it has no channel")?;
@@ -115,7 +115,7 @@ fn said(body: &Value) -> Result<Said, &'static str> {
     })
 }
 
-/// An id of Slack's, which becomes a part of ids of ours.
+/// An id from Slack that is safe inside our own ids.
 fn id(value: &Value) -> Option<String> {
     let id = value.as_str()?;
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-' || c == '_';
@@ -126,7 +126,7 @@ fn mentions(text: &str, user: &str) -> bool {
     text.contains(&format!("<@{user}>")) || text.contains(&format!("<@{user}|"))
 }
 
-/// What was written, and a line for each file that came with it. The files themselves are not fetched.
+/// The message's text, and a line for each attached file. Files are not downloaded.
 fn text(written: &str, files: &Value) -> String {
     let mut lines = vec![readable(written)];
     for file in files.as_array().into_iter().flatten() {
@@ -200,7 +200,7 @@ mod tests {
             json!({"channel": "C1/../x"}),
             json!({"ts": 5}),
             json!({"type": "reaction_added"}),
-            // What one bot says to another would go on for ever.
+            // Two bots would answer each other endlessly.
             json!({"type": "app_mention", "bot_id": "B2"}),
         ] {
             let read = read(&callback(message(more.clone())));

@@ -1,4 +1,4 @@
-//! Slack: the Events API comes in, `chat.postMessage` goes out.
+//! Slack: events come in through the Events API, `chat.postMessage` goes out.
 
 mod event;
 mod send;
@@ -27,15 +27,16 @@ use wakeful_workflow::policy::ReplyRoute;
 /// The word in `deliveries.channel`.
 const NAME: &str = "slack";
 
-/// What Slack advises as a message's length. It cuts at 40,000, which 4,000 do not reach even when each of them is escaped to five.
+/// The message length that Slack recommends. Slack cuts at 40,000; 4,000 characters stay below that even if
+/// escaping makes each five times as long.
 const SPLIT_AT: usize = 4000;
 
-/// Slack waits three seconds for an answer, and holds a silence against the app. What is not committed by then is told to come
-/// again, with time left for its way.
+/// Slack waits three seconds for an answer and counts a timeout against the app. At this limit we answer 503,
+/// early enough to arrive in time, and Slack sends the event again.
 const ANSWER: Duration = Duration::from_millis(2_500);
 
-/// Takes one event. It is answered when the message is committed, or with 503 in time: Slack sends it again then, and what has
-/// been committed meanwhile is known.
+/// Accepts one event. Answers once the message is committed, or 503 at the time limit. Slack then repeats the
+/// event; if the message was committed meanwhile, its key marks the repeat as a duplicate.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
     headers: HeaderMap,
@@ -51,10 +52,11 @@ pub(super) async fn receive(
         Event::Said(said) => said,
     };
     if !config.allow.allows(&said.user, &said.channel) {
-        let why = "messenger.slack.allow_users or allow_channels does not have its sender or its channel";
+        let why = "messenger.slack.allow_users or allow_channels does not list its sender or its channel";
         return Ok(ignored("Slack", why)?.into_response());
     }
-    // It goes on behind a late answer: what was broken off would still hold its connection, and nobody else could have its turn.
+    // Run as a task of its own, so that a late answer does not cancel the write. A cancelled write would free
+    // its permit while its connection is still busy.
     let taking = tokio::spawn(admit(Arc::clone(&ctx), said).in_current_span());
     match tokio::time::timeout(ANSWER, taking).await {
         Ok(Ok(taken)) => Ok(taken?.into_response()),
@@ -70,11 +72,12 @@ pub(super) async fn receive(
 async fn admit(ctx: Arc<Ctx>, said: Said) -> Result<StatusCode, Problem> {
     let config = &ctx.config.messenger.slack;
     if config.answers == Answers::Mentions && !said.addressed && !is_known(&ctx, &said).await? {
-        return ignored("Slack", "it mentions nobody of us, in no thread of ours");
+        return ignored("Slack", "it does not mention the agent, and the agent is not in its thread");
     }
     let incoming = Incoming {
         conversation_id: said.conversation_id(),
-        // A mention comes as two events of one message, and each of them again when its answer was lost.
+        // A mention arrives as two events for one message, and Slack repeats each event whose answer got
+        // lost.
         key: format!("slack/{}/{}", said.channel, said.ts),
         reply: Some(ReplyRoute { channel: NAME.to_owned(), to: said.reply_to(), split_at: Some(SPLIT_AT) }),
         text: said.text,
@@ -84,9 +87,9 @@ async fn admit(ctx: Arc<Ctx>, said: Said) -> Result<StatusCode, Problem> {
     received("Slack", take(&ctx, incoming).await)
 }
 
-/// Whether the agent is in that thread already.
+/// Whether the thread already has a session.
 async fn is_known(ctx: &Ctx, said: &Said) -> Result<bool, Problem> {
-    // It is refused as the message itself would be, when too much comes in.
+    // When too much comes in, this query is refused just as the message would be.
     let _turn = ctx.intake.enter().await?;
     let conversation_id = wakeful_workflow::id::stored_conversation_id(&said.conversation_id())?;
     Ok(ctx.store.latest_agent(&conversation_id).await?.is_some())

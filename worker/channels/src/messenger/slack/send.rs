@@ -1,4 +1,4 @@
-//! `chat.postMessage`, and looking for what it posted.
+//! Sends with `chat.postMessage`, and looks up whether a message was posted.
 
 use super::super::http::{self, Answer, word};
 use super::super::limits::{Limits, Rate};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 
-/// What a message of ours bears, beside its delivery's id.
+/// The metadata type that marks our messages; the payload is the delivery id.
 const EVENT_TYPE: &str = "wakeful_delivery";
 
 /// Slack lets an app post one message a second in a channel, with short bursts …
@@ -21,7 +21,8 @@ const IN_WORKSPACE: Rate = Rate::per(200, 10);
 /// The bucket of the workspace.
 const WORKSPACE: &str = "the workspace";
 
-/// Pages of a conversation that are looked through for a message. What is not in them is not known to be unsent.
+/// How many pages of a conversation the search reads. If the message is not in them, it may still have been
+/// sent.
 const PAGES: usize = 10;
 
 /// A bot of a workspace.
@@ -38,7 +39,7 @@ impl Slack {
         Ok(Slack { token, base_url, client: http::client().build()?, limits: Limits::new() })
     }
 
-    /// Asks a method. The answer has `ok`.
+    /// Calls an API method. On success the body has `ok: true`.
     async fn ask(&self, request: reqwest::RequestBuilder) -> Result<Answer, SendError> {
         let answer = http::ask("Slack", request.bearer_auth(self.token.expose_secret())).await?;
         if answer.status == StatusCode::TOO_MANY_REQUESTS {
@@ -64,7 +65,7 @@ impl Slack {
         }
     }
 
-    /// What Slack asks for holds for all that this process sends: it counts by method and workspace.
+    /// Slack limits by method and workspace, so its wait holds for everything that this process sends.
     fn throttled(&self, after: Duration) -> SendError {
         self.limits.close(WORKSPACE, after);
         SendError::Throttled { error: "Slack takes no more messages just now".to_owned(), after }
@@ -95,7 +96,8 @@ impl Channel for Slack {
         let mut body = json!({
             "channel": channel,
             "text": escaped(text),
-            // Names in the text are no mentions, and addresses in it are not visited, by whomever the text was made.
+            // No name in the text becomes a mention and Slack fetches no link in it: the text may come from
+            // anyone.
             "parse": "none",
             "link_names": false,
             "unfurl_links": false,
@@ -110,8 +112,8 @@ impl Channel for Slack {
         Ok(json!({"channel": posted["channel"], "ts": posted["ts"]}))
     }
 
-    /// Looks for the delivery's id in what the messages of its thread bear. Slack shows that only to a token with the scope
-    /// `metadata.message:read`, and names a token's scopes with each answer.
+    /// Searches the messages of the thread for metadata with the delivery id. Slack shows metadata only to a
+    /// token with the scope `metadata.message:read`; each answer lists the token's scopes.
     async fn find_message(&self, message: &Outbound<'_>) -> Result<Found, SendError> {
         let to = &message.content["to"];
         let Some(channel) = to["channel"].as_str() else { return Ok(Found::Unknown) };
@@ -128,7 +130,7 @@ impl Channel for Slack {
                 .map_err(|error| SendError::Refused(error.to_string()))?;
             let answer = match self.ask(self.client.get(url)).await {
                 Ok(answer) => answer,
-                // It may not read there, and never will: nobody can know.
+                // The app may not read there, so the search can never tell.
                 Err(SendError::Refused(_)) => return Ok(Found::Unknown),
                 Err(error) => return Err(error),
             };
@@ -158,16 +160,16 @@ impl Channel for Slack {
     }
 }
 
-/// Whether the token that got this answer is shown what messages bear.
+/// Whether Slack shows message metadata to the token that got this answer.
 fn sees_metadata(answer: &Answer) -> bool {
     let scopes = answer.headers.get("x-oauth-scopes").and_then(|scopes| scopes.to_str().ok());
     scopes.is_some_and(|scopes| scopes.split(',').any(|scope| scope.trim() == "metadata.message:read"))
 }
 
-/// What an error of Slack's means, with what to do about it.
+/// Maps an error code of Slack to an error with a remedy.
 fn refusal(error: &str, needed: Option<&str>) -> SendError {
     let remedy = match error {
-        // By its documentation some of the operation may have succeeded.
+        // Slack's documentation says that part of the operation may have succeeded.
         "internal_error" | "fatal_error" | "request_timeout" => {
             return SendError::Unknown(format!("Slack answered {error}"));
         }
@@ -181,11 +183,11 @@ fn refusal(error: &str, needed: Option<&str>) -> SendError {
             "give the app the scope chat:write and install it again"
         }
         "channel_not_found" | "not_in_channel" => "invite the app to the channel",
-        "is_archived" => "the channel is archived: bring it back, or write elsewhere",
+        "is_archived" => "the channel is archived: unarchive it, or write elsewhere",
         "restricted_action" | "restricted_action_thread_locked" | "restricted_action_read_only_channel" => {
             "the workspace does not let the app write there: change the channel's settings"
         }
-        "thread_not_found" | "message_not_found" => "the thread is gone: begin another one",
+        "thread_not_found" | "message_not_found" => "the thread is gone: start another one",
         _ => "Slack's documentation of chat.postMessage says what it means",
     };
     let needed = needed.map(|scope| format!(" (needed: {})", word(scope))).unwrap_or_default();

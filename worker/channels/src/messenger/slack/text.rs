@@ -1,6 +1,6 @@
-//! Slack's text: its references made readable on the way in, and none made on the way out.
+//! Converts Slack's text. Incoming references become readable; outgoing text contains no references.
 
-/// What a person sees: `<@U1|ann>` is `@ann`, `<https://x|here>` is `here (https://x)`.
+/// The text as a person sees it: `<@U1|ann>` is `@ann`, `<https://x|here>` is `here (https://x)`.
 pub(super) fn readable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -45,7 +45,7 @@ fn unescaped(text: &str) -> String {
     text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 }
 
-/// Text as Slack shows it, whatever is in it: it pings nobody, and no link says that it is another one.
+/// Escapes text so that Slack shows it literally: it mentions no user, and no link hides its target.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

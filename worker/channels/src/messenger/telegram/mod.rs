@@ -1,4 +1,4 @@
-//! Telegram: updates of a bot come in, `sendMessage` goes out.
+//! Telegram: a bot's updates come in, `sendMessage` goes out.
 
 mod send;
 mod update;
@@ -25,15 +25,16 @@ use wakeful_workflow::reply::outgoing;
 /// The word in `deliveries.channel`.
 const NAME: &str = "telegram";
 
-/// The most that Telegram takes in one message, in the UTF-16 units in which it counts.
+/// The longest message that Telegram takes, in UTF-16 units, which is how it counts.
 const SPLIT_AT: usize = 4096;
 
-/// What is said in a chat that takes no more. For a minute it stands for all that is written there.
+/// The reply in a chat that accepts no more messages. At most one is sent per chat and minute.
 const NOT_TAKEN: &str = "I have too many messages here to read, and did not take yours. What you write in the next minutes may be lost \
                          as well: please send it again later.";
 
-/// Takes one update. Telegram sends it again until it is answered with 2xx, and the bot's next ones wait for that. So where one
-/// chat is full, whoever writes there is told that this was not taken, and the other chats go on.
+/// Accepts one update. Telegram repeats an update until it gets a 2xx, and holds back the bot's other updates
+/// meanwhile. So when one chat is full, its sender is told that the message was not accepted, and the other
+/// chats go on.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
     headers: HeaderMap,
@@ -47,7 +48,7 @@ pub(super) async fn receive(
         Err(why) => return ignored("Telegram", why),
     };
     if !config.allow.allows(&said.user, &said.chat.to_string()) {
-        let why = "messenger.telegram.allow_users or allow_channels does not have its sender or its chat";
+        let why = "messenger.telegram.allow_users or allow_channels does not list its sender or its chat";
         return ignored("Telegram", why);
     }
     let bot = config.token.as_ref().map_or("bot", |token| bot(token.expose_secret()));
@@ -55,7 +56,7 @@ pub(super) async fn receive(
     let route = ReplyRoute { channel: NAME.to_owned(), to: said.reply_to(), split_at: Some(SPLIT_AT) };
     let incoming = Incoming {
         conversation_id: conversation_id.clone(),
-        // The same message has the same number whenever its update comes.
+        // The message number stays the same when Telegram repeats the update.
         key: format!("telegram/{}/{}", said.chat, said.message),
         reply: Some(route.clone()),
         text: said.text,
@@ -70,7 +71,8 @@ pub(super) async fn receive(
     }
 }
 
-/// Tells whoever writes to a chat that is full that nothing more is taken there. When that is durable, the update is received.
+/// Tells the sender in a full chat that the message was not accepted. Answers 2xx once that notice is
+/// committed.
 async fn turn_away(
     ctx: &Ctx,
     conversation_id: &str,
@@ -84,11 +86,11 @@ async fn turn_away(
             ctx.bus.notifier.job();
         }
     }
-    warn!(error = %full, conversation_id, "A message from Telegram was not taken, and its sender is told");
+    warn!(error = %full, conversation_id, "A message from Telegram was not accepted; its sender gets a notice");
     Ok(StatusCode::OK)
 }
 
-/// The bot's own id, which is the part of its token that is no secret.
+/// The bot's own id: the public part of its token.
 fn bot(token: &str) -> &str {
     token.split(':').next().unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! `sendMessage`. Telegram knows no keys and cannot be asked, so what may have been sent is never sent again by itself.
+//! `sendMessage`. Telegram has no idempotency keys and cannot look up a message, so a message that may have
+//! been sent is never sent again automatically.
 
 use super::super::http::{self, word};
 use super::super::limits::{Limits, Rate};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
 
-/// Telegram's advice: no more than 30 messages a second, …
+/// Telegram recommends at most 30 messages a second, …
 const OF_BOT: Rate = Rate::per(40, 5);
 /// … one a second in a chat, …
 const IN_CHAT: Rate = Rate::per(1100, 1);
@@ -23,7 +24,7 @@ const BOT: &str = "the bot";
 /// A bot.
 #[derive(Debug)]
 pub struct Telegram {
-    /// The address of `sendMessage`. Secret: the token is in it.
+    /// The address of `sendMessage`. Secret, because it contains the token.
     url: SecretString,
     client: reqwest::Client,
     limits: Limits,
@@ -57,7 +58,7 @@ impl Channel for Telegram {
             let error = "Telegram takes one message a second in a chat, and 20 a minute in a group: this one waits for its turn";
             SendError::Throttled { error: error.to_owned(), after }
         })?;
-        // Without a `parse_mode` the text is shown as it is, whatever is in it.
+        // Without a `parse_mode` Telegram shows the text as it is and interprets no markup.
         let mut body = json!({"chat_id": chat, "text": text, "link_preview_options": {"is_disabled": true}});
         if let Some(topic) = content["to"]["message_thread_id"].as_i64() {
             body["message_thread_id"] = json!(topic);
@@ -72,7 +73,8 @@ impl Channel for Telegram {
             let after =
                 asked.unwrap_or_else(|| answer.wait()).clamp(Duration::from_secs(1), http::LONGEST_WAIT);
             self.limits.close(&bucket, after);
-            // It may be for this chat, or for the bot: the others ask again slowly, and are told by themselves.
+            // Telegram may mean this chat or the whole bot. So the other chats pause for only a second; if
+            // the limit is on the bot, they get a 429 of their own.
             self.limits.close(BOT, Duration::from_secs(1));
             let error = "Telegram takes no more messages just now".to_owned();
             return Err(SendError::Throttled { error, after });
@@ -86,7 +88,7 @@ impl Channel for Telegram {
         let description = word(said["description"].as_str().unwrap_or_default());
         let remedy = match answer.status {
             StatusCode::FORBIDDEN => {
-                "the bot was blocked or put out of the chat: whoever wants its answers has to let it in again"
+                "the bot was blocked or removed from the chat: somebody there must let it in again"
             }
             StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => {
                 "set messenger.telegram.token to the token that BotFather gives"

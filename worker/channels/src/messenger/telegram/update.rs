@@ -1,23 +1,23 @@
-//! What an update of Telegram says.
+//! Parses an update from Telegram.
 
 use super::super::without_nul;
 use serde_json::{Value, json};
 
-/// A message of a person.
+/// A message from a person.
 #[derive(Debug, PartialEq)]
 pub(super) struct Said {
-    /// Below zero for a group.
+    /// Negative for a group.
     pub chat: i64,
-    /// Its number in the chat.
+    /// The message's number in its chat.
     pub message: i64,
-    /// The topic of a forum that it is in.
+    /// The forum topic that the message is in.
     topic: Option<i64>,
     pub user: String,
     pub text: String,
 }
 
 impl Said {
-    /// A chat is a conversation, and so is each topic of one that has topics.
+    /// A chat is a conversation. In a chat with topics, each topic is one.
     pub fn conversation_id(&self, bot: &str) -> String {
         let chat = format!("telegram/{bot}/{}", self.chat);
         self.topic.map_or(chat.clone(), |topic| format!("{chat}/{topic}"))
@@ -33,30 +33,30 @@ impl Said {
     }
 }
 
-/// What comes with a message and is not fetched.
+/// Attachments. A line in the text names them; they are not downloaded.
 const FILES: [&str; 8] =
     ["photo", "document", "audio", "video", "voice", "video_note", "animation", "sticker"];
 
-/// Reads an update that was verified.
+/// Parses an update whose secret was verified.
 ///
 /// # Errors
-/// Why it is not for the agent.
+/// The reason why the message is not for the agent.
 pub(super) fn read(update: &Value) -> Result<Said, &'static str> {
     if !update["update_id"].is_i64() {
-        return Err("it is no update");
+        return Err("it is not an update");
     }
-    // Edits, buttons and what a channel publishes are other fields than this one.
+    // Edits, button presses and channel posts are in other fields.
     let message = &update["message"];
     if !message.is_object() {
-        return Err("it is no new message");
+        return Err("it is not a new message");
     }
     if message["from"]["is_bot"] == true || message["via_bot"].is_object() {
-        return Err("a bot said it");
+        return Err("a bot sent it");
     }
-    let user = message["from"]["id"].as_i64().ok_or("nobody said it")?;
+    let user = message["from"]["id"].as_i64().ok_or("it has no sender")?;
     let chat = message["chat"]["id"].as_i64().ok_or("it has no chat")?;
     let number = message["message_id"].as_i64().ok_or("it has no number")?;
-    // In an ordinary group the same field names the message that is answered.
+    // In an ordinary group the same field names the message that this one answers.
     let topic =
         (message["is_topic_message"] == true).then(|| message["message_thread_id"].as_i64()).flatten();
     let text = text(message);

@@ -1,4 +1,4 @@
-//! A webhook for every other messenger, signed by Standard Webhooks in both directions.
+//! A webhook for any other messenger. Both directions are signed as Standard Webhooks specifies.
 
 mod network;
 mod send;
@@ -23,20 +23,21 @@ use wakeful_workflow::policy::ReplyRoute;
 /// The word in `deliveries.channel`.
 const NAME: &str = "webhook";
 
-/// The body.
+/// The body of a message.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Message {
     conversation_id: String,
     text: String,
     sender: Option<String>,
-    /// Of this only a conversation's first message is asked.
+    /// Only a conversation's first message uses this field.
     agent: Option<String>,
-    /// Not taken: where replies go to is the configuration's, or whoever can write a message could have anything asked.
+    /// Refused when present. Only the configuration says where replies go; otherwise a sender could make us
+    /// post to any address.
     reply_url: Option<serde_json::Value>,
 }
 
-/// Takes a message: 202, or 200 with the first answer when its `webhook-id` was used before.
+/// Accepts a message: 202, or 200 with the first answer when its `webhook-id` was used before.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
     headers: HeaderMap,
@@ -55,7 +56,7 @@ pub(super) async fn receive(
         split_at: None,
     });
     let incoming = Incoming {
-        // A folder of their own: a webhook writes into no chat and no other messenger's conversation.
+        // The prefix keeps webhooks out of chats and out of other messengers' conversations.
         conversation_id: format!("webhook/{}", message.conversation_id),
         key,
         text: message.text,
@@ -69,7 +70,7 @@ pub(super) async fn receive(
 }
 
 fn read(body: &[u8]) -> Result<Message, Problem> {
-    // serde would take an array for the fields in their order.
+    // serde would also accept an array, and read the fields in order.
     if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
         return Err(Problem::bad_request("the body is not the JSON that is expected: an object"));
     }

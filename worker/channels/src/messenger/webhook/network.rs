@@ -1,10 +1,10 @@
-//! Which addresses a name may stand for.
+//! Which IP addresses a host name may resolve to.
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Resolves names to addresses that everybody can reach, and refuses a name that has any other: what is connected to is what
-/// was looked at.
+/// Resolves host names, and refuses a name with any address that is not public. The client connects only to
+/// the addresses that were checked here.
 #[derive(Debug)]
 pub(super) struct Public;
 
@@ -27,7 +27,7 @@ impl Resolve for Public {
     }
 }
 
-/// Whether the address itself, or `localhost`, is what the configuration wrote.
+/// Whether the URL names an IP address or `localhost` itself, so that no lookup decides the target.
 pub(super) fn names_itself(url: &reqwest::Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -61,11 +61,11 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
 
 fn is_public_v6(ip: Ipv6Addr) -> bool {
     let first = ip.segments()[0];
-    // Global unicast is 2000::/3; of it 2001:db8::/32 is for documents.
+    // Global unicast is 2000::/3. In it, 2001:db8::/32 is reserved for documentation.
     (0x2000..0x4000).contains(&first) && !(first == 0x2001 && ip.segments()[1] == 0xdb8)
 }
 
-/// The address of version 4 that one of version 6 stands for: mapped, translated (64:ff9b::/96) or tunnelled (2002::/16).
+/// The IPv4 address inside an IPv6 address: mapped, translated (64:ff9b::/96) or 6to4 (2002::/16).
 fn embedded(ip: Ipv6Addr) -> Option<Ipv4Addr> {
     let segments = ip.segments();
     let of = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));

@@ -1,4 +1,4 @@
-//! Replies are posted to the one address that the configuration names, signed, under their delivery's id.
+//! Posts replies to the one configured address, signed, with the delivery id as `webhook-id`.
 
 use super::super::http;
 use super::super::limits::{Limits, Rate};
@@ -14,7 +14,7 @@ use std::time::Duration;
 use wakeful_config::messenger;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
 
-/// The receiver says by itself when it takes no more.
+/// In effect no limit. The receiver answers 429 when it wants less.
 const UNLIMITED: Rate = Rate::per(1, 1000);
 const RECEIVER: &str = "the receiver";
 
@@ -28,10 +28,10 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// `None` where the configuration names no receiver.
+    /// `None` if the configuration sets no `reply_url`.
     pub fn new(config: &messenger::Webhook) -> anyhow::Result<Option<Webhook>> {
         let Some(url) = config.reply_url.clone() else { return Ok(None) };
-        // Through a proxy nobody here would see which address is asked.
+        // A proxy would resolve the name itself, and we could not check the address.
         let mut client = http::client().no_proxy();
         if !config.private_network && !network::names_itself(&url) {
             client = client.dns_resolver(Arc::new(network::Public));
@@ -52,7 +52,7 @@ impl Channel for Webhook {
         NAME
     }
 
-    /// The receiver knows a message by its `webhook-id`.
+    /// The receiver recognises a repeated message by its `webhook-id`.
     fn is_idempotent(&self) -> bool {
         true
     }
@@ -65,10 +65,10 @@ impl Channel for Webhook {
             return Err(SendError::Refused("the message has no text, or no conversation".to_owned()));
         };
         self.limits.take(&[(RECEIVER.to_owned(), UNLIMITED)]).map_err(|after| SendError::Throttled {
-            error: "the webhook's receiver asked to be left alone".to_owned(),
+            error: "the webhook's receiver asked us to wait".to_owned(),
             after,
         })?;
-        // The same bytes in each attempt: nothing in them tells the time.
+        // Every attempt sends the same body, so it contains no time.
         let data = json!({"conversation_id": conversation_id, "text": text, "part": content["part"],
             "parts": content["parts"]});
         let body = json!({"type": "message.reply", "data": data}).to_string();
@@ -92,16 +92,16 @@ impl Channel for Webhook {
         if status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT {
             return Err(match answer.retry_after() {
                 Some(after) => self.throttled(after),
-                // Under its key it may be sent again whatever became of it.
+                // Sending again is safe even if the receiver got it: the `webhook-id` is the same.
                 None => SendError::Later(format!("the webhook's receiver answered {status}")),
             });
         }
         let remedy = if status.is_redirection() {
             "no redirect is followed: set messenger.webhook.reply_url to where it leads"
         } else if status == StatusCode::GONE {
-            "it wants no more: take messenger.webhook.reply_url out, or set another one"
+            "it wants no more messages: remove messenger.webhook.reply_url, or set another one"
         } else {
-            "look at what it says of the request, and at messenger.webhook.reply_url and secrets"
+            "look at what the receiver says about the request, and check messenger.webhook.reply_url and secrets"
         };
         Err(SendError::Refused(format!("the webhook's receiver answered {status}; {remedy}")))
     }

@@ -1,4 +1,4 @@
-//! What this host brings: agents with their models and tools, keys, prices, folders.
+//! Checks of this host: agents with their models and tools, keys, prices, folders.
 
 use super::super::output::printable;
 use super::Report;
@@ -6,7 +6,7 @@ use crate::App;
 use std::path::{Path, PathBuf};
 use wakeful_config::Config;
 
-/// Less than this in the workspace's file system is worth a word.
+/// `doctor` warns when the workspace's file system has less free space than this.
 const LOW_DISK_BYTES: u64 = 1 << 30;
 
 pub(super) fn check(app: &App, config: &Config, report: &mut Report) {
@@ -19,7 +19,7 @@ pub(super) fn check(app: &App, config: &Config, report: &mut Report) {
     maildir(config, report);
 }
 
-/// Each agent's model and tools. Gives the models in use.
+/// Checks each agent's model and tools, and returns the models in use.
 fn agents(app: &App, config: &Config, report: &mut Report) -> Vec<String> {
     let tools = match app.registry() {
         Ok(tools) => tools,
@@ -77,7 +77,7 @@ fn agents(app: &App, config: &Config, report: &mut Report) -> Vec<String> {
     models
 }
 
-/// A key is the workers' business: a host that runs the API alone has none, and that is right.
+/// Checks the model keys. A missing key is only a warning: a host that runs the API alone needs none.
 fn keys(config: &Config, models: &[String], report: &mut Report) {
     let providers = [
         ("anthropic", &config.providers.anthropic, "ANTHROPIC_API_KEY"),
@@ -135,9 +135,8 @@ fn lmtp(config: &Config, report: &mut Report) {
     {
         report.warning(
             "lmtp",
-            format!("[email] lmtp_listen = {listen} is open to other machines, and LMTP asks for no password: whoever \
-                     reaches it hands in any mail as anybody's"),
-            "listen on 127.0.0.1, or let nobody but your mail server through the firewall",
+            format!("[email] lmtp_listen = {listen} is open to other machines, and LMTP asks for no password: anyone who can reach the port can send mail under any address"),
+            "listen on 127.0.0.1, or let only your mail server through the firewall",
         );
     }
 }
@@ -150,7 +149,7 @@ fn workspace(config: &Config, report: &mut Report) {
             report.ok("workspace", folder(&dir, &at));
             disk(&at, report);
         }
-        // Only workers need it, and a host that was given none may run none.
+        // A warning only: workers alone need this folder, and this host may run none.
         Err(error) if !configured => report.warning(
             "workspace",
             format!("{}: {error}", shown(&dir)),
@@ -188,7 +187,7 @@ fn shown(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 
-/// Where `dir` is, or the nearest folder above in which it would be made, proved by writing a file there.
+/// Returns `dir`, or the nearest existing folder above it, after writing a temporary file there as proof.
 fn writable(dir: &Path) -> std::io::Result<PathBuf> {
     let dir = std::path::absolute(dir)?;
     let mut at = dir.as_path();
@@ -203,7 +202,7 @@ fn writable(dir: &Path) -> std::io::Result<PathBuf> {
             Err(error) => return Err(error),
         }
     }
-    // The file has no name where the system can do that, and is gone in either case.
+    // The file is deleted at once; where the system allows, it never has a name.
     tempfile::tempfile_in(at)?;
     Ok(at.to_owned())
 }

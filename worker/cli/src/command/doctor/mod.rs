@@ -1,4 +1,5 @@
-//! `wakeful doctor`: is everything here, and does it fit together. Changes nothing, ends within ten seconds.
+//! `wakeful doctor`: checks that everything is there and fits together. Changes nothing and ends within ten
+//! seconds.
 
 mod host;
 mod system;
@@ -15,12 +16,12 @@ pub(super) struct Args {
     output: OutputArgs,
 }
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Level {
     Ok,
-    /// Works, and somebody should look.
+    /// Works, but someone should look at it.
     Warning,
     /// Does not work.
     Problem,
@@ -35,7 +36,7 @@ struct Check {
     remedy: Option<String>,
 }
 
-/// Every check, in the order in which it was made.
+/// Every check, in the order in which the checks ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 struct Report {
     checks: Vec<Check>,
@@ -64,7 +65,7 @@ impl Report {
     }
 }
 
-/// Checks everything that a configuration which loads leads to.
+/// Runs every check of a configuration that loads.
 pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
     let mut report = Report::default();
     let dev = super::dev::adopt(&mut config, &app)?;
@@ -94,7 +95,7 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
     finish(&args, &report)
 }
 
-/// The report where the configuration does not load: nothing else can be checked.
+/// Reports a configuration that does not load. Nothing else can be checked then.
 pub(super) fn without_configuration(args: &Args, error: &ConfigError) -> anyhow::Result<Exit> {
     let mut report = Report::default();
     for line in error.lines() {

@@ -1,4 +1,4 @@
-//! What this host meets: the server that listens here, the database, the workers and the work.
+//! Checks of what this host talks to: the server that listens here, the database, the workers and their work.
 
 use super::super::output::span;
 use super::Report;
@@ -10,16 +10,18 @@ use wakeful_config::Config;
 use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};
 use wakeful_store::{Error, Store};
 
-/// For everything that is asked of the database. The whole command must end within ten seconds, as a health check.
+/// Time for all database checks together. The whole command, like any health check, must end within ten
+/// seconds.
 const PATIENCE: Duration = Duration::from_secs(8);
 const CONNECT: Duration = Duration::from_secs(3);
 const NOTIFICATION: Duration = Duration::from_secs(2);
 const SERVER: Duration = Duration::from_secs(3);
-/// Jobs that are ready for so long are not being taken.
+/// If a job has been ready for longer than this, no worker takes it.
 const WAITING_S: f64 = 60.0;
 const SKEW_S: f64 = 2.0;
 
-/// The server on `[server] listen`, if one listens there. None is no fault: this host may run workers alone.
+/// Checks the server on `[server] listen`, if one listens there. No server is fine: this host may run workers
+/// alone.
 pub(super) async fn server(config: &Config) -> Report {
     let mut report = Report::default();
     let listen = config.server.listen;
@@ -63,9 +65,9 @@ pub(super) async fn server(config: &Config) -> Report {
     report
 }
 
-/// Status and body of `/readyz`; `None` where nobody listens.
+/// Returns status and body of `/readyz`, or `None` if the connection is refused.
 async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, reqwest::Error> {
-    // A proxy of the environment has no business here.
+    // A local address: ignore a proxy set in the environment.
     let client = reqwest::Client::builder().no_proxy().build()?;
     match client.get(format!("http://{address}/readyz")).send().await {
         Ok(response) => {
@@ -77,7 +79,7 @@ async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, 
     }
 }
 
-/// The SMTP server, if mail goes out by one: it answers, and takes the user. Nothing is sent.
+/// Checks the SMTP server, if one is configured: it must answer and accept the user. Sends no mail.
 pub(super) async fn mail(config: &Config) -> Report {
     let mut report = Report::default();
     let Some(smtp) = &config.email.smtp else { return report };
@@ -106,7 +108,7 @@ pub(super) async fn mail(config: &Config) -> Report {
     report
 }
 
-/// The database, and what it knows of the rest.
+/// Checks the database, and the workers, queues and sessions that it knows of.
 pub(super) async fn database(config: &Config) -> Report {
     let mut report = Report::default();
     let Ok(url) = super::super::database_url(config) else {
@@ -175,7 +177,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
         Err(Error::Schema(text)) => {
             let (text, remedy) = text.split_once(". ").unwrap_or((&text, "Run `wakeful migrate status`."));
             report.problem("schema", text, remedy);
-            // The questions that follow are put to this binary's tables.
+            // The remaining checks query tables of this binary's schema.
             return Ok(());
         }
         Err(error) => return Err(error),
@@ -191,7 +193,7 @@ async fn ask(config: &Config, url: &str, report: &mut Report) -> Result<(), Erro
 }
 
 async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(), Error> {
-    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let workers = store.workers().await?;
     let (alive, silent): (Vec<_>, Vec<_>) =
         workers.iter().partition(|worker| worker.beat_age_s < silent_after_s);
@@ -201,7 +203,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         report.warning(
             "workers",
             format!("none is alive{}", last.unwrap_or_default()),
-            "start one: wakeful serve --roles worker. Until then messages are taken and not answered",
+            "start one: wakeful serve --roles worker. Until then messages are accepted but not answered",
         );
     } else {
         let mut versions: Vec<&str> = alive.iter().map(|worker| worker.version.as_str()).collect();
@@ -235,7 +237,7 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
     Ok(())
 }
 
-/// Schedules that nobody fires.
+/// Checks for schedules that no scheduler fires.
 async fn schedules(store: &Store, report: &mut Report) -> Result<(), Error> {
     let late = store.late_schedules().await?;
     for one in &late {
@@ -273,7 +275,7 @@ fn troubles(troubles: &Troubles, report: &mut Report) {
     let all: i64 = troubles.sessions.iter().map(|(_, count)| count).sum();
     let scope = if all >= NEWEST_SESSIONS { format!("the newest {all}") } else { all.to_string() };
     let (failed, attention) = (count("failed"), count("needs_attention"));
-    // Replays and imports are counted, and listed only so.
+    // The counts include replays and imports, which `session list` shows only with --all.
     let look = match (failed, attention) {
         (0, 0) => "",
         (_, 0) => ": wakeful session list --all --status failed",
@@ -283,7 +285,7 @@ fn troubles(troubles: &Troubles, report: &mut Report) {
     if let Some(session) = &troubles.uncertain_call_session {
         report.warning(
             "tool calls",
-            format!("of {} nobody knows whether they took effect", troubles.uncertain_calls),
+            format!("{} are uncertain: they may have taken effect", troubles.uncertain_calls),
             format!(
                 "look at the newest: wakeful session why {session}; then say what you found: wakeful session resolve \
                  {session} {} --happened RESULT (or --did-not-happen, --let-model-decide)",
@@ -298,7 +300,7 @@ fn deliveries(troubles: &Troubles, report: &mut Report) {
     if let Some(session) = &troubles.uncertain_delivery_session {
         report.warning(
             "deliveries",
-            format!("of {} nobody knows whether they were sent", troubles.uncertain_deliveries),
+            format!("{} are uncertain: they may have been sent", troubles.uncertain_deliveries),
             format!("look at the newest: wakeful session why {session}"),
         );
     }

@@ -1,4 +1,5 @@
-//! How far a replay is: a bar on a terminal, a line now and then elsewhere. On stderr, for stdout is data.
+//! Progress of a replay: a bar on a terminal, a line every few seconds elsewhere. Printed to stderr, because
+//! stdout is data.
 
 use crate::command::output::{count, dollars, printable, span};
 use crate::replay::Observer;
@@ -8,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use wakeful_store::replay::{Progress, Unfinished};
 
-/// Between two lines of a replay that nobody watches on a terminal.
+/// Interval between two progress lines when stderr is not a terminal.
 const EVERY: Duration = Duration::from_secs(5);
 
 /// Shows one replay.
@@ -71,7 +72,7 @@ impl Observer for Meter {
     }
 }
 
-/// For a replay among many.
+/// An observer that shows nothing, for the replays of a suite.
 pub(super) struct Unseen;
 
 impl Observer for Unseen {

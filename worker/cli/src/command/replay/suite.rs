@@ -1,4 +1,5 @@
-//! `wakeful replay --suite DIR`: every bundle of a folder, some at a time, and a line each.
+//! `wakeful replay --suite DIR`: runs every bundle of a folder, several at a time, and prints a line for
+//! each.
 
 use super::progress::Unseen;
 use super::{Compared, Wish, replayed};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_workflow::diff::Level;
 
-/// What became of one bundle.
+/// The result of one bundle.
 #[derive(Debug, Serialize)]
 struct Line {
     bundle: String,
@@ -20,17 +21,17 @@ struct Line {
     turns: i64,
     /// `equal`, `prose`, `state`, `tools`, or `failed`.
     verdict: &'static str,
-    /// It counts, by `--fail-on`.
+    /// The difference counts under `--fail-on`.
     diverged: bool,
     first_divergence: Option<String>,
     requests_equal: usize,
     requests_differ: usize,
     unrecorded: usize,
-    /// Input and output of the replay.
+    /// Input and output tokens of the replay.
     tokens: i64,
     cost_micros: i64,
     time_ms: i64,
-    /// Why there is no verdict.
+    /// Why the bundle failed.
     error: Option<String>,
 }
 
@@ -69,7 +70,8 @@ pub(super) async fn run(ctx: &Arc<Ctx>, wish: &Wish, dir: &Path, output: &Output
     })
 }
 
-/// The bundles of a folder by name: what `session export` makes, packed or not.
+/// Returns the bundles of a folder, sorted by name: the files that `session export` writes, compressed or
+/// not.
 fn bundles(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let unreadable =
         |error: std::io::Error| Usage(format!("--suite: {} cannot be read: {error}", dir.display()));
@@ -91,7 +93,7 @@ fn bundles(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// `None`: it was interrupted.
+/// Runs one bundle. Returns `None` when it was interrupted.
 async fn line(ctx: &Arc<Ctx>, wish: &Wish, path: &Path) -> Option<Line> {
     let bundle = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if ctx.shutdown.draining.is_cancelled() {

@@ -1,11 +1,11 @@
-//! Text in columns: pieces in one tone each, laid into lines that are no wider than there is room.
+//! Text in columns: spans of one tone each, laid out in lines no wider than the column.
 
 use super::super::output::Tone;
 use super::super::printable::printable_lines;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use wakeful_workflow::diff::{Of, Piece};
 
-/// A piece of a line in one tone. Its text does nothing any more.
+/// A part of a line in one tone. Its text is already escaped.
 #[derive(Clone)]
 pub(super) struct Span {
     pub tone: Tone,
@@ -16,7 +16,7 @@ pub(super) fn span(tone: Tone, text: &str) -> Span {
     Span { tone, text: printable_lines(text) }
 }
 
-/// A piece with its marks: `[-left-]`, `{+right+}`. The colours say the same.
+/// Marks a piece `[-left-]` or `{+right+}`, so that it also reads without colours.
 pub(super) fn marked(piece: &Piece) -> Span {
     match piece.of {
         Of::Both => span(Tone::Plain, &piece.text),
@@ -25,7 +25,7 @@ pub(super) fn marked(piece: &Piece) -> Span {
     }
 }
 
-/// Lines of at most `width` columns, broken at blanks where there are any.
+/// Lays out `spans` in lines of at most `width` columns, broken at spaces where possible.
 pub(super) fn lay(spans: &[Span], width: usize) -> Vec<Vec<Span>> {
     let mut lines = vec![Vec::new()];
     let mut taken = 0;

@@ -1,5 +1,5 @@
-//! The report as one page: no script, nothing fetched, light and dark, wide and narrow. Every text in it is escaped by
-//! the template, and what would act on the text around it (control and direction characters) is shown as an escape.
+//! The report as one HTML page without scripts or external resources, for light and dark, wide and narrow
+//! screens. The template escapes every text, and control and direction characters are shown as escapes.
 
 use super::super::output::dollars;
 use super::super::printable::printable_lines;
@@ -9,16 +9,19 @@ use wakeful_workflow::diff::{
     Level, Of, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference,
 };
 
-/// Characters of a text that did not change, before and after; of one that did.
+/// Most characters shown at each end of an unchanged text, and at the start of a changed one.
 const CONTEXT: usize = 400;
 const CHANGED: usize = 20_000;
-/// Turns of the map at the top, of a list of equal ones, and shown in full: a page must stay one that a browser opens.
+/// Limits that keep the page small enough for a browser: turns on the map at the top, turns in a list of
+/// equal ones, and turns shown in full.
 const MAPPED: usize = 2_000;
 const LISTED: usize = 200;
 const SHOWN: usize = 1_000;
 
+/// Renders `report` as one HTML page.
+///
 /// # Errors
-/// None that a report could bring about: the template writes into memory.
+/// None in practice: the template writes into memory.
 pub(super) fn of(report: &Report) -> anyhow::Result<String> {
     let page = Page {
         title: safe(&format!("{} | {}", report.left.session_id, report.right.session_id)),
@@ -54,7 +57,7 @@ struct Page {
     unmapped: usize,
     setup: Vec<Texts>,
     blocks: Vec<Block>,
-    /// Turns that differ and are not shown.
+    /// Number of turns that differ but are not shown.
     unshown: usize,
     state: Vec<Texts>,
     totals: Vec<Total>,
@@ -74,7 +77,7 @@ struct First {
     sentence: String,
 }
 
-/// A turn on the map: its number, its level as a word and as a sign.
+/// A turn on the map: its number, and its level as a word and as a sign.
 struct Mapped {
     turn: usize,
     level: &'static str,
@@ -131,7 +134,7 @@ struct Total {
     left: String,
     right: String,
     change: String,
-    /// Percent of the longer bar.
+    /// Length of the bars, in percent of the longer one.
     left_bar: i64,
     right_bar: i64,
 }

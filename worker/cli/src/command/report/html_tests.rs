@@ -34,7 +34,7 @@ fn said(text: &str) -> Side {
 fn hostile_text_does_nothing_in_a_page() {
     let hostile = "</style></title><script>alert(1)</script><img src=x onerror='a()'>\" onload=\"b()\u{202e}\u{1b}[2J&amp;";
     let page = of(&diff(&said(hostile), &said("harmless"))).unwrap();
-    // The only elements are the template's: whatever the text holds between angle brackets is text.
+    // Only the template creates elements; angle brackets in a text stay text.
     for opened in ["<script", "<img", "</title><", "onload=\"", "\u{202e}", "\u{1b}"] {
         assert!(!page.contains(opened), "{opened:?}");
     }

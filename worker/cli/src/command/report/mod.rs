@@ -1,4 +1,4 @@
-//! What a comparison of two sessions found, for people and for programs: `session diff` and `replay` show it.
+//! Report of a comparison of two sessions, for people and for programs. `session diff` and `replay` print it.
 
 mod columns;
 mod html;
@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use std::path::{Path, PathBuf};
 use wakeful_workflow::diff::{Both, Level, Report, Totals};
 
-/// A line of the totals: its name, what it is of them, and how that is written.
+/// A line of the totals: its name, the getter of its value, and the formatter.
 type TotalsLine = (&'static str, fn(&Totals) -> i64, fn(i64) -> String);
 
 /// The lines of the totals, in their order.
@@ -24,22 +24,22 @@ const TOTALS: [TotalsLine; 7] = [
     ("time", |of| of.time_ms, time),
 ];
 
-/// What makes a comparison fail.
+/// The smallest difference that makes a comparison fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum FailOn {
-    /// Another tool was called, or the same one with other arguments.
+    /// A different tool call: another tool, or other arguments.
     Tools,
-    /// … or another state came of it, or a call failed on one side.
+    /// … or a different state, or a call that failed on one side only.
     State,
-    /// … or anything else was said.
+    /// … or a different text.
     #[default]
     Any,
-    /// … or the model was asked with other bytes.
+    /// … or a model request with different bytes.
     Bytes,
 }
 
 impl FailOn {
-    /// Whether `report` fails by it.
+    /// Returns whether `report` has such a difference.
     pub(crate) fn fails(self, report: &Report) -> bool {
         match self {
             FailOn::Tools => report.verdict >= Level::Tools,
@@ -53,10 +53,10 @@ impl FailOn {
 /// The options of every command that shows a comparison.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct ReportArgs {
-    /// Write the report into FILE as well, as one HTML page that needs nothing beside it.
+    /// Also write the report to FILE, as one self-contained HTML page.
     #[arg(long = "report", value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// What makes the command end with exit status 8.
+    /// Which differences make the command end with exit status 8.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
     pub(crate) fail_on: FailOn,
     /// Show long texts whole.
@@ -64,10 +64,10 @@ pub(crate) struct ReportArgs {
     pub(crate) full: bool,
 }
 
-/// Prints `report`, writes its page if one was asked for, and says how the command ends.
+/// Prints `report`, writes its HTML page if one was asked for, and returns the exit status.
 ///
 /// # Errors
-/// When the page cannot be written or nobody reads stdout.
+/// When the page cannot be written, or stdout is closed.
 pub(crate) fn tell(output: &Output, report: &Report, args: &ReportArgs) -> anyhow::Result<Exit> {
     output.one(report, || text::of(output, report, args.full))?;
     if let Some(file) = &args.file {
@@ -79,21 +79,21 @@ pub(crate) fn tell(output: &Output, report: &Report, args: &ReportArgs) -> anyho
     Ok(if args.fail_on.fails(report) { Exit::Divergence } else { Exit::Ok })
 }
 
-/// The report for people, with long texts whole if it is to be `full`.
+/// Formats the report for people. `full` keeps long texts whole.
 pub(crate) fn text(output: &Output, report: &Report, full: bool) -> String {
     text::of(output, report, full)
 }
 
-/// Tries whether the page can be written, before anything is done that it is to tell of.
+/// Checks that the page can be written, before the work that it reports is done.
 ///
 /// # Errors
 /// [`Usage`] when it cannot.
 pub(crate) fn check_page(file: &Path) -> anyhow::Result<()> {
     let unwritable = |why: String| Usage(format!("--report: cannot write {}: {why}", file.display()));
     if file.file_name().is_none() || file.is_dir() {
-        return Err(unwritable("it is no name of a file".to_owned()).into());
+        return Err(unwritable("it is not a file name".to_owned()).into());
     }
-    // It goes when it is dropped.
+    // The temporary file is deleted when it is dropped.
     tempfile::NamedTempFile::new_in(folder_of(file)).map_err(|error| unwritable(error.to_string()))?;
     Ok(())
 }
@@ -105,7 +105,7 @@ fn folder_of(file: &Path) -> &Path {
     }
 }
 
-/// Writes the report as one page, whole or not at all.
+/// Writes the report as one HTML page, completely or not at all.
 ///
 /// # Errors
 /// When `file` cannot be written.
@@ -113,7 +113,7 @@ pub(crate) fn write_page(report: &Report, file: &Path) -> anyhow::Result<()> {
     use std::io::Write as _;
     let page = html::of(report)?;
     if file.file_name().is_none() {
-        return Err(Usage(format!("{}: no name of a file", file.display())).into());
+        return Err(Usage(format!("{} is not a file name", file.display())).into());
     }
     let written = || -> std::io::Result<()> {
         let mut page_file = tempfile::NamedTempFile::new_in(folder_of(file))?;
@@ -124,12 +124,13 @@ pub(crate) fn write_page(report: &Report, file: &Path) -> anyhow::Result<()> {
     written().with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// What changes are told of: a copied beginning was measured on one side only, and would look like a change.
+/// Returns the totals that the CHANGE column compares. A prefix copied by a fork was measured on one side
+/// only and would look like a change, so it is left out.
 fn measured_on_both(report: &Report) -> &Both<Totals> {
     if report.compared.left.turns == 0 { &report.totals } else { &report.compared }
 }
 
-/// Says so where that is not all.
+/// Returns a note when the CHANGE column covers only a part of the turns.
 fn note_on_change(report: &Report) -> Option<String> {
     let measured = measured_on_both(report);
     let turns = |of: &Both<Totals>| (of.left.turns, of.right.turns);
@@ -137,7 +138,7 @@ fn note_on_change(report: &Report) -> Option<String> {
         .then(|| format!("change: over the {} that both sides made", count(measured.left.turns, "answer")))
 }
 
-/// `1.2 s`, `350 ms`.
+/// Formats a duration: `1.2 s`, `350 ms`.
 fn time(ms: i64) -> String {
     match ms {
         ms if ms.abs() < 1_000 => format!("{ms} ms"),
@@ -146,17 +147,17 @@ fn time(ms: i64) -> String {
     }
 }
 
-/// `3–7`, or `3` where it is one.
+/// Formats a range: `3–7`, or `3` for a single number.
 fn range(first: i64, last: i64) -> String {
     if first == last { first.to_string() } else { format!("{first}–{last}") }
 }
 
-/// A value as it is shown: a text without quotes would not tell `1` from `"1"`.
+/// Formats a value as JSON: with its quotes, `"1"` differs from `1`.
 fn value(value: Option<&serde_json::Value>) -> String {
     value.map_or_else(|| "nothing".to_owned(), serde_json::Value::to_string)
 }
 
-/// The first `head` and the last `tail` characters of `text`.
+/// Returns the first `head` and the last `tail` characters of `text`.
 fn ends(text: &str, head: usize, tail: usize) -> String {
     let characters = text.chars().count();
     if characters <= head + tail + 3 {
@@ -167,7 +168,7 @@ fn ends(text: &str, head: usize, tail: usize) -> String {
     format!("{first} … {rest}")
 }
 
-/// `+20 %` and the like.
+/// Formats a change, such as `+20 %`.
 fn change(left: i64, right: i64) -> String {
     match (left, right) {
         (left, right) if left == right => "=".to_owned(),

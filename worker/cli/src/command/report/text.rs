@@ -1,4 +1,4 @@
-//! The report on a terminal: side by side where there is room for two columns, else one after the other.
+//! The report on a terminal: two columns where there is room, else one after the other.
 
 use super::super::output::{Column, Output, Table, Tone, count, dollars};
 use super::columns::{Span, lay, marked, span};
@@ -10,11 +10,11 @@ use wakeful_workflow::diff::{
     ValueDifference,
 };
 
-/// Columns from which on two texts stand side by side.
+/// Width from which two texts are shown side by side.
 const WIDE: usize = 100;
-/// Characters of a text that did not change, beside what did.
+/// Characters of unchanged text shown next to a change.
 const CONTEXT: usize = 60;
-/// Characters of one that did.
+/// Characters of changed text that are shown.
 const CHANGED: usize = 600;
 const INDENT: usize = 6;
 
@@ -254,7 +254,7 @@ impl Text<'_> {
         self.line(&[span(Tone::Head, text)]);
     }
 
-    /// The pieces of two texts, as there is room.
+    /// Prints the pieces of two texts, side by side if the terminal is wide enough.
     fn words(&mut self, pieces: &[Piece]) {
         let pieces = self.shortened(pieces);
         let width = self.output.width().map(usize::from);
@@ -291,7 +291,7 @@ impl Text<'_> {
         }
     }
 
-    /// What did not change is cut to what stands beside a change; what did, to a bound.
+    /// Cuts unchanged text to the part next to a change, and limits changed text.
     fn shortened(&self, pieces: &[Piece]) -> Vec<Piece> {
         if self.full {
             return pieces.to_vec();

@@ -1,4 +1,4 @@
-//! `wakeful session context`: what the model would see now.
+//! `wakeful session context`: shows what the model would see now.
 
 use super::super::Usage;
 use super::super::output::{Cell, Column, Output, Table, Tone, count, dollars};
@@ -9,19 +9,19 @@ use std::io::Write as _;
 use wakeful_config::Config;
 use wakeful_http::context::{View, ViewError, strategy, view};
 use wakeful_store::Store;
-use wakeful_workflow::context::Strategy;
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::record::{Block, text_of};
 
-/// How much of a message's beginning is shown.
+/// Number of characters shown from the start of each message.
 const SHOWN_CHARS: usize = 200;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     id: String,
-    /// As this strategy would select it, in place of the agent's own: full, sliding_window, trim_tool_results, compaction.
+    /// Use this strategy instead of the agent's own: full, sliding_window, trim_tool_results, compaction.
     #[arg(long, value_name = "STRATEGY", value_parser = strategy)]
     strategy: Option<Strategy>,
-    /// Print the body of the request as it would be sent, and nothing else.
+    /// Print only the body of the request, exactly as it would be sent.
     #[arg(long)]
     raw: bool,
 }
@@ -33,7 +33,7 @@ pub(super) async fn context(
     output: &Output,
     args: Args,
 ) -> anyhow::Result<Exit> {
-    // Where nothing here names a model, as beside `wakeful dev`, it is the one that the session has.
+    // If the configuration names no model, as with `wakeful dev`, use the session's own.
     let session = store.session(None, &args.id).await?;
     let config = Config { fallback_model: Some(session.model_id), ..config.clone() };
     let (registry, models) = (app.registry()?, app.models(&config)?);
@@ -44,7 +44,7 @@ pub(super) async fn context(
     })?;
     match &view.request {
         Some(body) => {
-            // Byte by byte what would go over the wire, so nothing is added to it.
+            // Exactly the bytes of the request, so do not add a newline.
             let mut stdout = std::io::stdout().lock();
             stdout.write_all(body)?;
             stdout.flush()?;
@@ -76,7 +76,7 @@ fn text(view: &View, output: &Output) -> String {
     if let Some(rebase) = &view.rebase {
         let mut parts = Vec::new();
         if let Some(number) = rebase.summary_message_number {
-            parts.push(format!("the summary #{number} stands first"));
+            parts.push(format!("the summary #{number} comes first"));
         }
         if rebase.keep_from_message_number > 0 {
             parts.push(format!("messages below #{} are left out", rebase.keep_from_message_number));
@@ -126,7 +126,8 @@ fn messages(view: &View) -> Table {
     table
 }
 
-/// What a message says or asks for. Cells escape what is hostile in it.
+/// Returns the start of a message's text and the names of the tools that it calls. Cells escape hostile
+/// characters.
 fn beginning(content: &[Block]) -> String {
     let calls: Vec<String> = content
         .iter()

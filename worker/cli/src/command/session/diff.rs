@@ -7,10 +7,10 @@ use wakeful_store::Store;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The session on the left: the original, say.
+    /// The session on the left, usually the original.
     #[arg(value_name = "LEFT")]
     left: String,
-    /// The session that is held against it.
+    /// The session to compare with it.
     #[arg(value_name = "RIGHT")]
     right: String,
     #[command(flatten)]

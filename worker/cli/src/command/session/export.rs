@@ -16,32 +16,33 @@ use wakeful_workflow::bundle::Limits;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     id: String,
-    /// Where to write it; `-` is stdout. Without it ID.jsonl, with --gzip ID.jsonl.gz, in this folder.
+    /// File to write; `-` is stdout. Default: ID.jsonl in this folder, or ID.jsonl.gz with --gzip.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Replace every text by its size and the beginning of its hash. Such a bundle can be imported, but not replayed.
+    /// Replace every text by its size and the start of its hash. Such a bundle can be imported, but not
+    /// replayed.
     #[arg(long)]
     redact: bool,
-    /// Pack it.
+    /// Compress the bundle.
     #[arg(long)]
     gzip: bool,
-    /// Ask this server and not the database. It wants a token: WAKEFUL_INTERNAL_TOKEN, or WAKEFUL_INTERNAL_TOKEN_FILE
-    /// with a path in it.
+    /// Export from this server instead of the database. Needs a token: WAKEFUL_INTERNAL_TOKEN, or
+    /// WAKEFUL_INTERNAL_TOKEN_FILE with the path of a file.
     #[arg(long, value_name = "URL", env = "WAKEFUL_URL", hide_env_values = true)]
     server: Option<String>,
 }
 
 impl Args {
-    /// The server to ask, if it is one.
+    /// Returns the server to export from, if one is given.
     pub fn from(&self) -> Option<&str> {
         self.server.as_deref().filter(|server| !server.is_empty())
     }
 }
 
-/// Where the bundle goes to.
+/// The destination of the bundle.
 enum Target {
     Stdout,
-    /// The file has its name when it is whole.
+    /// A temporary file, which gets its name when it is complete.
     File(NamedTempFile, PathBuf),
 }
 
@@ -54,7 +55,7 @@ impl Target {
                 if args.id.is_empty()
                     || !args.id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
                 {
-                    return Err(Usage("such an id names no file: give one by --file".to_owned()).into());
+                    return Err(Usage("this id names no file: give one with --file".to_owned()).into());
                 }
                 PathBuf::from(format!("{}.jsonl{}", args.id, if args.gzip { ".gz" } else { "" }))
             }
@@ -68,7 +69,7 @@ impl Target {
     }
 }
 
-/// What was written so far.
+/// The bundle as far as it is written.
 struct Written {
     to: Sink,
     bytes: u64,
@@ -87,7 +88,7 @@ impl Written {
             Target::File(file, _) => Box::new(io::BufWriter::new(file.reopen()?)),
         };
         let to = if args.gzip {
-            // Its header has no time in it: the same bundle gives the same bytes.
+            // The gzip header holds no time, so the same bundle always gives the same bytes.
             Sink::Packed(GzEncoder::new(plain, Compression::default()))
         } else {
             Sink::Plain(plain)
@@ -105,7 +106,7 @@ impl Written {
         Ok(())
     }
 
-    /// Writes what is left. Gives how much it was, unpacked.
+    /// Writes the buffered rest. Returns the number of uncompressed bytes.
     fn end(self) -> anyhow::Result<u64> {
         match self.to {
             Sink::Plain(mut to) => to.flush()?,
@@ -151,9 +152,10 @@ pub(super) async fn from_server(output: &Output, args: &Args, server: &str) -> a
     }
     let bytes = written.end()?;
     if let Target::File(file, _) = &target {
-        // What came over a network is held against its checksum, and against everything else that an import asks.
+        // A bundle from the network may be damaged or cut: run all checks that an import runs, checksum
+        // included.
         let limits = Limits { bytes: u64::MAX, ..Limits::default() };
-        wakeful_store::import::check(file.path(), limits, |_| {}).await.context("what came is no bundle")?;
+        wakeful_store::import::check(file.path(), limits, |_| {}).await.context("the answer is no bundle")?;
     }
     finish(output, args, target, bytes)
 }
@@ -169,7 +171,7 @@ fn finish(output: &Output, args: &Args, target: Target, bytes: u64) -> anyhow::R
 }
 
 fn url(server: &str, args: &Args) -> anyhow::Result<reqwest::Url> {
-    let wrong = || Usage(format!("--server {server:?} is no address such as http://127.0.0.1:7070"));
+    let wrong = || Usage(format!("--server {server:?} is not an address such as http://127.0.0.1:7070"));
     let mut url = reqwest::Url::parse(server).map_err(|_| wrong())?;
     url.path_segments_mut().map_err(|()| wrong())?.pop_if_empty().extend(["sessions", &args.id, "export"]);
     if args.redact {
@@ -178,13 +180,13 @@ fn url(server: &str, args: &Args) -> anyhow::Result<reqwest::Url> {
     Ok(url)
 }
 
-/// Why a server is asked by a command that names none.
+/// Explains why the command asks a server when --server is not given: WAKEFUL_URL is set.
 fn of_environment(server: &str) -> &'static str {
     let set = std::env::var("WAKEFUL_URL").is_ok_and(|url| url == server);
     if set { " (a server is asked because WAKEFUL_URL is set; unset it to read the database)" } else { "" }
 }
 
-/// Never an argument: those are seen by everybody on the machine.
+/// Reads the token, never from an argument: every user of the machine can see arguments.
 fn token(server: &str) -> anyhow::Result<String> {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let token = match (set("WAKEFUL_INTERNAL_TOKEN"), set("WAKEFUL_INTERNAL_TOKEN_FILE")) {
@@ -198,7 +200,7 @@ fn token(server: &str) -> anyhow::Result<String> {
     Ok(token.trim().to_owned())
 }
 
-/// Says what the server says.
+/// Prints the server's refusal, and returns the exit status for it.
 async fn refused(id: &str, server: &str, response: reqwest::Response) -> Exit {
     let status = response.status();
     let body: serde_json::Value = response.json().await.unwrap_or_default();

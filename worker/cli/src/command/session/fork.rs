@@ -1,4 +1,4 @@
-//! `wakeful session fork`: a new session that begins with the messages of this one.
+//! `wakeful session fork`: makes a new session that begins with messages of this one.
 
 use super::super::Usage;
 use super::super::output::{Output, printable};
@@ -16,46 +16,46 @@ use wakeful_workflow::policy::ToolMode;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     id: String,
-    /// After which message to cut: its number or its id, start, end, last-user, last-tool, step:N or event:N. Without it
-    /// after the last one; with --text after the last one of a user.
+    /// The message to cut after: its number or its id, start, end, last-user, last-tool, step:N or event:N.
+    /// Default: the last message; with --text the last one of a user.
     #[arg(long, value_name = "PLACE")]
     at: Option<At>,
-    /// Another model, provider/model.
+    /// Use another model, as provider/model.
     #[arg(long)]
     model: Option<String>,
-    /// Another system prompt, from a file.
+    /// Use another system prompt, from a file.
     #[arg(long, value_name = "FILE")]
     system_prompt: Option<PathBuf>,
-    /// More at the end of the system prompt.
+    /// Add this text to the end of the system prompt.
     #[arg(long, value_name = "TEXT", conflicts_with = "system_prompt")]
     append_system_prompt: Option<String>,
-    /// Only these tools, with commas between; an empty list is none.
+    /// Use only these tools, separated by commas; an empty list means no tools.
     #[arg(long, value_name = "NAMES")]
     tools: Option<String>,
-    /// Another text for the user's message at the cut.
+    /// Replace the text of the user's message at the cut.
     #[arg(long)]
     text: Option<String>,
-    /// One more message of the user.
+    /// Add one more user message.
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Whether tool calls touch the world. Without it as they do in the parent.
+    /// How tool calls are handled. Default: as in the parent.
     #[arg(long, value_name = "MODE", value_enum)]
     tool_mode: Option<Mode>,
-    /// Begin no run: the fork waits for a message.
+    /// Start no run: the fork waits for a message.
     #[arg(long, conflicts_with_all = ["text", "prompt"])]
     no_start: bool,
-    /// An idempotency key: the same fork again under it is not made twice.
+    /// An idempotency key: repeating the command with the same key makes no second fork.
     #[arg(long, value_name = "KEY")]
     client_key: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Mode {
-    /// They do.
+    /// Tools run and act on the real world.
     Live,
-    /// Pure tools run; any other says what it would have done.
+    /// Pure tools run; the others only say what they would have done.
     Dry,
-    /// They are answered with what came of them in the parent.
+    /// Each call gets the result recorded in the parent.
     Recorded,
 }
 
@@ -156,7 +156,7 @@ fn told(forked: &Forked) -> String {
         let _ = writeln!(text, "  {}", printable(moved));
     }
     if forked.duplicate {
-        text.push_str("  (as it was made before under this key)\n");
+        text.push_str("  (this fork was made before with the same key)\n");
     }
     text
 }

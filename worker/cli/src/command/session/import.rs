@@ -15,7 +15,7 @@ use wakeful_workflow::id::DEFAULT_SPACE;
 pub(super) struct Args {
     /// A bundle, plain or gzip; `-` is stdin.
     file: PathBuf,
-    /// Check all of it and write nothing. Needs no database.
+    /// Check the whole bundle and write nothing. Needs no database.
     #[arg(long)]
     pub verify_only: bool,
 }
@@ -43,14 +43,14 @@ pub(super) async fn verify(output: &Output, args: &Args, limits: Limits) -> anyh
     print(output, &checked?)
 }
 
-/// The file, which is read twice: stdin is put into one first.
+/// Returns the bundle's file. A bundle is read twice, so stdin is first copied into a temporary file.
 fn source(file: &Path, limits: Limits) -> anyhow::Result<(PathBuf, Option<NamedTempFile>)> {
     if file != Path::new("-") {
         super::super::check_regular(file)?;
         return Ok((file.to_owned(), None));
     }
     let mut spooled = tempfile::Builder::new().prefix("wakeful-import-").tempfile()?;
-    // One byte more than is taken, so that what is too large is seen to be.
+    // Copy one byte more than the limit, so that the check notices a bundle that is too large.
     let most = limits.bytes.saturating_add(1);
     io::copy(&mut io::Read::take(io::stdin().lock(), most), spooled.as_file_mut())?;
     Ok((spooled.path().to_owned(), Some(spooled)))
@@ -71,12 +71,12 @@ fn text(imported: &Imported) -> String {
         (Some(session_id), Some(conversation_id)) => {
             format!("{session_id} in the conversation {conversation_id}, from {from}\n")
         }
-        (_, _) => format!("a whole bundle of {from}, which is {} there\n", imported.exported_status),
+        (_, _) => format!("a whole bundle of {from}, whose status is {}\n", imported.exported_status),
     };
     let rows: Vec<String> = imported.counts.iter().map(|(name, number)| format!("{number} {name}")).collect();
     let _ = writeln!(text, "  {}, {}", rows.join(", "), count(imported.bytes as i64, "byte"));
     if imported.redacted {
-        text.push_str("  redacted: it can be looked at, and not replayed\n");
+        text.push_str("  redacted: it can be read but not replayed\n");
     }
     text
 }

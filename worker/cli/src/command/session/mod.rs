@@ -1,4 +1,4 @@
-//! `wakeful session`: what an operator does with one session, through the database and without a server.
+//! `wakeful session`: shows and controls sessions. Works on the database and needs no server.
 
 mod context;
 mod diff;
@@ -41,25 +41,26 @@ pub(super) struct Args {
 enum Verb {
     /// List sessions, newest first.
     List {
-        /// Only those that are: created, queued, running, waiting_input, needs_attention, completed, failed, archived,
-        /// terminated.
+        /// Only sessions with this status: created, queued, running, waiting_input, needs_attention,
+        /// completed, failed, archived, terminated.
         #[arg(long, value_name = "STATUS")]
         status: Option<String>,
-        /// Only those of one conversation.
+        /// Only sessions of this conversation.
         #[arg(long, value_name = "ID")]
         conversation: Option<String>,
-        /// Only those that such a trigger made: chat, email, message, cron, herald, herald-chat, new, api, fork, replay, import, or a
-        /// route's own.
+        /// Only sessions started by this type of trigger: chat, email, message, cron, herald, herald-chat,
+        /// new, api, fork, replay, import, or a type of a route of your own.
         #[arg(long, value_name = "TYPE")]
         trigger: Option<String>,
-        /// Replays and imports as well, which are left out where neither their type nor their conversation is asked for.
+        /// Also list replays and imports. By default they are left out, unless --trigger or --conversation is
+        /// given.
         #[arg(long)]
         all: bool,
-        /// At most so many.
+        /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(i64).range(1..=10_000))]
         limit: i64,
     },
-    /// Show a session: what was said, its steps, its tool calls and its deliveries.
+    /// Show a session: its messages, steps, tool calls and deliveries.
     Show {
         id: String,
         /// Show long messages whole.
@@ -69,72 +70,73 @@ enum Verb {
     /// Print a session's journal.
     Tail {
         id: String,
-        /// Go on as entries are written.
+        /// Keep printing new entries as they are written.
         #[arg(long, short)]
         follow: bool,
-        /// Begin after this entry; without it with the last 50.
+        /// Begin after this entry. Default: the last 50 entries.
         #[arg(long, value_name = "SEQ")]
         after: Option<i64>,
     },
-    /// Send a session a message: it answers an open question, joins the run, or begins a new one.
+    /// Send a session a message: it answers an open question, joins the open run, or starts a new run.
     Send {
         id: String,
         text: String,
-        /// An idempotency key: the same message again under it is not taken twice.
+        /// An idempotency key: a message repeated with the same key is not accepted twice.
         #[arg(long, value_name = "KEY")]
         client_key: Option<String>,
     },
-    /// Begin anew in a conversation: its next message goes to a new session. The old one stays as it is.
+    /// Start a new session in a conversation. The conversation's next message goes to the new session. The
+    /// old session stays as it is.
     New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
     Retry {
         id: String,
-        /// Why, for the journal.
+        /// The reason, for the journal.
         #[arg(long)]
         reason: Option<String>,
     },
     /// End the open run.
     Cancel {
         id: String,
-        /// Why, for the journal.
+        /// The reason, for the journal.
         #[arg(long)]
         reason: Option<String>,
     },
-    /// Say what became of an effect whose outcome nobody could know.
+    /// Say what happened to an uncertain tool call or delivery.
     Resolve(resolve::Args),
-    /// Make a new session that begins with the messages of this one up to a cut, and let it go on from there.
+    /// Make a new session from the messages of this one up to a cut, and let it continue from there.
     Fork(fork::Args),
-    /// Show the tree of forks that a session stands in.
+    /// Show the tree of forks that a session belongs to.
     Tree { id: String },
-    /// Put a session at rest away: it takes no messages and never runs again.
+    /// Archive a session that rests: it accepts no messages and never runs again.
     Archive {
         id: String,
-        /// Why, for the journal.
+        /// The reason, for the journal.
         #[arg(long)]
         reason: Option<String>,
     },
-    /// End a session at rest for good.
+    /// End a session that rests, permanently.
     Terminate {
         id: String,
-        /// Why, for the journal.
+        /// The reason, for the journal.
         #[arg(long)]
         reason: Option<String>,
     },
-    /// Write a session into a file, to be looked at or replayed elsewhere: a bundle.
+    /// Write a session to a file (a bundle), to read or replay it elsewhere.
     Export(export::Args),
-    /// Take a bundle in as a new session of a new conversation. It starts nothing.
+    /// Import a bundle as a new session of a new conversation. Starts no run.
     Import(import::Args),
-    /// Make a session go on with what it owes, whatever its rows look like.
+    /// Heal a session, so that it continues with its open work.
     Wake { id: String },
-    /// Say why a session is where it is, and what to do about it.
+    /// Explain why a session is in its current state, and what to do about it.
     Why { id: String },
-    /// Lay one session beside another one: what was called, what was kept, what was said. Exit status 8 when they differ.
+    /// Compare two sessions: their tool calls, their states and their texts. Exit status 8 when they differ.
     Diff(diff::Args),
     /// Show what the model would see now, and what each context strategy would weigh.
     Context(context::Args),
-    /// Recover a session's state from its journal alone: the newest checkpoint, and the entries after it.
+    /// Recover a session's state from its journal alone: from the newest checkpoint and the entries after it.
     Recover(recover::Args),
-    /// Hold a session's caches against its logs. Exit status 8 when they differ.
+    /// Compare a session's caches with its logs. Exit status 8 when they differ.
     Verify(verify::Args),
 }
 
@@ -279,10 +281,10 @@ async fn send(
     };
     store.announce(id).await?;
     let did = match (woken.duplicate, woken.outcome) {
-        (true, _) => "taken before",
-        (false, wakeful_store::wake::Delivered::Queued) => "queued for the next step boundary",
-        (false, wakeful_store::wake::Delivered::Delivered) => "delivered as the answer",
-        (false, wakeful_store::wake::Delivered::NewRun) => "a new run begins",
+        (true, _) => "accepted before",
+        (false, wakeful_workflow::inbox::Acceptance::Queued) => "queued for the next step boundary",
+        (false, wakeful_workflow::inbox::Acceptance::Delivered) => "delivered as the answer",
+        (false, wakeful_workflow::inbox::Acceptance::NewRun) => "a new run begins",
     };
     output.one(&woken, || {
         format!("{}: {did} ({})\n", printable(&woken.session_id), printable(&woken.run_id))
@@ -307,7 +309,7 @@ async fn steer(
 ) -> anyhow::Result<Exit> {
     let reason = reason.as_deref();
     let (steered, did) = match what {
-        Steer::Retry => (store.retry(id, reason).await.map(Some), "goes on where it stood"),
+        Steer::Retry => (store.retry(id, reason).await.map(Some), "goes on from its last commit"),
         Steer::Cancel => (store.cancel(id, reason).await.map(Some), "is asked to end"),
         Steer::Archive => (store.archive(id, reason).await.map(|()| None), "is archived"),
         Steer::Terminate => (store.terminate(id, reason).await.map(|()| None), "is terminated"),
@@ -326,7 +328,7 @@ async fn steer(
     Ok(Exit::Ok)
 }
 
-/// Says what is possible instead.
+/// Reports a conflict, and which commands are possible instead.
 fn not_now(session_id: &str, status: SessionStatus, wanted: &str) -> Exit {
     let possible: Vec<&str> = valid_verbs(status)
         .iter()
@@ -342,7 +344,7 @@ fn not_now(session_id: &str, status: SessionStatus, wanted: &str) -> Exit {
     Exit::Conflict
 }
 
-/// `12 in, 3 out` and the like, for headers.
+/// Formats token counts and cost for headers: `12 in (4 cached), 3 out, $0.0010`.
 fn tokens(session: &SessionSummary) -> String {
     format!(
         "{} in ({} cached), {} out, {}",

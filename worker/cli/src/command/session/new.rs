@@ -14,13 +14,13 @@ use wakeful_workflow::id::stored_conversation_id;
 pub(super) struct Args {
     /// The conversation, as `session list` names it.
     conversation: String,
-    /// Another agent than the one that the conversation has now.
+    /// The agent. Default: the one that the conversation has now.
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
     /// The repository that the work is about.
     #[arg(long, value_name = "ID")]
     repository: Option<String>,
-    /// An idempotency key: begun again under it, it is the same session.
+    /// An idempotency key: repeating the command with the same key returns the same session.
     #[arg(long, value_name = "KEY")]
     client_key: Option<String>,
 }
@@ -52,7 +52,7 @@ pub(super) async fn new(
         Some(agent) => Some(agent),
         None => store.latest_agent(&conversation_id).await?,
     };
-    // Where nothing here names a model, as beside `wakeful dev`, it is the one that the conversation has.
+    // If the configuration names no model, as with `wakeful dev`, use the conversation's own.
     let config = Config { fallback_model: before.map(|session| session.model_id), ..config.clone() };
     let new = origin::of_chat(&config, &app.registry()?, conversation_id, agent.as_deref())
         .map_err(|cannot| Usage(cannot.to_string()))?;

@@ -1,11 +1,11 @@
-//! How far a long command is: a bar on a terminal, else a line every five seconds. On stderr.
+//! Progress of a long command: a bar on a terminal, else a line every five seconds. Printed to stderr.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a line is written where there is no terminal.
+/// Interval between two lines when stderr is not a terminal.
 const EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
@@ -17,7 +17,7 @@ enum Shown {
 }
 
 impl Progress {
-    /// Of bytes, with their number where it is known.
+    /// Starts a progress display in bytes, with the total if it is known.
     pub fn of_bytes(what: &'static str, total: Option<u64>) -> Progress {
         if !std::io::stderr().is_terminal() {
             return Progress(Arc::new(Shown::Lines { what, told: Mutex::new(Instant::now()) }));
@@ -28,12 +28,12 @@ impl Progress {
             }
             None => (ProgressBar::new_spinner(), "{msg} {spinner} {bytes} {bytes_per_sec}"),
         };
-        // A style that does not parse would be ours to mend; the plain one says as much.
+        // If a template were wrong, the default style would show the same facts.
         let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
         Progress(Arc::new(Shown::Bar(bar.with_style(style).with_message(what))))
     }
 
-    /// So many bytes are done.
+    /// Reports the number of bytes done so far.
     pub fn at(&self, bytes: u64) {
         match &*self.0 {
             Shown::Bar(bar) => bar.set_position(bytes),
@@ -47,7 +47,7 @@ impl Progress {
         }
     }
 
-    /// Leaves nothing of the bar.
+    /// Removes the bar.
     pub fn end(&self) {
         match &*self.0 {
             Shown::Bar(bar) => bar.finish_and_clear(),

@@ -14,15 +14,16 @@ use wakeful_workflow::recover::Recovered;
 pub(super) struct Args {
     #[arg(required_unless_present = "journal", conflicts_with = "journal")]
     id: Option<String>,
-    /// A journal in a file, one JSON entry a line, as `session tail --after 0 -o jsonl` prints it; `-` is stdin.
+    /// A journal in a file, one JSON entry per line, as `session tail --after 0 -o jsonl` prints it; `-` is
+    /// stdin.
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
 }
 
 pub(super) async fn from_database(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
-    // clap sees to it that there is one.
+    // clap guarantees an id here.
     let id = args.id.unwrap_or_default();
-    // A journal without entries recovers too; a session that does not exist has none.
+    // An empty journal recovers too, so check first that the session exists.
     store.last_event_seq(&id).await?;
     print(output, &recover(&Postgres(store), &id).await?)
 }

@@ -1,4 +1,4 @@
-//! `wakeful session resolve`: what a person found out about an effect whose outcome nobody could know.
+//! `wakeful session resolve`: records what a person found out about an uncertain tool call or delivery.
 
 use super::super::Usage;
 use super::super::output::{Output, printable};
@@ -11,24 +11,24 @@ use wakeful_workflow::resolve::Resolution;
 #[command(group(clap::ArgGroup::new("outcome").required(true)))]
 pub(super) struct Args {
     session: String,
-    /// A call's id or a delivery's, as `session why` lists them.
+    /// The id of a call or a delivery, as `session why` lists them.
     effect: String,
-    /// It took effect, and this is what it would have returned.
+    /// It took effect; this is what it would have returned.
     #[arg(long, group = "outcome", value_name = "RESULT")]
     happened: Option<String>,
-    /// It did not take effect. Refused while the process that began it may still do it.
+    /// It did not take effect. Refused while the process that started it may still do it.
     #[arg(long, group = "outcome")]
     did_not_happen: bool,
-    /// Nobody can find out: the model is told so, and goes on.
+    /// The outcome cannot be found out: tell the model so, and go on.
     #[arg(long, group = "outcome")]
     let_model_decide: bool,
-    /// Why, for the journal.
+    /// The reason, for the journal.
     #[arg(long)]
     reason: Option<String>,
-    /// Who says so, for the journal.
+    /// The person who says so, for the journal.
     #[arg(long, value_name = "WHO")]
     by: Option<String>,
-    /// Send the session a message with what is known now, if its model was told that the outcome is unknown.
+    /// Send the session a message with the outcome, if its model was told that it is unknown.
     #[arg(long)]
     tell: bool,
 }
@@ -52,7 +52,7 @@ pub(super) async fn resolve(store: &Store, output: &Output, args: Args) -> anyho
         trace_context: wakeful_engine::telemetry::trace_context(),
     };
     let mut resolved = store.resolve(&args.session, &decision).await;
-    // Ids of calls are the providers'; ours of deliveries never equal one of the session's calls.
+    // Try it as a call first. Call ids come from the providers, but a delivery's id never equals one.
     if let Err(Error::NotFound { what: "call", .. }) = resolved {
         decision.effect = Effect::Delivery(args.effect.clone());
         resolved = store.resolve(&args.session, &decision).await;

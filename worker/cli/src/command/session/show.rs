@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use wakeful_store::Store;
 use wakeful_store::session::{CallView, DeliveryView, MessageView, RunView, SessionSummary, StepView};
 
-/// How many of the newest runs, messages and steps are shown.
+/// Number of the newest runs, messages and steps shown.
 const NEWEST: i64 = 50;
-/// How much of a message is shown, unless all of it is asked for.
+/// Size of the part of a message that is shown without --full.
 const MESSAGE_LINES: usize = 12;
 const MESSAGE_CHARS: usize = 1200;
 
@@ -71,7 +71,7 @@ impl Shown {
         text
     }
 
-    /// The deliveries that an operator may send again.
+    /// Returns the deliveries that an operator may resend.
     fn unsent(&self) -> Vec<&str> {
         let unsent = self.deliveries.iter().filter(|delivery| {
             matches!(delivery.status.as_str(), "failed" | "expired") && !delivery.imported
@@ -79,7 +79,7 @@ impl Shown {
         unsent.map(|delivery| delivery.delivery_id.as_str()).collect()
     }
 
-    /// What resolves the effects of which nobody knows whether they happened.
+    /// Returns the commands that resolve uncertain calls and deliveries.
     fn commands(&self) -> String {
         let id = &self.session.session_id;
         let calls = self.calls.iter().filter(|call| call.status == "uncertain");
@@ -91,7 +91,7 @@ impl Shown {
     }
 }
 
-/// Name, status and sums of a session.
+/// Formats a session's id, status, facts and totals.
 pub(super) fn header(session: &SessionSummary, output: &Output) -> String {
     let mut text = format!(
         "{}  {}\n",
@@ -133,7 +133,8 @@ pub(super) fn header(session: &SessionSummary, output: &Output) -> String {
     text
 }
 
-/// Where its messages are in the conversation, and how far its committed steps go.
+/// Describes which message numbers of the conversation belong to the session, and up to where they are
+/// committed.
 fn messages_of(session: &SessionSummary) -> String {
     let seeds = count(session.seed_message_count.into(), "seed");
     let (first, last) = (session.base_message_number + 1, session.last_message_number);
@@ -147,7 +148,7 @@ fn messages_of(session: &SessionSummary) -> String {
     format!("{seeds}, #{first} to #{last}{committed}")
 }
 
-/// The session's question and its error.
+/// Formats the session's open question and its error.
 fn trouble(session: &SessionSummary, output: &Output) -> String {
     let mut text = String::new();
     if let Some(question) = &session.question {
@@ -200,7 +201,7 @@ fn say(text: &mut String, output: &Output, message: &MessageView, full: bool) {
     }
 }
 
-/// The beginning of a long text, and how many characters follow it.
+/// Returns the start of a long text, and how many characters follow it.
 fn beginning(text: &str) -> (&str, usize) {
     let by_lines = text.match_indices('\n').nth(MESSAGE_LINES - 1).map_or(text.len(), |(at, _)| at);
     let by_chars = text.char_indices().nth(MESSAGE_CHARS).map_or(text.len(), |(at, _)| at);
@@ -208,7 +209,7 @@ fn beginning(text: &str) -> (&str, usize) {
     (&text[..end], text[end..].chars().count())
 }
 
-/// What an assistant's message asks for: `→ charge {"cents":5}`.
+/// Formats the tool calls of an assistant's message, one line each: `→ charge {"cents":5}`.
 fn tool_calls(content: &Value) -> Vec<String> {
     let blocks = content.as_array().map(Vec::as_slice).unwrap_or_default();
     let calls = blocks.iter().filter(|block| block["type"] == "tool_call");
@@ -220,7 +221,7 @@ fn tool_calls(content: &Value) -> Vec<String> {
             };
             let (shown, hidden) = beginning(&arguments);
             let more = if hidden > 0 { "…" } else { "" };
-            // A call is one line, whatever its arguments hold.
+            // `printable` keeps each call on one line, even if its arguments hold newlines.
             format!("→ {} {}{more}", call["name"].as_str().unwrap_or_default(), printable(shown))
         })
         .collect()
@@ -249,7 +250,7 @@ fn runs(runs: &[RunView]) -> Table {
             run.tool_calls.into(),
             format!("{}+{}", run.input_tokens, run.output_tokens).into(),
             took.unwrap_or_else(|| "-".to_owned()).into(),
-            // One line of it: the transcript has the whole.
+            // Only the first line: the transcript has the rest.
             Cell::new(prompt.lines().next().unwrap_or_default(), Tone::Faint),
         ]);
     }
@@ -299,7 +300,7 @@ fn calls(calls: &[CallView]) -> Table {
             call.name.as_str().into(),
             call.effect.as_str().into(),
             Cell::status(&call.status),
-            // Pure calls are run without a mark that they were.
+            // The ledger records no attempts of pure calls.
             if call.attempts == 0 { "-".into() } else { format!("{}×", call.attempts).into() },
             call.call_id.as_str().into(),
         ]);
@@ -331,7 +332,7 @@ fn deliveries(deliveries: &[DeliveryView]) -> Table {
     table
 }
 
-/// `bob@example.org bounced (5.1.1), …`: whom a message that was sent did not reach.
+/// Lists the recipients that a sent message did not reach: `bob@example.org bounced (5.1.1), …`.
 pub(in crate::command) fn missed(undelivered: &Value) -> Option<String> {
     let missed = undelivered.as_array().filter(|missed| !missed.is_empty())?;
     let word = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();

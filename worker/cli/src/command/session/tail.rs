@@ -9,12 +9,12 @@ use wakeful_store::Store;
 use wakeful_store::event::JournalEntry;
 use wakeful_store::queue::News;
 
-/// How many entries are read at a time, and how many are shown unless asked.
+/// Number of entries read at a time, and number of the newest entries shown by default.
 const PAGE: i64 = 500;
 const LAST: i64 = 50;
-/// Columns before an entry's summary.
+/// Width of the columns before an entry's summary.
 const PREFIX: usize = 54;
-/// Looks by itself as often: a notification may be lost.
+/// Poll interval: a notification may be lost.
 const POLL: Duration = Duration::from_secs(1);
 
 pub(super) async fn tail(
@@ -27,7 +27,7 @@ pub(super) async fn tail(
     let last = store.last_event_seq(id).await?;
     let mut after = after.unwrap_or((last - LAST).max(0));
     if !follow && output.format() == Some(Format::Json) {
-        // One document: everything first.
+        // JSON is one document, so collect all entries first.
         let mut entries = Vec::new();
         loop {
             let page = store.journal(id, after, PAGE).await?;
@@ -38,7 +38,7 @@ pub(super) async fn tail(
         output.one(&entries, String::new)?;
         return Ok(Exit::Ok);
     }
-    // Listening begins before the first look, so that nothing falls between.
+    // Listen before the first read, so that no entry falls in between.
     let stop = CancellationToken::new();
     let mut news = follow.then(|| News::listen(store, stop.clone()).sessions());
     loop {
@@ -68,7 +68,7 @@ pub(super) async fn tail(
     }
 }
 
-/// One entry for people: time, number, step, type, and what matters of its payload.
+/// Formats an entry for people: time, number, step, type, and a summary of its payload.
 fn line(entry: &JournalEntry, output: &Output) -> String {
     let step = entry.step_number.map_or_else(|| "-".to_owned(), |step| format!("step {step}"));
     let tone = match entry.kind.as_str() {
@@ -86,7 +86,7 @@ fn line(entry: &JournalEntry, output: &Output) -> String {
     )
 }
 
-/// What matters of the payload, on one line.
+/// Summarizes the payload on one line.
 fn summary(entry: &JournalEntry) -> String {
     let payload = &entry.payload;
     let text = |key: &str| payload[key].as_str().unwrap_or_default();
@@ -131,7 +131,7 @@ fn summary(entry: &JournalEntry) -> String {
     }
 }
 
-/// At most `room` columns once it is escaped, as far as every character takes one.
+/// Escapes `text` and cuts it to `room` characters, which are columns if each character takes one.
 fn shorten(text: &str, room: usize) -> String {
     let shown = printable(text);
     match shown.char_indices().nth(room.saturating_sub(1)) {

@@ -1,4 +1,4 @@
-//! `wakeful session tree`: a session, what it was forked from, and what was forked from it.
+//! `wakeful session tree`: shows a session, the sessions that it was forked from, and its forks.
 
 use super::super::output::{Cell, Column, Output, Table, Tone, dollars};
 use super::Exit;
@@ -24,7 +24,7 @@ fn table(branches: &[Branch], id: &str, for_people: bool) -> Table {
         Column::flexible("MODEL").extra(),
     ]);
     for branch in branches {
-        // A pipe's first column is an id and nothing else.
+        // In a pipe the first column is the bare id.
         let indent =
             if for_people { "  ".repeat(usize::try_from(branch.depth).unwrap_or(0)) } else { String::new() };
         let tone = if branch.session_id == id { Tone::Head } else { Tone::Plain };

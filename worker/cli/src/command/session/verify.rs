@@ -6,19 +6,19 @@ use std::fmt::Write as _;
 use wakeful_store::verify::{Change, Check, Rebuilt, Verification};
 use wakeful_store::{Error, Store};
 
-/// How many sessions of `--all` are looked up at a time.
+/// Number of session ids that `--all` reads at a time.
 const PAGE: i64 = 500;
-/// How much of a value is shown in a table; JSON has all of it.
+/// Number of characters of a value shown in a table; JSON has all of it.
 const SHOWN: usize = 60;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
     ids: Vec<String>,
-    /// Every session of the database.
+    /// Verify every session of the database.
     #[arg(long)]
     all: bool,
-    /// Write the caches that differ anew from the logs.
+    /// Rewrite the caches that differ, from the logs.
     #[arg(long)]
     rebuild: bool,
 }
@@ -33,7 +33,7 @@ pub(super) async fn verify(store: &Store, output: &Output, args: Args) -> anyhow
         for id in &ids {
             match look(store, id, args.rebuild).await {
                 Ok((verification, rebuilt)) => told.tell(&verification, rebuilt.as_ref())?,
-                // One log that cannot be read hides none of the others.
+                // Report an unreadable log and go on with the other sessions.
                 Err(error @ Error::Corrupt { .. }) if args.all => told.unreadable(id, &error),
                 Err(error) => return Err(error.into()),
             }
@@ -59,10 +59,10 @@ async fn look(
     Ok((store.verify(id).await?, Some(rebuilt)))
 }
 
-/// What was printed so far.
+/// The results so far, printed or collected for JSON.
 struct Told {
     output: Output,
-    /// Only what differs is shown in full.
+    /// Show only differing sessions in full.
     brief: bool,
     json: Vec<serde_json::Value>,
     sessions: usize,
@@ -153,7 +153,7 @@ fn table(checks: &[Check]) -> Table {
     table
 }
 
-/// What to do about what differs.
+/// Returns what to do about each difference.
 fn advice(id: &str, verification: &Verification, rebuilt: bool) -> Vec<String> {
     let differing = |cache: bool| {
         let mut names: Vec<&str> = Vec::new();
@@ -170,7 +170,7 @@ fn advice(id: &str, verification: &Verification, rebuilt: bool) -> Vec<String> {
         advice.push(format!("still differs: {caches}. Its run is open: rebuild again when it rests"));
     } else if !caches.is_empty() {
         advice.push(format!(
-            "differs: {caches}. Remedy: `wakeful session verify {id} --rebuild` writes it anew from the logs"
+            "differs: {caches}. Remedy: `wakeful session verify {id} --rebuild` rewrites it from the logs"
         ));
     }
     if !logs.is_empty() {

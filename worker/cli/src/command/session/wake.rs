@@ -1,4 +1,4 @@
-//! `wakeful session wake`: the healer by hand.
+//! `wakeful session wake`: runs the healer on one session.
 
 use super::super::output::{Output, printable};
 use super::Exit;

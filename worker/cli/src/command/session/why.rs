@@ -1,4 +1,4 @@
-//! `wakeful session why`: the one command for a session that does not move.
+//! `wakeful session why`: explains why a session does not move, and what to do about it.
 
 use super::super::delivery::{remedy, waits_for};
 use super::super::output::{Cell, Column, Output, Table, Tone, age, count, printable, span};
@@ -14,23 +14,23 @@ use wakeful_store::outbox::Delivery;
 use wakeful_store::standing::{JobView, Standing};
 use wakeful_workflow::session::SessionStatus;
 
-/// How long a ready job may wait before that is worth a word.
+/// A ready job that waits longer than this gets a remedy.
 const WAIT_S: f64 = 5.0;
-/// How long nothing may be written before a running step looks odd.
+/// A running step that has written nothing for longer than this looks suspicious.
 const QUIET_S: f64 = 600.0;
 
-/// What is known beside the session's own rows.
+/// Facts from outside the session's own rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Surroundings {
     /// Workers whose heartbeat is fresh.
     pub workers_alive: usize,
-    /// A worker that is silent for longer counts as dead.
+    /// A worker without a heartbeat for longer than this counts as dead.
     pub silent_after_s: f64,
-    /// Attempts at one step after which the run fails, where this configuration knows the agent.
+    /// Attempts at one step after which the run fails. `None` if this configuration does not know the agent.
     pub attempts: Option<i64>,
 }
 
-/// One reason, and what to do about it. Without a remedy nothing needs to be done.
+/// A reason, and what to do about it. No remedy means that nothing needs to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub why: String,
@@ -39,7 +39,7 @@ pub(super) struct Finding {
 
 pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &str) -> anyhow::Result<Exit> {
     let standing = store.standing(None, id).await?;
-    let silent_after_s = config.queue.heartbeat_s as f64 * 3.0;
+    let silent_after_s = config.queue.heartbeat.as_secs_f64() * 3.0;
     let workers = store.workers().await?;
     let around = Surroundings {
         workers_alive: workers.iter().filter(|worker| worker.beat_age_s < silent_after_s).count(),
@@ -71,24 +71,23 @@ fn text(standing: &Standing, findings: &[Finding], output: &Output) -> String {
     text
 }
 
-/// Why its replies go nowhere.
+/// Explains why the session's replies are not sent: its mails look like a loop.
 fn cut_off(reason: String) -> Finding {
-    // Both have numbers of their own, and only one of them is a setting's.
+    // Both reasons name a limit, but only the loop limit is configurable.
     let remedy = if reason.contains("email.loop_limit") {
         "Read who writes to it (`GET /v1/mails`). For a person, raise email.loop_limit, and answer this one by hand."
     } else {
-        "Read who writes to it (`GET /v1/mails`): what sends one text again and again is most likely a machine, and no \
-         setting is in its way. For a person, answer this one by hand: a mail with another text is answered again."
+        "Read who writes to it (`GET /v1/mails`): a sender that repeats one text is most likely a machine, and no setting changes this limit. For a person, answer this one by hand: a mail with another text gets an answer again."
     };
-    Finding { why: format!("Nothing that it says is sent: {reason}."), remedy: Some(remedy.to_owned()) }
+    Finding { why: format!("Its replies are not sent: {reason}."), remedy: Some(remedy.to_owned()) }
 }
 
-/// Why the session is where it is: the reason first, then what else is open.
+/// Explains the session's state: the main reason first, then everything else that is open.
 pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding> {
     let session = &standing.session;
     let id = &session.session_id;
     let status = SessionStatus::parse(&session.status);
-    // What it said, or asked, reached nobody so far: of a run that is over, or that waits for its user, that is the reason.
+    // An unsent reply or question is the main reason if the run is over or waits for its user.
     let said = matches!(status, Some(SessionStatus::Completed | SessionStatus::WaitingInput));
     let unheard = said && standing.unsent.iter().any(|delivery| !delivery.imported);
     let deliveries = of_deliveries(standing, around);
@@ -127,14 +126,14 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
                  the run:\nwakeful session cancel {id}"
             )),
         ),
-        // Only its own command goes on with it: a retry is refused.
+        // A replay continues only through its own command; `session retry` is refused.
         Some(SessionStatus::Failed) if session.trigger_type == "replay" => {
             let (error, remedy) = error_of(standing);
             let mend = remedy.map(|remedy| format!("{remedy}. ")).unwrap_or_default();
             find(
                 format!("It is a replay, and its run failed: {error}."),
                 Some(format!(
-                    "{mend}Run the replay command again, which begins another one; or put this one away:\n\
+                    "{mend}Run the replay command again, which starts another one; or archive this one:\n\
                      wakeful session archive {id}"
                 )),
             );
@@ -155,7 +154,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
         Some(SessionStatus::Completed) if unheard => find("Its run is complete.".to_owned(), None),
         Some(SessionStatus::Completed) => find("Nothing holds it up: its run is complete.".to_owned(), None),
         Some(SessionStatus::Created) => find(
-            "It has never run: nobody has sent it a message.".to_owned(),
+            "It has never run: it has no message yet.".to_owned(),
             Some(format!("wakeful session send {id} 'TEXT'")),
         ),
         Some(SessionStatus::Archived | SessionStatus::Terminated) => {
@@ -168,7 +167,7 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
     }
     if session.cancel_requested {
         find(
-            "A cancel is asked for: whoever takes its step next ends the run, without another model call."
+            "A cancel is asked for: the next worker that takes its step ends the run, without another model call."
                 .to_owned(),
             None,
         );
@@ -185,9 +184,9 @@ pub(super) fn explain(standing: &Standing, around: Surroundings) -> Vec<Finding>
     findings
 }
 
-/// The error without its full stop, and the remedy that it carries.
+/// Splits the session's error into its text without the full stop, and the remedy in it.
 fn error_of(standing: &Standing) -> (String, Option<String>) {
-    let error = standing.session.error.as_deref().unwrap_or("without a reason that was kept");
+    let error = standing.session.error.as_deref().unwrap_or("no reason was recorded");
     match error.split_once(". Remedy: ") {
         Some((error, remedy)) => (error.to_owned(), Some(capital(remedy.trim_end_matches('.')))),
         None => (error.trim_end_matches('.').to_owned(), None),
@@ -203,8 +202,7 @@ fn no_job(session_id: &str) -> Finding {
     Finding {
         why: "Its run is open and has no job, so nothing will continue it.".to_owned(),
         remedy: Some(
-            "A worker heals it within half a minute, or at once:\nwakeful session wake {id}\nWhat healed it says what was \
-             wrong. If no row was deleted by hand, this is a defect of Wakeful; please report it."
+            "A worker heals it within half a minute, or at once:\nwakeful session wake {id}\nThe output of that command says what was wrong. Unless someone deleted a row by hand, this is a defect of Wakeful; please report it."
                 .replace("{id}", session_id),
         ),
     }
@@ -277,7 +275,7 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
         },
         (false, true) => (
             format!("Step {step} failed and is tried again in {}.{last}{tried}", span(job.due_in_s)),
-            Some("Nothing, if the cause is passing; else mend it.".to_owned()),
+            Some("Wait if the cause is temporary; otherwise fix it.".to_owned()),
         ),
         (_, false) => {
             let waited = -job.due_in_s;
@@ -286,7 +284,8 @@ fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
             } else {
                 String::new()
             };
-            // A job that was dropped twice in a row is taken by itself, so that it harms no other.
+            // The queue hands out a job that workers dropped twice only to a worker that runs no other such
+            // job, to protect the others.
             let suspect = if job.leased && job.stuck >= 2 {
                 " Having been dropped before, it waits for a worker that handles no other such job."
             } else {
@@ -335,20 +334,20 @@ fn of_calls(standing: &Standing) -> Vec<Finding> {
         .collect()
 }
 
-/// The three things that can be said of a call.
+/// Returns the three commands that resolve a call.
 pub(super) fn resolve_call(session_id: &str, call_id: &str) -> String {
     let call_id = quoted(call_id);
     let command = format!("wakeful session resolve {session_id} {call_id}");
     format!("{command} --happened 'RESULT'\n{command} --did-not-happen\n{command} --let-model-decide\n")
 }
 
-/// The two things that can be said of a delivery; the second sends it again.
+/// Returns the two commands that resolve a delivery; the second one sends it again.
 pub(in crate::command) fn resolve_delivery(session_id: &str, delivery_id: &str) -> String {
     let command = format!("wakeful session resolve {session_id} {delivery_id}");
     format!("{command} --happened ''\n{command} --did-not-happen\n")
 }
 
-/// As a shell takes it for one word. A call's id is the provider's, and may be anything.
+/// Quotes a word for a shell. Call ids come from the provider and may hold any character.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
     if !word.is_empty() && word.chars().all(plain) && !word.starts_with('-') {
@@ -394,7 +393,7 @@ fn of_deliveries(standing: &Standing, around: Surroundings) -> Vec<Finding> {
     findings
 }
 
-/// Whom a message that was sent did not reach.
+/// Reports the recipients that a sent message did not reach.
 fn missed(delivery: &Delivery) -> impl Iterator<Item = Finding> {
     let missed: Vec<Undelivered> = serde_json::from_value(delivery.undelivered.clone()).unwrap_or_default();
     missed.into_iter().map(|one| {
@@ -417,7 +416,7 @@ fn missed(delivery: &Delivery) -> impl Iterator<Item = Finding> {
     })
 }
 
-/// The rows behind the sentences.
+/// Formats the rows that the explanation is based on.
 fn facts(standing: &Standing) -> Table {
     let mut table = Table::new(&[Column::fixed(""), Column::fixed(""), Column::flexible("")]).wrapped();
     let mut fact = |kind: &str, status: Cell, about: String| {

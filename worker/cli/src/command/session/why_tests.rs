@@ -80,7 +80,7 @@ fn running(job: JobView) -> Standing {
     Standing { jobs: vec![job], ..standing("running") }
 }
 
-/// The first finding as one text.
+/// Returns the first finding as one text.
 fn first(standing: &Standing, around: Surroundings) -> String {
     let findings = explain(standing, around);
     format!("{} | {}", findings[0].why, findings[0].remedy.as_deref().unwrap_or("-"))

@@ -1,4 +1,4 @@
-//! The demo's processes: `wakeful serve`, this same program.
+//! The demo's processes. Each runs `wakeful serve` of this same program.
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use anyhow::{Context, Result, bail};
 use super::super::child::Child;
 use super::{LEASE_S, LOOK, PATIENCE, maildir, workspaces};
 
-/// What a process does.
+/// The role of a process.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
     Api,
     Worker,
 }
 
-/// Every process that was started. Those that still run are killed when this is dropped.
+/// All processes that the demo started. Dropping this kills those that still run.
 pub struct Cast {
     dir: PathBuf,
     database_url: String,
@@ -29,14 +29,14 @@ struct Actor {
     role: Role,
     child: Child,
     log: PathBuf,
-    /// It is meant to be gone.
+    /// The demo ended it on purpose.
     over: bool,
 }
 
-/// What a process said of itself when it was ready.
+/// Facts that a process logged when it was ready.
 pub struct Ready {
     pub pid: i32,
-    /// The address of an API, the id of a worker.
+    /// The address of an API process, or the id of a worker.
     pub detail: String,
 }
 
@@ -55,7 +55,7 @@ impl Cast {
         Ok(Cast { dir: dir.to_owned(), database_url: database_url.to_owned(), actors: Vec::new() })
     }
 
-    /// Starts a process and waits for nothing.
+    /// Starts a process without waiting until it is ready.
     pub fn start(&mut self, name: &'static str, role: Role) -> Result<()> {
         let log = self.dir.join(format!("{}.log", name.replace(' ', "-")));
         let roles = match role {
@@ -65,7 +65,7 @@ impl Cast {
         let program = std::env::current_exe().context("The path of this program")?;
         let mut command = Command::new(program);
         command.args(["serve", "--roles", roles, "--config"]).arg(self.dir.join("wakeful.toml"));
-        // The caller's own settings are for other systems than this one. Where traces go is theirs to say.
+        // Remove the caller's settings, which are meant for another system. Tracing settings stay.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             if ["WAKEFUL_", "DATABASE_URL", "ANTHROPIC_", "OPENAI_", "FAILPOINTS"]
@@ -81,14 +81,14 @@ impl Cast {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log).context("The log of a process")?)
-            // A Ctrl-C at the terminal is for the demo, which then ends them.
+            // Ctrl-C at the terminal must reach only the demo, which then stops its processes.
             .process_group(0);
         let child = Child::spawn(command, libc::SIGKILL)?;
         self.actors.push(Actor { name, role, child, log, over: false });
         Ok(())
     }
 
-    /// Waits until the process says that it is ready.
+    /// Waits until the process logs that it is ready.
     pub async fn ready(&mut self, name: &str) -> Result<Ready> {
         let began = Instant::now();
         loop {
@@ -104,7 +104,7 @@ impl Cast {
         }
     }
 
-    /// Fails when a process ended that should not.
+    /// Fails if a process ended that should still run.
     pub fn check(&self) -> Result<()> {
         for actor in self.actors.iter().filter(|actor| !actor.over) {
             if let Some(status) = actor.child.wait(Duration::ZERO) {
@@ -114,7 +114,7 @@ impl Cast {
         Ok(())
     }
 
-    /// `kill -9`. Gives the process id when the process is gone.
+    /// Kills the process with SIGKILL, waits until it is gone, and returns its pid.
     pub fn kill(&mut self, name: &str) -> Result<i32> {
         let actor = self.actors.iter_mut().find(|actor| actor.name == name).context("no such process")?;
         actor.over = true;
@@ -123,7 +123,7 @@ impl Cast {
         Ok(actor.child.pid())
     }
 
-    /// Asks those that still run to end, workers first, and waits for it.
+    /// Asks the processes that still run to end, workers first, and waits until they have.
     pub async fn end(&mut self) -> Result<()> {
         for actor in self.actors.iter_mut().rev().filter(|actor| !actor.over) {
             actor.over = true;

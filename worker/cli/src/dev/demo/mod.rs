@@ -1,8 +1,9 @@
 //! `wakeful demo`: the sample chats on real processes, one of which is killed.
 //!
-//! The actors are an API process and two workers (`cast`). The play's director only talks to them by HTTP and
-//! signals, and looks into the database: what it shows (`timeline`) and what it concludes (`verdict`) is what
-//! was committed there.
+//! The actors are an API process and two workers (`cast`). The demo talks to them only by HTTP and signals.
+//! Everything that it shows (`timeline`) and checks (`verdict`) comes from committed rows in the database.
+#![doc = include_str!("../demo.md")]
+
 mod cast;
 mod timeline;
 mod verdict;
@@ -19,16 +20,16 @@ use self::timeline::{Chat, Timeline};
 use super::samples::{self, Sample};
 use super::{Style, Throwaway};
 
-/// How often the database is looked at.
+/// Interval between two reads of the database.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long anything may take before the demo has failed.
+/// Longest time that any one thing may take; after it the demo fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Seconds without a heartbeat after which a worker has lost its sessions.
+/// Seconds without a heartbeat after which a worker loses its leases.
 const LEASE_S: u64 = 3;
 
-/// Says what will be seen.
+/// Prints what the demo is about to show.
 pub fn title(style: Style) {
     println!(
         "{}\n\nThree chats on a throw-away Postgres, with a worker that is killed (kill -9) while the model speaks.\n",
@@ -36,7 +37,8 @@ pub fn title(style: Style) {
     );
 }
 
-/// Plays it. `false`: it did not go as Wakeful promises, and what was different has been printed.
+/// Plays the demo. Returns `false`, after printing the differences, if the result is not what Wakeful
+/// promises.
 pub async fn play(throwaway: &Throwaway, style: Style) -> Result<bool> {
     let dir = throwaway.dir().join("demo");
     std::fs::create_dir(&dir).context("The demo's folder")?;
@@ -55,7 +57,7 @@ pub async fn play(throwaway: &Throwaway, style: Style) -> Result<bool> {
     Ok(verdict.passed())
 }
 
-/// Where the worker was when it was killed.
+/// The step and the model call that the kill interrupted.
 #[derive(Debug)]
 pub(super) struct Killed {
     pub step_number: i64,
@@ -127,7 +129,7 @@ impl Play {
         Ok(())
     }
 
-    /// Follows the sessions until `done` gives something.
+    /// Prints what happens in the sessions until `done` returns a value.
     async fn until<T>(
         &mut self,
         what: &str,
@@ -160,7 +162,8 @@ impl Play {
         Ok(deliveries.into_iter().map(|delivery| delivery.status).collect())
     }
 
-    /// Whether the model call of a later step has been heard of: the first step is committed then.
+    /// Returns the model call of a step after the first, once it has streamed something. The first step is
+    /// committed by then.
     async fn speaks(&mut self) -> Result<Option<Killed>> {
         let session_id = &self.of(samples::NOTE)?.session_id;
         let live = self.store.live_generation(session_id, None, 0).await?;
@@ -169,7 +172,7 @@ impl Play {
             .map(|live| Killed { step_number: live.step_number, generation_id: live.generation_id }))
     }
 
-    /// How long the killed worker's lease still lasts.
+    /// Returns how long the killed worker's lease still lasts.
     async fn lease_left_s(&self) -> Result<f64> {
         let session = self.store.session(None, &self.of(samples::NOTE)?.session_id).await?;
         let run_at = session.job.as_ref().and_then(|job| job["run_at"].as_str());
@@ -179,7 +182,7 @@ impl Play {
     }
 }
 
-/// Where mail of the demo goes.
+/// The demo's Maildir.
 fn maildir(dir: &Path) -> std::path::PathBuf {
     dir.join("mail")
 }

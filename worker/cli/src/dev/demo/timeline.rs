@@ -1,4 +1,4 @@
-//! What happens in the sessions, a line each, as it is committed.
+//! The events in the sessions, printed one line each as they are committed.
 use std::collections::BTreeMap;
 
 use anyhow::Result;
@@ -10,30 +10,30 @@ use wakeful_store::event::JournalEntry;
 use super::super::samples::Sample;
 use super::super::style::{Style, one_line, wrapped};
 
-/// What stands before a line's text.
+/// Width of the columns before a line's text.
 const MARGIN: usize = 38;
 
 /// One chat of the demo, and how much of it has been shown.
 pub struct Chat {
     pub sample: Sample,
     pub session_id: String,
-    /// Everything that its journal says, from the first entry on.
+    /// Its whole journal so far.
     pub journal: Vec<JournalEntry>,
     steps_shown: i64,
     generation_shown: Option<String>,
-    /// The attempt at the model call that the journal speaks of.
+    /// The attempt of the model call that the journal last mentioned.
     attempt: i64,
-    /// Who has it, or had it last: the id of a worker.
+    /// Id of the worker that holds the chat, or held it last.
     holder: Option<String>,
 }
 
-/// Prints, and remembers what it has printed.
+/// Prints the events and remembers which ones it has printed.
 pub struct Timeline {
     began: DateTime<Utc>,
     style: Style,
-    /// Columns of a line's text.
+    /// Width of a line's text.
     width: usize,
-    /// Workers by their ids.
+    /// Names of the workers, by worker id.
     names: BTreeMap<String, &'static str>,
     pub chats: Vec<Chat>,
 }
@@ -50,9 +50,9 @@ struct Line {
 
 #[derive(Clone, Copy)]
 enum Tone {
-    /// Said by somebody else: cut to one line.
+    /// A text of a user, a model or a tool, cut to one line.
     Quoted,
-    /// What the demo says.
+    /// A text of the demo itself.
     Plain,
     Committed,
     Killed,
@@ -60,7 +60,7 @@ enum Tone {
 }
 
 impl Timeline {
-    /// Prints the head.
+    /// Prints the column heads.
     pub fn begin(style: Style) -> Timeline {
         let head = format!(
             "{:>7}  {:<8}  {:<6}  {:>4}  {:>3}  what happened",
@@ -71,7 +71,7 @@ impl Timeline {
         Timeline { began: Utc::now(), style, width, names: BTreeMap::new(), chats: Vec::new() }
     }
 
-    /// A line of the demo's own.
+    /// Prints a line of the demo's own.
     pub fn say(&self, who: &str, text: &str) {
         self.print(&Line {
             at: Utc::now(),
@@ -84,7 +84,7 @@ impl Timeline {
         });
     }
 
-    /// How a worker is called here.
+    /// Sets the name to show for a worker.
     pub fn name(&mut self, worker_id: String, name: &'static str) {
         self.names.insert(worker_id, name);
     }
@@ -93,7 +93,7 @@ impl Timeline {
         self.names.get(worker_id).map_or_else(|| worker_id.to_owned(), |name| (*name).to_owned())
     }
 
-    /// A session to follow. Known ones are known.
+    /// Adds a session to follow, unless it is already followed.
     pub fn chat(&mut self, sample: Sample, session_id: &str) {
         if self.chat_of(sample).is_none() {
             self.chats.push(Chat {
@@ -112,7 +112,7 @@ impl Timeline {
         self.chats.iter().find(|chat| chat.sample.conversation == sample.conversation)
     }
 
-    /// The moment of the kill.
+    /// Prints that the worker was killed.
     pub fn killed(&self, sample: Sample, step: i64, pid: i32, lease_left_s: f64) {
         let line = Line {
             at: Utc::now(),
@@ -128,7 +128,7 @@ impl Timeline {
         self.print(&Line { who: String::new(), step: None, attempt: None, tone: Tone::Plain, text, ..line });
     }
 
-    /// Prints what is new in every session, in the order in which it happened.
+    /// Prints the new events of every session, in the order in which they happened.
     pub async fn follow(&mut self, store: &Store) -> Result<()> {
         let mut lines = Vec::new();
         for at in 0..self.chats.len() {
@@ -144,11 +144,11 @@ impl Timeline {
         let name = |id: &str| names.get(id).map_or_else(|| id.to_owned(), |name| (*name).to_owned());
         let chat = &mut self.chats[at];
         let label = short(chat.sample);
-        // Looked at earlier than the journal, so that what a step has written is there.
+        // Read the steps before the journal, so that the journal holds all that these steps wrote.
         let steps = store.steps(&chat.session_id, None, 100).await?;
         let seen = chat.journal.last().map_or(0, |entry| entry.seq);
         let news = store.journal(&chat.session_id, seen, 500).await?;
-        // Looked at later than the journal, this is who wrote what is new there.
+        // Read the job after the journal: its worker is the one that wrote the new entries.
         let job = store.session(None, &chat.session_id).await?.job.unwrap_or(Value::Null);
         let live = store.live_generation(&chat.session_id, None, i64::MAX).await?;
 
@@ -202,12 +202,13 @@ impl Timeline {
         for entry in news {
             match entry.kind.as_str() {
                 "LLM_CALLED" => chat.attempt = entry.payload["attempt"].as_i64().unwrap_or(1),
-                // The call before this entry was the one that is replaced.
+                // From this entry on, a new attempt replaces the interrupted call.
                 "GEN_RESUMED" => chat.attempt += 1,
                 _ => {}
             }
             if let Some((tone, text)) = told(&entry) {
-                // What is of no step was written by whoever took the message, an answer's result included.
+                // Entries without a step come from the API process that accepted a message. This includes the
+                // tool result that a user's answer becomes.
                 let from_outside = entry.kind == "MESSAGE_RECEIVED" || entry.step_number.is_none();
                 lines.push(Line {
                     at: entry.ts,
@@ -224,7 +225,7 @@ impl Timeline {
         let shown = chat.steps_shown;
         for step in steps.into_iter().filter(|step| step.step_number > shown) {
             chat.steps_shown = step.step_number;
-            // One statement writes all of it; the step is the sum of what it writes, and stands below that.
+            // One statement commits the step and its entries. Sort the step's line after its entries.
             let written = chat.journal.iter().filter(|entry| {
                 entry.step_number == Some(step.step_number)
                     && !matches!(entry.kind.as_str(), "state_transition" | "invocation_result" | "checkpoint")
@@ -275,12 +276,12 @@ fn plural(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
-/// The chat's name without what all of them begin with.
+/// Returns the chat's name without the common prefix `sample-`.
 fn short(sample: Sample) -> &'static str {
     sample.conversation.strip_prefix("sample-").unwrap_or(sample.conversation)
 }
 
-/// What a journal entry says to a person, if anything.
+/// Describes a journal entry for people, or returns `None` if it is of no interest.
 fn told(entry: &JournalEntry) -> Option<(Tone, String)> {
     let payload = &entry.payload;
     let text = |key: &str| payload[key].as_str().unwrap_or_default();

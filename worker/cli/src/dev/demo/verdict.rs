@@ -1,4 +1,4 @@
-//! Whether it went as Wakeful promises, by what the database holds in the end.
+//! Checks, from the final rows in the database, that the demo went as Wakeful promises.
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use super::super::Style;
 use super::timeline::{Chat, Timeline};
 use super::{Killed, maildir, workspaces};
 
-/// What was looked at, what was seen, and whether it is right.
+/// The checks: the name, the finding, and whether it is right.
 #[derive(Debug)]
 pub struct Verdict {
     checks: Vec<(&'static str, String, bool)>,
 }
 
-/// Looks at every session.
+/// Checks every session.
 pub async fn of(store: &Store, timeline: &Timeline, dir: &Path, killed: &Killed) -> Result<Verdict> {
     let mut all = Vec::new();
     for chat in &timeline.chats {
@@ -35,7 +35,7 @@ pub async fn of(store: &Store, timeline: &Timeline, dir: &Path, killed: &Killed)
     verdict.check(
         "messages",
         format!("{messages}, numbered without a gap"),
-        // The system prompt has the number 1.
+        // Message number 1 is the system prompt.
         all.iter().all(|found| is_dense(2, &found.messages)),
     );
     let entries: usize = all.iter().map(|found| found.journal.len()).sum();
@@ -103,7 +103,7 @@ impl Verdict {
         );
     }
 
-    /// A call may be repeated only where the worker was killed, and once.
+    /// Checks that at most one model call was repeated: the one that the kill interrupted.
     fn models(&mut self, timeline: &Timeline, killed: &Killed) {
         let calls =
             timeline.chats.iter().flat_map(|chat| &chat.journal).filter(|one| one.kind == "LLM_CALLED");
@@ -117,7 +117,7 @@ impl Verdict {
             .map(|entry| (entry.step_number, entry.payload["replaces"].as_str().unwrap_or_default()))
             .collect();
         let the_one = [(Some(killed.step_number), killed.generation_id.as_str())];
-        // Between the look and the kill, the answer may have been committed.
+        // No call is repeated if the answer was committed just before the kill.
         let well = replaced.len() == repeated && (replaced.is_empty() || replaced == the_one);
         let which = if repeated == 1 { " (the one that the kill cut off)" } else { "" };
         self.check("model calls", format!("{}, {repeated} of them repeated{which}", calls.len()), well);
@@ -162,7 +162,7 @@ fn files(dir: &Path) -> usize {
     std::fs::read_dir(dir).into_iter().flatten().flatten().count()
 }
 
-/// In whichever session's folder.
+/// Counts the notes in the folders of all sessions.
 fn notes(workspaces: &Path) -> usize {
     let sessions = std::fs::read_dir(workspaces).into_iter().flatten().flatten();
     sessions.map(|session| files(&session.path().join("notes"))).sum()

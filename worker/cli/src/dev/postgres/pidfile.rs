@@ -1,4 +1,4 @@
-//! What a server says of itself in `postmaster.pid`, and whether one is there at all.
+//! Reads `postmaster.pid`, the file in which a server describes itself, and finds out whether a server runs.
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ pub struct Running {
     pub pid: i32,
     pub port: u16,
     pub socket_dir: PathBuf,
-    /// The server wrote that it takes connections.
+    /// The server wrote that it accepts connections.
     ready: bool,
 }
 
@@ -19,7 +19,7 @@ impl Running {
     }
 }
 
-/// None if there is no file, or not yet a whole one.
+/// Returns `None` if the file is missing or incomplete.
 pub fn read(pgdata: &Path) -> Option<Running> {
     parse(&std::fs::read(pgdata.join("postmaster.pid")).ok()?)
 }
@@ -36,10 +36,10 @@ fn parse(file: &[u8]) -> Option<Running> {
     })
 }
 
-/// Whether a server, or what is left of one, works in this cluster.
+/// Returns whether any server process, even a leftover one, works in this cluster.
 ///
-/// Server processes have the cluster as their working directory. That is better evidence than the pid in a
-/// file: after a restart of the machine or the container, that pid is somebody else.
+/// Server processes have the cluster as their working directory. The pid in the file is weaker evidence:
+/// after a restart of the machine or the container, another process may have that pid.
 #[cfg(target_os = "linux")]
 pub fn in_use(pgdata: &Path) -> bool {
     std::fs::read_dir("/proc")
@@ -50,7 +50,7 @@ pub fn in_use(pgdata: &Path) -> bool {
         .any(|entry| std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == pgdata))
 }
 
-/// Whether the pid in `postmaster.pid` lives.
+/// Returns whether the process of the pid in `postmaster.pid` is alive.
 #[cfg(not(target_os = "linux"))]
 pub fn in_use(pgdata: &Path) -> bool {
     let first = std::fs::read_to_string(pgdata.join("postmaster.pid")).unwrap_or_default();

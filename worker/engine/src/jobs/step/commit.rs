@@ -1,4 +1,4 @@
-//! Hop 7: the commit, tried again while the database is away, and the line of the log that says what became of it.
+//! Hop 7: the step commit, its retries while the database is away, and the log line about its result.
 
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
@@ -9,8 +9,9 @@ use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::record::Record;
 use wakeful_workflow::session::Session;
 
-/// Commits, and tries again while the database is away and the lease lasts: the answer has been paid for. A second
-/// try of a commit that went through finds the session moved and writes nothing.
+/// Commits `transition`. The model's answer is paid for, so the commit is tried again while the database is
+/// away and the lease lasts. That is safe: if an earlier try went through, the next one finds the session
+/// moved, writes nothing and returns [`Commit::Moved`].
 pub(super) async fn commit(
     ctx: &Ctx,
     job: &Job,
@@ -49,6 +50,7 @@ pub(super) async fn commit(
     }
 }
 
+/// Logs the result of the commit.
 fn report(session: &Session, transition: &Transition, commit: Commit) {
     let step = transition.step_number;
     match commit {
@@ -82,15 +84,15 @@ fn report(session: &Session, transition: &Transition, commit: Commit) {
     }
 }
 
-/// Which failpoint stands before this commit: a turn that asks for tools, or the end of a step.
-pub(super) fn failpoint_before(transition: &Transition) -> &'static str {
+/// The failpoint before a commit. The name says what the commit writes: a whole step, a summary, tool calls, or less.
+pub(super) fn failpoint_before(transition: &Transition) {
     if transition.step.is_some() {
-        "K21"
+        wakeful_store::failpoint!("K21");
     } else if transition.records.last().is_some_and(Record::is_summary) {
-        "K28_commit"
+        wakeful_store::failpoint!("K28_commit");
     } else if transition.calls_opened.is_empty() {
-        "K5"
+        wakeful_store::failpoint!("K5");
     } else {
-        "K10_commit"
+        wakeful_store::failpoint!("K10_commit");
     }
 }

@@ -1,4 +1,4 @@
-//! The spans of a claim.
+//! The trace spans of one claim.
 
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
@@ -6,7 +6,7 @@ use tracing::{Span, info_span};
 use wakeful_store::queue::Job;
 use wakeful_workflow::session::Session;
 
-/// What a claim contributes to its session's run.
+/// The span of the steps that one claim takes in its session's run.
 pub(super) fn of_run(ctx: &Ctx, session: &Session) -> Span {
     let agent = ctx.agent_of(session).ok();
     let (provider, model) = agent
@@ -27,7 +27,8 @@ pub(super) fn of_run(ctx: &Ctx, session: &Session) -> Span {
     )
 }
 
-/// A trace of its own for every claim, linked to what enqueued the job and to the claim before.
+/// The root span of a new trace for one claim. It links to the spans that the job's trace context names: the
+/// one that enqueued the job, and that of the claim before.
 pub(super) fn of_claim(job: &Job) -> Span {
     let span = info_span!(
         parent: None,

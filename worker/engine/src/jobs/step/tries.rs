@@ -1,11 +1,11 @@
-//! How often a step may be tried.
+//! The limit on how often a step is tried.
 
 use wakeful_store::queue::Job;
 use wakeful_workflow::agent::Limits;
 use wakeful_workflow::fault::Fault;
 
-/// Claims of this step without progress, this one included, and how many of those before it died. Both are 0 once
-/// this claim has made progress.
+/// Claims of this step since the last progress (`stuck`, this claim included), and how many of the earlier
+/// ones lost their process (`died`). Both are 0 once this claim has made progress.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Tries {
     pub(super) stuck: i64,
@@ -17,12 +17,14 @@ impl Tries {
         Tries { stuck: i64::from(job.stuck), died: i64::from(job.died) }
     }
 
-    /// Claims that gave the job back for a fault, the present one counted as one of them.
+    /// Returns how many claims gave the job back after a fault. Counts the present claim as one of them.
     pub(super) fn ended_by_faults(self) -> i64 {
         (self.stuck - self.died).max(1)
     }
 
-    /// Why there is to be no further attempt.
+    /// Returns the fault that ends the run if no attempt is left, where `limit` is the agent's number of
+    /// attempts. Deaths use them up only at [`Limits::DEATHS`] or at `limit`, whichever is more, because
+    /// another job in the same process may have caused them.
     pub(super) fn used_up(self, limit: i64, last_error: Option<&str>) -> Option<Fault> {
         let attempts = self.stuck - 1;
         if self.died < limit.max(Limits::DEATHS) && self.ended_by_faults() <= limit {
@@ -42,11 +44,12 @@ mod tests {
     #[test]
     fn deaths_that_a_neighbour_may_have_caused_use_up_no_attempt() {
         for limit in 1..=8 {
-            // Twice together with the one that kills, and again when that one made progress in between.
+            // A job that kills its worker takes its neighbours along twice, and once more each time it makes
+            // progress.
             for died in 0..5 {
                 let tries = Tries { stuck: died + 1, died };
                 assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
-                assert_eq!(tries.ended_by_faults(), 1, "its first fault is its first");
+                assert_eq!(tries.ended_by_faults(), 1, "a first fault counts as one");
             }
         }
         let dead = Tries { stuck: 6, died: 5 };

@@ -1,4 +1,4 @@
-//! The scenario file of a scripted model: what it says to what.
+//! The scenario file of a scripted model: user texts and the replies to them.
 //!
 //! ```toml
 //! chunk_ms = 40                      # optional: pause after each word, for every reply that has none of its own
@@ -16,10 +16,10 @@
 //! text = "It is {{result}}."
 //! ```
 //!
-//! A reply also takes `delay_ms`, `chunk_ms`, `finish_reason`, `usage = { input_tokens, output_tokens,
-//! cached_tokens }` (each optional, estimated from lengths otherwise) and `fault`, such as
-//! `fault = { kind = "overloaded", status = 529, message = "busy" }`: the reply's text is streamed and then the
-//! call fails, each time that it is made.
+//! A reply may also have `delay_ms`, `chunk_ms`, `finish_reason`, `usage = { input_tokens, output_tokens,
+//! cached_tokens }` (each optional; the default is estimated from lengths) and `fault`, such as
+//! `fault = { kind = "overloaded", status = 529, message = "busy" }`. With `fault`, every such call streams
+//! the reply's text and then fails.
 
 use super::template::{Template, Variables};
 use serde::{Deserialize, Deserializer};
@@ -39,7 +39,7 @@ pub struct Scenario {
     pub turns: Vec<Turn>,
 }
 
-/// What the model does with one text of the user, model call by model call.
+/// The replies to one user text, one for each model call.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Turn {
@@ -105,10 +105,10 @@ enum When {
 }
 
 impl Scenario {
-    /// Reads a scenario.
+    /// Parses a scenario.
     ///
     /// # Errors
-    /// The line, from 1, and what is wrong there and expected instead.
+    /// The line, counted from 1, and a message that says what is wrong and what is expected.
     pub fn parse(text: &str) -> Result<Self, (usize, String)> {
         toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start).min(text.len());
@@ -117,7 +117,7 @@ impl Scenario {
         })
     }
 
-    /// The first turn that fits `user`.
+    /// Returns the first turn that matches `user`.
     pub fn turn(&self, user: &str) -> Option<&Turn> {
         let user = user.to_lowercase();
         self.turns.iter().find(|turn| turn.when.fits(&user))
@@ -125,7 +125,7 @@ impl Scenario {
 }
 
 impl CallScript {
-    /// The arguments with the variables in their strings replaced.
+    /// Returns the arguments with the variables in their strings replaced.
     pub fn render(&self, variables: &Variables<'_>) -> Value {
         Value::Object(
             self.arguments.iter().map(|(key, value)| (key.clone(), render(value, variables))).collect(),
@@ -137,7 +137,7 @@ fn render(value: &Value, variables: &Variables<'_>) -> Value {
     match value {
         Value::String(text) => Value::String(match Template::try_from(text.clone()) {
             Ok(template) => template.render(variables),
-            // Not reached: `arguments` refused such a text.
+            // Unreachable: `arguments` rejected such a text when the file was read.
             Err(_) => text.clone(),
         }),
         Value::Array(items) => Value::Array(items.iter().map(|item| render(item, variables)).collect()),
@@ -149,7 +149,7 @@ fn render(value: &Value, variables: &Variables<'_>) -> Value {
 }
 
 impl When {
-    /// `user` is in lower case.
+    /// Returns whether `user`, which must be in lower case, matches.
     fn fits(&self, user: &str) -> bool {
         match self {
             When::Always => true,
@@ -159,7 +159,7 @@ impl When {
     }
 }
 
-/// Whether `user`, in lower case, has `pattern` in it, or is like it as a whole where it has a `*`.
+/// Returns whether `user`, in lower case, contains `pattern`. A pattern with `*` must match the whole text.
 fn fits(pattern: &str, user: &str) -> bool {
     let pattern = pattern.to_lowercase();
     let Some((first, rest)) = pattern.split_once('*') else {
@@ -169,7 +169,7 @@ fn fits(pattern: &str, user: &str) -> bool {
     let Some(mut user) = user.strip_prefix(first) else { return false };
     let mut pieces: Vec<&str> = rest.split('*').collect();
     let last = pieces.pop().unwrap_or_default();
-    // The leftmost place of each piece leaves the most room for those after it.
+    // Matching each piece as far left as possible leaves the most text for the rest.
     for piece in pieces {
         match user.split_once(piece) {
             Some((_, after)) => user = after,
@@ -209,7 +209,7 @@ fn arguments<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, V
         .map_err(serde::de::Error::custom)
 }
 
-/// The JSON of a TOML value, with every string checked as a template.
+/// Converts a TOML value to JSON, and checks every string as a template.
 fn json(value: toml::Value) -> Result<Value, String> {
     Ok(match value {
         toml::Value::String(text) => {
@@ -236,7 +236,7 @@ fn fault<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Fault>, D:
     let fault: Fault = table.clone().try_into().map_err(|error: toml::de::Error| {
         D::Error::custom(format!("no fault of a model call: {}", error.message().trim()))
     })?;
-    // A tagged enum takes keys that it does not know; a misspelt one would be lost in silence.
+    // Serde ignores unknown keys of a tagged enum, so a misspelt key would go unnoticed.
     let known = serde_json::to_value(&fault).map_err(D::Error::custom)?;
     match table.keys().find(|key| known.get(key.as_str()).is_none()) {
         Some(key) => {

@@ -1,11 +1,11 @@
-//! Text with `{{variables}}` of a scenario.
+//! Scenario texts with `{{variables}}`.
 
 use serde::Deserialize;
 
-/// How many characters `{{user.short}}` has at most.
+/// Most characters that `{{user.short}}` has.
 const SHORT_CHARS: usize = 200;
 
-/// A text that was checked when its file was read.
+/// A text whose variables were checked when its file was read.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Template {
@@ -25,10 +25,10 @@ enum Part {
     ResultAt(usize),
 }
 
-/// What the variables stand for.
+/// The values of the variables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Variables<'a> {
-    /// The newest text of the user.
+    /// The newest user text.
     pub user: &'a str,
     /// The contents of the tool results since then, oldest first.
     pub results: Vec<&'a str>,
@@ -74,8 +74,8 @@ fn variable(name: &str) -> Result<Part, String> {
 }
 
 impl Template {
-    /// The text with its variables replaced, in one pass: braces in what they stand for mean nothing. A result
-    /// that is not there is `(no result)`.
+    /// Replaces the variables in one pass, so braces in their values have no meaning. A missing result
+    /// becomes `(no result)`.
     pub fn render(&self, variables: &Variables<'_>) -> String {
         const NONE: &str = "(no result)";
         let mut text = String::new();
@@ -99,7 +99,7 @@ impl Template {
         text
     }
 
-    /// Whether nothing could ever come of it.
+    /// Returns whether the text is always blank.
     pub fn is_empty(&self) -> bool {
         self.parts.iter().all(|part| match part {
             Part::Literal(literal) => literal.trim().is_empty(),

@@ -52,7 +52,7 @@ async fn call(model: &Scripted, messages: &[Message]) -> Result<Reply, Fault> {
     model.call(&model.request(&context(messages.to_vec())), &mut NoDeltas).await
 }
 
-/// Runs a turn to its end as a worker would; each call is answered by its name in brackets.
+/// Runs a turn to its end as a worker would. The result of each call is its name in brackets.
 async fn play(model: &Scripted, messages: &mut Vec<Message>) -> Vec<Reply> {
     let mut replies = Vec::new();
     loop {
@@ -142,7 +142,7 @@ async fn a_turn_is_played_reply_by_reply() {
 async fn the_same_request_has_the_same_answer_in_another_process() {
     let mut messages = vec![user("go")];
     let first = play(&scripted(TWO_TOOLS), &mut messages).await;
-    // Another instance, and each point of the conversation entered afresh, as after a crash.
+    // Use another instance and start at each point of the conversation, as after a crash.
     let other = scripted(TWO_TOOLS);
     let starts = [1, 4, 6];
     for (start, expected) in starts.into_iter().zip(&first) {

@@ -1,4 +1,4 @@
-//! A fork's folder, made of the files that its transcript holds: all of them or none.
+//! Restores a fork's folder from the files in its transcript: all of them or none.
 
 use super::{ToolError, io_fault, open_folder, relative, sync_folders, workspace_fault};
 use cap_std::ambient_authority;
@@ -7,11 +7,11 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
 use wakeful_workflow::files::WrittenFile;
 
-/// At most so many files are named that cannot be made.
+/// Largest number of missing files that an error lists.
 const NAMED: usize = 5;
 
-/// Makes the folder `path` with `files` in it. It is made beside and then renamed, so that a folder that is there is
-/// whole, whoever died over it; calls that do so at the same time make the same one.
+/// Creates the folder `path` with `files` in it. It is created under another name and then renamed, so a
+/// folder that exists is complete even after a crash. Concurrent calls create the same folder.
 pub(super) fn restore(path: &Path, files: &[WrittenFile]) -> Result<(), ToolError> {
     let unknown: Vec<String> = files
         .iter()
@@ -38,10 +38,10 @@ pub(super) fn restore(path: &Path, files: &[WrittenFile]) -> Result<(), ToolErro
         .and_then(|()| parent.rename(&part, &parent, name).map_err(|error| workspace_fault(&error)));
     if let Err(error) = made {
         let _ = parent.remove_dir_all(&part);
-        // Another call has made it meanwhile, and removed what lay beside it.
+        // Another call created the folder in the meantime, and removed our unfinished one.
         return if path.is_dir() { Ok(()) } else { Err(error) };
     }
-    // The folder is whole without it: what fails here costs space.
+    // The folder is complete without these two steps; a failure here only costs space.
     let _ = parent.open(".").and_then(|dir| dir.sync_all());
     let _ = remove_parts(&parent, &prefix);
     Ok(())
@@ -66,7 +66,7 @@ fn make(parent: &Dir, part: &str, files: &[WrittenFile]) -> Result<(), ToolError
     Ok(())
 }
 
-/// What attempts that died have left.
+/// Removes the leftovers of attempts that died.
 fn remove_parts(parent: &Dir, prefix: &str) -> io::Result<()> {
     for entry in parent.entries()? {
         let name = entry?.file_name();
@@ -141,7 +141,7 @@ mod tests {
             }
         });
         assert_eq!(entries(&ws).len(), 20);
-        // A call that found it made may have been the last to clear up after itself.
+        // A call that found the folder may have left its own unfinished one, so other entries may exist.
         assert!(entries(root.path()).contains(&"sess_1".to_owned()));
     }
 }

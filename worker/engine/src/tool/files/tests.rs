@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use tempfile::TempDir;
-use wakeful_store::context::OutputSlice;
+use wakeful_store::outputs::OutputSlice;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::ToolMode;
 
-/// A session without a call before this one.
+/// The outputs of a session without earlier calls.
 #[derive(Debug)]
 struct NoOutputs;
 
@@ -19,7 +19,7 @@ impl Outputs for NoOutputs {
     }
 }
 
-/// A call in the workspace `path`.
+/// Builds the context of a call in the workspace `path`.
 pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
     ToolCallContext {
         session_id: SessionId::from("sess_1"),
@@ -33,7 +33,7 @@ pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
     }
 }
 
-/// A workspace `ws` and beside it `secret.txt`, which nothing may reach.
+/// Creates a workspace `ws` and, next to it, `secret.txt`, which no call may reach.
 fn place() -> (TempDir, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let workspace = root.path().join("ws");
@@ -112,7 +112,7 @@ async fn a_cancelled_call_replaces_nothing() {
 fn a_call_that_was_dropped_replaces_nothing() {
     let (_root, ws) = place();
     fs::write(ws.join("a.txt"), "old").unwrap();
-    // One thread for blocking work, and it is busy: the call's own work begins after the call was dropped.
+    // The only thread for blocking work is busy, so the call's own work starts after the call was dropped.
     let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
     runtime.block_on(async {
         let (release, released) = std::sync::mpsc::channel::<()>();
@@ -221,7 +221,7 @@ fn a_parent_swapped_while_a_call_runs_leads_nowhere() {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A step fails where the call has just made the folder; the next round goes on from there.
+            // A step fails if the call has just created the folder; the next round continues from there.
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
                 let _ = fs::remove_dir_all(ws.join("sub"));
                 let _ = symlink(&outside, ws.join("sub"));
@@ -231,7 +231,7 @@ fn a_parent_swapped_while_a_call_runs_leads_nowhere() {
         });
         for n in 0..200 {
             let call_id = CallId::from(format!("call_{n}"));
-            // Either answer is right; only where the file may land is asked here.
+            // Either answer is right; this test only checks where the file lands.
             let _ = write(&workspace, &call_id, "sub/a.txt", b"x", &CancellationToken::new());
         }
         done.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -261,7 +261,7 @@ async fn a_missing_file_is_named() {
 #[tokio::test]
 async fn a_large_file_is_truncated_and_says_so() {
     let (_root, ws) = place();
-    // The limit falls into the middle of a character.
+    // The limit cuts a character in two.
     let text = "x".to_owned() + &"é".repeat(MAX_READ_BYTES);
     fs::write(ws.join("large.txt"), &text).unwrap();
     let read = read_in(&ws, "large.txt").await.unwrap();

@@ -1,0 +1,118 @@
+//! The worker that the tests start and kill: `wakeful` with two more tools, one safe to repeat and one not, and a mail channel.
+//!
+//! Environment variables tell it how to behave:
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `FIXTURE_EFFECTS` | writes each effect of a tool to this file |
+//! | `FIXTURE_TAKE_MS` | each call takes so long |
+//! | `FIXTURE_HOLD` | each call waits while this file exists; with `-charge` or `-reserve` at its end, one tool's calls |
+//! | `FIXTURE_NEXT` | is the next version of itself: its reservations ask for more |
+//! | `FIXTURE_POST`, `FIXTURE_SENT`, `FIXTURE_POST_SAYS` | sends mail by its own channel, see `post.rs` |
+
+mod misbehave;
+mod post;
+
+use async_trait::async_trait;
+use misbehave::Misbehave;
+use post::Post;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+use wakeful::App;
+use wakeful::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
+use wakeful::workflow::agent::ToolDefinition;
+use wakeful::workflow::effect::Effect;
+
+/// Charges a card. The payment service of this example knows no idempotency keys, so a charge that was begun and not
+/// seen to end must never be tried again by itself: it is guarded.
+struct Charge;
+
+#[async_trait]
+impl Tool for Charge {
+    fn definition(&self) -> ToolDefinition {
+        ToolDefinition {
+            name: "charge".into(),
+            description: "Charges the customer's card.".into(),
+            parameters: json!({
+                "type": "object",
+                "properties": {"cents": {"type": "integer", "minimum": 1}},
+                "required": ["cents"],
+                "additionalProperties": false,
+            }),
+            effect: Effect::Guarded,
+        }
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        record("charge", call)?;
+        hold("charge").await;
+        Ok(ToolOutput::text(format!("Charged {} cents.", arguments["cents"])))
+    }
+}
+
+/// Reserves a table. The service takes the call's id as its idempotency key, so repeating it is harmless.
+struct Reserve;
+
+#[async_trait]
+impl Tool for Reserve {
+    fn definition(&self) -> ToolDefinition {
+        let mut properties = json!({"persons": {"type": "integer", "minimum": 1}});
+        let mut required = vec!["persons"];
+        if std::env::var_os("FIXTURE_NEXT").is_some() {
+            properties["name"] = json!({"type": "string"});
+            required.push("name");
+        }
+        ToolDefinition {
+            name: "reserve".into(),
+            description: "Reserves a table.".into(),
+            parameters: json!({
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": false,
+            }),
+            effect: Effect::Idempotent,
+        }
+    }
+
+    async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
+        record("reserve", call)?;
+        hold("reserve").await;
+        Ok(ToolOutput::text(format!("Reserved for {}.", arguments["persons"])))
+    }
+}
+
+/// The effect: a line in a file.
+fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
+    let Ok(path) = std::env::var("FIXTURE_EFFECTS") else {
+        return Ok(());
+    };
+    let written = std::fs::OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| {
+        // One write: what several processes append at once would mingle otherwise.
+        file.write_all(format!("{tool} {} {}\n", call.session_id, call.call_id).as_bytes())?;
+        file.sync_all()
+    });
+    written.map_err(|error| ToolError(error.to_string()))
+}
+
+async fn hold(tool: &str) {
+    if let Some(ms) = std::env::var("FIXTURE_TAKE_MS").ok().and_then(|ms| ms.parse().ok()) {
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+    if let Ok(path) = std::env::var("FIXTURE_HOLD") {
+        let held = |path: &str| std::fs::exists(path).unwrap_or(false);
+        while held(&path) || held(&format!("{path}-{tool}")) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let app = App::new().tool(Charge).tool(Reserve).tool(Misbehave);
+    match Post::from_env() {
+        Some(post) => app.channel(post).main(),
+        None => app.main(),
+    }
+}

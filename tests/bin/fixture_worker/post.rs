@@ -1,0 +1,81 @@
+//! A channel of one's own, in the place of the built-in mail.
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::PathBuf;
+use wakeful::channel::{Channel, Found, Outbound, SendError};
+
+/// Sends by writing `KEY SUBJECT` to a file. What it knows of its keys is chosen by environment, and how it answers by a
+/// second file: `later WHY`, `refused WHY`, `unknown WHY` (it was sent all the same), or `receipt TEXT`.
+pub struct Post {
+    manners: Manners,
+    sent: PathBuf,
+    says: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manners {
+    /// The same key twice is one message for whoever gets it.
+    Idempotent,
+    /// It does not know its keys.
+    Guarded,
+    /// It sends what it is given, and can tell what it was given.
+    Askable,
+}
+
+impl Post {
+    /// The channel that `FIXTURE_POST` (`idempotent`, `guarded` or `askable`) asks for.
+    pub fn from_env() -> Option<Post> {
+        let manners = match std::env::var("FIXTURE_POST").ok()?.as_str() {
+            "idempotent" => Manners::Idempotent,
+            "askable" => Manners::Askable,
+            _ => Manners::Guarded,
+        };
+        let path = |name| std::env::var_os(name).map(PathBuf::from).unwrap_or_default();
+        Some(Post { manners, sent: path("FIXTURE_SENT"), says: path("FIXTURE_POST_SAYS") })
+    }
+}
+
+#[async_trait]
+impl Channel for Post {
+    fn name(&self) -> &str {
+        "email"
+    }
+
+    fn is_idempotent(&self) -> bool {
+        self.manners == Manners::Idempotent
+    }
+
+    async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError> {
+        let says = std::fs::read_to_string(&self.says).unwrap_or_default();
+        let (answer, why) = says.split_once(' ').unwrap_or_default();
+        match answer {
+            "later" => return Err(SendError::Later(why.to_owned())),
+            "refused" => return Err(SendError::Refused(why.to_owned())),
+            _ => {}
+        }
+        let subject = message.content["subject"].as_str().unwrap_or_default();
+        let written = std::fs::OpenOptions::new().create(true).append(true).open(&self.sent);
+        let written = written.and_then(|mut file| {
+            // One write: what several deliveries append at once would mingle otherwise.
+            file.write_all(format!("{} {subject}\n", message.delivery_id).as_bytes())?;
+            file.sync_all()
+        });
+        written.map_err(|error| SendError::Unknown(error.to_string()))?;
+        match answer {
+            "unknown" => Err(SendError::Unknown(why.to_owned())),
+            "receipt" => Ok(json!({ "said": why })),
+            _ => Ok(json!({ "key": message.delivery_id })),
+        }
+    }
+
+    async fn find(&self, delivery_id: &str) -> Result<Found, SendError> {
+        if self.manners != Manners::Askable {
+            return Ok(Found::Unknown);
+        }
+        let sent = std::fs::read_to_string(&self.sent).unwrap_or_default();
+        let found = sent.lines().any(|line| line.split(' ').next() == Some(delivery_id));
+        Ok(if found { Found::Sent { receipt: json!({ "found": delivery_id }) } } else { Found::NotSent })
+    }
+}

@@ -1,0 +1,17 @@
+//! Runs a command with a Postgres server that lasts as long as the command does:
+//! `cargo run --bin with_postgres -- cargo test --workspace`.
+//!
+//! The tests start here, and not each a server of its own, because a runner may give every test its own process.
+use std::process::ExitCode;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let command: Vec<_> = std::env::args_os().skip(1).collect();
+    match wakeful::dev::exec(&command).await {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            eprintln!("with_postgres: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

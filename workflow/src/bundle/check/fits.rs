@@ -1,0 +1,44 @@
+//! What the parts of the check share: its verdict, bounds, and comparisons.
+
+use crate::bundle::scan;
+use crate::state::State;
+use sha2::{Digest, Sha256};
+
+/// `Err` says, to a person, why a row does not fit.
+pub(super) type Fits = Result<(), String>;
+
+/// Maximum of any number in a bundle, so that sums cannot overflow.
+pub(super) const MOST_NUMBER: i64 = 1 << 40;
+
+pub(super) fn times(times: &[(&str, Option<&String>)]) -> Fits {
+    match times.iter().find(|(_, time)| time.is_some_and(|time| !scan::is_time(time))) {
+        Some((name, _)) => Err(format!("{name}: a time looks like 2026-01-31T12:00:00.000000Z")),
+        None => Ok(()),
+    }
+}
+
+/// A short key in place of an id. The author of a bundle cannot make two of them collide.
+pub(super) type Key = [u8; 16];
+
+pub(super) fn key(text: &str) -> Key {
+    let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+    let mut key = [0; 16];
+    key.copy_from_slice(&digest[..16]);
+    key
+}
+
+/// Equality as in the database: `jsonb` keeps a number's value and not its spelling.
+pub(super) fn same_state(a: &State, b: &State) -> bool {
+    fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
+        use serde_json::Value;
+        match (a, b) {
+            (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
+            (Value::Array(a), Value::Array(b)) => {
+                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+            }
+            (Value::Object(a), Value::Object(b)) => same_state(a, b),
+            (a, b) => a == b,
+        }
+    }
+    a.len() == b.len() && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| same(value, other)))
+}

@@ -1,0 +1,45 @@
+//! What one model call is given.
+
+use crate::agent::ToolDefinition;
+use crate::record::{Block, Role};
+
+/// The input of one model call, before a provider's protocol shapes it. Equal contexts give equal request bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Context {
+    /// The rendered system prompt.
+    pub system: String,
+    /// Sorted by name, so that the prefix of every request is the same.
+    pub tools: Vec<ToolDefinition>,
+    /// Seeds and records in order. Anything is legal here: repairs are made by [`crate::wire`] on its own copy.
+    pub messages: Vec<Message>,
+    /// The text that the answer begins with: an earlier attempt had produced it when it was cut off. Protocols and models
+    /// without prefill leave it out.
+    pub prefill: Option<String>,
+}
+
+/// One message of a [`Context`]. Its role is `user`, `assistant` or `tool`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    pub role: Role,
+    pub content: Vec<Block>,
+}
+
+impl Message {
+    /// Bytes of what it says.
+    pub fn bytes(&self) -> usize {
+        content_bytes(&self.content)
+    }
+}
+
+pub(super) fn content_bytes(content: &[Block]) -> usize {
+    let of = |block: &Block| match block {
+        Block::Text { text } => text.len(),
+        Block::ToolCall(call) => match &call.malformed {
+            Some(raw) => call.name.len() + raw.len(),
+            None => call.name.len() + call.arguments.to_string().len(),
+        },
+        Block::ToolResult(result) => result.content.len(),
+        Block::Provider { raw, .. } => raw.to_string().len(),
+    };
+    content.iter().map(of).sum()
+}

@@ -1,0 +1,239 @@
+//! Deliveries: what may be done with an outgoing message that a worker has claimed.
+//!
+//! A worker that dies while it sends leaves the delivery `sending`: the message may have gone out. The next worker asks the
+//! channel, and [`decide`] says what follows:
+//!
+//! | the channel says | young enough | past its `not_after` |
+//! |---|---|---|
+//! | sent | `sent`, with its receipt | `sent`, with its receipt |
+//! | not sent, and no attempt can be under way | sent now | `expired` |
+//! | not sent, but an attempt may be under way | asked again later; sent under its key if that is harmless | asked again later |
+//! | it cannot tell, and the same key twice is one message | sent again under its key | `uncertain` |
+//! | it cannot tell | `uncertain` | `uncertain` |
+//!
+//! The last attempt of a delivery is never sent again: it ends `failed` where it certainly did not go out, else `uncertain`.
+
+/// What a worker knows about a delivery that it has claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// An earlier attempt may have sent it.
+    pub maybe_sent: bool,
+    /// It is past its `not_after`.
+    pub late: bool,
+    /// No earlier attempt can still be under way.
+    pub quiet: bool,
+    /// This attempt is the last one.
+    pub given_up: bool,
+    /// The channel's receiver takes the same key twice as one message.
+    pub idempotent: bool,
+}
+
+/// What the channel says about a delivery that may have been sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Sent,
+    NotSent,
+    /// The channel cannot tell.
+    Unknown,
+    /// The channel could not be asked.
+    Unreachable,
+    /// This worker has no such channel; another one may have it.
+    NoChannel,
+}
+
+/// How a sending ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    Sent,
+    /// The receiver refused it for good.
+    Refused,
+    /// It was not sent now, and may be later.
+    Later,
+    /// The worker does not know, and then asked the channel.
+    Unknown(Answer),
+}
+
+/// Whether the message may be outside already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    Unsent,
+    MaybeSent,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Ask the channel what became of it.
+    Ask,
+    Send(Before),
+    /// Give the job back and try later.
+    Again(Before),
+    /// The other decisions end the delivery, in the status of that name.
+    Sent,
+    Failed,
+    Expired,
+    Uncertain(Doubt),
+}
+
+/// Why nobody can know whether a message went out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// The channel cannot tell, and it is too old to be sent again.
+    TooOld,
+    /// The channel cannot tell, and sending again could send it twice.
+    CannotTell,
+    /// The channel cannot tell, and its attempts are used up.
+    GivenUp,
+    /// The channel did not answer at its last attempt.
+    NoAnswer,
+}
+
+/// Decides what to do with a claimed delivery. `answer` is what the channel said, once it was asked.
+pub fn decide(facts: &Facts, answer: Option<Answer>) -> Decision {
+    let before = if facts.maybe_sent { Before::MaybeSent } else { Before::Unsent };
+    // Only one attempt at a time, unless a second one is harmless.
+    let wait = !facts.quiet && (facts.late || facts.given_up || !facts.idempotent);
+    match (answer, before) {
+        (_, Before::Unsent) if facts.late => Decision::Expired,
+        (Some(Answer::NoChannel), _) if !facts.given_up => Decision::Again(before),
+        (Some(Answer::NoChannel), Before::Unsent) => Decision::Failed,
+        (Some(Answer::NoChannel), Before::MaybeSent) => Decision::Uncertain(Doubt::NoAnswer),
+        (_, Before::Unsent) => Decision::Send(Before::Unsent),
+        (None, Before::MaybeSent) => Decision::Ask,
+        (Some(Answer::Sent), Before::MaybeSent) => Decision::Sent,
+        (Some(Answer::NotSent), Before::MaybeSent) if wait => Decision::Again(before),
+        (Some(Answer::NotSent), Before::MaybeSent) if facts.late => Decision::Expired,
+        (Some(Answer::NotSent), Before::MaybeSent) if facts.given_up => Decision::Failed,
+        (Some(Answer::NotSent), Before::MaybeSent) => {
+            Decision::Send(if facts.quiet { Before::Unsent } else { Before::MaybeSent })
+        }
+        (Some(Answer::Unknown), Before::MaybeSent) if facts.late => Decision::Uncertain(Doubt::TooOld),
+        (Some(Answer::Unknown), Before::MaybeSent) if !facts.idempotent => {
+            Decision::Uncertain(Doubt::CannotTell)
+        }
+        (Some(Answer::Unknown), Before::MaybeSent) if facts.given_up => Decision::Uncertain(Doubt::GivenUp),
+        (Some(Answer::Unknown), Before::MaybeSent) => Decision::Send(Before::MaybeSent),
+        (Some(Answer::Unreachable), Before::MaybeSent) if facts.given_up => {
+            Decision::Uncertain(Doubt::NoAnswer)
+        }
+        (Some(Answer::Unreachable), Before::MaybeSent) => Decision::Again(before),
+    }
+}
+
+/// Decides what a sending that began in `before` makes of the delivery.
+pub fn after(facts: &Facts, before: Before, attempt: Attempt) -> Decision {
+    match (attempt, before) {
+        (Attempt::Sent | Attempt::Unknown(Answer::Sent), _) => Decision::Sent,
+        (Attempt::Refused, Before::Unsent) => Decision::Failed,
+        // The receiver refuses it now, and may have taken it the first time.
+        (Attempt::Refused, Before::MaybeSent) => Decision::Uncertain(Doubt::CannotTell),
+        (Attempt::Later, Before::Unsent) if facts.given_up => Decision::Failed,
+        (Attempt::Later, Before::MaybeSent) if facts.given_up => Decision::Uncertain(Doubt::GivenUp),
+        (Attempt::Later, _) => Decision::Again(before),
+        (Attempt::Unknown(Answer::Unknown), _) if !facts.idempotent => Decision::Uncertain(Doubt::CannotTell),
+        // The next claim asks again, or sends it again under its key.
+        (
+            Attempt::Unknown(Answer::Unknown | Answer::NotSent | Answer::Unreachable | Answer::NoChannel),
+            _,
+        ) => Decision::Again(Before::MaybeSent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FOUND: Facts =
+        Facts { maybe_sent: true, late: false, quiet: true, given_up: false, idempotent: false };
+
+    #[test]
+    fn a_delivery_that_was_found_half_sent_goes_by_the_table() {
+        let busy = Facts { quiet: false, ..FOUND };
+        let keyed = |facts: Facts| Facts { idempotent: true, ..facts };
+        let late = |facts: Facts| Facts { late: true, ..facts };
+        use Decision::{Again, Expired, Send, Sent, Uncertain};
+        for (what, answer, facts, young, old) in [
+            ("sent", Answer::Sent, FOUND, Sent, Sent),
+            ("not sent", Answer::NotSent, FOUND, Send(Before::Unsent), Expired),
+            ("under way", Answer::NotSent, busy, Again(Before::MaybeSent), Again(Before::MaybeSent)),
+            (
+                "under way, harmless",
+                Answer::NotSent,
+                keyed(busy),
+                Send(Before::MaybeSent),
+                Again(Before::MaybeSent),
+            ),
+            (
+                "cannot tell, harmless",
+                Answer::Unknown,
+                keyed(FOUND),
+                Send(Before::MaybeSent),
+                Uncertain(Doubt::TooOld),
+            ),
+            ("cannot tell", Answer::Unknown, FOUND, Uncertain(Doubt::CannotTell), Uncertain(Doubt::TooOld)),
+        ] {
+            assert_eq!(decide(&facts, Some(answer)), young, "{what}");
+            assert_eq!(decide(&late(facts), Some(answer)), old, "{what}, late");
+        }
+    }
+
+    #[test]
+    fn what_was_not_begun_is_sent_or_expires() {
+        let fresh = Facts { maybe_sent: false, ..FOUND };
+        assert_eq!(decide(&fresh, None), Decision::Send(Before::Unsent));
+        assert_eq!(decide(&Facts { late: true, ..fresh }, None), Decision::Expired);
+        assert_eq!(decide(&fresh, Some(Answer::NoChannel)), Decision::Again(Before::Unsent));
+        let last = Facts { given_up: true, ..fresh };
+        assert_eq!(decide(&last, Some(Answer::NoChannel)), Decision::Failed);
+        assert_eq!(after(&last, Before::Unsent, Attempt::Later), Decision::Failed);
+        assert_eq!(after(&last, Before::MaybeSent, Attempt::Later), Decision::Uncertain(Doubt::GivenUp));
+    }
+
+    fn facts() -> impl Strategy<Value = Facts> {
+        any::<[bool; 5]>().prop_map(|[maybe_sent, late, quiet, given_up, idempotent]| Facts {
+            maybe_sent,
+            late,
+            quiet,
+            given_up,
+            idempotent,
+        })
+    }
+
+    fn answer() -> impl Strategy<Value = Answer> {
+        proptest::sample::select(vec![
+            Answer::Sent,
+            Answer::NotSent,
+            Answer::Unknown,
+            Answer::Unreachable,
+            Answer::NoChannel,
+        ])
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_sent_twice_late_or_after_it_was_given_up(
+            facts in facts(), answer in proptest::option::of(answer()),
+        ) {
+            let decision = decide(&facts, answer);
+            if let Decision::Send(_) = decision {
+                prop_assert!(!facts.late);
+                // A second message is possible only where the first may be outside, and then its key makes the two one.
+                let outside = facts.maybe_sent && !(facts.quiet && answer == Some(Answer::NotSent));
+                prop_assert!(!outside || facts.idempotent);
+                prop_assert!(!(facts.maybe_sent && facts.given_up));
+            }
+            if let Decision::Failed | Decision::Expired = decision {
+                prop_assert!(!facts.maybe_sent || (facts.quiet && answer == Some(Answer::NotSent)));
+            }
+        }
+
+        #[test]
+        fn a_sending_that_may_have_worked_never_ends_as_failed(facts in facts(), answer in answer()) {
+            prop_assert_ne!(after(&facts, Before::Unsent, Attempt::Unknown(answer)), Decision::Failed);
+            for attempt in [Attempt::Refused, Attempt::Later, Attempt::Unknown(answer)] {
+                prop_assert_ne!(after(&facts, Before::MaybeSent, attempt), Decision::Failed);
+            }
+        }
+    }
+}

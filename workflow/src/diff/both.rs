@@ -1,0 +1,10 @@
+//! A pair of the two sides.
+
+use serde::Serialize;
+
+/// The same value for both sides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Both<T> {
+    pub left: T,
+    pub right: T,
+}

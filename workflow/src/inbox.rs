@@ -1,0 +1,337 @@
+//! Messages on their way in: what a message means to the session that it arrives at, and what the transcript gets when
+//! a run takes the messages that wait.
+
+use crate::event::Event;
+use crate::id::{CallId, RunId};
+use crate::record::{Block, Details, Record, Role, ToolResult, value_without_nul, without_nul};
+use crate::session::{CallOutcome, CallStatus, ClosedCall, InboxMessage, SessionStatus};
+use serde::{Deserialize, Serialize};
+
+/// The answer that the sender of a message gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Acceptance {
+    /// It waits in the inbox for the next step boundary.
+    Queued,
+    /// It answered the open question.
+    Delivered,
+    NewRun,
+}
+
+impl Acceptance {
+    /// Every answer.
+    pub const ALL: [Acceptance; 3] = [Acceptance::Queued, Acceptance::Delivered, Acceptance::NewRun];
+
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Acceptance::Queued => "queued",
+            Acceptance::Delivered => "delivered",
+            Acceptance::NewRun => "new_run",
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<Acceptance> {
+        Acceptance::ALL.into_iter().find(|acceptance| acceptance.as_str() == word)
+    }
+}
+
+/// What a session does with a message that arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// The open run takes it at its next step boundary. Nothing else changes.
+    JoinsRun,
+    /// It answers the open question: the paused run goes on.
+    AnswersQuestion,
+    /// It opens a new run now.
+    OpensRun,
+    /// Somebody cancelled the open run, so that run takes no more messages. The message gets the run after it, which the
+    /// commit that closes the cancelled run opens.
+    AwaitsNextRun,
+}
+
+impl Arrival {
+    /// What the sender is told.
+    pub fn acceptance(self) -> Acceptance {
+        match self {
+            Arrival::JoinsRun => Acceptance::Queued,
+            Arrival::AnswersQuestion => Acceptance::Delivered,
+            Arrival::OpensRun | Arrival::AwaitsNextRun => Acceptance::NewRun,
+        }
+    }
+}
+
+/// Decides what a message means to a session in `status`. `has_run`: the session has had a run. `None`: the session is
+/// archived or terminated and takes no messages.
+///
+/// | status | cancel requested | message |
+/// |---|---|---|
+/// | queued, running | no | joins the run |
+/// | queued, running | yes | awaits the next run |
+/// | needs_attention | either | joins the run, which an operator resumes |
+/// | waiting_input | either | answers the question |
+/// | created, completed, failed | either | opens a run |
+/// | archived, terminated | either | is refused |
+pub fn accept(status: SessionStatus, cancel_requested: bool, has_run: bool) -> Option<Arrival> {
+    Some(match status {
+        SessionStatus::Queued | SessionStatus::Running if cancel_requested => Arrival::AwaitsNextRun,
+        SessionStatus::Queued | SessionStatus::Running | SessionStatus::NeedsAttention if has_run => {
+            Arrival::JoinsRun
+        }
+        SessionStatus::WaitingInput if has_run => Arrival::AnswersQuestion,
+        SessionStatus::Archived | SessionStatus::Terminated => return None,
+        SessionStatus::Created
+        | SessionStatus::Completed
+        | SessionStatus::Failed
+        // A status that needs a run, without one: a damaged row. A run of its own repairs it.
+        | SessionStatus::Queued
+        | SessionStatus::Running
+        | SessionStatus::NeedsAttention
+        | SessionStatus::WaitingInput => Arrival::OpensRun,
+    })
+}
+
+/// The question on which a run paused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    pub call_id: CallId,
+    /// Name of the tool that asked.
+    pub name: String,
+    /// Set when the question was closed without an answer: it becomes the call's result.
+    pub closed_with: Option<CallOutcome>,
+}
+
+/// Where new records go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub run_id: RunId,
+    pub step_number: i64,
+    /// Number of the conversation's newest record; the next one is one more.
+    pub last_message_number: i64,
+}
+
+/// What one commit writes to take messages into the transcript.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Taken {
+    pub records: Vec<Record>,
+    pub events: Vec<Event>,
+    pub calls_closed: Vec<ClosedCall>,
+    /// Inbox rows that are in the transcript now.
+    pub drained: Vec<i64>,
+}
+
+/// Takes `messages` into the transcript, in order, from `place` on. The first one answers `question`, if that is open; every
+/// other one is a message of the user. A question that was closed without an answer gets its result first, and then all
+/// messages are the user's.
+pub fn take(place: &Place, question: Option<Question>, messages: &[InboxMessage]) -> Taken {
+    let mut taken = Taken::default();
+    let mut open = match question {
+        Some(Question { call_id, name, closed_with: Some(outcome) }) => {
+            taken.result(place, call_id, name, CallStatus::Failed, outcome, Details::default());
+            None
+        }
+        open => open,
+    };
+    for message in messages {
+        let details = Details {
+            inbox_id: Some(message.inbox_id),
+            attachments: message.attachments.clone(),
+            ..Details::default()
+        };
+        match open.take() {
+            Some(Question { call_id, name, .. }) => {
+                // The user's own words, which are never cut.
+                let outcome = CallOutcome { content: message.text.clone(), is_error: false, details: None };
+                taken.result(place, call_id, name, CallStatus::Done, outcome, details);
+            }
+            None => {
+                let text = Block::Text { text: without_nul(message.text.clone()) };
+                taken.push(place, Role::User, text, details);
+            }
+        }
+        taken.drained.push(message.inbox_id);
+    }
+    taken
+}
+
+impl Taken {
+    fn push(&mut self, place: &Place, role: Role, block: Block, details: Details) -> i64 {
+        let message_number = place.last_message_number + self.records.len() as i64 + 1;
+        self.records.push(Record {
+            message_number,
+            run_id: place.run_id.clone(),
+            step_number: place.step_number,
+            role,
+            content: vec![block],
+            internal: false,
+            details,
+        });
+        message_number
+    }
+
+    /// Closes the question's call with a result.
+    fn result(
+        &mut self,
+        place: &Place,
+        call_id: CallId,
+        name: String,
+        status: CallStatus,
+        outcome: CallOutcome,
+        details: Details,
+    ) {
+        let content = without_nul(outcome.content);
+        let (bytes, ok) = (content.len(), !outcome.is_error);
+        let result = Block::ToolResult(ToolResult {
+            call_id: call_id.clone(),
+            name,
+            content,
+            is_error: outcome.is_error,
+            details: outcome.details.map(value_without_nul),
+            output: None,
+        });
+        let message_number = self.push(place, Role::Tool, result, details);
+        self.events.push(Event::ToolResult {
+            call_id: call_id.clone(),
+            ok,
+            message_number,
+            bytes,
+            output_sha256: None,
+        });
+        self.calls_closed.push(ClosedCall { call_id, status, message_number: Some(message_number) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example;
+    use crate::record::{Attachment, text_of};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    #[test]
+    fn each_status_has_its_answer_for_a_message() {
+        use Acceptance::{Delivered, NewRun, Queued};
+        for (status, ordinary, cancelled) in [
+            (SessionStatus::Created, Some(NewRun), Some(NewRun)),
+            (SessionStatus::Queued, Some(Queued), Some(NewRun)),
+            (SessionStatus::Running, Some(Queued), Some(NewRun)),
+            (SessionStatus::WaitingInput, Some(Delivered), Some(Delivered)),
+            (SessionStatus::NeedsAttention, Some(Queued), Some(Queued)),
+            (SessionStatus::Completed, Some(NewRun), Some(NewRun)),
+            (SessionStatus::Failed, Some(NewRun), Some(NewRun)),
+            (SessionStatus::Archived, None, None),
+            (SessionStatus::Terminated, None, None),
+        ] {
+            let answer = |cancelled| accept(status, cancelled, true).map(Arrival::acceptance);
+            assert_eq!((answer(false), answer(true)), (ordinary, cancelled), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_run_that_is_asked_to_end_defers_the_run_of_a_message() {
+        for status in SessionStatus::ALL {
+            for cancelled in [false, true] {
+                for has_run in [false, true] {
+                    let arrival = accept(status, cancelled, has_run);
+                    assert_eq!(arrival.is_some(), status.takes_messages(), "{status:?}");
+                    let defers = arrival == Some(Arrival::AwaitsNextRun);
+                    assert_eq!(defers, status.is_open() && cancelled, "{status:?}");
+                    let needs_run = matches!(arrival, Some(Arrival::JoinsRun | Arrival::AnswersQuestion));
+                    assert!(has_run || !needs_run, "{status:?}");
+                    // A run is opened at once only where the status may become queued, or is damaged.
+                    if arrival == Some(Arrival::OpensRun) && has_run {
+                        assert!(status.may_become(SessionStatus::Queued), "{status:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_answer_reads_back_as_it_is_written() {
+        for acceptance in Acceptance::ALL {
+            assert_eq!(Acceptance::parse(acceptance.as_str()), Some(acceptance));
+            assert_eq!(serde_json::to_value(acceptance).unwrap(), acceptance.as_str());
+        }
+        assert_eq!(Acceptance::parse("accepted"), None);
+    }
+
+    fn place() -> Place {
+        Place { run_id: example::RUN.into(), step_number: 3, last_message_number: 7 }
+    }
+
+    fn question(closed_with: Option<CallOutcome>) -> Question {
+        Question { call_id: "call_1".into(), name: "ask_user".into(), closed_with }
+    }
+
+    #[test]
+    fn the_first_message_answers_an_open_question_and_the_others_are_the_users() {
+        let taken = take(
+            &place(),
+            Some(question(None)),
+            &[example::message(1, "Red."), example::message(2, "Or blue?")],
+        );
+        let said: Vec<_> = taken
+            .records
+            .iter()
+            .map(|record| (record.message_number, record.role, text_of(&record.content)))
+            .collect();
+        assert_eq!(said, [(8, Role::Tool, "Red.".to_owned()), (9, Role::User, "Or blue?".to_owned())]);
+        assert_eq!(taken.drained, [1, 2]);
+        assert_eq!(taken.calls_closed[0].status, CallStatus::Done);
+        assert_eq!(taken.calls_closed[0].message_number, Some(8));
+    }
+
+    #[test]
+    fn a_message_that_comes_after_the_question_was_closed_does_not_answer_it() {
+        let outcome = CallOutcome { is_error: true, ..example::outcome("no answer came") };
+        let taken = take(&place(), Some(question(Some(outcome))), &[example::message(1, "Red.")]);
+        let roles: Vec<Role> = taken.records.iter().map(|record| record.role).collect();
+        assert_eq!(roles, [Role::Tool, Role::User]);
+        assert_eq!(taken.calls_closed[0].status, CallStatus::Failed);
+        assert!(matches!(taken.events[..], [Event::ToolResult { ok: false, message_number: 8, .. }]));
+    }
+
+    proptest! {
+        #[test]
+        fn every_message_becomes_one_record_in_its_order(
+            texts in vec("[a-z\u{0}]{0,9}", 0..6),
+            asked in proptest::option::of(any::<bool>()),
+        ) {
+            let file = Attachment {
+                file_name: "a.txt".into(),
+                media_type: "text/plain".into(),
+                bytes: 1,
+                sha256: "0".repeat(64),
+            };
+            let messages: Vec<InboxMessage> = texts
+                .iter()
+                .zip(1..)
+                .map(|(text, inbox_id)| InboxMessage {
+                    attachments: vec![file.clone()],
+                    ..example::message(inbox_id, text)
+                })
+                .collect();
+            let closed = asked == Some(true);
+            let asked = asked.map(|closed| question(closed.then(|| example::outcome("no answer"))));
+            let was_asked = asked.is_some();
+            let taken = take(&place(), asked, &messages);
+            prop_assert_eq!(taken.records.len(), messages.len() + usize::from(closed));
+            prop_assert!(taken.records.iter().zip(8..).all(|(record, number)| record.message_number == number));
+            let of_messages = &taken.records[usize::from(closed)..];
+            for (record, message) in of_messages.iter().zip(&messages) {
+                prop_assert_eq!(record.details.inbox_id, Some(message.inbox_id));
+                prop_assert_eq!(&record.details.attachments, &message.attachments);
+                prop_assert_eq!(text_of(&record.content), without_nul(message.text.clone()));
+            }
+            let drained: Vec<i64> = messages.iter().map(|message| message.inbox_id).collect();
+            prop_assert_eq!(&taken.drained, &drained);
+            // The question is closed once, by its result or by the first message, and stays open without either.
+            let closes = was_asked && (closed || !messages.is_empty());
+            prop_assert_eq!(taken.calls_closed.len(), usize::from(closes));
+            prop_assert_eq!(taken.events.len(), taken.calls_closed.len());
+        }
+    }
+}
