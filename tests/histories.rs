@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 use wakeful::store::Store;
 use wakeful::store::wake::NewMessage;
+use wakeful::workflow::context::full;
 use wakeful::workflow::diff::{Level, diff};
 use wakeful::workflow::record::Role;
 use wakeful::workflow::session::{Session, SessionStatus};
@@ -53,7 +54,7 @@ fn requests(session: &Session) -> Vec<String> {
     cuts.map(|cut| {
         let mut then = session.clone();
         then.records.retain(|record| record.message_number < cut);
-        let request = openai::project(&then.context(Vec::new()), &openai::Options::new("test", 8192));
+        let request = openai::project(&full(&then, Vec::new()), &openai::Options::new("test", 8192));
         String::from_utf8(request.body).unwrap()
     })
     .collect()

@@ -4,6 +4,7 @@
 use crate::support::{Options, World, eventually};
 use std::collections::BTreeMap;
 use wakeful::tool::registry::Registry;
+use wakeful::workflow::context::full;
 use wakeful::workflow::wire::openai;
 
 const TOOLS: [&str; 2] = ["compose_email", "current_time"];
@@ -49,7 +50,7 @@ async fn the_log_gives_every_request_again_byte_for_byte() {
         let answer = answers[called["generation_id"].as_str().unwrap()];
         let mut then = session.clone();
         then.records.retain(|record| record.message_number < answer);
-        let request = openai::project(&then.context(tools.clone()), &openai::Options::new("test", 8192));
+        let request = openai::project(&full(&then, tools.clone()), &openai::Options::new("test", 8192));
         assert_eq!(request.sha256(), called["request_sha256"], "the journal's hash is that of these bytes");
         String::from_utf8(request.body.to_vec()).unwrap()
     });

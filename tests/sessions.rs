@@ -10,8 +10,8 @@ use wakeful::store::Store;
 use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::Role;
-use wakeful::workflow::session::DebugMeta;
 use wakeful::workflow::seed::Seed;
+use wakeful::workflow::session::DebugMeta;
 
 fn options(model: &ModelServer) -> Options {
     Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url)

@@ -17,10 +17,10 @@ use wakeful::workflow::advance::{Next, Outcome, StepResult, Transition, advance}
 use wakeful::workflow::agent::AgentPolicy;
 use wakeful::workflow::derive::StateUpdate;
 use wakeful::workflow::event::Event;
+use wakeful::workflow::generation::Purpose;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
 use wakeful::workflow::session::Session;
-use wakeful::workflow::generation::Purpose;
 
 /// Bytes of a message's text and of a session's state.
 pub const MESSAGE_BYTES: usize = 2048;

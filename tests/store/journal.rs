@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use wakeful::store::journal::{Lines, Memory, Postgres, recover};
 use wakeful::store::step::Commit;
 use wakeful::workflow::advance::Outcome;
-use wakeful::workflow::agent::{JournalLevel, AgentPolicy};
+use wakeful::workflow::agent::{AgentPolicy, JournalLevel};
 use wakeful::workflow::plan::Stop;
 
 /// The details of a tool result that adds one mail to the state, with a subject of this length.

@@ -197,7 +197,10 @@ async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_sta
     let stored = world.store.hydrate(&session_id).await.unwrap().records;
     let between = |from: i64, to: i64| -> Vec<_> {
         let records = stored.iter();
-        records.filter(|record| record.message_number > from && record.message_number <= to).cloned().collect()
+        records
+            .filter(|record| record.message_number > from && record.message_number <= to)
+            .cloned()
+            .collect()
     };
     let (mut records, mut state) = (Vec::new(), State::new());
     for step in &steps {

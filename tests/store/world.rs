@@ -19,13 +19,13 @@ use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::store::{Store, new_id};
 use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, Transition, advance};
 use wakeful::workflow::agent::{AgentPolicy, ToolDefinition};
-use wakeful::workflow::strategy::Strategy;
 use wakeful::workflow::effect::Effect;
+use wakeful::workflow::generation::Purpose;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
-use wakeful::workflow::generation::Purpose;
 use wakeful::workflow::seed::Seed;
+use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful::workflow::strategy::Strategy;
 
 /// No delivery expires, and an attempt may take one second.
 pub(super) const TERMS: Terms =

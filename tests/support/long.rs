@@ -13,12 +13,12 @@ use wakeful::store::wake::{Continues, NewMessage, NewSession};
 use wakeful::tool::registry::Registry;
 use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
 use wakeful::workflow::agent::{AgentPolicy, ToolDefinition};
-use wakeful::workflow::strategy::Strategy;
 use wakeful::workflow::effect::Effect;
 use wakeful::workflow::policy::SessionPolicy;
 use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
 use wakeful::workflow::seed::Seed;
+use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful::workflow::strategy::Strategy;
 use wakeful::workflow::wire::openai;
 
 /// The model that the session names.
@@ -84,7 +84,11 @@ impl Long {
         let text = Block::Text { text: words(step, self.message_bytes) };
         let finish_reason = if call.is_some() { FinishReason::ToolCalls } else { FinishReason::Stop };
         let request_sha256 = if self.hashes {
-            openai::project(&wakeful::workflow::context::full(session, Vec::new()), &openai::Options::new("test", 8192)).sha256()
+            openai::project(
+                &wakeful::workflow::context::full(session, Vec::new()),
+                &openai::Options::new("test", 8192),
+            )
+            .sha256()
         } else {
             format!("{step:064x}")
         };

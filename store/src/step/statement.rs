@@ -10,7 +10,6 @@ use crate::queue::Lease;
 use crate::{Error, Result, new_id};
 use sqlx::PgConnection;
 use wakeful_workflow::advance::{Next, Transition};
-use wakeful_workflow::blob::Blob;
 use wakeful_workflow::session::Session;
 
 /// Writes everything of `transition`, and returns the session's `wake_seq`.

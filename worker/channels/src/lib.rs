@@ -17,7 +17,6 @@ pub mod herald;
 pub mod messenger;
 pub mod signed;
 
-
 /// Returns the channels that the configuration sets up for sending.
 ///
 /// # Errors

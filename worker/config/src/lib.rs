@@ -13,8 +13,8 @@ use std::time::Duration;
 use secrecy::SecretString;
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
-use wakeful_workflow::strategy::ContextPolicy;
 use wakeful_workflow::policy::PARTICIPANTS;
+use wakeful_workflow::strategy::ContextPolicy;
 
 pub mod address;
 pub mod chat;

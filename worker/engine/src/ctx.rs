@@ -16,11 +16,11 @@ use wakeful_config::{AgentError, Config};
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier, heard};
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain, ToolDefinition};
-use wakeful_workflow::context::ContextPolicy;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::session::Session;
+use wakeful_workflow::strategy::ContextPolicy;
 
 /// The objects that every part of a process shares.
 pub struct Ctx {

@@ -27,4 +27,3 @@ pub mod runner;
 pub mod telemetry;
 pub mod tool;
 pub mod watchdog;
-

@@ -46,8 +46,8 @@ use wakeful_store::wake::{NewMessage, NewSession};
 use wakeful_store::{Error, new_id};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::record::Role;
-use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::seed::Seed;
+use wakeful_workflow::session::SessionStatus;
 
 /// Journal entries per query.
 const BATCH: i64 = 200;

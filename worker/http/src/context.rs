@@ -16,9 +16,9 @@ use wakeful_engine::tool::registry::Registry;
 use wakeful_store::{Error, Store};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::context::{self, Weight, compaction};
-use wakeful_workflow::strategy::{Rebase, Strategy};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::record::{Block, Usage};
+use wakeful_workflow::strategy::{ContextPolicy, Rebase, Strategy};
 
 /// A preview of a session's next model call.
 #[derive(Debug, Serialize)]
@@ -107,13 +107,13 @@ pub async fn view(
     let of =
         |strategy| context::build_as(&session, configured.clone(), &agent.context, window_tokens, strategy);
     let compaction_due = asked == Strategy::Compaction && {
-        let policy = context::ContextPolicy { strategy: asked, ..agent.context };
+        let policy = ContextPolicy { strategy: asked, ..agent.context };
         compaction::is_due(&session, &configured, &policy, window_tokens)
     };
     let strategies = Strategy::ALL
         .into_iter()
         .map(|strategy| {
-            let policy = context::ContextPolicy { strategy, ..agent.context };
+            let policy = ContextPolicy { strategy, ..agent.context };
             let due = strategy == Strategy::Compaction
                 && compaction::is_due(&session, &configured, &policy, window_tokens);
             let weight = if due {

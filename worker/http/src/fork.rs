@@ -129,8 +129,11 @@ fn known_model(ctx: &Ctx, id: String) -> Result<Model, Problem> {
 }
 
 fn known_tools(ctx: &Ctx, names: &[String]) -> Result<Vec<ToolDefinition>, Problem> {
-    let tools =
-        ctx.plugins.tools.definitions(names).map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
+    let tools = ctx
+        .plugins
+        .tools
+        .definitions(names)
+        .map_err(|error| Problem::bad_request(format!("`tools`: {error}")))?;
     // Without a channel for mail, the model would report mail that nobody ever sends.
     if tools.iter().any(|tool| tool.name == "compose_email") && !ctx.plugins.channels.contains_key("email") {
         return Err(Problem::bad_request("`tools` has compose_email, but nothing sends mail here"));

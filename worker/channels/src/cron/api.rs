@@ -65,7 +65,9 @@ async fn change(
     let asked: Asked = parse(&body?)?;
     let name = ctx.store.schedule(DEFAULT_SPACE, &id).await?.definition.name;
     if !asked.name.is_empty() && asked.name != name {
-        return Err(Problem::bad_request("a schedule keeps its name: create another one, and delete this one"));
+        return Err(Problem::bad_request(
+            "a schedule keeps its name: create another one, and delete this one",
+        ));
     }
     let definition = read(Asked { name, ..asked }, &ctx.config).map_err(Problem::bad_request)?;
     Ok(Json(View::of(ctx.store.change_schedule(DEFAULT_SPACE, &definition, None).await?)))

@@ -85,9 +85,7 @@ fn overlap_in_json<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Overlap>
 }
 
 /// Reads `mail_to`, a list of texts. The caller checks that they are addresses.
-pub fn addresses<'de, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<Vec<String>>, D::Error> {
+pub fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
     given(from, "mail_to", "must be a list of mail addresses, such as [\"ann@example.org\"]", |value| {
         value.as_array()?.iter().map(|one| one.as_str().map(str::to_owned)).collect()
     })
@@ -196,11 +194,7 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
 ///
 /// # Errors
 /// When this process does not know the agent.
-pub fn session_of(
-    config: &Config,
-    tools: &Registry,
-    schedule: &Schedule,
-) -> Result<NewSession, CannotBegin> {
+pub fn session_of(config: &Config, tools: &Registry, schedule: &Schedule) -> Result<NewSession, CannotBegin> {
     let definition = &schedule.definition;
     let new = origin::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
     Ok(NewSession { policy: mailing(config, &definition.mail_to, &definition.name), ..new })

@@ -232,7 +232,8 @@ fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
     config.workspace.dir.get_or_insert_with(|| home.workspaces());
     let Queue { lease, heartbeat, .. } = config.queue;
     if (lease, heartbeat) == (Queue::LEASE, Queue::HEARTBEAT) {
-        config.queue = Queue { lease: Duration::from_secs(5), heartbeat: Duration::from_secs(1), ..config.queue };
+        config.queue =
+            Queue { lease: Duration::from_secs(5), heartbeat: Duration::from_secs(1), ..config.queue };
     }
     Ok(())
 }

@@ -11,11 +11,11 @@ use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::compaction;
-use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::fault::Fault;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::record::{Block, Reply};
 use wakeful_workflow::session::Session;
-use wakeful_workflow::generation::Purpose;
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::wire::Request;
 
 /// Asks the model for a summary. If the provider finds the request too long, asks again without the oldest

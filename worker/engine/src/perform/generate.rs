@@ -20,10 +20,10 @@ use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, Context};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
+use wakeful_workflow::generation::{CutOffCall, Purpose};
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::resume::{self, NextCall};
-use wakeful_workflow::session::{self, Session};
-use wakeful_workflow::generation::Purpose;
+use wakeful_workflow::session::Session;
 
 /// Makes one model call. If this process crashes during the call, its row in `generations` and its chunks
 /// stay, and the next claim makes another attempt.
@@ -176,7 +176,7 @@ async fn cut_off<'a>(
     ctx: &Ctx,
     session: &'a Session,
     next: &NextCall<'_>,
-) -> Result<Option<(&'a generation::CutOffCall, String)>, Interrupted> {
+) -> Result<Option<(&'a CutOffCall, String)>, Interrupted> {
     let Some(attempt) = resume::candidate(&session.cut_off, next) else {
         return Ok(None);
     };

@@ -7,10 +7,10 @@ use crate::telemetry::names;
 use tracing::{Span, info_span};
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
-use wakeful_workflow::strategy::Strategy;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::session::Session;
-use wakeful_workflow::generation::Purpose;
+use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::wire::Request;
 
 /// A model call that is about to be made.

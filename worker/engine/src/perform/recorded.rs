@@ -6,16 +6,16 @@ use super::intent::{self, Begun, Intent};
 use crate::ctx::Ctx;
 use tracing::{info, warn};
 use wakeful_store::queue::Lease;
-use wakeful_workflow::advance::{Compaction, CompactionEnd, CallEnd, Generated, Outcome};
+use wakeful_workflow::advance::{CallEnd, Compaction, CompactionEnd, Generated, Outcome};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, Context, compaction};
-use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::fault::Fault;
+use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{FinishReason, Reply};
 use wakeful_workflow::replay::{self, RecordedAnswer, RecordedCall, RecordedResult};
 use wakeful_workflow::session::{CallOutcome, Session};
-use wakeful_workflow::generation::Purpose;
+use wakeful_workflow::strategy::Strategy;
 
 /// Returns the source's answer instead of calling the model. It still builds the request as the source's
 /// model would get it, and journals its hash. Equal hashes prove that both contexts are the same, byte for

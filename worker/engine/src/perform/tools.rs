@@ -20,7 +20,7 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files;
 use wakeful_workflow::plan::{How, PlannedCall};
 use wakeful_workflow::policy::ToolMode;
-use wakeful_workflow::record::{Block, ToolCall};
+use wakeful_workflow::record::ToolCall;
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
 /// Performs the planned calls and returns how each ended. The ledger keeps the outcome of each settled call

@@ -286,7 +286,8 @@ fn refusal(not_taken: &NotTaken) -> String {
             ("554 5.6.0", not_taken.to_string())
         }
         // The reply tells the server why: it sends too much at once. Nothing here is broken, so no warning.
-        NotTaken::ReadersBusy | NotTaken::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
+        NotTaken::ReadersBusy
+        | NotTaken::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
             ("451 4.3.2", not_taken.to_string())
         }
         NotTaken::Unreadable(Unreadable::NoThread) | NotTaken::Defect | NotTaken::Refused(_) => {

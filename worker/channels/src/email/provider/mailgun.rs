@@ -199,7 +199,8 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
 
 /// Rebuilds a mail from its parts. Mailgun posts parts when the route's address does not end in "mime".
 fn rebuild(text: &impl Fn(&str) -> Option<String>, fields: &[Field]) -> Result<Bytes, Problem> {
-    let none = "the form has neither `body-mime` nor `message-headers`: it is not a mail that a route forwards";
+    let none =
+        "the form has neither `body-mime` nor `message-headers`: it is not a mail that a route forwards";
     let headers = text("message-headers").ok_or_else(|| Problem::bad_request(none))?;
     let headers: Vec<(String, String)> = serde_json::from_str(&headers)
         .map_err(|error| Problem::bad_request(format!("`message-headers` cannot be read: {error}")))?;

@@ -83,7 +83,9 @@ impl Envelope {
             .iter()
             .find(|arn| **arn == self.topic_arn)
             .and_then(|arn| topic_host(arn))
-            .ok_or_else(|| forbidden(format!("email.ses.topic_arns does not list {:?}", short(&self.topic_arn))))?;
+            .ok_or_else(|| {
+                forbidden(format!("email.ses.topic_arns does not list {:?}", short(&self.topic_arn)))
+            })?;
         if self.signature_version != "2" {
             return Err(forbidden(
                 "only SignatureVersion 2 (SHA-256) is taken: set the topic's attribute SignatureVersion to 2",

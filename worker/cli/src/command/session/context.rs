@@ -9,8 +9,8 @@ use std::io::Write as _;
 use wakeful_config::Config;
 use wakeful_http::context::{View, ViewError, strategy, view};
 use wakeful_store::Store;
-use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::record::{Block, text_of};
+use wakeful_workflow::strategy::Strategy;
 
 /// Number of characters shown from the start of each message.
 const SHOWN_CHARS: usize = 200;
