@@ -31,6 +31,7 @@ mod fork;
 mod heal;
 mod herald;
 mod histories;
+mod house;
 mod inbox;
 mod ingest;
 mod journal;
