@@ -263,7 +263,7 @@ async fn what_is_no_file_is_refused_at_once_wherever_a_bundle_is_read() {
     ] {
         let (code, process) = world.run(world.cli(args)).await;
         assert_eq!(code, Some(2), "{args:?}");
-        assert!(process.log().contains("pipe is no file"), "{}", process.log());
+        assert!(process.log().contains("pipe is not a regular file"), "{}", process.log());
     }
 }
 

@@ -27,7 +27,7 @@ const fn cut(
     Cut { tools, statement, at, uncertain, effects }
 }
 
-const STEP: &str = "set last_message_number = last_message_number";
+const STEP: &str = "set last_message_number = session.last_message_number";
 const STARTED: &str = "set status = 'started'";
 const SETTLED: &str = "set status = $4, outcome";
 const CLAIM: &str = "set lease = nextval('leases')";

@@ -44,7 +44,7 @@ pub enum Blow {
 /// Parts of the statements to cut at: a transaction's end, the step's own statement, the ledger's two.
 const STATEMENTS: &[&str] = &[
     "COMMIT",
-    "set last_message_number = last_message_number",
+    "set last_message_number = session.last_message_number",
     "set status = 'started'",
     "set status = $4, outcome",
 ];
