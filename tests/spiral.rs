@@ -2,8 +2,15 @@
 //! turns in a row. The transcript stays as it is, and a repaired request never costs a message.
 
 use crate::support::raw::{Protocol, RawModel, Sent};
-use crate::support::{Client, Database, Options};
+use crate::support::{Client, Database, Options, world};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use wakeful::workflow::advance::{Generated, Outcome, advance};
+use wakeful::workflow::agent::AgentPolicy;
+use wakeful::workflow::context::full;
+use wakeful::workflow::record::{Block, FinishReason, Reply, Usage};
+use wakeful::workflow::strategy::Strategy;
+use wakeful::workflow::wire::anthropic;
 
 /// A message that the model's provider refuses, so that its run fails without a reply.
 const REFUSED: &str = "This one fails.";
@@ -97,19 +104,55 @@ async fn k38_one_violation_and_five_turns_with_a_fresh_worker_each_lose_no_reply
 
 /// Shows what happens if repair changes the transcript itself and new messages are found by their position.
 /// Merging makes the list shorter, so the reply takes the position of a stored message and is mistaken for
-/// it. The lost reply leaves two user turns in a row, which is the next violation.
+/// it. The lost reply leaves two user turns in a row, which is the next violation. The product does not do
+/// this: the test plays it on a real session, with the product's own projection and `advance`.
 #[tokio::test]
 async fn a_repair_in_place_would_lose_every_reply_and_more_with_each_turn() {
     let database = Database::new().await;
-    let model = model(Protocol::Anthropic).await;
-    let options = model.options().env("WAKEFUL_MUTANT", "repair_in_place");
-    let session_id = turn(&database, &options, REFUSED, "failed").await;
+    let store = database.store().await;
+    let session_id = world::wake(&store, "c1", "openai/test", REFUSED).await;
+    let mut session = store.hydrate(&session_id).await.unwrap();
+    let mut repairs = Vec::new();
     for number in 1..=5 {
-        turn(&database, &options, &format!("Message {number}"), "completed").await;
+        let mut message = session.records[0].clone();
+        message.message_number = session.last_message_number + 1;
+        message.content = vec![Block::Text { text: format!("Message {number}") }];
+        session.records.push(message);
+        session.last_message_number += 1;
+
+        let request = anthropic::project(&full(&session, Vec::new()), &anthropic::Options::new("test", 8192));
+        let repaired = request.repairs.total() as i64;
+        repairs.push(repaired);
+        let mut shorter = session.clone();
+        shorter.last_message_number -= repaired;
+        let mut transition = advance(&shorter, Outcome::Replied(reply(number)), AgentPolicy::default());
+        assert_eq!(transition.records.len(), 1, "the reply was made, and paid for");
+        transition.records.retain(|record| record.message_number > session.last_message_number);
+        session.last_message_number += transition.records.len() as i64;
+        session.records.extend(transition.records);
     }
-    assert_eq!(roles(&transcript(&database).await), ["user"; 6]);
-    assert_eq!(repairs(&database, &session_id).await, [0, 1, 2, 3, 4, 5]);
-    assert_eq!(model.bodies().len(), 6, "each reply was made, and paid for");
+    let roles: Vec<&str> = session.records.iter().map(|record| record.role.as_str()).collect();
+    assert_eq!(roles, ["user"; 6], "every reply is lost");
+    assert_eq!(repairs, [1, 2, 3, 4, 5], "and each turn adds a violation");
+}
+
+/// The answer to one message.
+fn reply(number: i64) -> Generated {
+    let content = vec![Block::Text { text: format!("A reply to: Message {number}") }];
+    Generated {
+        generation_id: format!("gen_{number}").as_str().into(),
+        attempt: 1,
+        model: "anthropic/test".to_owned(),
+        request_sha256: String::new(),
+        started_at: "2026-01-01T00:00:00Z".to_owned(),
+        repairs: 0,
+        resumes: None,
+        prefill_bytes: None,
+        reply: Reply { content, finish_reason: FinishReason::Stop, usage: Usage::default() },
+        context_strategy: Strategy::Full,
+        rebase: None,
+        effects: BTreeMap::new(),
+    }
 }
 
 #[tokio::test]
