@@ -1,4 +1,4 @@
-//! What can go wrong in a step, and what each fault means. One exhaustive match decides.
+//! The faults of a step, and whether each is retried or fails the run. One exhaustive match decides that.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,10 +48,10 @@ pub enum Fault {
     /// The run used as many tokens as its agent's `limits.tokens`.
     #[error("the run reached its limit of {limit} tokens")]
     TokenLimit { limit: i64 },
-    /// Each worker that claimed the step died or stopped answering.
+    /// Every worker that claimed the step died or stopped answering.
     #[error("the step made no progress in {attempts} attempts: its worker died each time")]
     WorkerDied { attempts: i64 },
-    /// Repeated claims made no progress, because of this fault and perhaps of crashes between.
+    /// Repeated claims made no progress, because of this fault and perhaps of crashes between the attempts.
     #[error("the step made no progress in {attempts} attempts; last error: {last_error}")]
     Stuck { attempts: i64, last_error: String },
     /// A replay of recorded answers reached the end of its source's answers.
@@ -67,12 +67,13 @@ pub enum Fault {
 pub enum Verdict {
     /// Try the step again, no sooner than the given delay; the queue adds its own backoff.
     Retry { after_ms: Option<u64> },
-    /// Trying again changes nothing until a person does what the remedy says; then `session retry` goes on.
+    /// Fail the run. A retry changes nothing until a person follows the remedy. Then `session retry`
+    /// continues the run.
     Fail { remedy: &'static str },
 }
 
 impl Fault {
-    /// What it means. The one place that decides.
+    /// Returns whether the step is retried or the run fails. No other place decides this.
     pub fn verdict(&self) -> Verdict {
         match self {
             Fault::RateLimited { retry_after_ms } | Fault::Overloaded { retry_after_ms, .. } => {
