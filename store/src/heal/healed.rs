@@ -39,7 +39,7 @@ pub enum Healed {
     RunEnded {
         run_id: String,
     },
-    /// A queued run was next, and the conversation was never given to it.
+    /// The conversation was free, but nothing had started its oldest queued run.
     ConversationGiven {
         session_id: String,
         run_id: String,
