@@ -48,8 +48,8 @@ pub struct ClaimedDelivery {
     pub attempt: i32,
     /// It was `sending` already, so an earlier attempt may have sent it.
     pub maybe_sent: bool,
-    /// It is past its `not_after`, so the claim began no attempt. It is still `queued`, unless an earlier
-    /// attempt may have sent it.
+    /// It is past its `not_after`. If no attempt was begun before, the claim leaves it `queued`. Otherwise an
+    /// earlier attempt may have sent it.
     pub late: bool,
     /// The time limit of every earlier attempt is over, so none can still be under way.
     pub quiet: bool,

@@ -107,15 +107,15 @@ impl Fault {
                 remedy: "raise `limits.tokens` of the agent if the work is sound, then retry the session; it goes on where it stood",
             },
             Fault::WorkerDied { .. } => Verdict::Fail {
-                remedy: "read the end of the dead workers' logs (a tool that crashed or did not yield is named there; none \
-                         means killed, most often for its memory), mend or remove what killed them, then retry the \
-                         session; it goes on where it stood",
+                remedy: "read the end of the dead workers' logs (they name a tool that crashed or did not yield; if they \
+                         name none, the process was killed, most often for its memory), fix or remove the cause, then \
+                         retry the session; it goes on where it stood",
             },
             Fault::RecordingOver { .. } => Verdict::Fail {
                 remedy: "replay with a model that is called (`wakeful replay --model`), or begin at another message",
             },
             Fault::Stuck { .. } => Verdict::Fail {
-                remedy: "mend the cause that the last error names, then retry the session; it goes on where it stood",
+                remedy: "fix the cause that the last error names, then retry the session; it goes on where it stood",
             },
         }
     }
