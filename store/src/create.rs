@@ -284,7 +284,7 @@ async fn open_beside(
 /// Copies the texts of a notice's session into the chat about it, as seeds, when the chat's first run begins.
 /// That run holds the conversation, so the notice's run has ended or waits for a person.
 pub(crate) async fn take_over(tx: &mut PgConnection, session: &Locked) -> Result<()> {
-    // An earlier version gave the texts when it created the session.
+    // An earlier version of Wakeful copied the texts when it created the session.
     let given = sqlx::query_scalar!(
         r#"select exists (
             select from session_seed_messages where session_id = $1 and role <> 'system'

@@ -1,7 +1,7 @@
 //! The outbox: outgoing messages, called deliveries. The step that makes a delivery commits it, and a deliver
 //! job sends it.
 //!
-//! The statuses are `queued`, `sending`, `sent`. If a worker finds a delivery in `sending` after a crash, the
+//! A delivery goes from `queued` to `sending` to `sent`. If a worker finds one in `sending` after a crash, the
 //! message may have gone out. The worker asks the channel about it, or sends it again under the same key. If
 //! the channel can do neither, the delivery becomes `uncertain` and operators see it. A delivery past its
 //! `not_after` becomes `expired` and is never sent late. The journal gets one entry for each end. An operator

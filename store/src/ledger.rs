@@ -1,4 +1,4 @@
-//! The ledger of tool calls. It makes an effect happen at most once.
+//! The ledger of tool calls. Because of it, a guarded call runs at most once.
 //!
 //! The commit of the message that asks for a call writes the call as `invoked`, which proves that it never
 //! ran. `started` means that it may have run. A worker may run the tool only if its own update has just set

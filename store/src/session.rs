@@ -59,7 +59,7 @@ pub struct SessionSummary {
     pub started_at: DateTime<Utc>,
     pub completed_at: Option<DateTime<Utc>>,
     pub error: Option<String>,
-    /// The open question, while the run waits for its answer.
+    /// The text of the open question, while the run waits for an answer.
     pub question: Option<String>,
     /// The step job's row: the worker that holds it, its attempts, and its last error.
     pub job: Option<Value>,

@@ -11,7 +11,7 @@ use facts::Facts;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// One comparison.
+/// One comparison of a cached value with a log.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
     /// The compared column of the session's row, or a phrase that says what is compared.

@@ -13,7 +13,8 @@ pub struct NextCall<'a> {
     pub model: &'a str,
     /// Hash of the next request without a prefill.
     pub base_sha256: &'a str,
-    /// Whether the model can continue a text at the end of the request.
+    /// Whether the model accepts a request that ends with the beginning of its answer, and continues that
+    /// text.
     pub takes_prefill: bool,
 }
 
