@@ -293,7 +293,7 @@ fn addressee(content: &Value, recipient: &str) -> Option<String> {
     }
 }
 
-/// The address without the display name.
+/// Returns the address without the display name.
 fn plain(address: &str) -> &str {
     let address = address.trim();
     match (address.rfind('<'), address.strip_suffix('>')) {

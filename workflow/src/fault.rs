@@ -62,7 +62,7 @@ pub enum Fault {
     Internal { message: String },
 }
 
-/// What a fault means for the run.
+/// Whether a fault is retried or fails the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Try the step again, no sooner than the given delay; the queue adds its own backoff.

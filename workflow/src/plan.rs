@@ -54,7 +54,7 @@ pub enum How {
     Abandon,
 }
 
-/// Why a run is closed before its model was done.
+/// Why a run is closed without a last answer of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stop {
     Cancelled,

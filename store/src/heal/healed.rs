@@ -1,4 +1,4 @@
-//! Findings of a heal, for programs and in words.
+//! The findings of a heal, as values for programs and as text for people.
 
 use serde::Serialize;
 

@@ -124,11 +124,11 @@ pub struct Job {
     /// [`Settings::runner`] of the claim.
     pub runner: Arc<str>,
     pub conversation_id: String,
-    /// For a step job.
+    /// Set on a step job.
     pub session_id: Option<String>,
-    /// For a step job, a hint: the session's row has the right number.
+    /// Set on a step job, as a hint. The session's row has the right number.
     pub step_number: i64,
-    /// For a deliver job.
+    /// Set on a deliver job.
     pub channel: Option<String>,
     /// Number of claims of this step, this one included.
     pub attempt: i32,

@@ -91,7 +91,7 @@ pub fn numbered(session: &Session, rebase: Option<&Rebase>) -> Vec<Option<i64>> 
     seeds.chain(summary).chain(records).chain(inbox).collect()
 }
 
-/// The context that `rebase` points at.
+/// Returns the context that `rebase` selects. `None`: the whole session.
 pub(super) fn select(session: &Session, tools: Vec<ToolDefinition>, rebase: Option<&Rebase>) -> Context {
     let (system, tools) = match &session.prefix {
         Some(prefix) => (prefix.system.clone(), prefix.tools.clone()),

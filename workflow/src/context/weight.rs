@@ -81,7 +81,7 @@ pub(super) fn estimate(session: &Session, context: &Context, rebase: Option<&Reb
             let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
             let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
             // Output tokens include the model's thinking, which the next request may not contain. So the
-            // estimate may be too high, never too low.
+            // estimate tends to be too high.
             usage.input_tokens.saturating_add(usage.output_tokens).saturating_add(rate.tokens(after + inbox))
         }
         None => by_bytes,
