@@ -11,7 +11,7 @@ pub struct CutOffCall {
     pub model: String,
     /// Hash of the bytes that were sent.
     pub request_sha256: String,
-    /// When it began, by the database's clock.
+    /// When the call began, by the database's clock.
     pub started_at: String,
     /// Hash of the same request without its prefill. `None` if the worker did not store it.
     pub base_sha256: Option<String>,

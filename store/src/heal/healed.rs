@@ -52,7 +52,7 @@ pub enum Healed {
     DeliverJobMade {
         channel: String,
     },
-    /// Rows of model calls in flight were left for a session at rest.
+    /// A session at rest still had rows of model calls in flight.
     GenerationsForgotten {
         generations: u64,
         chunks: u64,

@@ -331,7 +331,7 @@ fn answer(found: &Result<Found, SendError>) -> Answer {
     }
 }
 
-/// Carries out a decision that ends this attempt without a receipt. `error` says why.
+/// Turns a decision that ends this attempt without a receipt into its [`Next`]. `error` says why.
 fn end(channel_name: &str, given_up: Option<&str>, decision: Decision, error: &str) -> Next {
     match decision {
         Decision::Again(before) => Next::Again { error: error.to_owned(), unsent: before == Before::Unsent },
