@@ -36,7 +36,7 @@ impl Prefix {
     /// Reads what [`Prefix::blob`] wrote under the name `sha256`.
     ///
     /// # Errors
-    /// A text for a person: the bytes do not match the hash, or they are not a prefix.
+    /// An error text, if the bytes do not match the hash or are not a prefix.
     pub fn read(sha256: &str, bytes: &[u8]) -> Result<Prefix, String> {
         if Blob::of(bytes.to_vec()).sha256 != sha256 {
             return Err(format!("the bytes stored as {sha256} have another hash"));

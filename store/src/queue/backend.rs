@@ -126,8 +126,8 @@ impl Claimer {
         let mut faults = 0;
         while !draining.is_cancelled() && !self.feed.is_closed() {
             let free = self.slots.available_permits();
-            // Read the clock before the statement: then the lease cannot end earlier than this in the database's
-            // time.
+            // Read the clock before the statement, so that this value is never later than the lease's end in
+            // the database.
             let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
             let wait = if free == 0 {
                 None

@@ -70,7 +70,8 @@ impl Heart {
         let held = self.holdings.all();
         let (jobs, tokens): (Vec<i64>, Vec<i64>) =
             held.iter().map(|((job, token), _)| (*job, *token)).unzip();
-        // Read the clock before the statement: then the lease cannot end earlier than this in the database's time.
+        // Read the clock before the statement, so that this value is never later than the lease's end in the
+        // database.
         let ends_ms = boottime_ms() + self.lease.as_millis() as u64;
         let extended: HashSet<i64> = sqlx::query_scalar!(
             "with mine as materialized (
