@@ -1,8 +1,8 @@
-//! Mail that was sent and did not arrive. Each missed recipient is recorded at the delivery and in the journal, and
-//! the agent is told with the conversation's next message.
+//! Mail that was sent but did not arrive. The store records each recipient that it did not reach, in the
+//! delivery's row and in the journal. The agent learns about it with the conversation's next message.
 //!
-//! A bounce never wakes a session: otherwise a machine's mail could start runs, and an agent could answer machines
-//! for ever.
+//! A bounce never wakes a session. Otherwise a machine's mail could start runs, and an agent could answer
+//! machines without end.
 
 use crate::error::bounded;
 use crate::run::{Wakes, append_events};
@@ -12,20 +12,20 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 
-/// Sender of the notices to the agent. No trigger gives a person this name.
+/// Sender name of the notices to the agent. No trigger uses this name for a person.
 pub(crate) const TELLER: &str = "wakeful";
 
-/// Longest text of a foreign server that is kept. The model sees it.
+/// Longest text of a remote server that is stored. The model sees it.
 const REASON_CHARS: usize = 200;
 
-/// Most deliveries that one message tells the agent about. The next message tells the rest.
+/// How many deliveries one notice reports at most. The conversation's next message brings the rest.
 const TOLD_AT_ONCE: i64 = 20;
 
-/// How a recipient was missed.
+/// Why a recipient did not get the mail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum How {
-    /// The server refused it while sending, and accepted others.
+    /// The server refused this recipient during sending, and accepted others.
     Refused,
     /// The mail came back later.
     Bounced,
@@ -159,7 +159,8 @@ pub(crate) async fn note_refused(
     note(tx, session_id, delivery_id, channel, &missed).await
 }
 
-/// Adds `missed` to the delivery, to be told, and to the journal. The caller has locked the session's row.
+/// Adds `missed` to the delivery and to the journal, and marks the delivery for the next notice. The caller
+/// has locked the session's row.
 async fn note(
     tx: &mut PgConnection,
     session_id: &str,
@@ -192,8 +193,8 @@ async fn note(
     Ok(())
 }
 
-/// Returns the notices about the conversation's mail that the agent has not seen, and marks them as told. `None`:
-/// there are none. A delivery that is being sent again is told about when it has ended.
+/// Returns the notices about the conversation's mail that the agent has not seen yet, and marks them as told.
+/// `None`: no delivery needs a notice. A delivery that is being sent again gets its notice when it has ended.
 pub(crate) async fn take_notices(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
     let rows = sqlx::query!(
         r#"
@@ -235,7 +236,7 @@ pub(crate) async fn take_notices(tx: &mut PgConnection, conversation_id: &str) -
 
 const NOTE: &str = "[A note of the system, not of a person]";
 
-/// How a delivery ended, as far as a notice differs.
+/// How a delivery ended. Each end has its own notice.
 enum DeliveryEnd<'a> {
     /// It was sent to no recipient, for this reason.
     Unsent(&'a str),
@@ -275,8 +276,8 @@ fn notice(delivery_id: &str, content: &Value, end: &DeliveryEnd<'_>, missed: &[U
     text
 }
 
-/// The delivery's recipient that `recipient` names. If the delivery has only one, a bounce from another address is
-/// about that one: the mail was forwarded.
+/// Returns the delivery's recipient that a bounce for `recipient` is about. If the delivery has only one
+/// recipient, a bounce for another address is about that one, because the mail was forwarded.
 fn addressee(content: &Value, recipient: &str) -> Option<String> {
     let list = |of: &Value| -> Vec<String> {
         let list = of.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -292,7 +293,7 @@ fn addressee(content: &Value, recipient: &str) -> Option<String> {
     }
 }
 
-/// The address without the display name.
+/// Returns the address without the display name.
 fn plain(address: &str) -> &str {
     let address = address.trim();
     match (address.rfind('<'), address.strip_suffix('>')) {

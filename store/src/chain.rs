@@ -1,13 +1,13 @@
-//! The sessions of a conversation and of those around it: what it was forked from, up to the first, and what was forked
-//! from it.
+//! The chain of a conversation: the conversations that it was forked from, up to the first, and those that
+//! were forked from it.
 
 use crate::session::{SessionSummary, shown};
 use crate::{Error, Result, Store};
 use sqlx::PgConnection;
 
 impl Store {
-    /// The sessions of `conversation_id`'s chain, newest first: its own, its parents' and its children's. `before` is the
-    /// last session of the page before.
+    /// Returns the sessions of the conversation and of its parents and children, newest first. `before` is
+    /// the last session of the previous page.
     ///
     /// # Errors
     /// [`Error::NotFound`] for a conversation that does not exist, [`Error::Database`].
@@ -42,8 +42,8 @@ impl Store {
     }
 }
 
-/// The conversation with its parents up to the first, and everything that was forked from it. Empty when it does not
-/// exist. If somebody edited the rows into a cycle, the walk still ends.
+/// Returns the ids of the conversation, of all its parents, and of all conversations that were forked from
+/// it. Empty if the conversation does not exist. Ends even if someone edited the rows into a cycle.
 pub(crate) async fn chain(connection: &mut PgConnection, conversation_id: &str) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar!(
         r#"

@@ -17,19 +17,20 @@ use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::trigger::{NEW, opens_beside};
 
-/// The most texts of a notice's session that become seeds of the chat about it.
+/// How many texts of a notice's session become seeds of the chat about it, at most.
 const SAID: i64 = 100;
 
-/// Which session a trigger goes on with.
+/// Which existing session a trigger continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Continues {
-    /// The one that the same trigger made before: an email or a schedule's firing has a session to itself.
+    /// The session that the same trigger made before. An email or a firing of a schedule has a session to
+    /// itself.
     Trigger,
-    /// The conversation's latest session, whatever created it: a chat goes on after a fork or a restart.
+    /// The conversation's latest session, whatever created it. So a chat continues after a fork or a restart.
     Conversation,
 }
 
-/// A session to create if the trigger has none to go on with.
+/// The session to create if the trigger has no session to continue.
 #[derive(Clone, Debug)]
 pub struct NewSession {
     pub space_id: String,
@@ -37,18 +38,19 @@ pub struct NewSession {
     /// As it is stored: `space/id`.
     pub conversation_id: String,
     pub trigger_type: String,
-    /// With space, mailbox and type unique: the same trigger again finds this session.
+    /// Unique together with space, mailbox and type, so the same trigger finds this session again.
     pub trigger_id: String,
     pub continues: Continues,
     pub agent: String,
     pub model_id: String,
     pub model_context_window: i32,
-    /// The tools as its model is told of them: pinned, with the system prompt among the seeds.
+    /// The tool definitions for the model. They are pinned in the prefix, with the system prompt from
+    /// `seeds`.
     pub tools: Vec<ToolDefinition>,
     pub policy: SessionPolicy,
-    /// The repository that the work is about, if it is about one.
+    /// The repository that the session works on, if any.
     pub repository_id: Option<String>,
-    /// The messages that the model sees before the first one, rendered.
+    /// The rendered messages that the model sees before the session's first message.
     pub seeds: Vec<Seed>,
 }
 
@@ -57,20 +59,22 @@ pub struct NewSession {
 pub struct Begun {
     pub session_id: String,
     pub status: SessionStatus,
-    /// The key was used before: this is the session that it created.
+    /// The key was used before, and this is the session that it created then.
     #[serde(skip)]
     pub duplicate: bool,
 }
 
 impl Store {
-    /// Restarts a conversation: creates a session without messages, which the conversation's next message goes to. Nothing is
-    /// deleted, an open run goes on, and message numbers continue. The same `client_key` again returns the same session.
+    /// Restarts a conversation: creates a session without messages, which receives the conversation's next
+    /// message. Nothing is deleted, an open run goes on, and message numbers continue. The same `client_key`
+    /// returns the same session again.
     ///
-    /// Ignores the trigger of `new`: the session is its own trigger, and replies as the latest session does.
+    /// Ignores the trigger of `new`: the session is its own trigger, and its policy follows
+    /// [`SessionPolicy::restarted`].
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a conversation that does not exist, [`Error::KeyReused`] when the key made a session of
-    /// another agent, [`Error::Database`].
+    /// [`Error::NotFound`] for a conversation that does not exist, [`Error::KeyReused`] if the key created a
+    /// session of another agent, [`Error::Database`].
     pub async fn begin_anew(&self, new: &NewSession, client_key: Option<&str>) -> Result<Begun> {
         let begun = self.try_begin_anew(new, client_key).await;
         self.noted(begun)
@@ -144,10 +148,12 @@ impl Store {
     }
 }
 
-/// The session that a trigger goes on with, or a new one. Locks it. A conversation's message that was taken before is
-/// its first session's, by `client_key`, whatever was begun since.
+/// Locks and returns the session that a trigger continues, or a new one. A message that was sent before, with
+/// the same `client_key`, goes to the session that received it first, even if the conversation was restarted
+/// since.
 ///
-/// [`Error::KeyReused`] for a trigger that has made its session in another conversation.
+/// # Errors
+/// [`Error::KeyReused`] if the trigger has made its session in another conversation, [`Error::Database`].
 pub(crate) async fn find_or_create(
     tx: &mut PgConnection,
     new: &NewSession,
@@ -190,8 +196,8 @@ pub(crate) async fn find_or_create(
     run::lock_session(tx, &session_id).await
 }
 
-/// The session that this trigger created. Refuses one of another conversation, because that conversation's row is not
-/// locked.
+/// Returns the session that this trigger created. Refuses a session of another conversation, because that
+/// conversation's row is not locked.
 async fn made_by_trigger(tx: &mut PgConnection, new: &NewSession) -> Result<Option<String>> {
     let made = sqlx::query!(
         "select session_id, conversation_id from conversation_sessions
@@ -211,7 +217,7 @@ async fn made_by_trigger(tx: &mut PgConnection, new: &NewSession) -> Result<Opti
     }
 }
 
-/// The session that took a message of this key.
+/// Returns the session that received a message with this key.
 async fn sent_before(
     tx: &mut PgConnection,
     conversation_id: &str,
@@ -251,8 +257,9 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<L
     .await?)
 }
 
-/// Creates a session of its own for a chat about the notice `latest`. It has that session's restrictions and no reply route.
-/// It gets that session's texts when its first run begins ([`take_over`]), because that session's run may still be working.
+/// Creates a separate session for a chat about the notice whose session is `latest`. The new session has the
+/// restrictions of `latest`, but not its reply route. It gets the texts of `latest` when its first run begins
+/// ([`take_over`]), because the run of `latest` may still be working.
 async fn open_beside(
     tx: &mut PgConnection,
     new: &NewSession,
@@ -274,10 +281,10 @@ async fn open_beside(
     run::lock_session(tx, &session_id).await
 }
 
-/// Gives a chat about a notice the texts of the notice's session, as its first run begins. That run has the conversation, so
-/// the notice's run has ended or waits for a person.
+/// Copies the texts of a notice's session into the chat about it, as seeds, when the chat's first run begins.
+/// That run holds the conversation, so the notice's run has ended or waits for a person.
 pub(crate) async fn take_over(tx: &mut PgConnection, session: &Locked) -> Result<()> {
-    // An earlier version gave the texts when it created the session.
+    // An earlier version of Wakeful copied the texts when it created the session.
     let given = sqlx::query_scalar!(
         r#"select exists (
             select from session_seed_messages where session_id = $1 and role <> 'system'
@@ -303,7 +310,7 @@ pub(crate) async fn take_over(tx: &mut PgConnection, session: &Locked) -> Result
     insert_seeds(tx, &session.session_id, &session.conversation_id, before, &seeds).await
 }
 
-/// The newest texts of a session, as the beginning of another one.
+/// Returns the newest texts of a session as seeds for another one.
 async fn said(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
     let records = sqlx::query!(
         r#"select role, content::text as "content!" from conversation_records
@@ -327,7 +334,7 @@ async fn said(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
     Ok(seeds)
 }
 
-/// The policy of a restarted conversation: [`SessionPolicy::restarted`].
+/// Returns the policy of a restarted conversation: see [`SessionPolicy::restarted`].
 async fn answering_as_before(tx: &mut PgConnection, new: &NewSession) -> Result<SessionPolicy> {
     let own = new.policy.clone();
     let latest = sqlx::query!(
@@ -347,7 +354,7 @@ fn policy_of(stored: Option<serde_json::Value>) -> Result<Option<SessionPolicy>>
     stored.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("policy", error))
 }
 
-/// Keeps a session's prefix under its hash, which it gives. Sessions that begin alike share it.
+/// Stores a session's prefix as a blob and returns its hash. Sessions with the same prefix share the blob.
 pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String> {
     let blob = prefix.blob();
     sqlx::query!(
@@ -401,7 +408,7 @@ async fn insert(
     insert_seeds(tx, session_id, &new.conversation_id, 0, &new.seeds).await
 }
 
-/// Writes seeds, the first of them as number `first`.
+/// Writes seeds. The first one gets the number `first`.
 async fn insert_seeds(
     tx: &mut PgConnection,
     session_id: &str,

@@ -1,10 +1,11 @@
-//! The outbox: outgoing messages. The step that makes one commits it, and a deliver job sends it.
+//! The outbox: outgoing messages, called deliveries. The step that makes a delivery commits it, and a deliver
+//! job sends it.
 //!
-//! `queued` → `sending` → `sent`. If a worker finds a delivery `sending` after a crash, it may have been sent. The
-//! worker asks the channel for its key, or sends it again under the same key. If the channel can do neither, the
-//! delivery becomes `uncertain` and operators see it. After its `not_after` it is `expired` and never sent late. The
-//! journal gets one entry for each end. An operator may send a delivery again that was not sent: see
-//! [`crate::resend`].
+//! A delivery goes from `queued` to `sending` to `sent`. If a worker finds one in `sending` after a crash, the
+//! message may have gone out. The worker asks the channel about it, or sends it again under the same key. If
+//! the channel can do neither, the delivery becomes `uncertain` and operators see it. A delivery past its
+//! `not_after` becomes `expired` and is never sent late. The journal gets one entry for each end. An operator
+//! may send a failed or expired delivery again: see [`crate::resend`].
 
 use crate::bounce;
 use crate::error::bounded;
@@ -16,9 +17,10 @@ use sqlx::PgConnection;
 use std::time::Duration;
 use wakeful_workflow::event::Event;
 
-/// Calls `$then!` with the SQL that makes deliver jobs for the rows of a CTE `sent (space_id, conversation_id,
-/// channel, trace_context)`. A job that exists checks once more before it ends. sqlx reads only literals, so each
-/// statement puts this literal between its own.
+/// Calls `$then!` with the SQL that makes deliver jobs for the rows of a CTE `sent (space_id,
+/// conversation_id, channel, trace_context)`. If a job exists already, the SQL makes it check once more
+/// before it ends. This is a macro because sqlx accepts only literals, so each statement joins this literal
+/// with its own.
 macro_rules! deliver_jobs {
     ($then:ident) => {
         $then!(
@@ -42,12 +44,12 @@ pub struct ClaimedDelivery {
     pub delivery_id: String,
     pub session_id: String,
     pub content: Value,
-    /// How many attempts were begun, this one included.
+    /// Number of this attempt, from 1.
     pub attempt: i32,
     /// It was `sending` already, so an earlier attempt may have sent it.
     pub maybe_sent: bool,
-    /// It is past its `not_after`. It is still `queued` and was not begun, unless an earlier attempt may have sent
-    /// it.
+    /// It is past its `not_after`. If no attempt was begun before, the claim leaves it `queued`. Otherwise an
+    /// earlier attempt may have sent it.
     pub late: bool,
     /// The time limit of every earlier attempt is over, so none can still be under way.
     pub quiet: bool,
@@ -116,8 +118,9 @@ impl Store {
         .await?)
     }
 
-    /// Queues `content` by `channel` for the people of the conversation's latest session, at most once a minute. The
-    /// session itself did not say it. `false`: one was queued within this minute.
+    /// Queues `content` for the people of the conversation's latest session, by `channel`, at most once a
+    /// minute. The text does not come from the agent: it tells senders that their messages are not accepted.
+    /// `false`: this minute already has one.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -155,7 +158,8 @@ impl Store {
         Ok(deliver_jobs!(statement).fetch_one(&self.intake).await?)
     }
 
-    /// Claims the oldest open delivery of the channel, fenced by the lease. Later ones wait until it has ended.
+    /// Claims the oldest open delivery of the conversation's channel, fenced by the lease. Later deliveries
+    /// wait until it has ended.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -232,8 +236,8 @@ impl Store {
             .transpose()
     }
 
-    /// Records that a delivery which may have been sent is sent once more. The time limit of this attempt starts now.
-    /// `false`: the lease is lost, so the caller must not send.
+    /// Records that the caller is about to send a delivery once more that may have been sent. The time limit
+    /// of this attempt starts now. `false`: the lease is lost, so the caller must not send.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the caller must not send.
@@ -279,8 +283,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a claimed delivery back because its receiver accepts no more just now. The begun attempt does not count.
-    /// `unsent`: it certainly was not sent. Otherwise an earlier attempt may have sent it.
+    /// Gives a claimed delivery back because its receiver accepts no messages now. The attempt does not
+    /// count. `unsent`: it certainly was not sent. Otherwise an earlier attempt may have sent it.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -346,7 +350,7 @@ impl Store {
         if held.rows_affected() == 0 {
             return Ok(false);
         }
-        // If a bounce came before this end, the agent still has to be told.
+        // If a bounce arrived before this, the agent must still be told about it.
         let changed = sqlx::query!(
             "update deliveries
             set status = $3, receipt = $4::text::json, last_error = $5, settled_at = clock_timestamp(),
@@ -365,7 +369,7 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         if changed.rows_affected() == 0 {
-            // An earlier try of this statement was committed, and only its answer was lost.
+            // An earlier try was committed, and only its answer was lost.
             return Ok(true);
         }
         let (delivery_id, channel_name) = (claimed.delivery_id.clone(), channel.to_owned());
@@ -405,7 +409,8 @@ impl Store {
     }
 }
 
-/// Makes the job that sends the channel's open deliveries. A job that exists checks once more before it ends.
+/// Makes the job that sends the channel's open deliveries. If the job exists, makes it check once more before
+/// it ends.
 pub(crate) async fn enqueue(
     tx: &mut PgConnection,
     space_id: &str,

@@ -42,7 +42,7 @@ pub async fn reach(url: &str, patience: Duration) -> Result<()> {
 /// Facts about the server.
 #[derive(Clone, Debug)]
 pub struct ServerFacts {
-    /// As in `server_version_num`: 170011 for 17.11.
+    /// The version as in `server_version_num`: 170011 for 17.11.
     pub version_num: i32,
     pub version: String,
     /// The server's clock.

@@ -1,5 +1,5 @@
-//! History of a conversation and the conversations around it: messages, replies, tool calls, deliveries and how they
-//! ended. Newest first, in pages.
+//! History of a conversation, its parents and its forks: messages, replies, tool calls, deliveries and how
+//! they ended. Newest first, in pages.
 
 use crate::chain::chain;
 use crate::session::shown;
@@ -48,8 +48,8 @@ pub struct HistoryTotals {
 }
 
 impl Store {
-    /// Returns the history of `conversation_id` and the conversations around it, newest first. `before` is a cursor
-    /// of the page before.
+    /// Returns the history of `conversation_id`, its parents and its forks, newest first. `before` is a
+    /// cursor of the previous page.
     ///
     /// # Errors
     /// [`Error::NotFound`] for an unknown conversation, [`Error::Corrupt`] for an invalid cursor,
@@ -181,7 +181,7 @@ impl Store {
             .collect()
     }
 
-    /// Returns sums over the conversation and the conversations around it.
+    /// Returns sums over the conversation, its parents and its forks.
     ///
     /// # Errors
     /// [`Error::NotFound`] for an unknown conversation, [`Error::Database`].
@@ -224,7 +224,7 @@ impl Store {
         .await?)
     }
 
-    /// The conversations around one, including itself.
+    /// Returns the ids of the conversation, its parents and its forks.
     async fn chain_of(&self, conversation_id: &str) -> Result<Vec<String>> {
         let mut connection = self.pool.acquire().await?;
         let chain = chain(&mut connection, conversation_id).await?;
@@ -235,7 +235,7 @@ impl Store {
     }
 }
 
-/// Content of a cursor.
+/// Reads a cursor: time, kind of entry and id. `None`: it is not a cursor of this list.
 pub fn parse(cursor: &str) -> Option<(DateTime<Utc>, i32, &str)> {
     let mut parts = cursor.splitn(3, '.');
     let at = DateTime::from_timestamp_micros(parts.next()?.parse().ok()?)?;

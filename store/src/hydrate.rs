@@ -1,7 +1,8 @@
 //! Hydration: reads a session from the database in one round trip.
 //!
-//! One statement is one snapshot. So `wake_seq` is never newer than the inbox and the ledger in it, and the
-//! transcript ends where the row says. Messages come as their stored text and are parsed once.
+//! One statement is one snapshot. So `wake_seq` is never newer than the inbox and the ledger that are read
+//! with it, and the transcript ends where the row says. Messages come as their stored text and are parsed
+//! once.
 //!
 //! A pending message with the outcome `new_run` arrived after its session's run was cancelled. The next run reads it;
 //! the run that is ending does not.
@@ -18,7 +19,7 @@ use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
 use wakeful_workflow::strategy::Rebase;
 
-/// Selects `columns` with `joins`, and everything that can change while a worker has the session.
+/// Selects `columns` with `joins`, and every column that can change while a worker has the session.
 macro_rules! select {
     ($columns:tt, $joins:tt, $session_id:expr) => {
         sqlx::query!(
@@ -52,8 +53,8 @@ macro_rules! select {
 }
 
 impl Store {
-    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model calls. The
-    /// result equals the warm copy of the worker that committed last.
+    /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model
+    /// calls. The result equals the copy in memory of the worker that committed last.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
@@ -147,8 +148,8 @@ impl Store {
         })
     }
 
-    /// Updates a warm copy after `wake_seq` moved or a model call was cut off. Reads inbox, ledger, model calls in
-    /// flight, the cancel flag, and the state, which an operator may have rebuilt.
+    /// Updates a worker's copy after `wake_seq` changed or a model call was cut off. Reads inbox, ledger,
+    /// model calls in flight, the cancel flag, and the state, which an operator may have rebuilt.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].

@@ -1,8 +1,9 @@
-//! The ledger of tool calls. It makes an effect happen at most once.
+//! The ledger of tool calls. Because of it, a guarded call runs at most once.
 //!
-//! A call is `invoked` in the commit of the message that asks for it: that proves it never ran. `started` means it
-//! may have run. The tool may run only in the function call whose own compare-and-set wrote `started` with its nonce.
-//! Finding `started` in any other way proves nothing, even under the same lease.
+//! The commit of the message that asks for a call writes the call as `invoked`, which proves that it never
+//! ran. `started` means that it may have run. A worker may run the tool only if its own update has just set
+//! `started` with its own nonce. A row that is already `started` gives no right to run the tool, even under
+//! the same lease.
 
 use crate::error::missed_fence;
 use crate::queue::Lease;
@@ -14,7 +15,7 @@ use wakeful_workflow::session::{CallOutcome, CallStatus};
 #[derive(Debug)]
 pub struct Started {
     nonce: String,
-    /// How many times it was started, this one included.
+    /// How many times the call was started, this time included.
     pub attempt: i32,
 }
 
@@ -22,11 +23,11 @@ impl Store {
     /// Moves a call from `from` to `started`, fenced by the lease. `None`: the lease is lost or the call has changed,
     /// so it must not run.
     ///
-    /// `from` is `invoked`, or `started` for an idempotent call that is run again. The call counts as possibly running
-    /// until `lease_s` plus `timeout_s` from now.
+    /// `from` is `invoked`, or `started` for an idempotent call that is run again. Until the end of the lease
+    /// plus `timeout_s` seconds, others must assume that the call may still be running.
     ///
     /// # Errors
-    /// [`Error::Database`]: it may have been started, so it must not run.
+    /// [`Error::Database`]: the update may have been committed, so the call must not run.
     pub async fn start_call(
         &self,
         lease: &Lease,
@@ -71,8 +72,8 @@ impl Store {
         Ok(attempt.map(|attempt| Started { nonce, attempt }))
     }
 
-    /// Records the outcome of a started call, in a fenced commit of its own. `false`: the call was started again
-    /// since, or the lease is lost.
+    /// Records the outcome of a started call, in a fenced commit of its own. `false`: nothing was written,
+    /// because the call was started again since or the lease is lost.
     ///
     /// # Errors
     /// [`Error::Database`].

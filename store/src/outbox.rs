@@ -1,4 +1,4 @@
-//! Outgoing messages as an operator sees them: their status, and what a waiting one waits for.
+//! Outgoing messages as an operator sees them: their status, and for a waiting one, what it waits for.
 
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
@@ -8,7 +8,7 @@ use serde_json::Value;
 /// Every status of a delivery.
 pub const STATUSES: [&str; 6] = ["queued", "sending", "sent", "failed", "expired", "uncertain"];
 
-/// The word for both statuses of a delivery that is still to be sent.
+/// The word that covers the statuses of a delivery that is not sent yet: `queued` and `sending`.
 pub const WAITING: &str = "waiting";
 
 /// One outgoing message for display. Relative times use the database's clock.
@@ -24,7 +24,7 @@ pub struct Delivery {
     pub attempt: i32,
     pub last_error: Option<String>,
     pub receipt: Option<Value>,
-    /// Recipients that it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
+    /// Recipients that a sent delivery did not reach: a list of [`crate::bounce::Undelivered`].
     pub undelivered: Value,
     /// It came in a bundle and is never sent from this database.
     pub imported: bool,
@@ -35,17 +35,18 @@ pub struct Delivery {
     /// How many times an operator sent it again, and when last.
     pub resent: i32,
     pub resent_at: Option<DateTime<Utc>>,
-    /// The delivery before it in its conversation and channel. That one has to end first.
+    /// The oldest open delivery of the same conversation and channel, if it is another one. It has to end
+    /// first.
     pub held_up_by: Option<String>,
     pub held_up_since: Option<DateTime<Utc>>,
-    /// Why that one was not sent so far.
+    /// Why that delivery was not sent so far.
     pub held_up_error: Option<String>,
     /// For a waiting delivery: seconds until its job may be claimed; negative if it could be claimed already. None:
     /// it has no job.
     pub next_attempt_in_s: Option<f64>,
-    /// The worker that has its job now.
+    /// The worker that holds the delivery's job now.
     pub worker_id: Option<String>,
-    /// The message itself. Only set when one delivery is asked for.
+    /// The message itself. Set only by [`Store::delivery`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Value>,
     /// Its order among all deliveries.

@@ -1,8 +1,8 @@
-//! Questions without an answer in time.
+//! Questions that get no answer in time.
 //!
-//! A search finds them by the database's clock and takes no lock. Closing one takes the same locks as an answer, so the first
-//! of the two counts: after an answer there is no question to close, and after a close the message is an ordinary one.
-//! Searching again finds nothing more to do.
+//! A search finds them by the database's clock and takes no lock. Closing a question takes the same locks as
+//! an answer, so whichever commits first wins. After an answer there is no question to close. After a close,
+//! a late answer is an ordinary message.
 #![doc = include_str!("question.md")]
 
 use crate::run::{self, Opened};
@@ -13,7 +13,7 @@ use wakeful_workflow::agent::OnExpired;
 use wakeful_workflow::resolve::unanswered;
 use wakeful_workflow::session::SessionStatus;
 
-/// For how long the questions of one agent wait.
+/// How long the questions of one agent wait for an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience<'a> {
     pub agent: &'a str,
@@ -21,9 +21,10 @@ pub struct Patience<'a> {
 }
 
 impl Store {
-    /// Sessions of this agent that have waited for an answer for longer, at most `limit` of those with an id above `after`.
+    /// Returns sessions of this agent that have waited longer than `patience` for an answer: at most `limit`,
+    /// with ids above `after`.
     ///
-    /// Not those that were imported, whose question was put elsewhere, and not those that a replay drives.
+    /// Leaves out imported sessions, because their question was asked elsewhere, and sessions of replays.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -52,8 +53,8 @@ impl Store {
         .await?)
     }
 
-    /// Closes the question of a session that has waited for longer than its agent's `patience`, and makes it go on. Does
-    /// nothing, and says so with `false`, where that is not so any more.
+    /// Closes the question of a session that has waited longer than `patience`, and makes the session
+    /// continue. Returns `false` and does nothing if the session no longer waits, or not long enough.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Database`].
@@ -104,8 +105,8 @@ impl Store {
     }
 }
 
-/// Repeats the search's condition for one session, under its lock: since the search, an answer may have arrived and another
-/// question may have been asked.
+/// Repeats the search's condition for one session, under its lock. Since the search, an answer may have
+/// arrived or the model may have asked another question.
 async fn has_waited(tx: &mut PgConnection, session_id: &str, patience: Patience<'_>) -> Result<bool> {
     Ok(sqlx::query_scalar!(
         r#"select coalesce(max(e.ts) < clock_timestamp() - make_interval(secs => $2), false)

@@ -1,4 +1,5 @@
-//! An operator sends an unsent delivery again, under the same id, so a receiver that checks the key gets it once.
+//! Resend: an operator queues an unsent delivery again. It keeps its id, so a receiver that checks the key
+//! gets it once.
 
 use crate::delivery::enqueue;
 use crate::run::{self, Locked, Wakes, append_events};
@@ -23,15 +24,15 @@ pub struct Resent {
     pub session_id: String,
     pub channel: String,
     pub status: String,
-    /// An earlier request has not ended yet. Nothing was written.
+    /// An earlier request already queued it again, and it still waits. Nothing was written.
     #[serde(skip)]
     pub duplicate: bool,
 }
 
 impl Store {
-    /// Queues a failed or expired delivery again. It keeps its id and its place: later deliveries that still wait go
-    /// after it, and those that were sent stay sent. Its attempts, the time it is tried for and its age start from
-    /// zero. The job, the journal entry and the row are one commit.
+    /// Queues a failed or expired delivery again. It keeps its id and its place in the order, so deliveries
+    /// that were queued after it wait for it. Its attempts, its time limits and its age start from zero. One
+    /// commit writes the job, the journal entry and the row.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Refused`] for a delivery that was sent, may have been sent, already waits, or
@@ -122,7 +123,8 @@ async fn queue_again(
     append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
     let trace_context = asked.trace_context.as_deref();
     enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
-    // If the agent was told of the failure, a later success corrects that. If not, the agent hears only the new end.
+    // If the agent was already told of the failure, a later success needs a notice too. If not, the agent
+    // hears only of the new end.
     sqlx::query!(
         "update deliveries
         set status = 'queued',

@@ -1,7 +1,8 @@
-//! Runs: opened, paused, resumed, closed, and handed on to the next session of the conversation.
+//! Opens, pauses, resumes and closes runs. The close of a run starts the conversation's next queued run.
 //!
-//! Every function here runs in its caller's transaction. The caller has locked the conversation's row, then the session's.
-//! Only here does a session receive the conversation's message numbers or give them back.
+//! Every function here runs in its caller's transaction. The caller has locked the conversation's row, then
+//! the session's. Only this module moves the counter of message numbers from the conversation to a session
+//! and back.
 
 mod lock;
 mod start;
@@ -16,14 +17,16 @@ use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 
-/// Whether an opened run has the conversation or waits for it.
+/// Whether an opened run holds the conversation or waits for it. A conversation has one running run at a
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
     Running,
     Queued,
 }
 
-/// Whether an entry changes what a plan sees. If it does, the plan of a running step is out of date.
+/// Whether a journal entry changes what [`plan`](wakeful_workflow::plan) sees. Then the worker that performs
+/// a step must plan again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wakes {
     Planner,
@@ -71,8 +74,8 @@ pub(crate) async fn append_events(
     Ok(())
 }
 
-/// Opens a new run, or resumes a paused or failed one; `reason` goes into the journal. The run starts at once if no other run
-/// has the conversation. Otherwise it is queued, and the run that closes starts it.
+/// Opens a new run, or resumes a paused or failed one. `reason` goes into the journal. The run starts at once
+/// if no other run holds the conversation. Otherwise it is queued, and the close of the other run starts it.
 pub(crate) async fn open(
     tx: &mut PgConnection,
     conversation: &Conversation,
@@ -149,12 +152,12 @@ pub(crate) struct RunEnd<'a> {
     pub run_id: &'a str,
     pub status: SessionStatus,
     pub error: Option<&'a str>,
-    /// The session's newest message number, which the conversation continues from.
+    /// The session's newest message number. The conversation's next run continues from it.
     pub last_message_number: i64,
 }
 
-/// Closes or pauses a run whose session's row has just been written in this transaction, and opens the conversation's
-/// next queued one.
+/// Closes or pauses a run, and starts `next`, the conversation's oldest queued run. The caller has already
+/// written the session's row in this transaction.
 pub(crate) async fn close(
     tx: &mut PgConnection,
     conversation: Conversation,
@@ -206,7 +209,8 @@ pub(crate) async fn close(
     open_waiting(tx, &conversation.conversation_id, ending.session_id).await
 }
 
-/// Opens the run of messages that arrived after somebody cancelled the run before.
+/// Opens the next run of a session whose cancelled run has just closed, if messages arrived after the cancel
+/// request.
 async fn open_waiting(tx: &mut PgConnection, conversation_id: &str, session_id: &str) -> Result<()> {
     let Some(run_id) = next_run(tx, session_id).await? else {
         return Ok(());
@@ -217,7 +221,8 @@ async fn open_waiting(tx: &mut PgConnection, conversation_id: &str, session_id: 
     Ok(())
 }
 
-/// The id of the next run, which waiting messages already carry. The run does not exist yet.
+/// Returns the id of the session's next run, which waiting messages already carry. The run itself does not
+/// exist yet.
 pub(crate) async fn next_run(tx: &mut PgConnection, session_id: &str) -> Result<Option<String>> {
     Ok(sqlx::query_scalar!(
         "select run_id from session_inbox
@@ -230,7 +235,7 @@ pub(crate) async fn next_run(tx: &mut PgConnection, session_id: &str) -> Result<
     .await?)
 }
 
-/// The session's newest run.
+/// Returns the id of the session's newest run.
 pub(crate) async fn newest(tx: &mut PgConnection, session_id: &str) -> Result<Option<String>> {
     Ok(sqlx::query_scalar!(
         "select run_id from session_runs where session_id = $1 order by created_at desc limit 1",
@@ -240,7 +245,7 @@ pub(crate) async fn newest(tx: &mut PgConnection, session_id: &str) -> Result<Op
     .await?)
 }
 
-/// A fresh run id.
+/// Makes a new run id.
 pub(crate) fn new_run_id() -> String {
     new_id("run")
 }

@@ -18,12 +18,13 @@ pub struct SessionSummary {
     pub session_id: String,
     /// As the API gives it: without the space.
     pub conversation_id: String,
-    /// The conversation that this one was forked from; the fork begins after that message.
+    /// The conversation from which this session's conversation was forked, and the last message that the fork
+    /// copied.
     pub parent_conversation_id: Option<String>,
     pub forked_at_message_number: Option<i64>,
     pub parent_session_id: Option<String>,
     pub forked_from_message_id: Option<String>,
-    /// The organisation.
+    /// The tenant, for example an organisation.
     pub space_id: String,
     pub mailbox_id: String,
     pub trigger_type: String,
@@ -35,16 +36,16 @@ pub struct SessionSummary {
     pub model_context_window: i32,
     pub tool_names: Vec<String>,
     pub policy: Value,
-    /// Hash of what every request begins with. `None` in sessions of before it was pinned.
+    /// Hash of the pinned prefix. `None` in sessions that are older than pinning.
     pub prefix_sha256: Option<String>,
     pub status: String,
     pub cancel_requested: bool,
     pub seed_message_count: i32,
     /// The conversation's last number before this session's first message.
     pub base_message_number: i64,
-    /// How far its messages go, an unfinished step's included.
+    /// The newest message number, including messages of an unfinished step.
     pub last_message_number: i64,
-    /// The high-water mark: how far its committed steps go.
+    /// The newest message number of a committed step.
     pub to_message_number: i64,
     pub total_turns: i32,
     pub total_input_tokens: i64,
@@ -58,9 +59,9 @@ pub struct SessionSummary {
     pub started_at: DateTime<Utc>,
     pub completed_at: Option<DateTime<Utc>>,
     pub error: Option<String>,
-    /// The open question, while the run waits for its answer.
+    /// The text of the open question, while the run waits for an answer.
     pub question: Option<String>,
-    /// The step job's row: who holds it, and what it last failed of.
+    /// The step job's row: the worker that holds it, its attempts, and its last error.
     pub job: Option<Value>,
 }
 
@@ -72,7 +73,7 @@ pub struct SessionFilter {
     /// As it is stored: `space/id`.
     pub conversation_id: Option<String>,
     pub trigger_type: Option<String>,
-    /// Without the copies that people and machines make to look at: replays and imports.
+    /// Leaves out replays and imports.
     pub only_live: bool,
     /// The last session id of the page before.
     pub before: Option<String>,
@@ -88,8 +89,8 @@ impl Store {
         self.summaries(filter, None).await
     }
 
-    /// Whether sessions of this type of trigger can be asked for: it is one of Wakeful's own, or of a route of somebody's
-    /// own that made one.
+    /// Returns whether a filter may name this trigger type: it is one of Wakeful's own types, or a session
+    /// has it.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -105,7 +106,7 @@ impl Store {
         .await?)
     }
 
-    /// These sessions, those that exist.
+    /// Returns those of these sessions that exist.
     pub(crate) async fn sessions_by_id(&self, ids: &[String]) -> Result<Vec<SessionSummary>> {
         let filter = SessionFilter { limit: ids.len() as i64, ..SessionFilter::default() };
         self.summaries(&filter, Some(ids)).await
@@ -240,7 +241,7 @@ fn question(content: &str, call_id: &str) -> Result<Option<String>> {
     }))
 }
 
-/// A stored conversation's id as people know it: without the space.
+/// Returns a stored conversation's id without its space, as people know it.
 pub(crate) fn shown(conversation_id: &str) -> &str {
     conversation_id.split_once('/').map_or(conversation_id, |(_, id)| id)
 }

@@ -1,4 +1,4 @@
-//! The state of a session and what it waits for: everything that an operator needs at once.
+//! What a session does now and what it waits for, in one answer for operators.
 
 use crate::outbox::{Delivery, DeliveryFilter};
 use crate::session::SessionSummary;
@@ -6,21 +6,22 @@ use crate::{Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-/// A session and what holds it up. Several statements read it, not one snapshot, because it is for people.
+/// A session and what it waits for. Several statements read it, so the parts may differ by moments.
 #[derive(Clone, Debug, Serialize)]
 pub struct Standing {
     pub session: SessionSummary,
     /// The newest run.
     pub run: Option<RunView>,
-    /// The run that this session's queued run waits for.
+    /// The running run of another session, which this session's queued run waits for.
     pub behind: Option<Holder>,
     /// The step job, and the deliver jobs of the conversation.
     pub jobs: Vec<JobView>,
     /// Messages that the next step will read.
     pub pending_messages: i64,
-    /// Calls that have not settled, and uncertain ones.
+    /// Tool calls without a result, and uncertain ones.
     pub open_calls: Vec<OpenCall>,
-    /// The newest outgoing messages that may not have been sent, or did not reach every recipient, in order.
+    /// The newest outgoing messages that were not sent, may not have been sent, or missed a recipient, in
+    /// order.
     pub unsent: Vec<Delivery>,
     /// Seconds since the newest journal entry.
     pub quiet_s: Option<f64>,
@@ -38,7 +39,7 @@ pub struct RunView {
     pub completed_at: Option<DateTime<Utc>>,
 }
 
-/// The run that has the conversation.
+/// The run that holds the conversation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Holder {
     pub run_id: String,
@@ -56,7 +57,8 @@ pub struct JobView {
     pub attempt: i32,
     /// Claims since the last progress.
     pub stuck: i32,
-    /// A claim has not been given back. While `due_in_s` is positive, its holder has the job.
+    /// A worker claimed the job and has not given it back. While `due_in_s` is positive, that worker holds
+    /// the job.
     pub leased: bool,
     pub worker_id: Option<String>,
     /// Seconds since the holder's last heartbeat. None: no worker holds the job, or its holder has removed its row.
@@ -77,7 +79,7 @@ pub struct OpenCall {
     pub attempts: i32,
     /// The message that asked for it.
     pub message_number: i64,
-    /// Whether the model has been told the result, or that it is unknown.
+    /// Whether the transcript has a result for the model, even one that says that the outcome is unknown.
     pub told: bool,
     pub started_at: Option<DateTime<Utc>>,
 }

@@ -1,8 +1,9 @@
 //! The step commit: everything that one decision writes, in one fenced statement.
 //!
-//! Messages, journal entries, ledger, state and totals, the step's cached result, deliveries, the drained inbox and
-//! the job row move together or not at all. A continuing commit is the statement alone, in autocommit; a closing
-//! one is the same statement in a short transaction that holds the conversation first.
+//! The statement writes messages, journal entries, ledger, state, totals, the step's cached result,
+//! deliveries, the drained inbox and the job's row: all of them or none. A commit that continues the run is
+//! this statement alone, in autocommit. A commit that closes the run is the same statement in a short
+//! transaction that first locks the conversation.
 
 mod statement;
 
@@ -17,12 +18,12 @@ use wakeful_workflow::session::{Session, SessionStatus};
 /// Result of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Commit {
-    /// The commit is durable and the job goes on. `wake_seq` is the row's: if it moved, the inbox or the ledger
-    /// changed.
+    /// The commit is durable and the run continues. `wake_seq` is the session row's value. If it differs from
+    /// the caller's copy, the inbox or the ledger changed.
     Continued { wake_seq: i64 },
     /// The commit is durable, the run is closed or paused, and the job is gone.
     Closed,
-    /// Nothing was written: the session is not the one that was planned on, but the lease is still held. Hydrate
+    /// Nothing was written: the session's row changed since the plan, but the lease is still held. Hydrate
     /// again.
     Moved,
     /// Nothing was written: another worker has the session.
@@ -39,11 +40,12 @@ pub struct Performance {
 impl Store {
     /// Commits `transition`, which was planned on `session`, under `lease`.
     ///
-    /// If a message arrived since, a closing transition is committed as a continuing one, with its reply. Safe to
-    /// repeat after a lost answer: the second try finds the session moved and writes nothing.
+    /// If a message arrived since, a closing transition keeps its reply but continues the run. Safe to repeat
+    /// if the caller does not learn whether the commit succeeded: the second try finds that the session has
+    /// moved and writes nothing.
     ///
     /// # Errors
-    /// [`Error::Database`]; then it is unknown whether it was committed.
+    /// [`Error::Database`]. Then the caller does not know whether the transition was committed.
     pub async fn commit(
         &self,
         lease: &Lease,
@@ -76,8 +78,9 @@ impl Store {
         }
     }
 
-    /// Resets the job's step number from the session's row. If someone edited the job row by hand, its number never
-    /// matches and each commit fails. The predicates on the session still prevent a double apply.
+    /// Resets the job's step number from the session's row. If someone edited the job's row by hand, its
+    /// number never matches and each commit fails. The statement's checks on the session's row still prevent
+    /// a double commit.
     async fn align_job(&self, lease: &Lease) -> Result<bool> {
         let aligned = sqlx::query!(
             "update jobs
@@ -148,8 +151,9 @@ impl Store {
         Ok(Commit::Closed)
     }
 
-    /// Fails the open run of a session that cannot be hydrated, using its rows alone. Otherwise its job would fail
-    /// again and again and keep the conversation busy. `false`: the lease is lost and nothing was written.
+    /// Fails the open run of a session that cannot be hydrated, without hydrating it. Otherwise its job would
+    /// fail again and again and keep the conversation busy. `false`: the lease is lost and nothing was
+    /// written.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Database`].
@@ -182,7 +186,8 @@ impl Store {
             tx.commit().await?;
             return Ok(true);
         };
-        // After such an edit the conversation's open run may be another session's, or there may be none.
+        // If someone edited the rows, the conversation's open run may belong to another session, or may be
+        // missing.
         let run_id = sqlx::query_scalar!(
             "select run_id from session_runs where session_id = $1 and status = 'running'",
             session_id
@@ -212,7 +217,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether the lease is still this worker's.
+    /// Returns whether this worker still holds the lease.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -1,5 +1,5 @@
-//! Compares a session's caches with its logs. The statements that write the logs also write the session's row, but
-//! nothing in the database prevents someone from editing the row by hand.
+//! Compares a session's caches with its logs. Wakeful's statements write both together, but nothing in the
+//! database prevents someone from editing the session's row by hand.
 
 mod facts;
 mod rebuild;
@@ -11,10 +11,10 @@ use facts::Facts;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// One comparison.
+/// One comparison of a cached value with a log.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
-    /// The compared column of the session's row, or another name for what is compared.
+    /// The compared column of the session's row, or a phrase that says what is compared.
     pub name: &'static str,
     /// The log that it was compared with.
     pub against: &'static str,
@@ -34,7 +34,8 @@ pub struct Verification {
 }
 
 impl Store {
-    /// Folds the session's logs and compares, in one short snapshot. A session in the middle of a run passes too.
+    /// Folds the session's logs and compares them with its row, in one short snapshot. Works in the middle of
+    /// a run too.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for a log that cannot be read, [`crate::Error::Database`].
@@ -117,7 +118,7 @@ fn check(name: &'static str, against: &'static str, cached: Value, folded: Value
     Check { name, against, cache: true, cached, folded, agrees }
 }
 
-/// A check of a log by itself: the expected value is nothing, or 0.
+/// A check of a log by itself. It agrees if `found` is an empty list or 0.
 fn damage(name: &'static str, against: &'static str, found: Value) -> Check {
     let whole = if found.is_array() { json!([]) } else { json!(0) };
     Check { cache: false, ..check(name, against, whole, found) }
@@ -127,7 +128,8 @@ fn broken(name: &'static str, against: &'static str, cached: Value, error: &str)
     Check { name, against, cache: true, cached, folded: json!({ "error": error }), agrees: false }
 }
 
-/// Compares as the database does: `jsonb` keeps a number's value but not its spelling; a message's `json` keeps both.
+/// Compares numbers by value. The session's row is `jsonb`, which keeps a number's value but not its
+/// spelling. A message is `json`, which keeps both.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),

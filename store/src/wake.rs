@@ -1,7 +1,9 @@
-//! The one way in: what a trigger, a person or an operator does to a session.
+//! The wake: everything from outside reaches a session here. Triggers send messages, and operators retry or
+//! cancel.
 //!
-//! A wake writes a journal entry and an inbox row, increments `wake_seq`, and makes sure that a job exists. It runs no agent.
-//! A duplicate message changes nothing and gets the answer that the first one got.
+//! A message writes an inbox row and a journal entry, increments `wake_seq`, and opens a run if the session
+//! needs one. A worker runs the agent later. A duplicate message changes nothing and gets the first message's
+//! answer again.
 
 use crate::bounce;
 use crate::create::find_or_create;
@@ -15,7 +17,7 @@ use wakeful_workflow::inbox::{self, Acceptance, Arrival};
 use wakeful_workflow::record::{Attachment, without_nul};
 use wakeful_workflow::session::SessionStatus;
 
-/// The most messages that may wait in one session.
+/// How many messages may wait in one session, at most.
 pub const INBOX_LIMIT: i64 = 1000;
 
 /// A message for a session.
@@ -24,11 +26,12 @@ pub struct NewMessage {
     /// The sender's idempotency key. Without one, the store makes one up.
     pub client_key: Option<String>,
     pub text: String,
-    /// Who sent it, as the trigger names people.
+    /// The sender, as the trigger names people: an address or a user id.
     pub sender: Option<String>,
     /// W3C traceparent of the trigger.
     pub trace_context: Option<String>,
-    /// Files that came with it: blobs from the start, and pointers on its record.
+    /// Files that came with the message. They are stored as blobs at once, and the message's record points at
+    /// them.
     pub attachments: Vec<NewAttachment>,
 }
 
@@ -46,12 +49,12 @@ pub struct Woken {
     pub session_id: String,
     pub run_id: String,
     pub outcome: Acceptance,
-    /// The key was used before: this is the first answer again.
+    /// The key was used before, so this repeats the first answer.
     #[serde(skip)]
     pub duplicate: bool,
 }
 
-/// Who asks something of a session.
+/// Who sends a message or retries a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     Anyone,
@@ -60,8 +63,8 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// Checks that a message or a retry may create a job. Only a replay's own process takes that replay's jobs, and it may be
-    /// gone.
+    /// Checks that a message or a retry may create a job for this session. Only a replay's own process takes
+    /// the jobs of its session, and that process may have ended.
     pub(crate) fn may_wake(self, session: &Locked) -> Result<()> {
         if self == By::Replay || session.runner.is_empty() {
             return Ok(());
@@ -75,8 +78,8 @@ impl By {
 }
 
 impl Store {
-    /// Takes a message: finds or creates its session, and wakes it. One transaction; when this
-    /// returns, the message is durable.
+    /// Accepts a message: finds or creates its session, puts the message into the inbox, and wakes the
+    /// session. One transaction. When this returns, the message is durable.
     ///
     /// # Errors
     /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
@@ -96,7 +99,7 @@ impl Store {
         Ok(woken)
     }
 
-    /// The same for a session that exists.
+    /// Accepts a message for a session that exists.
     ///
     /// # Errors
     /// Those of [`Store::wake`], [`Error::NotFound`], and [`Error::Refused`] for a replay's session.
@@ -114,10 +117,10 @@ impl Store {
         Ok(woken)
     }
 
-    /// Answers the session's open question, and does nothing where none is open.
+    /// Answers the session's open question. Writes nothing if no question is open.
     ///
     /// # Errors
-    /// Those of [`Store::send`]; [`Error::Conflict`] also where the session waits for no answer.
+    /// Those of [`Store::send`], and [`Error::Conflict`] if no question is open.
     pub async fn answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let woken = self.try_answer(session_id, message).await;
         self.noted(woken)
@@ -136,8 +139,8 @@ impl Store {
         Ok(woken)
     }
 
-    /// Continues a failed run, or one that needs attention, from its last commit; `reason` goes into the journal. Gives
-    /// the run's id.
+    /// Continues a failed run, or one that needs attention, from its last commit. `reason` goes into the
+    /// journal. Returns the run's id.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Conflict`] in any other status, [`Error::Refused`] for a replay's session,
@@ -163,7 +166,7 @@ impl Store {
         Ok(run_id)
     }
 
-    /// Whether the session's open run is asked to end.
+    /// Returns whether someone asked to cancel the session's open run.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -177,8 +180,8 @@ impl Store {
         .unwrap_or(false))
     }
 
-    /// Cancels the open run. The worker that holds its job closes it soon; a run that never began is closed here. `reason` is
-    /// journalled with the end. Returns the run's id.
+    /// Cancels the open run and returns its id. The worker that holds the job closes the run soon. A queued
+    /// run that never began is closed at once. The journal gets `reason` with the end of the run.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Conflict`] when no run is open, [`Error::Database`].
@@ -206,13 +209,14 @@ impl Store {
         .execute(&mut *tx)
         .await?;
         match session.status {
-            // The step job closes its calls, in words for the model.
+            // Resume the run. Its step job gives each open call a result for the model, and closes the run.
             SessionStatus::WaitingInput | SessionStatus::NeedsAttention => {
                 let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
                 run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
             }
             SessionStatus::Queued => {
-                // A resumed run that is queued may have open calls. The step job closes them once it has the conversation.
+                // A resumed run that is queued may have open calls. Its step job closes them once the run
+                // holds the conversation.
                 let unbegun = sqlx::query_scalar!(
                     r#"select status = 'queued' and started_at is null as "unbegun!" from session_runs where run_id = $1"#,
                     run_id
@@ -329,8 +333,8 @@ pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &New
     Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
 }
 
-/// Puts news for the agent into the inbox, after a message that was just taken: that message must be the one that opens the
-/// run or answers the question.
+/// Puts a notice for the agent into the inbox, after the message that was just accepted. The order matters:
+/// the message, not the notice, must open the run or answer the question.
 async fn bring_along(
     tx: &mut PgConnection,
     session_id: &str,
@@ -359,7 +363,7 @@ async fn bring_along(
     run::append_events(tx, session_id, Some(run_id), Some(&dedupe), Wakes::Planner, &[event]).await
 }
 
-/// Keeps the files of a message as blobs, and gives what points at them.
+/// Stores the files of a message as blobs, and returns the pointers to them as JSON.
 async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option<serde_json::Value>> {
     use sha2::Digest;
     let named: Vec<(String, &NewAttachment)> =
@@ -394,8 +398,9 @@ async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option
     Ok(Some(serde_json::to_value(attachments).map_err(|error| Error::corrupt("attachments", error))?))
 }
 
-/// Gives a cancelled replay's job to the deployed workers, because the replay's own process may be gone. They only close the
-/// run, which calls nothing. The same command then begins another replay.
+/// Gives a cancelled replay's job to the deployed workers, because the replay's own process may have ended.
+/// The workers only close the run, which calls no model and no tool. If someone runs the same replay command
+/// later, it begins a new replay.
 async fn hand_over(tx: &mut PgConnection, session_id: &str) -> Result<()> {
     sqlx::query!(
         "update conversation_sessions set replayed_at = coalesce(replayed_at, clock_timestamp())
@@ -410,7 +415,7 @@ async fn hand_over(tx: &mut PgConnection, session_id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Closes a run that never began, behind another one of its conversation.
+/// Closes a queued run that never began. It waited behind another run of its conversation.
 async fn close_queued(
     tx: &mut PgConnection,
     session: &Locked,

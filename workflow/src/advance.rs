@@ -1,4 +1,4 @@
-//! From the outcome of an action to one [`Transition`], which the store commits as it is.
+//! Turns the outcome of an action into one [`Transition`], which the store commits unchanged.
 
 mod draft;
 mod transition;
@@ -41,12 +41,13 @@ pub struct Generated {
     pub started_at: String,
     /// How many changes the projection made to the request's copy of the transcript.
     pub repairs: i64,
-    /// The attempt whose text the request's prefill was: the reply begins with it.
+    /// The earlier attempt whose text was sent as the prefill. The reply begins with that text.
     pub resumes: Option<GenerationId>,
     /// The length of that prefill.
     pub prefill_bytes: Option<i64>,
     pub reply: Reply,
-    /// How its context was selected. `rebase` is set when this call moved the beginning of the context.
+    /// How the context of this call was selected. `rebase` is set when this call moved the beginning of the
+    /// context.
     pub context_strategy: Strategy,
     pub rebase: Option<Rebase>,
     /// The effect of each tool that the model was offered. A call of any other name is refused and never runs.
@@ -66,7 +67,7 @@ pub struct Compaction {
     pub end: CompactionEnd,
 }
 
-/// How it ended.
+/// How a summary call ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CompactionEnd {
     /// The text of the summary's record, and the rebase that points at it.
@@ -86,13 +87,12 @@ pub struct Performed {
     pub ending: CallEnd,
 }
 
-/// How a tool call ended in this step. A call's end has two names only: this one, and [`CallOutcome`] for the content
-/// that the ledger keeps.
+/// How a tool call ended in this step. [`CallOutcome`] is the content that the ledger keeps of it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CallEnd {
     /// `Done`, `Failed`, or `Uncertain` where a person settled it.
     Settled(CallStatus, CallOutcome),
-    /// The call may have taken effect. `known`: the journal says so already.
+    /// The call may have taken effect. `known`: the journal already has an entry for that.
     Uncertain { known: bool },
     /// The tool asks the user this question.
     Asked(String),
@@ -102,8 +102,8 @@ pub enum CallEnd {
     Abandoned,
 }
 
-/// Returns the transition. Never fails: if an outcome does not fit the session (a defect of the worker), the commit's
-/// fence rejects the transition and nothing is lost.
+/// Returns the transition for `outcome`. Never fails: if an outcome does not fit the session (a defect of the
+/// worker), the commit's fence rejects the transition and nothing is lost.
 pub fn advance(session: &Session, outcome: Outcome, policy: AgentPolicy) -> Transition {
     let draft = Draft::new(session, policy);
     match outcome {

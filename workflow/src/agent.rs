@@ -11,7 +11,7 @@ pub struct Agent {
     pub system_prompt: String,
     /// `provider/model`, for example `anthropic/claude-sonnet-5`.
     pub model: String,
-    /// Names of the tools it may use.
+    /// Names of the tools that the agent may use.
     pub tools: Vec<String>,
     pub limits: Limits,
     pub on_uncertain: OnUncertain,
@@ -19,7 +19,7 @@ pub struct Agent {
     /// How the context of its model calls is selected.
     #[serde(default)]
     pub context: ContextPolicy,
-    /// Addresses that it may write mail to: see [`crate::policy::may_write_to`].
+    /// Addresses that the agent may write mail to: see [`crate::policy::may_write_to`].
     #[serde(default)]
     pub recipients: Vec<String>,
 }
@@ -38,19 +38,19 @@ pub struct AgentPolicy {
     pub journal: JournalLevel,
 }
 
-/// How the journal keeps the history of the state. At both levels, folding the journal gives the state after
+/// How the journal records changes of the state. At both levels, folding the journal gives the state after
 /// every commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JournalLevel {
-    /// Each change of the state is an entry, and a checkpoint follows from time to time.
+    /// Each change of the state is an entry. A checkpoint follows every few steps.
     #[default]
     Full,
-    /// A commit that changes the state writes a checkpoint, and no entries for the single changes.
+    /// A commit that changes the state writes one checkpoint and no entries for the single changes.
     Checkpoint,
 }
 
-/// Bounds of a run, so that a loop ends by itself.
+/// Limits of a run, so that a model in a loop stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Steps per run.
@@ -66,10 +66,10 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The number of deaths at one step from which its run may fail. When a process dies, its other claims
-    /// die too. That can happen twice to a harmless step before the step that kills the process is claimed
-    /// alone, and once more for each time that step made some progress first. Runs of harmless steps must not
-    /// fail because of that.
+    /// How many times a process must die while it holds a step before the step's run may fail. A process that
+    /// dies takes down all the steps it holds, harmless ones too. A harmless step can die with a bad one
+    /// twice before the bad step is claimed alone, and once more each time the bad step made some progress
+    /// first. This limit keeps the runs of harmless steps from failing.
     pub const DEATHS: i64 = 5;
 }
 
@@ -83,20 +83,20 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnUncertain {
-    /// Tells the model, in words that it cannot mistake for success or failure. The run continues.
+    /// The model gets a result that says neither success nor failure. The run continues.
     #[default]
     TellModel,
-    /// Stops the run for a person.
+    /// The run stops with status `needs_attention` until an operator decides.
     NeedsAttention,
 }
 
-/// What becomes of a run whose question nobody answered.
+/// What happens to a run when its question expires without an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnExpired {
     /// The question's result says that no answer came, and the model goes on.
     #[default]
     TellModel,
-    /// The run is cancelled, for that reason.
+    /// The run is cancelled, with the missing answer as its reason.
     Fail,
 }
 

@@ -1,9 +1,9 @@
-//! Blobs: bytes that the journal, a message or a session's row points at, named by their hash.
+//! Blobs: bytes that a journal entry, a message or a session's row points at by their hash.
 
 use crate::state::State;
 use sha2::Digest;
 
-/// Bytes under the name that their SHA-256 gives them.
+/// Bytes, named by their SHA-256.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blob {
     pub sha256: String,

@@ -1,19 +1,20 @@
-//! Deliveries: what may be done with an outgoing message that a worker has claimed.
+//! Deliveries: decides what a worker does with an outgoing message that it has claimed.
 //!
-//! A worker that dies while it sends leaves the delivery `sending`: the message may have gone out. The next worker asks the
-//! channel, and [`decide`] says what follows:
+//! A worker that dies while it sends leaves the delivery in status `sending`: the message may have gone out.
+//! The next worker asks the channel, and [`decide`] returns what to do:
 //!
-//! | the channel says | young enough | past its `not_after` |
+//! | the channel says | before its `not_after` | past its `not_after` |
 //! |---|---|---|
 //! | sent | `sent`, with its receipt | `sent`, with its receipt |
-//! | not sent, and no attempt can be under way | sent now | `expired` |
-//! | not sent, but an attempt may be under way | asked again later; sent under its key if that is harmless | asked again later |
-//! | it cannot tell, and the same key twice is one message | sent again under its key | `uncertain` |
-//! | it cannot tell | `uncertain` | `uncertain` |
+//! | not sent, and no attempt can be under way | send it now | `expired` |
+//! | not sent, but an attempt may be under way | ask again later; send now if the receiver drops a repeated key | ask again later |
+//! | it cannot tell, and the receiver drops a repeated key | send it again under the same key | `uncertain` |
+//! | it cannot tell, and a repeated message would arrive twice | `uncertain` | `uncertain` |
 //!
-//! The last attempt of a delivery is never sent again: it ends `failed` where it certainly did not go out, else `uncertain`.
+//! After its last attempt a delivery is not sent again. It ends `failed` if it certainly did not go out, else
+//! `uncertain`.
 
-/// What a worker knows about a delivery that it has claimed.
+/// The facts about a claimed delivery that a decision needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// An earlier attempt may have sent it.
@@ -24,11 +25,11 @@ pub struct Facts {
     pub quiet: bool,
     /// This attempt is the last one.
     pub given_up: bool,
-    /// The channel's receiver takes the same key twice as one message.
+    /// The receiver treats two messages with the same key as one.
     pub idempotent: bool,
 }
 
-/// What the channel says about a delivery that may have been sent.
+/// The channel's answer about a delivery that may have been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Sent,
@@ -41,19 +42,19 @@ pub enum Answer {
     NoChannel,
 }
 
-/// How a sending ended.
+/// How an attempt to send ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
     Sent,
     /// The receiver refused it for good.
     Refused,
-    /// It was not sent now, and may be later.
+    /// It was not sent, and a later attempt may succeed.
     Later,
-    /// The worker does not know, and then asked the channel.
+    /// The worker could not see the result. It asked the channel and got this answer.
     Unknown(Answer),
 }
 
-/// Whether the message may be outside already.
+/// Whether an earlier attempt may already have sent the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
     Unsent,
@@ -63,19 +64,19 @@ pub enum Before {
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Ask the channel what became of it.
+    /// Ask the channel whether it was sent.
     Ask,
     Send(Before),
     /// Give the job back and try later.
     Again(Before),
-    /// The other decisions end the delivery, in the status of that name.
+    /// This and the following decisions end the delivery, in the status of that name.
     Sent,
     Failed,
     Expired,
     Uncertain(Doubt),
 }
 
-/// Why nobody can know whether a message went out.
+/// Why a delivery ends `uncertain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
     /// The channel cannot tell, and it is too old to be sent again.
@@ -84,11 +85,12 @@ pub enum Doubt {
     CannotTell,
     /// The channel cannot tell, and its attempts are used up.
     GivenUp,
-    /// The channel did not answer at its last attempt.
+    /// The channel did not answer at the delivery's last attempt.
     NoAnswer,
 }
 
-/// Decides what to do with a claimed delivery. `answer` is what the channel said, once it was asked.
+/// Decides what to do with a claimed delivery. `answer` is the channel's answer, or `None` before the channel
+/// was asked.
 pub fn decide(facts: &Facts, answer: Option<Answer>) -> Decision {
     let before = if facts.maybe_sent { Before::MaybeSent } else { Before::Unsent };
     // Only one attempt at a time, unless a second one is harmless.
@@ -120,12 +122,13 @@ pub fn decide(facts: &Facts, answer: Option<Answer>) -> Decision {
     }
 }
 
-/// Decides what a sending that began in `before` makes of the delivery.
+/// Decides what follows from an attempt to send. `before` tells whether an earlier attempt may have sent the
+/// message.
 pub fn after(facts: &Facts, before: Before, attempt: Attempt) -> Decision {
     match (attempt, before) {
         (Attempt::Sent | Attempt::Unknown(Answer::Sent), _) => Decision::Sent,
         (Attempt::Refused, Before::Unsent) => Decision::Failed,
-        // The receiver refuses it now, and may have taken it the first time.
+        // The receiver refuses it now, but may have accepted an earlier attempt.
         (Attempt::Refused, Before::MaybeSent) => Decision::Uncertain(Doubt::CannotTell),
         (Attempt::Later, Before::Unsent) if facts.given_up => Decision::Failed,
         (Attempt::Later, Before::MaybeSent) if facts.given_up => Decision::Uncertain(Doubt::GivenUp),
@@ -218,7 +221,7 @@ mod tests {
             let decision = decide(&facts, answer);
             if let Decision::Send(_) = decision {
                 prop_assert!(!facts.late);
-                // A second message is possible only where the first may be outside, and then its key makes the two one.
+                // A message that may have been sent is sent again only if the receiver drops a repeated key.
                 let outside = facts.maybe_sent && !(facts.quiet && answer == Some(Answer::NotSent));
                 prop_assert!(!outside || facts.idempotent);
                 prop_assert!(!(facts.maybe_sent && facts.given_up));

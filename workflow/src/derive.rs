@@ -1,13 +1,13 @@
-//! State out of tool results: a tool records what it did in its result's `details`, and the state of the
-//! conversation is the fold of those. So a session's state can be rebuilt from its transcript alone.
+//! Derives the state from tool results. A tool records what it did in its result's `details`, and the state
+//! of the session is the fold of those. So the state can be rebuilt from the transcript alone.
 //!
 //! | `details.type` | recorded by | becomes |
 //! |---|---|---|
 //! | `sentEmail` | `compose_email` | `email/<call id>`: recipients and subject; and a delivery |
 //! | `fileWritten` | `write_file` | `file/<path>`: size and hash |
 //!
-//! Other built-in tools record nothing, because they change nothing that a later turn must know. A failed call never updates
-//! the state.
+//! Other built-in tools record nothing, because they change nothing that a later turn must know. A failed
+//! call never updates the state.
 
 use crate::record::{Record, ToolResult};
 use crate::state::State;
@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 pub(crate) const FILE_PREFIX: &str = "file/";
 /// Keys of emails that the session enqueued: `email/<call id>`.
 const EMAIL_PREFIX: &str = "email/";
-/// The channel that emails go out by.
+/// The channel that sends emails.
 const EMAIL: &str = "email";
 
-/// One fact of the state, replaced as a whole.
+/// One fact of the state. A new value replaces the old one as a whole.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateUpdate {
     pub key: String,
@@ -30,7 +30,7 @@ pub struct StateUpdate {
 /// An outgoing message that a commit enqueues: one new row of `deliveries`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewDelivery {
-    /// Unique within the session: a step that is performed twice enqueues it once.
+    /// Unique within the session and channel, so a step that is performed twice enqueues the message once.
     pub source_key: String,
     pub channel: String,
     pub content: Value,
@@ -58,7 +58,7 @@ pub fn updates(result: &ToolResult) -> Vec<StateUpdate> {
     }
 }
 
-/// Returns the message that a tool result sends.
+/// Returns the message that a tool result sends, if it sends one.
 pub fn outgoing(result: &ToolResult) -> Option<NewDelivery> {
     if result.is_error {
         return None;
@@ -71,12 +71,12 @@ pub fn outgoing(result: &ToolResult) -> Option<NewDelivery> {
     })
 }
 
-/// Whether mail goes out by this channel.
+/// Returns whether this channel sends mail.
 pub(crate) fn is_mail(channel: &str) -> bool {
     channel == EMAIL
 }
 
-/// Whether a tool result enqueued an email.
+/// Returns whether this tool result enqueued an email.
 pub(crate) fn composes_email(result: &ToolResult) -> bool {
     outgoing(result).is_some_and(|outgoing| outgoing.channel == EMAIL)
 }

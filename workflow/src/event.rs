@@ -1,12 +1,12 @@
-//! The journal: what happened to a session, one small entry each, numbered by commit order.
+//! The journal: one small entry for each thing that happened to a session, numbered in commit order.
 //!
-//! Entries point at messages and never copy them. Names in capitals follow the append-only session log that
-//! "events as the source of truth" harnesses use; `state_transition`, `context_update` and `checkpoint` are
-//! those of a replay engine's journal.
+//! Entries point at messages and never copy them. Names in capitals follow the append-only session logs of
+//! other agent harnesses. `state_transition`, `context_update` and `checkpoint` are the names of a replay
+//! engine's journal.
 //!
-//! Streamed text (GEN_CHUNK elsewhere) has no entry: it is a row of `generation_chunks` and a live frame
-//! without a number. Chunks are committed asynchronously and may be lost with the server, and a journal number must
-//! never be used twice.
+//! Streamed text (GEN_CHUNK in other systems) has no entry. Each chunk is a row of `generation_chunks` and a
+//! frame of the live stream, without a journal number. Chunks are committed asynchronously and may be lost
+//! with the server, and a journal number must never be used twice.
 #![doc = include_str!("event.md")]
 
 use crate::generation::Purpose;
@@ -20,10 +20,10 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "payload")]
 pub enum Event {
-    /// A message was taken. Its text is the inbox row's.
+    /// The inbox accepted a message. The inbox row holds its text.
     #[serde(rename = "MESSAGE_RECEIVED")]
     MessageReceived { inbox_id: i64 },
-    /// A trigger opened a new run. The row's `run_id` is that run's.
+    /// A trigger opened a new run, whose id is in the row's `run_id`.
     #[serde(rename = "trigger_event")]
     TriggerEvent {
         trigger_type: String,
@@ -38,7 +38,7 @@ pub enum Event {
         attempt: i64,
         request_sha256: String,
         context_strategy: String,
-        /// What the request weighed, as the provider counted it. `None` for a call that was cut off.
+        /// The request's tokens, as the provider counted them. `None` for a call that was cut off.
         #[serde(default)]
         prompt_tokens: Option<i64>,
         /// How many changes the projection made to the request's copy of the transcript.
@@ -47,13 +47,13 @@ pub enum Event {
         /// Length of the prefill, when the call resumed one that was cut off.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         prefill_bytes: Option<i64>,
-        /// When the call began, by the database's clock: the entry's own time is that of the commit.
+        /// When the call began, by the database's clock. The entry's own time is the time of the commit.
         #[serde(default)]
         started_at: Option<String>,
         #[serde(default, skip_serializing_if = "Purpose::is_reply")]
         purpose: Purpose,
     },
-    /// From here on the context begins elsewhere: the prompt caches of the requests before it end.
+    /// From this call on the context begins at another message, so the provider's prompt cache misses once.
     #[serde(rename = "CONTEXT_REBASED")]
     ContextRebased(Rebase),
     /// The model failed to write a summary. The context stays as it was.
@@ -66,30 +66,31 @@ pub enum Event {
     },
     #[serde(rename = "GEN_START")]
     GenStart { generation_id: GenerationId, stream: bool },
-    /// An earlier attempt was cut off; readers forget its chunks.
+    /// An earlier attempt was cut off and a later one takes its place.
     #[serde(rename = "GEN_RESUMED")]
     GenResumed {
         generation_id: GenerationId,
-        /// `replace`: the earlier attempt's text is void. `resume`: the new attempt begins with that text.
+        /// `replace`: readers drop the earlier attempt's text. `resume`: the new attempt begins with that
+        /// text.
         strategy: String,
         replaces: GenerationId,
-        /// Number of its last chunk, -1 when it has none.
+        /// Number of the earlier attempt's last chunk, or -1 if it has none.
         #[serde(alias = "prior_chunks")]
         prior_seq: i64,
     },
     /// A call was cut off and is not repeated: its run was cancelled or failed.
     #[serde(rename = "GEN_FAILED")]
     GenFailed { generation_id: GenerationId, reason: String },
-    /// The answer is in the transcript, which alone says what the model answered.
+    /// The model's answer is complete. The transcript has its text.
     #[serde(rename = "GEN_COMPLETE")]
     GenComplete { generation_id: GenerationId, message_number: i64, reason: String },
     /// A delivery was sent.
     #[serde(rename = "GEN_SENT")]
     GenSent { delivery_id: String, channel: String },
-    /// A delivery ended otherwise: it failed, expired, or may have been sent (`uncertain`).
+    /// A delivery failed, expired, or may have been sent (`uncertain`).
     #[serde(rename = "DELIVERY_FAILED")]
     DeliveryFailed { delivery_id: String, channel: String, status: String, reason: String },
-    /// A person queued a delivery again that was not sent.
+    /// An operator queued an unsent delivery again.
     #[serde(rename = "DELIVERY_RESENT")]
     DeliveryResent {
         delivery_id: String,
@@ -118,13 +119,13 @@ pub enum Event {
         call_id: CallId,
         ok: bool,
         message_number: i64,
-        /// Of the whole output.
+        /// Size of the whole output.
         bytes: usize,
-        /// The blob that has it, where the message has only its beginning and its end.
+        /// The blob with the whole output, if the message has only its beginning and its end.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output_sha256: Option<String>,
     },
-    /// A guarded call was found half-way: it may have taken effect.
+    /// A guarded call was started and did not end, so it may have taken effect.
     #[serde(rename = "TOOL_FAILED_UNCERTAIN")]
     ToolFailedUncertain { call_id: CallId, name: String },
     /// A person said what happened to an uncertain effect. `effect` is the id of a call or a delivery.
@@ -137,15 +138,16 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// The session was made out of another one, whose messages up to this number it begins with. Always the first entry.
+    /// The session was forked from another one and begins with that session's messages up to
+    /// `at_message_number`. Always the first entry.
     #[serde(rename = "SESSION_FORKED")]
     SessionForked {
         parent_session_id: SessionId,
         parent_conversation_id: ConversationId,
         at_message_number: i64,
-        /// The message that was asked for.
+        /// The message at which the caller asked to fork.
         asked_message_number: i64,
-        /// Why the cut is not there.
+        /// Why the fork begins at another message than the caller asked for.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         moved: Option<String>,
         /// Hash of the fork request. A repeated request must have the same hash.
@@ -167,7 +169,7 @@ pub enum Event {
     /// The run ended or paused. A checkpoint follows if the session could be read.
     #[serde(rename = "invocation_result")]
     InvocationResult {
-        /// Neither failed nor in need of an operator.
+        /// `false` if the session failed, was terminated or needs an operator.
         ok: bool,
         status: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,16 +181,16 @@ pub enum Event {
         #[serde(flatten)]
         value: UpdateValue,
     },
-    /// Up to here the session can be folded from: the state is the blob with this hash.
+    /// A starting point for a fold of the journal. The blob `state_sha256` holds the state at this entry.
     #[serde(rename = "checkpoint")]
     Checkpoint { step_number: i64, to_message_number: i64, lifecycle_state: String, state_sha256: String },
 }
 
-/// The value of a [`Event::ContextUpdate`]: as it is, or the blob that holds it.
+/// The value of an [`Event::ContextUpdate`]: inline, or a pointer to the blob that holds it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum UpdateValue {
-    /// Listed first, because a printed journal has both the pointer and the value.
+    /// Listed first because a printed journal has both the pointer and the value. Then the value is read.
     Inline {
         value: Value,
     },
@@ -199,7 +201,7 @@ pub enum UpdateValue {
 }
 
 impl Event {
-    /// The end or pause of a run's cycle in `status`.
+    /// Returns the entry for a run that ends or pauses with the session in `status`.
     pub fn invocation_result(status: SessionStatus, error: Option<&str>) -> Event {
         let ok = match status {
             SessionStatus::Failed | SessionStatus::NeedsAttention | SessionStatus::Terminated => false,
@@ -230,8 +232,8 @@ impl Event {
     /// # Errors
     /// When the type is unknown or the payload does not fit it.
     pub fn from_row(name: &str, mut payload: Value) -> Result<Event, serde_json::Error> {
-        // Old entries give the number of chunks, which were numbered from 1. So the count is the last number, except for
-        // zero chunks.
+        // Old entries store the number of chunks, and old chunks were numbered from 1. So the count equals
+        // the last number, except for zero chunks.
         if let Some(prior_chunks) = payload.get_mut("prior_chunks").filter(|count| **count == 0) {
             *prior_chunks = Value::from(-1);
         }

@@ -1,4 +1,4 @@
-//! What can go wrong in a step, and what each fault means. One exhaustive match decides.
+//! The faults of a step, and whether each is retried or fails the run. One exhaustive match decides that.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,10 +48,10 @@ pub enum Fault {
     /// The run used as many tokens as its agent's `limits.tokens`.
     #[error("the run reached its limit of {limit} tokens")]
     TokenLimit { limit: i64 },
-    /// Each worker that claimed the step died or stopped answering.
+    /// Every worker that claimed the step died or stopped answering.
     #[error("the step made no progress in {attempts} attempts: its worker died each time")]
     WorkerDied { attempts: i64 },
-    /// Repeated claims made no progress, because of this fault and perhaps of crashes between.
+    /// Repeated claims made no progress, because of this fault and perhaps of crashes between the attempts.
     #[error("the step made no progress in {attempts} attempts; last error: {last_error}")]
     Stuck { attempts: i64, last_error: String },
     /// A replay of recorded answers reached the end of its source's answers.
@@ -62,17 +62,18 @@ pub enum Fault {
     Internal { message: String },
 }
 
-/// What a fault means for the run.
+/// Whether a fault is retried or fails the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Try the step again, no sooner than the given delay; the queue adds its own backoff.
     Retry { after_ms: Option<u64> },
-    /// Trying again changes nothing until a person does what the remedy says; then `session retry` goes on.
+    /// Fail the run. A retry changes nothing until a person follows the remedy. Then `session retry`
+    /// continues the run.
     Fail { remedy: &'static str },
 }
 
 impl Fault {
-    /// What it means. The one place that decides.
+    /// Returns whether the step is retried or the run fails. No other place decides this.
     pub fn verdict(&self) -> Verdict {
         match self {
             Fault::RateLimited { retry_after_ms } | Fault::Overloaded { retry_after_ms, .. } => {
@@ -106,15 +107,15 @@ impl Fault {
                 remedy: "raise `limits.tokens` of the agent if the work is sound, then retry the session; it goes on where it stood",
             },
             Fault::WorkerDied { .. } => Verdict::Fail {
-                remedy: "read the end of the dead workers' logs (a tool that crashed or did not yield is named there; none \
-                         means killed, most often for its memory), mend or remove what killed them, then retry the \
-                         session; it goes on where it stood",
+                remedy: "read the end of the dead workers' logs (they name a tool that crashed or did not yield; if they \
+                         name none, the process was killed, most often for its memory), fix or remove the cause, then \
+                         retry the session; it goes on where it stood",
             },
             Fault::RecordingOver { .. } => Verdict::Fail {
                 remedy: "replay with a model that is called (`wakeful replay --model`), or begin at another message",
             },
             Fault::Stuck { .. } => Verdict::Fail {
-                remedy: "mend the cause that the last error names, then retry the session; it goes on where it stood",
+                remedy: "fix the cause that the last error names, then retry the session; it goes on where it stood",
             },
         }
     }

@@ -1,4 +1,4 @@
-//! Model calls in flight: what one is for, and what a worker that died leaves of one.
+//! Model calls in flight: their purpose, and the rows that remain of a call when its worker dies.
 
 use crate::id::GenerationId;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ pub struct CutOffCall {
     pub model: String,
     /// Hash of the bytes that were sent.
     pub request_sha256: String,
-    /// When it began, by the database's clock.
+    /// When the call began, by the database's clock.
     pub started_at: String,
     /// Hash of the same request without its prefill. `None` if the worker did not store it.
     pub base_sha256: Option<String>,
@@ -21,7 +21,7 @@ pub struct CutOffCall {
     pub last_chunk: i64,
     /// The attempt whose text this one resumed.
     pub resumes: Option<GenerationId>,
-    /// Its chunks hold its whole output, and the provider has not refused to resume from such a text.
+    /// Its chunks hold its whole output, and the provider has not refused to resume from it.
     pub resumable: bool,
     pub purpose: Purpose,
     /// How its context was selected.
@@ -35,7 +35,7 @@ pub enum Purpose {
     /// The answer of the session's turn.
     #[default]
     Reply,
-    /// A summary of the context. No reader is shown it as it is written.
+    /// A summary of the context. It is not streamed to readers.
     Compaction,
 }
 
@@ -53,7 +53,7 @@ impl Purpose {
         [Purpose::Reply, Purpose::Compaction].into_iter().find(|purpose| purpose.as_str() == word)
     }
 
-    /// Whether it is the answer of a turn.
+    /// Returns whether the call produces the answer of a turn.
     pub fn is_reply(&self) -> bool {
         *self == Purpose::Reply
     }

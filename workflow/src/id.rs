@@ -1,6 +1,6 @@
-//! Identifiers as newtypes, so that a run's id cannot be given where a session's is meant.
+//! Identifiers as newtypes, so that the compiler rejects a run's id in place of a session's.
 //!
-//! Nothing here makes an id: that needs randomness, which the store and the worker have.
+//! This module makes no new ids. That needs randomness, so the store and the worker do it.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,7 +18,7 @@ macro_rules! id {
                 &self.0
             }
 
-            /// Gives the stored text back.
+            /// Returns the stored text.
             pub fn into_string(self) -> String {
                 self.0
             }
@@ -49,7 +49,7 @@ id!(
     SessionId
 );
 id!(
-    /// A conversation as it is stored: `space/id`, so that two spaces never share one.
+    /// A conversation's id as it is stored: `space/id`, so that two spaces never share a conversation.
     ConversationId
 );
 id!(
@@ -57,7 +57,8 @@ id!(
     RunId
 );
 id!(
-    /// One tool call, unique within its session. The provider's own id where that is unique there.
+    /// One tool call, unique within its session. Equal to the provider's id where that id is unique in the
+    /// session.
     CallId
 );
 id!(
@@ -65,10 +66,10 @@ id!(
     GenerationId
 );
 
-/// The space of conversations for which no space is named.
+/// The space of a conversation whose caller names no space.
 pub const DEFAULT_SPACE: &str = "default";
 
-/// A text that names no conversation.
+/// The error for a text that is not a valid conversation id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a conversation id has 1 to 256 bytes and no control characters")]
 pub struct InvalidConversationId;
@@ -76,7 +77,7 @@ pub struct InvalidConversationId;
 /// Returns the id under which a conversation of the default space is stored.
 ///
 /// # Errors
-/// [`InvalidConversationId`] for an empty id, a long one, or one with control characters.
+/// [`InvalidConversationId`] for an id that is empty, longer than 256 bytes, or has control characters.
 pub fn stored_conversation_id(id: &str) -> Result<String, InvalidConversationId> {
     if id.is_empty() || id.len() > 256 || id.chars().any(char::is_control) {
         return Err(InvalidConversationId);

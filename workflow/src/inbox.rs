@@ -1,5 +1,5 @@
-//! Messages on their way in: what a message means to the session that it arrives at, and what the transcript gets when
-//! a run takes the messages that wait.
+//! Incoming messages: what a session does with a message that arrives, and which records a run writes when it
+//! takes the waiting messages.
 
 use crate::event::Event;
 use crate::id::{CallId, RunId};
@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Acceptance {
-    /// It waits in the inbox for the next step boundary.
+    /// The message waits in the inbox for the next step boundary.
     Queued,
-    /// It answered the open question.
+    /// The message answered the open question.
     Delivered,
     NewRun,
 }
 
 impl Acceptance {
-    /// Every answer.
+    /// All variants.
     pub const ALL: [Acceptance; 3] = [Acceptance::Queued, Acceptance::Delivered, Acceptance::NewRun];
 
     /// The word that is stored and shown.
@@ -42,17 +42,17 @@ impl Acceptance {
 pub enum Arrival {
     /// The open run takes it at its next step boundary. Nothing else changes.
     JoinsRun,
-    /// It answers the open question: the paused run goes on.
+    /// It answers the open question, so the paused run continues.
     AnswersQuestion,
     /// It opens a new run now.
     OpensRun,
-    /// Somebody cancelled the open run, so that run takes no more messages. The message gets the run after it, which the
-    /// commit that closes the cancelled run opens.
+    /// The open run was cancelled and takes no more messages. The commit that closes that run opens the next
+    /// run, which takes this message.
     AwaitsNextRun,
 }
 
 impl Arrival {
-    /// What the sender is told.
+    /// Returns the answer for the sender.
     pub fn acceptance(self) -> Acceptance {
         match self {
             Arrival::JoinsRun => Acceptance::Queued,
@@ -62,8 +62,8 @@ impl Arrival {
     }
 }
 
-/// Decides what a message means to a session in `status`. `has_run`: the session has had a run. `None`: the session is
-/// archived or terminated and takes no messages.
+/// Decides what a session in `status` does with a message. `has_run`: the session has at least one run.
+/// Returns `None` if the session is archived or terminated and takes no messages.
 ///
 /// | status | cancel requested | message |
 /// |---|---|---|
@@ -84,7 +84,7 @@ pub fn accept(status: SessionStatus, cancel_requested: bool, has_run: bool) -> O
         SessionStatus::Created
         | SessionStatus::Completed
         | SessionStatus::Failed
-        // A status that needs a run, without one: a damaged row. A run of its own repairs it.
+        // These statuses need a run. Without one the row is damaged, and a new run repairs it.
         | SessionStatus::Queued
         | SessionStatus::Running
         | SessionStatus::NeedsAttention
@@ -98,20 +98,20 @@ pub struct Question {
     pub call_id: CallId,
     /// Name of the tool that asked.
     pub name: String,
-    /// Set when the question was closed without an answer: it becomes the call's result.
+    /// Set if the question was closed without an answer. This outcome then becomes the call's result.
     pub closed_with: Option<CallOutcome>,
 }
 
-/// Where new records go.
+/// The run, the step and the number at which new records begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub run_id: RunId,
     pub step_number: i64,
-    /// Number of the conversation's newest record; the next one is one more.
+    /// Number of the conversation's newest record. The next record gets the number after it.
     pub last_message_number: i64,
 }
 
-/// What one commit writes to take messages into the transcript.
+/// The rows that one commit writes to take messages into the transcript.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Taken {
     pub records: Vec<Record>,
@@ -121,9 +121,9 @@ pub struct Taken {
     pub drained: Vec<i64>,
 }
 
-/// Takes `messages` into the transcript, in order, from `place` on. The first one answers `question`, if that is open; every
-/// other one is a message of the user. A question that was closed without an answer gets its result first, and then all
-/// messages are the user's.
+/// Takes `messages` into the transcript, in order, beginning at `place`. If `question` is open, the first
+/// message answers it, and every other message becomes a message of the user. If the question was closed
+/// without an answer, its result comes first, and all messages become messages of the user.
 pub fn take(place: &Place, question: Option<Question>, messages: &[InboxMessage]) -> Taken {
     let mut taken = Taken::default();
     let mut open = match question {
@@ -141,7 +141,7 @@ pub fn take(place: &Place, question: Option<Question>, messages: &[InboxMessage]
         };
         match open.take() {
             Some(Question { call_id, name, .. }) => {
-                // The user's own words, which are never cut.
+                // The user's own words are never cut, however long they are.
                 let outcome = CallOutcome { content: message.text.clone(), is_error: false, details: None };
                 taken.result(place, call_id, name, CallStatus::Done, outcome, details);
             }
@@ -240,7 +240,7 @@ mod tests {
                     assert_eq!(defers, status.is_open() && cancelled, "{status:?}");
                     let needs_run = matches!(arrival, Some(Arrival::JoinsRun | Arrival::AnswersQuestion));
                     assert!(has_run || !needs_run, "{status:?}");
-                    // A run is opened at once only where the status may become queued, or is damaged.
+                    // A message may open a run at once only if the status may become `queued`.
                     if arrival == Some(Arrival::OpensRun) && has_run {
                         assert!(status.may_become(SessionStatus::Queued), "{status:?}");
                     }
@@ -328,7 +328,7 @@ mod tests {
             }
             let drained: Vec<i64> = messages.iter().map(|message| message.inbox_id).collect();
             prop_assert_eq!(&taken.drained, &drained);
-            // The question is closed once, by its result or by the first message, and stays open without either.
+            // Its result or the first message closes the question, once. Without either it stays open.
             let closes = was_asked && (closed || !messages.is_empty());
             prop_assert_eq!(taken.calls_closed.len(), usize::from(closes));
             prop_assert_eq!(taken.events.len(), taken.calls_closed.len());

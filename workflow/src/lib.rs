@@ -1,32 +1,31 @@
-//! What Wakeful decides: types and pure functions, no IO, no clock, no randomness, no async.
+//! Wakeful's decisions: types and pure functions, without IO, clock, randomness or async.
 //!
-//! A step of the agent loop is two decisions with one act between them. [`plan::plan`] folds everything that
-//! a session still owes into one [`plan::Action`]; the worker performs it; [`advance::advance`] turns what
-//! came of it into one [`advance::Transition`], which the store commits. Everything here can be called a
-//! thousand times on the same input and gives the same bytes, which is what makes a session that was
-//! hydrated after a crash indistinguishable from one that never died.
+//! A step of the agent loop has three parts. [`plan::plan`] picks the next [`plan::Action`] from what is
+//! still open in the session. The worker performs it. [`advance::advance`] turns the outcome into one
+//! [`advance::Transition`], which the store commits. The same input always gives the same bytes. So a session
+//! that was hydrated after a crash continues exactly as one that never crashed.
 //!
 //! | to know | read |
 //! |---|---|
 //! | what a session is | [`session`] |
 //! | what was said | [`record`] |
-//! | what of it its reader is not shown | [`internal`] |
+//! | which messages the user is not shown | [`internal`] |
 //! | what happened | [`event`], [`mod@recover`] |
-//! | what made a session, and how it replies | [`trigger`], [`reply`] |
+//! | what created a session, and how it replies | [`trigger`], [`reply`] |
 //! | which ticks of a schedule are due | [`schedule`] |
-//! | what an agent may do, and what holds for one session alone | [`agent`], [`policy`] |
+//! | what an agent may do, and the rules of a single session | [`agent`], [`policy`] |
 //! | what to do next | [`plan`], [`advance`], [`mod@derive`] |
 //! | how two sessions differ | [`mod@diff`] |
-//! | what an effect may be found as after a crash | [`effect`] |
-//! | what a person may say of an uncertain effect | [`resolve`] |
-//! | what a failure means | [`fault`] |
-//! | how a model call that was cut off goes on | [`resume`] |
-//! | what a mail says, joins, and may do | [`mail`] |
-//! | what a session that runs another one again takes from it | [`replay`] |
+//! | what a worker does about an effect that it finds after a crash | [`effect`] |
+//! | how a person settles an uncertain effect | [`resolve`] |
+//! | which failures are retried | [`fault`] |
+//! | how a model call that was cut off is repeated | [`resume`] |
+//! | how a mail is read, which session it joins, and whether it may wake one | [`mail`] |
+//! | what a replay takes from its source session | [`replay`] |
 //! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |
 //! | what the model sees | [`prefix`], [`context`], [`wire`] |
 //! | how a session is carried to another database | [`bundle`] |
-//! | which ids there are | [`id`] |
+//! | which kinds of ids exist | [`id`] |
 
 pub mod advance;
 pub mod agent;

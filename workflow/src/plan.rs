@@ -1,8 +1,9 @@
-//! What to do next: the first of a session's open obligations, in a fixed order.
+//! The plan: checks everything that a session still owes, in a fixed order, and returns the first as the next
+//! action.
 //!
-//! Looking at the newest journal entry alone would be wrong as soon as two things are open at once: with the calls
-//! A and B asked for and A answered, the newest entry says "go on" while B is still owed. So every obligation is
-//! looked at, in one order.
+//! The newest journal entry alone is not enough, because two things can be open at once. Suppose the model
+//! asked for the calls A and B, and A is answered. The newest entry says that A is done, but B must still
+//! run.
 
 use crate::agent::{Agent, Limits, ToolDefinition};
 use crate::context::compaction;
@@ -11,58 +12,58 @@ use crate::fault::Fault;
 use crate::record::ToolCall;
 use crate::session::{CallOutcome, CallStatus, OpenTurn, Session, SessionStatus};
 
-/// What the worker is to perform.
+/// What the worker must perform next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// The run's first step is about to begin.
+    /// Begin the run's first step.
     Begin,
     /// Ask the model for its next answer.
     CallModel,
-    /// Ask the model for a summary first: its context is nearly full.
+    /// Ask the model for a summary first, because its context is nearly full.
     Compact,
-    /// Get the results that the open turn still lacks.
+    /// Get the results of the tool calls that the open turn still lacks.
     CallTools { calls: Vec<PlannedCall> },
     /// Close the run.
     Stop(Stop),
-    /// Pause the run: it waits for the user's answer. The conversation is free for other runs meanwhile.
+    /// Pause the run until the user answers. Meanwhile other runs may use the conversation.
     Pause,
     /// Do nothing. The session needs no job.
     Rest,
 }
 
-/// One call of the open turn.
+/// One tool call of the open turn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedCall {
     pub call: ToolCall,
     pub how: How,
 }
 
-/// What may be done about a call, given what the ledger proves.
+/// What the worker may do about a call, given what the ledger proves.
 #[derive(Clone, Debug, PartialEq)]
 pub enum How {
     /// Run it: it never ran, or running it again has no further effect.
     Run,
     /// Reuse the outcome that the ledger has.
     Reuse(CallStatus, CallOutcome),
-    /// Record a guarded call as uncertain: a worker stopped half-way, and the call may have taken effect. `known`: the
-    /// journal says so already.
+    /// Record the call as uncertain: a worker stopped after it started the call, so the call may have taken
+    /// effect. `known`: the journal already has an entry for that.
     Uncertain { known: bool },
     /// The user answered the question that this call asks.
     Answer { inbox_id: i64, text: String },
-    /// Close it without running it: its run is over.
+    /// Close it without running it, because its run is over or the call was never recorded.
     Abandon,
 }
 
-/// Why a run is closed before its model was done.
+/// Why a run is closed without a last answer of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stop {
     Cancelled,
     Failed(Fault),
-    /// The session had a job and nothing to do: after a heal, or after somebody edited the rows.
+    /// The session had a job but nothing to do. This happens after a heal, or after someone edited the rows.
     Finished,
 }
 
-/// Folds `session`'s obligations into the next action.
+/// Returns the next action: the first thing that `session` still owes.
 pub fn plan(session: &Session, limits: &Limits) -> Action {
     let Some(run) = session.run.as_ref().filter(|_| session.status.is_open()) else {
         return Action::Rest;
@@ -93,8 +94,8 @@ pub fn plan(session: &Session, limits: &Limits) -> Action {
     Action::CallModel
 }
 
-/// The same with the agent's context strategy: a model call comes after the summary that is due before it. `tools` are
-/// those of the agent's configuration, and its model sees `window_tokens`.
+/// Adjusts `action` to the agent's context strategy: replaces a model call by a summary call if a summary is
+/// due. `tools` are those of the agent's configuration, and `window_tokens` is the model's window.
 pub fn in_context(
     action: Action,
     session: &Session,
@@ -116,9 +117,10 @@ pub fn in_context(
     }
 }
 
-/// What may be done about `call`; `None` while it waits for its answer.
+/// Returns what the worker may do about `call`, or `None` while it waits for the user's answer.
 fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
-    // The message that asks for a call and the call's ledger row are one commit. So without a row the call never ran.
+    // One commit writes the message that asks for a call and the call's ledger row. So without a row the call
+    // never ran.
     let Some(row) = session.call(&call.call_id) else {
         return Some(How::Abandon);
     };
@@ -135,7 +137,7 @@ fn how(session: &Session, turn: &OpenTurn<'_>, call: &ToolCall) -> Option<How> {
         (CallStatus::Abandoned, _) => How::Abandon,
         (CallStatus::Invoked, _) if of_this_run => How::Run,
         (CallStatus::Invoked, _) => How::Abandon,
-        // No code of ours settles a call without an outcome. Somebody edited the row, so do not run the call.
+        // Wakeful never settles a call without an outcome. Someone edited the row, so do not run the call.
         (CallStatus::Done | CallStatus::Failed, None) => How::Uncertain { known: false },
         (CallStatus::Started, _) => {
             // A call of an earlier run is not run again, but it may have taken effect.

@@ -1,5 +1,5 @@
-//! Rules of one session that override the configuration. They are written when the session is created. Only the reply route
-//! changes later: a mail that answers a question renews it.
+//! Rules of one session that override the configuration. They are written when the session is created. Only
+//! the reply route changes later: a mail that answers a question updates it.
 
 use crate::agent::Agent;
 use crate::id::SessionId;
@@ -7,14 +7,15 @@ use crate::trigger;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A session's own rules, above those of its agent. Empty for a session that an ordinary trigger made.
+/// A session's own rules, which override those of its agent. Empty for a session that an ordinary trigger
+/// made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionPolicy {
-    /// `provider/model`, in place of its agent's.
+    /// `provider/model`, in place of the agent's model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Names of the tools it may use, in place of its agent's.
+    /// Names of the tools that the session may use, in place of the agent's tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
     #[serde(skip_serializing_if = "ToolMode::is_live")]
@@ -23,53 +24,56 @@ pub struct SessionPolicy {
     /// reply as their source does. Set when they are made; an import copies it from its bundle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replies_as: Option<String>,
-    /// Where its replies are sent. A fork, a replay and an import have no route: people read their replies where they were
-    /// made.
+    /// Where replies are sent. Forks, replays and imports have no route: people read the replies where they
+    /// made the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reply: Option<ReplyRoute>,
     /// Addresses of the people in the message that began the session, in lower case. The word `participants` in an agent's
     /// recipients means them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub participants: Vec<String>,
-    /// Addresses that it may write mail to, in place of its agent's recipients. An empty list allows none.
+    /// Addresses that the session may write mail to, in place of the agent's recipients. An empty list allows
+    /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recipients: Option<Vec<String>>,
-    /// Which hosts its tools may ask. `None`: what each tool allows by itself.
+    /// Which hosts the session's tools may contact. `None`: each tool decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub web: Option<WebPolicy>,
-    /// Signs that another machine wrote the message that began it. If there are any, the session sends no reply.
+    /// Signs that a machine wrote the message that began the session. If there are any, the session sends no
+    /// reply.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub loop_suspicion: Vec<String>,
-    /// Set where the session runs another one again.
+    /// Set if the session is a replay of another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<Replay>,
-    /// Rules that this version does not know. Kept as they are.
+    /// Rules that this version does not know. They are kept unchanged.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// Where the replies of a session go out to.
+/// Where the replies of a session are sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReplyRoute {
     /// The word in `deliveries.channel`.
     pub channel: String,
-    /// The channel's own address: a chat, a thread, the mail that is answered.
+    /// The address in the channel's own format: a chat, a thread, or the mail to answer.
     pub to: Value,
-    /// The most that one message may have, in UTF-16 units; a longer reply is several messages. `None`: any length.
+    /// The longest message that the channel accepts, in UTF-16 units. A longer reply is split. `None`: any
+    /// length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split_at: Option<usize>,
 }
 
-/// Which hosts tools may ask.
+/// Which hosts tools may contact.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WebPolicy {
-    /// Names of hosts; `*.example.org` means every host below it. An empty list allows none.
+    /// Names of hosts. `*.example.org` means every subdomain of `example.org`. An empty list allows none.
     #[serde(default)]
     pub allow: Vec<String>,
 }
 
 impl WebPolicy {
-    /// Whether `host` may be asked.
+    /// Returns whether tools may contact `host`.
     pub fn allows(&self, host: &str) -> bool {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
         self.allow.iter().any(|allowed| {
@@ -84,11 +88,12 @@ impl WebPolicy {
     }
 }
 
-/// The word for the session's participants in a list of recipients.
+/// The word that stands for the session's participants in a list of recipients.
 pub const PARTICIPANTS: &str = "participants";
 
-/// Whether an agent whose recipients are `allowed` may write to `address`. `allowed` has addresses, `*@example.org` for all of
-/// a domain (not of those below it), `*` for everybody, and [`PARTICIPANTS`].
+/// Returns whether an agent with the recipients `allowed` may write to `address`. `allowed` may contain
+/// addresses, `*@example.org` for a whole domain (without its subdomains), `*` for everybody, and
+/// [`PARTICIPANTS`].
 pub fn may_write_to(allowed: &[String], participants: &[String], address: &str) -> bool {
     let address = address.to_lowercase();
     allowed.iter().any(|allowed| match allowed.as_str() {
@@ -101,13 +106,13 @@ pub fn may_write_to(allowed: &[String], participants: &[String], address: &str) 
     })
 }
 
-/// Whether a session's tool calls touch the world.
+/// Whether a session's tool calls have real effects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolMode {
     #[default]
     Live,
-    /// Pure tools run. Any other says what it would have done, and nothing leaves.
+    /// Pure tools run. Every other tool only says what it would have done, and no message is sent.
     Dry,
     /// Calls get the outcomes that they had in the replayed session.
     Recorded,
@@ -123,19 +128,19 @@ impl ToolMode {
         }
     }
 
-    /// Whether effects happen.
+    /// Returns whether tool calls have real effects.
     pub fn is_live(&self) -> bool {
         *self == ToolMode::Live
     }
 }
 
-/// The session that is run again.
+/// The source of a replay, and how the replay uses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replay {
     pub source_session_id: SessionId,
-    /// Up to here its messages were copied; what follows is run again.
+    /// Messages up to this number were copied from the source. The replay runs what follows again.
     pub after_message_number: i64,
-    /// The user's messages of the source are given to it as well, each in its place.
+    /// The replay also gets the user's messages of the source, each in its place.
     #[serde(default)]
     pub fed: bool,
     pub answers: Answers,
@@ -147,12 +152,12 @@ pub struct Replay {
 pub enum Answers {
     /// The model is called.
     Live,
-    /// The source's own answers, in their places.
+    /// The source's own answers are used, in their order.
     Recorded,
 }
 
 impl SessionPolicy {
-    /// `agent` as this session has it.
+    /// Returns `agent` with this session's overrides.
     pub fn of(&self, agent: Agent) -> Agent {
         Agent {
             model: self.model.clone().unwrap_or(agent.model),
@@ -162,8 +167,8 @@ impl SessionPolicy {
         }
     }
 
-    /// This policy with the restrictions of `before`: whom the session may write to, which hosts it may ask, and whether it
-    /// is suspected of a mail loop. So a session that follows another one in its conversation gains no permission.
+    /// Returns this policy with the restrictions of `before`: participants, recipients, web hosts and signs
+    /// of a mail loop. So a later session of the same conversation gains no permission.
     pub fn restricted_as(mut self, before: &SessionPolicy) -> SessionPolicy {
         self.participants.clone_from(&before.participants);
         self.recipients.clone_from(&before.recipients);

@@ -12,7 +12,7 @@ use crate::record::Role;
 use crate::seed::Seed;
 use serde::{Deserialize, Serialize};
 
-/// The rendered system prompt and the tools as the model is told of them.
+/// The rendered system prompt and the tool definitions that the model gets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prefix {
     pub system: String,
@@ -21,13 +21,14 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The prefix of a session that begins with `seeds` and is offered `tools`.
+    /// Builds the prefix of a session that begins with `seeds` and offers `tools`.
     pub fn new(seeds: &[Seed], mut tools: Vec<ToolDefinition>) -> Prefix {
         tools.sort_by(|a, b| a.name.cmp(&b.name));
         Prefix { system: system_of(seeds), tools }
     }
 
-    /// As it is stored. Equal prefixes give equal bytes: fields in their order, keys of schemas sorted.
+    /// Returns the prefix as a blob. Equal prefixes give equal bytes: fields keep their order, keys of
+    /// schemas are sorted.
     pub fn blob(&self) -> Blob {
         Blob::of(serde_json::to_vec(self).expect("text and JSON values serialise"))
     }
@@ -35,7 +36,7 @@ impl Prefix {
     /// Reads what [`Prefix::blob`] wrote under the name `sha256`.
     ///
     /// # Errors
-    /// A text for a person: the bytes do not match the hash, or they are not a prefix.
+    /// An error text, if the bytes do not match the hash or are not a prefix.
     pub fn read(sha256: &str, bytes: &[u8]) -> Result<Prefix, String> {
         if Blob::of(bytes.to_vec()).sha256 != sha256 {
             return Err(format!("the bytes stored as {sha256} have another hash"));
@@ -49,7 +50,7 @@ impl Prefix {
     }
 }
 
-/// The system prompt that `seeds` make.
+/// Joins the system messages among `seeds` to one system prompt.
 pub(crate) fn system_of(seeds: &[Seed]) -> String {
     let system: Vec<&str> =
         seeds.iter().filter(|seed| seed.role == Role::System).map(|seed| seed.content.as_str()).collect();

@@ -1,13 +1,13 @@
-//! The transcript: one [`Record`] a message, append-only, numbered within its conversation.
+//! The transcript: one [`Record`] for each message, append-only, numbered within its conversation.
 //!
-//! Records say what was said and nothing else. They are never rewritten: what a provider needs to be different
-//! is made different on the request's copy, in [`crate::wire`].
+//! Records are never rewritten. If a provider needs another shape, [`crate::wire`] changes the copy in the
+//! request.
 
 use crate::id::{CallId, RunId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -42,7 +42,8 @@ impl Role {
     }
 }
 
-/// One part of a message. The order of blocks is meaning: providers reject thinking that moved.
+/// One part of a message. The order of blocks must not change: providers reject signed thinking at another
+/// position.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block {
@@ -59,19 +60,20 @@ pub enum Block {
     },
 }
 
-/// What the model asked for.
+/// A tool call that the model asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolCall {
     pub call_id: CallId,
     pub name: String,
-    /// Always an object. Empty where the model's text was no JSON object; then [`ToolCall::malformed`] has it.
+    /// Always an object. Empty if the model's text was not a JSON object. Then [`ToolCall::malformed`] has
+    /// that text.
     pub arguments: Value,
-    /// The raw argument text when it did not parse: the call is answered with an error and never runs.
+    /// The raw argument text if it did not parse. The call then never runs and gets an error as its result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub malformed: Option<String>,
 }
 
-/// What the model is told about one call.
+/// The result of one tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolResult {
     pub call_id: CallId,
@@ -79,7 +81,7 @@ pub struct ToolResult {
     pub content: String,
     #[serde(default)]
     pub is_error: bool,
-    /// For [`mod@crate::derive`] and for operators, never for the model: an object with a `type`.
+    /// An object with a `type`, for [`mod@crate::derive`] and for operators. Never sent to the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
     /// Where the whole output is, when `content` is only its beginning and its end.
@@ -104,7 +106,7 @@ pub struct Usage {
     /// Input tokens that were written to it.
     #[serde(default)]
     pub cache_write_tokens: i64,
-    /// Millionths of a dollar; whole cents would lose most steps (they cost less than one).
+    /// Millionths of a dollar. Most steps cost less than a cent.
     #[serde(default)]
     pub cost_micros: i64,
 }
@@ -115,7 +117,7 @@ pub struct Usage {
 pub enum FinishReason {
     Stop,
     ToolCalls,
-    /// The output limit was reached: the text is kept as it is.
+    /// The output limit was reached. The text so far is kept.
     Length,
     /// The provider withheld the rest.
     ContentFilter,
@@ -133,7 +135,7 @@ impl FinishReason {
     }
 }
 
-/// A finished model call: what [`crate::record::Record`] is made of.
+/// The answer of a finished model call, from which a [`crate::record::Record`] is made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
     pub content: Vec<Block>,
@@ -142,12 +144,12 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Whether the model asked for tools, whatever its finish reason says (some servers say `stop`).
+    /// Returns whether the model asked for tools. The finish reason does not tell: some servers say `stop`.
     pub fn has_tool_calls(&self) -> bool {
         self.content.iter().any(|block| matches!(block, Block::ToolCall(_)))
     }
 
-    /// Whether there is anything to keep: text that is not blank, or a tool call.
+    /// Returns whether there is nothing to keep: no tool call, and no text except white space.
     pub fn is_empty(&self) -> bool {
         !self.has_tool_calls() && text_of(&self.content).trim().is_empty()
     }
@@ -156,21 +158,21 @@ impl Reply {
 /// One message of the transcript.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Dense within the conversation, from `seed_count + 1` on.
+    /// Numbered within the conversation without gaps, after the numbers of the first session's seeds.
     pub message_number: i64,
     pub run_id: RunId,
     pub step_number: i64,
     pub role: Role,
     pub content: Vec<Block>,
-    /// Bookkeeping of the agent that its user is not shown; the model still sees it.
+    /// Bookkeeping of the agent. The user does not see it, the model does.
     pub internal: bool,
     pub details: Details,
 }
 
-/// A file that came with a message: a pointer, for its bytes are a blob.
+/// A file that came with a message. Its bytes are the blob `sha256`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
-    /// As the sender named it. Never a path of ours.
+    /// The sender's name for the file. Never used as a path.
     pub file_name: String,
     pub media_type: String,
     pub bytes: usize,
@@ -180,7 +182,7 @@ pub struct Attachment {
 /// Metadata of a message. Never sent to a model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Details {
-    /// On assistant messages: what the call cost, kept here until its step commits.
+    /// On assistant messages: the usage of the model call, until its step commits and counts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -191,7 +193,7 @@ pub struct Details {
     /// On a user's message: the files that came with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attachments: Vec<Attachment>,
-    /// On messages that a fork copied: the id under which it was first said.
+    /// On messages that a fork copied: the id of the original message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_message_id: Option<String>,
     /// The message summarises the messages before it. A context shows it only where a rebase points at it.
@@ -200,12 +202,12 @@ pub struct Details {
 }
 
 impl Record {
-    /// Whether it is a summary, which needs no answer.
+    /// Returns whether the message is a summary, which needs no answer.
     pub fn is_summary(&self) -> bool {
         self.details.summary
     }
 
-    /// Whether it is an answer of the model.
+    /// Returns whether the message is an answer of the model.
     pub fn is_answer(&self) -> bool {
         self.role == Role::Assistant && !self.is_summary()
     }

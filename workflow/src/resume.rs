@@ -6,20 +6,23 @@
 use crate::generation::CutOffCall;
 use crate::wire::without_blank_end;
 
-/// The call about to be made, as far as the choice needs it.
+/// The facts about the next model call that decide whether it may resume.
 #[derive(Clone, Copy, Debug)]
 pub struct NextCall<'a> {
     /// `provider/model`.
     pub model: &'a str,
-    /// Hash of its request without a prefill.
+    /// Hash of the next request without a prefill.
     pub base_sha256: &'a str,
-    /// Whether the model goes on from a text that the request ends with.
+    /// Whether the model accepts a request that ends with the beginning of its answer, and continues that
+    /// text.
     pub takes_prefill: bool,
 }
 
-/// Returns the attempt that `next` may resume, given the attempts that were cut off, in order. `None`: replace.
+/// Returns the attempt that `next` may resume. `cut_off` are the attempts that were cut off, in order.
+/// `None`: replace.
 pub fn candidate<'a>(cut_off: &'a [CutOffCall], next: &NextCall<'_>) -> Option<&'a CutOffCall> {
-    // Only the newest: each later attempt replaced the one before it, and readers were told so.
+    // Only the newest attempt counts. Each attempt replaced the one before it, and readers dropped the
+    // replaced text.
     cut_off.last().filter(|last| {
         next.takes_prefill
             && last.resumable
@@ -29,7 +32,8 @@ pub fn candidate<'a>(cut_off: &'a [CutOffCall], next: &NextCall<'_>) -> Option<&
     })
 }
 
-/// Returns the end of the next request, from the text of the [`candidate`]. `None`: the text is blank, so replace.
+/// Returns the prefill of the next request, from the text of the [`candidate`]. `None`: the text is blank, so
+/// replace.
 pub fn prefill(text: &str) -> Option<String> {
     let text = without_blank_end(text);
     (!text.is_empty()).then(|| text.to_owned())

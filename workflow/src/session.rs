@@ -1,4 +1,4 @@
-//! A session as the step job sees it: its row, its transcript, and its open obligations.
+//! A session as the step job sees it: its row, its transcript, its open tool calls and its waiting messages.
 
 mod call;
 mod status;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     pub run_id: RunId,
-    /// Steps it has committed.
+    /// Number of steps that the run has committed.
     pub steps: i64,
     /// Input and output tokens of those steps.
     pub tokens: i64,
@@ -42,7 +42,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// One more step.
+    /// Adds one step.
     pub fn add(&mut self, usage: &Usage) {
         self.turns += 1;
         self.usage.input_tokens = self.usage.input_tokens.saturating_add(usage.input_tokens);
@@ -56,7 +56,7 @@ impl Totals {
 
 /// Totals of a session and figures derived from them, for people.
 ///
-/// Derived, never stored: the totals are the session's row, written by the commit of each step.
+/// Derived, never stored. The totals come from the session's row, which the commit of each step updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DebugMeta {
     pub turns: i64,
@@ -90,13 +90,13 @@ impl DebugMeta {
 
 /// A hydrated session.
 ///
-/// Equal to the warm copy of the worker that committed its last step: [`Session::apply`] and the store's
-/// `hydrate` are held against each other by tests.
+/// Equal to the copy in memory of the worker that committed its last step. Tests compare [`Session::apply`]
+/// with the store's `hydrate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Session {
     pub session_id: SessionId,
     pub conversation_id: ConversationId,
-    /// The session that it was forked from.
+    /// The session that this one was forked from.
     pub parent_session_id: Option<SessionId>,
     pub space_id: String,
     pub mailbox_id: String,
@@ -109,36 +109,37 @@ pub struct Session {
     pub prefix: Option<Prefix>,
     pub status: SessionStatus,
     pub cancel_requested: bool,
-    /// The reason that the person who cancelled gave.
+    /// The reason for the cancel request, if the requester gave one.
     pub cancel_reason: Option<String>,
     /// Every writer other than the lease holder increments it when its write changes what [`crate::plan`] sees.
     pub wake_seq: i64,
-    /// The conversation's last number before this session's first record.
+    /// The conversation's newest message number before this session's first record.
     pub base_message_number: i64,
     /// The newest message number that this session has used, while a run is open.
     pub last_message_number: i64,
     /// The newest message number of a committed step.
     pub to_message_number: i64,
     pub last_event_seq: i64,
-    /// Number of the newest committed step; the next one is one more.
+    /// Number of the newest committed step. The next step has the number after it.
     pub last_step_number: i64,
     pub totals: Totals,
     pub state: State,
-    /// The newest rebase: where the context begins. Kept here from the journal, which has all of them.
+    /// The newest rebase, which says where the context begins. The journal has all of them.
     pub rebase: Option<Rebase>,
-    /// Summaries of the context that failed since one succeeded or the run began.
+    /// Number of summaries that failed since the last success, or since the run began.
     pub compaction_failures: i64,
     pub run: Option<Run>,
     pub seeds: Vec<Seed>,
     pub records: Vec<Record>,
-    /// Ledger rows whose results are not in `records`, by the message that asked and then by call id.
+    /// Ledger rows whose results are not in `records` yet, in the order of the asking message, then of the
+    /// call id.
     pub calls: Vec<Call>,
     pub inbox: Vec<InboxMessage>,
     /// Model calls of the open step that a worker began and did not finish, in order.
     pub cut_off: Vec<CutOffCall>,
 }
 
-/// The turn that a session is in: an assistant message whose calls are not all answered in the transcript.
+/// An open turn: an assistant message with tool calls that have no result in the transcript yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenTurn<'a> {
     pub record: &'a Record,
@@ -161,28 +162,30 @@ impl Session {
         (!unanswered.is_empty()).then_some(OpenTurn { record, unanswered })
     }
 
-    /// The ledger row of `call_id`, while its result is not in the transcript.
+    /// Returns the ledger row of `call_id`, or `None` if its result is in the transcript or the call is
+    /// unknown.
     pub fn call(&self, call_id: &CallId) -> Option<&Call> {
         self.calls.iter().find(|call| &call.call_id == call_id)
     }
 
-    /// Whether the model has yet to answer something in the transcript.
+    /// Returns whether the newest message of the transcript still needs an answer of the model.
     pub fn awaits_model(&self) -> bool {
         let said = self.records.iter().rev().find(|record| !record.is_summary());
         said.is_some_and(|record| matches!(record.role, Role::User | Role::Tool))
     }
 
-    /// Whether this session has written files, so that its workspace must exist.
+    /// Returns whether this session has written files. Then its workspace must exist.
     pub fn has_files(&self) -> bool {
         self.state.keys().any(|key| key.starts_with(crate::derive::FILE_PREFIX))
     }
 
-    /// The trigger type that its replies follow: its own, or its source's for a session made from another one.
+    /// Returns the trigger type whose reply rules apply: the session's own, or its source's if it was made
+    /// from another one.
     pub fn replies_as(&self) -> &str {
         self.policy.replies_as.as_deref().unwrap_or(&self.trigger_type)
     }
 
-    /// Whether its replies go out as mail. Otherwise its reader has a chat open.
+    /// Returns whether the session replies by mail. Otherwise people read its replies in a chat.
     pub fn replies_by_mail(&self) -> bool {
         crate::trigger::replies_by_mail(self.replies_as())
     }

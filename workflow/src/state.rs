@@ -1,5 +1,5 @@
-//! The conversation's state: small facts that outlive the context, folded out of tool results by
-//! [`mod@crate::derive`].
+//! The state of a session: small facts that stay when old messages leave the context. [`mod@crate::derive`]
+//! folds them from tool results.
 
 use serde_json::{Map, Value};
 

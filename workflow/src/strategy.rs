@@ -2,23 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the context of a model call is selected out of the session.
+/// How the context of a model call is selected from the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
-    /// Everything that was said.
+    /// The whole transcript.
     #[default]
     Full,
     /// The newest messages: the window grows to [`ContextPolicy::high`] and is then cut to [`ContextPolicy::low`].
     SlidingWindow,
-    /// Everything, but old results of tools are replaced by a line that says how to read them again.
+    /// The whole transcript, but a line replaces each old tool result and says how to read it again.
     TrimToolResults,
-    /// Old results are trimmed first; what is still too much is replaced by a summary that the model writes.
+    /// Old tool results are trimmed first. If that is not enough, the model writes a summary, which replaces
+    /// old messages.
     Compaction,
 }
 
 impl Strategy {
-    /// Every strategy, from the one that leaves out nothing.
+    /// Every strategy.
     pub const ALL: [Strategy; 4] =
         [Strategy::Full, Strategy::SlidingWindow, Strategy::TrimToolResults, Strategy::Compaction];
 
@@ -38,18 +39,19 @@ impl Strategy {
     }
 }
 
-/// An agent's strategy with its measures. Each strategy looks at its own.
+/// An agent's strategy and the limits for all strategies. Each strategy reads only its own limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ContextPolicy {
     pub strategy: Strategy,
-    /// Messages to which a sliding window grows …
+    /// The number of messages to which a sliding window grows before it is cut.
     pub high: i64,
-    /// … and to which it is cut then. The distance is what makes cuts, and so misses of the prompt cache, rare.
+    /// The number of messages to which a sliding window is cut. Keep it well below `high`: each cut makes the
+    /// prompt cache miss.
     pub low: i64,
-    /// The newest results of tools, which are never trimmed. Errors are not either.
+    /// Number of the newest tool results that are never trimmed. Errors are never trimmed either.
     pub keep_results: i64,
-    /// Results are trimmed when all trimmable results together exceed this.
+    /// Tool results are trimmed when all results that may be trimmed exceed this size together.
     pub trim_at_bytes: i64,
     /// Percent of the model's context window at which a summary is written.
     pub compact_at_percent: i64,
@@ -68,28 +70,29 @@ impl Default for ContextPolicy {
     }
 }
 
-/// Where the context begins from a message on: pointers into the session, and no copy of anything.
+/// Where the context begins: pointers into the session. Copies nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebase {
     pub strategy: Strategy,
-    /// The newest message that it was decided on: it holds for the requests after that one. A fork that has this message
-    /// has the rebase too.
+    /// The newest message when the rebase was decided. The rebase applies to all requests after this message.
+    /// A fork that contains this message also gets the rebase.
     pub at_message_number: i64,
-    /// Messages below it are left out. 0: nothing is, seeds included.
+    /// Messages with a lower number are left out, and then the seeds too. 0: all messages and seeds are
+    /// shown.
     pub keep_from_message_number: i64,
-    /// Messages of the user from this one on are shown although they are below `keep_from_message_number`.
+    /// User messages from this number on are shown although they are below `keep_from_message_number`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_messages_from: Option<i64>,
-    /// The record of the summary that the context begins with.
+    /// The number of the summary with which the context begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary_message_number: Option<i64>,
-    /// Results of tools below it are shown as a line that says how to read them.
+    /// Tool results with a lower number are shown as a line that says how to read them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trim_results_before: Option<i64>,
 }
 
 impl Rebase {
-    /// The rebase that leaves everything as it is.
+    /// Returns the rebase that leaves out nothing.
     pub fn nothing(strategy: Strategy, at_message_number: i64) -> Rebase {
         Rebase {
             strategy,
@@ -101,7 +104,7 @@ impl Rebase {
         }
     }
 
-    /// Whether it leaves out or changes nothing.
+    /// Returns whether the rebase leaves out and trims nothing.
     pub fn is_nothing(&self) -> bool {
         *self == Rebase::nothing(self.strategy, self.at_message_number)
     }

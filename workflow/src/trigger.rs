@@ -1,17 +1,18 @@
-//! What created a session. Programs may add trigger types of their own; this file defines Wakeful's.
+//! Trigger types: the word for what created a session. Programs may add their own types. This file defines
+//! Wakeful's.
 
 use serde::{Deserialize, Serialize};
 
-/// The type of a session that restarts its conversation: it is its own trigger.
+/// The type of a session that restarts its conversation. Such a session is its own trigger.
 pub const NEW: &str = "new";
 
-/// The type of a schedule's firing.
+/// The type of a session that a schedule started.
 pub const CRON: &str = "cron";
 
 /// The type of a chat.
 pub const CHAT: &str = "chat";
 
-/// The type of another system's notice.
+/// The type of a session that another system's notice started.
 pub const HERALD: &str = "herald";
 
 /// The type of a chat about a notice.
@@ -21,21 +22,22 @@ pub const HERALD_CHAT: &str = "herald-chat";
 pub const OWN: [&str; 11] =
     [CHAT, "email", "message", CRON, HERALD, HERALD_CHAT, NEW, "api", "fork", "replay", "import"];
 
-/// The herald rule. A chat message in a conversation whose latest session is a herald's notice opens a session of its own,
-/// of the returned type: the replies to a notice go to its receiver by mail, and the chat's reader reads replies in the chat.
-/// `None`: the message goes to the latest session.
+/// The herald rule. A session of a notice replies by mail, but a person who writes in the chat reads replies
+/// there. So if the conversation's latest session is a notice's, a chat message opens a session of its own,
+/// of the returned type. `None`: the message goes to the latest session.
 pub fn opens_beside(latest: &str, arriving: &str) -> Option<&'static str> {
     (latest == HERALD && arriving == CHAT).then_some(HERALD_CHAT)
 }
 
-/// Whether a session gets the texts of the session beside which it was opened, as seeds. It gets them when its first run
-/// begins and not before: the other session's run may still be working until then.
+/// Returns whether a session must now copy the texts of the notice's session as seeds. It does so when its
+/// first run begins, because the notice's run may still be working before that.
 pub fn takes_over(trigger_type: &str, started: bool) -> bool {
     trigger_type == HERALD_CHAT && !started
 }
 
-/// Whether a restarted conversation goes on replying as this trigger's type. A person or a system must be behind the type,
-/// and the type must not reply by mail: a person reads the restarted conversation where they restarted it.
+/// Returns whether a restarted conversation keeps the reply rules of this trigger type. It does if a person,
+/// a webhook or a program made the session and the type does not reply by mail. People read a restarted
+/// conversation where they restarted it.
 pub fn answers_in_place(trigger_type: &str) -> bool {
     match TriggerSource::of(trigger_type) {
         TriggerSource::User | TriggerSource::Webhook | TriggerSource::Api => {
@@ -47,7 +49,7 @@ pub fn answers_in_place(trigger_type: &str) -> bool {
     }
 }
 
-/// Who or what created a session, by whatever route.
+/// Who or what created a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TriggerSource {
@@ -64,7 +66,7 @@ pub enum TriggerSource {
 }
 
 impl TriggerSource {
-    /// The source behind a trigger type. An unknown type belongs to a program's own route and counts as a
+    /// Returns the source of a trigger type. An unknown type belongs to a program's own route and counts as a
     /// webhook.
     pub fn of(trigger_type: &str) -> TriggerSource {
         match trigger_type {
@@ -92,7 +94,8 @@ impl TriggerSource {
     }
 }
 
-/// Whether sessions of this trigger type reply by mail. Not `herald-chat`: its reader has the chat open.
+/// Returns whether sessions of this trigger type reply by mail. `herald-chat` does not, because people read
+/// it in the chat.
 pub fn replies_by_mail(trigger_type: &str) -> bool {
     matches!(trigger_type, "email" | "cron" | "herald")
 }

@@ -40,7 +40,7 @@ pub(super) async fn lock(
     Ok((conversation, run::lock_session(tx, session_id).await?))
 }
 
-/// Corrects the conversation's row by its runs and its messages.
+/// Corrects the conversation's row to match its runs and its messages.
 pub(super) async fn correct(
     tx: &mut PgConnection,
     conversation: Conversation,
@@ -67,7 +67,7 @@ pub(super) async fn correct(
         });
         corrected.open_run_id = found.running;
     }
-    // While a run is open, its session gives out the message numbers and returns the counter at the end.
+    // While a run is open, its session allocates message numbers. The close writes the counter back.
     if corrected.open_run_id.is_none() && conversation.last_message_number < found.last {
         healed.push(Healed::NumbersCaughtUp { was: conversation.last_message_number, is: found.last });
         corrected.last_message_number = found.last;

@@ -1,4 +1,4 @@
-//! Findings of a heal, for programs and in words.
+//! The findings of a heal, as values for programs and as text for people.
 
 use serde::Serialize;
 
@@ -39,7 +39,7 @@ pub enum Healed {
     RunEnded {
         run_id: String,
     },
-    /// A queued run was next, and the conversation was never given to it.
+    /// The conversation was free, but nothing had started its oldest queued run.
     ConversationGiven {
         session_id: String,
         run_id: String,
@@ -52,7 +52,7 @@ pub enum Healed {
     DeliverJobMade {
         channel: String,
     },
-    /// Rows of model calls in flight were left for a session at rest.
+    /// A session at rest still had rows of model calls in flight.
     GenerationsForgotten {
         generations: u64,
         chunks: u64,
@@ -74,24 +74,24 @@ impl std::fmt::Display for Healed {
                 write!(f, "the conversation's open run was {} and is {}", name(was), name(is))
             }
             Healed::StatusCorrected { was, is } => {
-                write!(f, "the status was {was} and is {is}, as its run is")
+                write!(f, "the status was {was} and is {is} now, to match its run")
             }
             Healed::RunReopened { run_id } => {
-                write!(f, "the status spoke of an open run and there was none: {run_id} goes on")
+                write!(f, "the status was that of an open run, but no run was open: {run_id} goes on")
             }
-            Healed::RunOpened { run_id } => write!(f, "nobody would have gone on: {run_id} is opened"),
+            Healed::RunOpened { run_id } => write!(f, "a run was missing: {run_id} is opened"),
             Healed::RunEnded { run_id } => {
-                write!(f, "{run_id} was open in a session that is put away: it is ended")
+                write!(f, "{run_id} was open in a session that is archived or terminated: it is ended")
             }
             Healed::ConversationGiven { session_id, run_id } => {
-                write!(f, "the conversation was free: {run_id} of {session_id} has it")
+                write!(f, "the conversation was free, but {run_id} of {session_id} was queued: it is started")
             }
             Healed::JobMade { step_number } => write!(f, "no job would have gone on with step {step_number}"),
             Healed::DeliverJobMade { channel } => {
-                write!(f, "no job would have sent what waits for {channel}")
+                write!(f, "no job would have sent the messages that wait for {channel}")
             }
             Healed::GenerationsForgotten { generations, chunks } => {
-                write!(f, "{generations} model calls ({chunks} chunks) were left of a session at rest")
+                write!(f, "a session at rest still had {generations} model calls in flight ({chunks} chunks)")
             }
         }
     }

@@ -1,8 +1,8 @@
-//! The healer: makes a session continue with what is owed, whatever its rows contain.
+//! The healer: repairs a session's rows so that a worker continues with whatever is owed.
 //!
-//! A commit moves a session, its run and its job together, so the protocol itself never needs a heal. It is needed
-//! after other writes: an operator's `update`, a row inserted by hand, a restored table. The run's row is the truth.
-//! The heal corrects the session's status, the conversation's pointers and the jobs to match it.
+//! A commit moves a session, its run and its job together, so Wakeful's own writes never need a heal. Other
+//! writes may: an operator's `update`, a row inserted by hand, a restored table. The healer trusts the run's
+//! row. It corrects the session's status, the conversation's pointers and the jobs to match.
 //!
 //! A heal of a correct session writes nothing.
 #![doc = include_str!("README.md")]
@@ -25,8 +25,8 @@ use wakeful_workflow::session::SessionStatus;
 impl Store {
     /// Makes the session continue with what is owed, and returns what was wrong. Writes nothing if nothing was wrong.
     ///
-    /// Safe to run at any time, also twice at once: it takes the locks in the common order, makes no second job, and
-    /// touches no lease. It leaves a session alone that a worker has claimed.
+    /// Safe to run at any time, also twice at once: it takes the locks in the common order, makes no second
+    /// job, and touches no lease. It does not touch a session that a worker has claimed.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`], [`crate::Error::Corrupt`] for an unknown status, [`crate::Error::Database`].
@@ -61,7 +61,7 @@ struct Found {
     newest: Option<Known>,
     /// Pending messages that no run will read.
     unread: i64,
-    /// The run that was announced for the first of these messages and does not exist.
+    /// The run id that the first of these messages carries, if that run does not exist.
     promised: Option<String>,
     has_job: bool,
 }
@@ -137,7 +137,8 @@ async fn owe(
         }
         return Ok(());
     }
-    // A worker has the session. If it finds nothing to do it ends the job, and the next heal continues.
+    // A worker has the session. If it finds nothing to do, it ends the job, and the next heal repairs the
+    // rest.
     if found.has_job {
         return Ok(());
     }
@@ -194,7 +195,8 @@ async fn owe(
     Ok(())
 }
 
-/// Sets the status of a session whose open run may not have begun to `queued`. The plan begins it.
+/// Sets the session's status to `queued`, because its open run may not have begun. The next plan begins the
+/// run.
 async fn correct_status(
     tx: &mut PgConnection,
     session: &Locked,
@@ -272,7 +274,8 @@ async fn make_deliver_jobs(
     Ok(())
 }
 
-/// Deletes rows of model calls in flight. A session at rest has none in flight, so they are left over.
+/// Deletes rows of model calls in flight that a session at rest still has. They are left over from a dead
+/// worker.
 async fn forget_generations(tx: &mut PgConnection, session_id: &str, healed: &mut Vec<Healed>) -> Result<()> {
     let forgotten = sqlx::query!(
         r#"

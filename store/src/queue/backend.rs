@@ -1,7 +1,8 @@
 //! The queue as a backend of apalis: a stream of claimed jobs.
 //!
-//! A separate task claims jobs. It reads slots and notifications and feeds a channel, so a slow statement never
-//! blocks apalis' dispatch loop. While the database is away the stream is quiet, but it does not end.
+//! A separate task claims jobs. It waits for free slots and notifications and feeds a channel, so a slow
+//! statement never blocks apalis' dispatch loop. While the database is unreachable the stream yields no jobs,
+//! but it does not end.
 
 use super::{Hold, Holdings, Job, Lease, News, Settings, Slot, boottime_ms};
 use crate::{Error, Store};
@@ -69,7 +70,7 @@ impl Backend for Queue {
         self.jobs.poll_recv(cx).map(|job| job.map(|job| Ok(TaskBuilder::new(job).build())))
     }
 
-    /// Gives back the jobs that were claimed and not begun, so that another process can take them at once.
+    /// Gives back the jobs that were claimed but not begun, so that another process can claim them at once.
     fn poll_close(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Error>> {
         self.draining.cancel();
         self.jobs.close();
@@ -125,13 +126,14 @@ impl Claimer {
         let mut faults = 0;
         while !draining.is_cancelled() && !self.feed.is_closed() {
             let free = self.slots.available_permits();
-            // Read the clock before the statement: then the lease cannot end earlier than this in the database's
-            // time.
+            // Read the clock before the statement, so that this value is never later than the lease's end in
+            // the database.
             let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
             let wait = if free == 0 {
                 None
             } else {
-                // Take the place for a suspect before the claim, because both kinds of queues share it.
+                // Reserve the process's only place for a suspect before the claim, because its queues share
+                // that place.
                 let take_suspect = !self.holdings.suspect.swap(true, Ordering::AcqRel);
                 let claimed = self.store.claim(&self.settings, &self.worker_id, free, take_suspect).await;
                 let found_suspect = claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect));
@@ -200,7 +202,8 @@ impl Claimer {
             last_error: row.last_error,
             _slot: Arc::new(slot),
         };
-        // The drain began during the claim, so the channel has no receiver any more. Give the jobs back.
+        // If sending fails, the drain began during the claim and the channel has no receiver any more. Give
+        // the job back.
         if let Err(mpsc::error::SendError(job)) = self.feed.send(job).await
             && let Err(error) = self.store.release(&job.lease).await
         {

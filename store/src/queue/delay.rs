@@ -4,8 +4,9 @@ use backoff::ExponentialBackoff;
 use backoff::backoff::Backoff;
 use std::time::Duration;
 
-/// The delay before attempt `attempt + 1`: half a second, doubled with each attempt, a fifth of it random, at most a
-/// minute. Never less than `at_least`, which is what a provider asked for.
+/// Returns the delay before attempt `attempt + 1`: half a second, doubled with each attempt, up to a minute,
+/// and then up to a fifth more or less at random. Never less than `at_least`, the delay that a provider asked
+/// for.
 pub fn delay(attempt: i32, at_least: Option<Duration>) -> Duration {
     let mut backoff = ExponentialBackoff {
         current_interval: Duration::from_millis(500),

@@ -1,7 +1,7 @@
 //! The heartbeat: one statement renews all leases of a process, on its own connection.
 //!
-//! It does not depend on the pool: it beats while the pool is full, while statements are slow, and while the process
-//! drains.
+//! It does not use the pool, so it also beats while the pool is full, while statements are slow, and while
+//! the process drains.
 
 use super::{Hold, Holdings, boottime_ms};
 use crate::Store;
@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 pub struct Heart {
     pub store: Store,
     pub worker_id: Arc<str>,
-    /// Whether the list of workers shows this process. Not for a process with a runner of its own.
+    /// Whether the list of workers shows this process. `false` for a process that runs a replay.
     pub listed: bool,
     pub host: String,
     pub concurrency: i32,
@@ -70,7 +70,8 @@ impl Heart {
         let held = self.holdings.all();
         let (jobs, tokens): (Vec<i64>, Vec<i64>) =
             held.iter().map(|((job, token), _)| (*job, *token)).unzip();
-        // Read the clock before the statement: then the lease cannot end earlier than this in the database's time.
+        // Read the clock before the statement, so that this value is never later than the lease's end in the
+        // database.
         let ends_ms = boottime_ms() + self.lease.as_millis() as u64;
         let extended: HashSet<i64> = sqlx::query_scalar!(
             "with mine as materialized (
@@ -118,8 +119,8 @@ impl Heart {
         Ok(connection)
     }
 
-    /// Checks a row that the update skipped. Either our own commit has locked it, or it is no longer ours. Only in
-    /// the second case is the lease lost.
+    /// Renews one lease that the update skipped. Either another statement of this process has locked the
+    /// job's row, or the lease is lost.
     async fn beat_one(
         &self,
         connection: &mut PgConnection,

@@ -1,14 +1,15 @@
 //! The job queue: leases over the table `jobs`.
 //!
-//! A claim takes a job for the length of a lease and gives it a token that is never used again. Every write on behalf
-//! of the claim updates or locks the job's row by (job, token) in the same statement. So a holder that lost its lease
-//! writes nothing, however late it resumes. A crashed holder needs no cleanup: `run_at` is the lease's end, and a job
-//! whose `run_at` is past can be claimed.
+//! A claim takes a job for the length of a lease and gives the lease a token that is never used again. Every
+//! write under the lease updates or locks the job's row by (job, token) in the same statement. So a holder
+//! that lost its lease writes nothing, however late it resumes. A crashed holder needs no cleanup: `run_at`
+//! is the lease's end, and a job whose `run_at` is past can be claimed.
 //!
 //! `stuck` counts claims since the last progress (a committed message, a settled call, a step), including claims that
-//! `kill -9` ended. A job becomes a suspect when its holder died without giving it back twice in a row. A process
-//! holds at most one suspect, so a job that kills its worker takes no other suspect along. A job that was given back
-//! after a fault, as when a provider is down, is not a suspect.
+//! `kill -9` ended. A job is a suspect if at least two claims in a row made no progress and the last holder
+//! did not give it back. A process holds at most one suspect, so a job that kills its worker takes no other
+//! suspect down with it. A job that was given back after a fault, for example because a provider is down, is
+//! not a suspect.
 #![doc = include_str!("README.md")]
 
 mod backend;
@@ -32,10 +33,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-/// Kind of work that a job is.
+/// The kind of work that a job stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// One step of a session, and the next ones while the lease is kept.
+    /// The open step of a session. Its holder also performs the steps after it, while it keeps the lease.
     Step,
     /// The deliveries of one channel of one conversation.
     Deliver,
@@ -55,7 +56,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub kind: Kind,
-    /// Claims only jobs of this runner. Empty: the jobs of the deployed workers.
+    /// The pool whose jobs are claimed. Empty: the deployed workers' pool. A replay has a pool of its own.
     pub runner: Arc<str>,
     /// How many jobs the process works on at a time.
     pub concurrency: usize,
@@ -71,18 +72,19 @@ pub struct Lease {
     /// Never used twice.
     pub token: i64,
     pub worker_id: Arc<str>,
-    /// W3C traceparents, separated by spaces: of the request that enqueued the job and of the claim before. A worker
-    /// may add its own. The queue writes it back with the job, and to the jobs that the worker enqueues.
+    /// W3C traceparents, separated by spaces: of the request that enqueued the job and of the previous claim.
+    /// A worker may add its own. The queue writes them back with the job, and to the jobs that the worker
+    /// enqueues.
     pub trace_context: Option<String>,
     hold: Arc<Hold>,
 }
 
-/// What this process knows about its claim.
+/// The process's own view of its claim.
 #[derive(Debug)]
 struct Hold {
     lost: CancellationToken,
-    /// When the lease ends at the earliest, in milliseconds of `CLOCK_BOOTTIME`, which a suspended machine does not
-    /// stop.
+    /// The earliest end of the lease, in milliseconds of `CLOCK_BOOTTIME`. That clock also runs while the
+    /// machine is suspended.
     ends_ms: AtomicU64,
 }
 
@@ -92,12 +94,12 @@ impl Lease {
         &self.hold.lost
     }
 
-    /// The lease's end as known now. A later heartbeat does not change the returned value.
+    /// Returns the lease's end as known now. A later heartbeat does not change the returned value.
     pub fn term(&self) -> Term {
         Term(self.hold.ends_ms.load(Ordering::Acquire))
     }
 
-    /// Whether the lease certainly has not ended. An effect may start only then.
+    /// Returns whether the lease certainly has not ended. An effect may start only then.
     pub fn is_live(&self) -> bool {
         !self.hold.lost.is_cancelled() && boottime_ms() < self.hold.ends_ms.load(Ordering::Acquire)
     }
@@ -108,7 +110,7 @@ impl Lease {
 pub struct Term(u64);
 
 impl Term {
-    /// Whether that moment is still to come.
+    /// Returns whether that moment is still in the future.
     pub fn lasts(self) -> bool {
         boottime_ms() < self.0
     }
@@ -122,17 +124,17 @@ pub struct Job {
     /// [`Settings::runner`] of the claim.
     pub runner: Arc<str>,
     pub conversation_id: String,
-    /// For a step job.
+    /// Set on a step job.
     pub session_id: Option<String>,
-    /// For a step job, a hint: the session's row has the right number.
+    /// Set on a step job, as a hint. The session's row has the right number.
     pub step_number: i64,
-    /// For a deliver job.
+    /// Set on a deliver job.
     pub channel: Option<String>,
-    /// Claims of this step, this one included.
+    /// Number of claims of this step, this one included.
     pub attempt: i32,
-    /// Claims since the last progress, this one included.
+    /// Number of claims since the last progress, this one included.
     pub stuck: i32,
-    /// How many of the earlier claims ended without being given back: their process died or stopped beating.
+    /// How many earlier claims were never given back, because their process died or its heartbeat stopped.
     pub died: i32,
     pub last_error: Option<String>,
     _slot: Arc<Slot>,
@@ -154,7 +156,8 @@ impl Drop for Slot {
         if self.suspect {
             self.held.suspect.store(false, Ordering::Release);
         }
-        // Free the slot before the claimer is told; otherwise it finds no free slot and waits for its next poll.
+        // Free the slot before the claimer is notified. Otherwise it finds no free slot and waits for its
+        // next poll.
         drop(self.permit.take());
         self.freed.notify_one();
     }
@@ -214,8 +217,8 @@ struct ClaimedRow {
 }
 
 impl Store {
-    /// Takes up to `limit` ready jobs, and one suspect more if `take_suspect`. Two concurrent claims never wait for
-    /// each other.
+    /// Claims up to `limit` ready jobs, and one suspect in addition if `take_suspect`. Concurrent claims
+    /// never wait for each other.
     async fn claim(
         &self,
         settings: &Settings,
@@ -276,8 +279,8 @@ impl Store {
         .await?)
     }
 
-    /// Gives a job back after a fault; it can be claimed again after `delay`. The claim stays counted. If the claim
-    /// had made progress before the fault, it counts as one claim without progress.
+    /// Gives a job back after a fault. Workers can claim it again after `delay`. The claim counts as one
+    /// without progress, even if it made progress before the fault.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
@@ -301,8 +304,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a job back because it has to wait; it can be claimed again after `delay`. Nothing went wrong, so the
-    /// claim does not count.
+    /// Gives a job back because it has to wait. Workers can claim it again after `delay`. Nothing went wrong,
+    /// so the claim does not count.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; then the lease ends by itself.
@@ -357,7 +360,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a job of this kind and runner is ready and unclaimed.
+    /// Returns whether a job of this kind and runner is ready to be claimed.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
@@ -373,8 +376,8 @@ impl Store {
         .await?)
     }
 
-    /// Counts the deployed workers' jobs by kind: ready, leased, delayed, and the age of the oldest ready one in
-    /// seconds. Jobs of replays are left out: only their own process runs them.
+    /// Counts the deployed workers' jobs by kind: ready, leased, delayed, and for how many seconds the oldest
+    /// ready job has been ready. Leaves out jobs of replays, because only their own process runs them.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

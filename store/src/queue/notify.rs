@@ -1,7 +1,8 @@
 //! Wake-ups across processes: NOTIFY after commits, LISTEN on a connection of its own.
 //!
-//! One task per process sends notifications, the first at once and then at most twenty a second: NOTIFY inside busy
-//! transactions makes their commits wait for each other. A notification is only a hint; a waiter also polls.
+//! One task per process sends notifications, the first at once and then at most twenty a second. Transactions
+//! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. A
+//! notification is only a hint: every waiter also polls.
 
 use crate::Store;
 use crate::schedule;
@@ -39,11 +40,11 @@ impl Notifier {
 
     /// Announces new work.
     pub fn job(&self) {
-        // The task is gone only at shutdown. Other processes find the work by polling.
+        // Sending fails only at shutdown. Other processes then find the work by polling.
         let _ = self.0.send(Note::Job);
     }
 
-    /// Announces that a session has something new to read.
+    /// Announces that readers of a session have something new to read.
     pub fn session(&self, session_id: &str) {
         let _ = self.0.send(Note::Session(session_id.to_owned()));
     }
@@ -74,7 +75,7 @@ async fn send_notes(store: Store, mut inbox: mpsc::UnboundedReceiver<Note>) {
     }
 }
 
-/// One statement for both channels; an empty payload announces no session.
+/// Notifies both channels with one statement. An empty `sessions` announces no session.
 async fn notify(store: &Store, jobs: bool, sessions: &str) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "select case when $1 then pg_notify($2, '') end as jobs,
@@ -90,8 +91,8 @@ async fn notify(store: &Store, jobs: bool, sessions: &str) -> Result<(), sqlx::E
 }
 
 impl Store {
-    /// Notifies workers and readers of a session at once. For a process that ends before a [`Notifier`] would have
-    /// sent: when this returns, the notification is sent.
+    /// Notifies workers and readers of a session, and returns when the notification is sent. For a process
+    /// that may end before a [`Notifier`] sends.
     ///
     /// # Errors
     /// [`crate::Error::Database`]: other processes find the work by polling.
@@ -134,7 +135,7 @@ impl News {
         news
     }
 
-    /// Fires when there may be new work. Each caller has its own.
+    /// Returns a signal that fires when there may be new work. Each caller gets its own signal.
     pub(super) fn jobs(&self) -> Arc<Notify> {
         let (notify, mut jobs) = (Arc::new(Notify::new()), self.jobs.subscribe());
         let fired = Arc::clone(&notify);
@@ -179,8 +180,8 @@ impl News {
         &self,
         options: &sqlx::postgres::PgConnectOptions,
     ) -> Result<std::convert::Infallible, sqlx::Error> {
-        // A pool waits up to a fifth of this time between attempts, and readers wait for us. So a server that is back
-        // must be noticed within seconds.
+        // Readers wait for this connection, so it must notice within seconds that the server is back. The
+        // pool waits up to a fifth of this time between its attempts to connect.
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(Duration::from_secs(5))

@@ -10,18 +10,18 @@ pub struct WorkerView {
     pub host: String,
     pub pid: i32,
     pub version: String,
-    /// Jobs of each kind that it works on at a time.
+    /// How many jobs of each kind the process works on at a time.
     pub concurrency: i32,
     pub started_at: DateTime<Utc>,
     /// Seconds since its last heartbeat, by the database's clock.
     pub beat_age_s: f64,
-    /// Jobs under its leases that have not ended.
+    /// Number of leases that the process holds now.
     pub leases: i64,
 }
 
 impl Store {
-    /// Returns the workers that beat within the last day, the latest first. A worker that shut down in order has
-    /// removed its row. A killed worker's row is still there, with an old heartbeat.
+    /// Returns the workers that sent a heartbeat within the last day, the latest first. A worker that shut
+    /// down in order has removed its row. A killed worker's row stays, with an old heartbeat.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

@@ -23,22 +23,23 @@ pub(crate) struct Locked {
     pub trigger_id: String,
     pub status: SessionStatus,
     pub last_step_number: i64,
-    /// Somebody cancelled its open run.
+    /// Someone asked to cancel the open run.
     pub cancel_requested: bool,
-    /// It has had a run, or is a fork, so that its base is set.
+    /// The session has had a run or is a fork, so its `base_message_number` is set.
     pub started: bool,
-    /// The replay process that runs it. Empty: the deployed workers run it.
+    /// The replay process that runs this session. Empty: the deployed workers run it.
     pub runner: String,
 }
 
-/// Locks a session that is known by its id alone, after its conversation.
+/// Locks a session's conversation, then the session.
 pub(crate) async fn lock(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let conversation_id = conversation_of(tx, session_id).await?;
     lock_conversation(tx, &conversation_id).await?;
     lock_session(tx, session_id).await
 }
 
-/// The conversation of a session, which never changes: what is to be locked before the session is.
+/// Returns the conversation of a session, which must be locked before the session. It never changes, so
+/// reading it needs no lock.
 pub(crate) async fn conversation_of(tx: &mut PgConnection, session_id: &str) -> Result<String> {
     sqlx::query_scalar!("select conversation_id from conversation_sessions where session_id = $1", session_id)
         .fetch_optional(tx)
@@ -46,7 +47,7 @@ pub(crate) async fn conversation_of(tx: &mut PgConnection, session_id: &str) -> 
         .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })
 }
 
-/// Locks the conversation: the first lock of every transaction that opens or closes a run.
+/// Locks the conversation. Every transaction that opens or closes a run takes this lock first.
 pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &str) -> Result<Conversation> {
     sqlx::query_as!(
         Conversation,
@@ -61,7 +62,7 @@ pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &s
     .ok_or_else(|| Error::NotFound { what: "conversation", id: conversation_id.to_owned() })
 }
 
-/// Locks the session, after its conversation.
+/// Locks the session. The caller has locked its conversation.
 pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
     let row = sqlx::query!(
         "select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
@@ -92,7 +93,7 @@ pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Res
     })
 }
 
-/// A queued run whose turn it is, with its session locked.
+/// The conversation's oldest queued run, with its session locked.
 #[derive(Debug)]
 pub(crate) struct Queued {
     pub run_id: String,
@@ -100,8 +101,9 @@ pub(crate) struct Queued {
     pub session: Locked,
 }
 
-/// Locks the session of the conversation's oldest queued run, if there is one. Other sessions are locked under the
-/// conversation's lock only, so the order among them does not matter.
+/// Returns the conversation's oldest queued run, if any, and locks its session. The caller holds the
+/// conversation's lock. A transaction that locks two sessions of a conversation always holds that lock, so
+/// the order of the two does not matter.
 pub(crate) async fn lock_next(tx: &mut PgConnection, conversation: &Conversation) -> Result<Option<Queued>> {
     if conversation.queued_runs == 0 {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! A run begins: it gets the message numbers of its conversation, the messages that wait for it, and a job.
+//! Starts a run: gives it the conversation's message numbers, takes its waiting messages, and makes its job.
 
 use super::{Conversation, Locked, Wakes, append_events};
 use crate::step::to_json;
@@ -8,7 +8,8 @@ use wakeful_workflow::inbox::{self, Place, Question};
 use wakeful_workflow::session::{ClosedCall, InboxMessage};
 use wakeful_workflow::trigger;
 
-/// Gives the conversation to a queued run: its message numbers, the messages that wait for it, and a job.
+/// Starts a queued run. The run holds the conversation from now on and continues its message numbers. Waiting
+/// messages become records, an answered or expired question gets its result, and the session gets a step job.
 pub(crate) async fn start(
     tx: &mut PgConnection,
     conversation: &Conversation,
@@ -29,7 +30,7 @@ pub(crate) async fn start(
     .fetch_optional(&mut *tx)
     .await?;
     let inbox = sqlx::query!(
-        // A message that arrived after somebody cancelled this run belongs to the next run.
+        // A message that arrived after a cancel request belongs to the next run.
         "select inbox_id, content, attachments from session_inbox
         where session_id = $1
             and status = 'pending'
@@ -136,8 +137,8 @@ pub(crate) async fn start(
     )
     .execute(&mut *tx)
     .await?;
-    // A worker may still hold the job of the run before: it found nothing to do and is about to end the job. Clear its
-    // lease, or it ends this run's job.
+    // A worker may still hold the job of the previous run: it found nothing to do and is about to delete the
+    // job. Clear its lease. Otherwise it deletes this run's job.
     sqlx::query!(
         "insert into jobs (kind, runner, space_id, conversation_id, session_id, step_number, trace_context)
         select 'step', s.runner, $1, $2, s.session_id, $4, $5
@@ -158,7 +159,7 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// Writes that the question has its result in the transcript.
+/// Closes the ledger row of the question, whose result is now in the transcript.
 async fn close_call(tx: &mut PgConnection, session: &Locked, call: &ClosedCall) -> Result<()> {
     sqlx::query!(
         "update tool_calls

@@ -11,9 +11,9 @@ use wakeful_workflow::record::{Block, text_of};
 pub struct RunView {
     pub run_id: String,
     pub status: String,
-    /// The message that opened it.
+    /// The text of the message that opened the run.
     pub prompt: Option<String>,
-    /// Its number, once the run has the conversation.
+    /// The number of that message. `None` until the run starts.
     pub prompt_message_number: Option<i64>,
     pub steps: i64,
     pub input_tokens: i64,
@@ -55,7 +55,7 @@ pub struct StepView {
     pub committed_at: DateTime<Utc>,
 }
 
-/// One effect as it is shown: a ledger row or a delivery.
+/// One tool call as it is shown: a row of the ledger.
 #[derive(Clone, Debug, Serialize)]
 pub struct CallView {
     pub call_id: String,
@@ -74,9 +74,9 @@ pub struct DeliveryView {
     pub attempt: i32,
     pub last_error: Option<String>,
     pub receipt: Option<Value>,
-    /// Recipients that it did not reach although it was sent: a list of [`crate::bounce::Undelivered`].
+    /// Recipients that a sent delivery did not reach: a list of [`crate::bounce::Undelivered`].
     pub undelivered: Value,
-    /// It came in a bundle, and is never sent from here.
+    /// It came in a bundle and is never sent from this database.
     #[serde(skip)]
     pub imported: bool,
 }
@@ -148,7 +148,8 @@ impl Store {
         self.messages_that_are(None, session_id, before, limit).await
     }
 
-    /// The same of those only that are, or are not, the agent's own bookkeeping.
+    /// Like [`Store::messages`], but only internal messages (`true`) or only the others (`false`). `None`:
+    /// all.
     ///
     /// # Errors
     /// [`Error::Database`], [`Error::Corrupt`].
@@ -239,7 +240,7 @@ impl Store {
             .collect())
     }
 
-    /// The session's ledger, in the order in which the calls were asked for.
+    /// The session's tool calls, in the order of the messages that asked for them.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -1,8 +1,9 @@
 //! The statement that commits a step.
 //!
-//! It is one statement with data-modifying CTEs, so it needs one round trip and no transaction. `s` locks and updates the
-//! session and `j` the job, each only if the row is the one that the step was planned on. Every other CTE selects from
-//! both, so a predicate that misses writes nothing anywhere.
+//! It is one statement with data-modifying CTEs, so it needs one round trip and no explicit transaction. The
+//! CTE `s` locks and updates the session's row, but only if the row still is as it was planned on. The CTE
+//! `j` does the same with the job's row, and checks the lease. Every other CTE selects from both. So if a
+//! check fails, nothing is written.
 
 use super::{Performance, to_json};
 use crate::delivery::deliver_jobs;
@@ -12,10 +13,11 @@ use sqlx::PgConnection;
 use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::session::Session;
 
-/// Writes everything of `transition`, and returns the session's `wake_seq`.
+/// Writes `transition` and returns the session's `wake_seq`.
 ///
 /// # Errors
-/// [`Error::Database`] with a division by zero when a fence missed: see [`crate::error::missed_fence`].
+/// [`Error::Database`] with a division by zero if the session or the job did not match: see
+/// [`crate::error::missed_fence`].
 pub(super) async fn write(
     connection: &mut PgConnection,
     lease: &Lease,
@@ -36,7 +38,8 @@ pub(super) async fn write(
         })
         .unzip();
     let mut blobs: Vec<_> = transition.blobs.iter().chain(closing.map(|closing| &closing.snapshot)).collect();
-    // Two commits that write the same blobs wait for each other; in one order they do not deadlock.
+    // Two commits that write the same blobs wait for each other. Both write in the same order, so they cannot
+    // deadlock.
     blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
     let step = transition.step.as_ref();
     let usage = step.map(|step| step.usage).unwrap_or_default();
@@ -53,17 +56,19 @@ pub(super) async fn write(
     let contents = records.iter().map(|record| to_json(&record.content)).collect::<Result<Vec<_>>>()?;
     let details = records.iter().map(|record| to_json(&record.details)).collect::<Result<Vec<_>>>()?;
 
-    // The first CTE gives each parameter its name, beside the value that it has. "not materialized" lets Postgres put the
-    // parameter itself wherever the name is used, so the names cost nothing once the statement is planned.
+    // The first CTE gives each parameter a name. Each line below holds a parameter's name and its value. "not
+    // materialized" lets Postgres replace the name by the parameter, so the names cost nothing once the
+    // statement is planned.
     //
-    // `$rare` is the part that few commits need, and `$more` its parameters. To start an insert that finds no row costs as
-    // much as to insert some, so a commit that needs none of it leaves its text out.
+    // `$rare` is SQL that few commits need, and `$more` its parameters. An insert without rows costs as much
+    // as one with a few, so the other commits leave this SQL out.
     macro_rules! statement {
         ([$($rare:tt)+] $([$more:tt, $($more_value:tt)+])*) => {
             statement!(
                 @named [$($rare)+]
 
-                // The fence: the session as it was planned on, and the job under this lease.
+                // The fence: the session's row must be as it was planned on, and this worker must hold the
+                // job's lease.
                 ["$1::text as session_id", session.session_id.as_str()]
                 ["$2::bigint as last_message_number", session.last_message_number]
                 ["$3::bigint as step_number", transition.step_number]
@@ -83,7 +88,7 @@ pub(super) async fn write(
                 ["$13::boolean as closes", closing.is_some()]
                 ["$14::text as error", closing.and_then(|closing| closing.error.as_deref())]
 
-                // The step, if this commit ends it.
+                // The step, if this commit completes it.
                 ["$15::boolean as ends_step", step.is_some()]
                 ["$16::bigint as from_message_number", step.map(|step| step.from_message_number)]
                 ["$17::bigint as to_message_number", step.map(|step| step.to_message_number)]
@@ -111,7 +116,7 @@ pub(super) async fn write(
                 ["$35::text[] as event_types", &event_types]
                 ["$36::text[] as event_payloads", &event_payloads]
 
-                // The ledger: calls that the last message asks for, and calls that come to an end.
+                // The ledger: calls that the last message asks for, and rows whose status changes.
                 ["$37::bigint as opened_by", records.last().map(|record| record.message_number)]
                 ["$38::text[] as opened_ids", &column(calls_opened, |call| call.call_id.as_str()) as &[&str]]
                 ["$39::text[] as opened_names", &column(calls_opened, |call| call.name.as_str()) as &[&str]]
@@ -240,7 +245,8 @@ pub(super) async fn write(
                     and run.run_id = given.run_id
             )"#
                     + $($rare)+
-                    // A fence that missed leaves no row here: the division by zero tells the caller.
+                    // If a check failed, `s` or `j` is empty and this divides by zero. The caller reads that
+                    // as a missed fence.
                     + r#"
             select max(s.wake_seq) / (1 / count(*)) as "wake_seq!"
             from s, j
@@ -286,10 +292,10 @@ pub(super) async fn write(
                 ["$48::text[] as delivery_keys", &column(deliveries, |one| one.source_key.as_str()) as &[&str]]
                 ["$49::text[] as delivery_contents", &column(deliveries, |one| one.content.to_string())]
 
-                // Inbox rows that are in the transcript now.
+                // Inbox rows that this commit takes into the transcript.
                 ["$50::bigint[] as drained", &transition.inbox_drained]
 
-                // What messages and journal entries point at.
+                // Blobs that messages and journal entries point at.
                 ["$51::text[] as blob_names", &column(&blobs, |blob| blob.sha256.as_str()) as &[&str]]
                 ["$52::bytea[] as blob_bytes", &column(&blobs, |blob| blob.bytes.as_slice()) as &[&[u8]]]
                 ["$53::text[] as blob_types", &column(&blobs, |blob| blob.media_type) as &[&str]]
@@ -305,7 +311,7 @@ pub(super) async fn write(
     Ok(wake_seq)
 }
 
-/// One column of `rows`.
+/// Collects one value of each row, for an array parameter.
 fn column<'a, T, C>(rows: &'a [T], value: impl Fn(&'a T) -> C) -> Vec<C> {
     rows.iter().map(value).collect()
 }

@@ -1,4 +1,4 @@
-//! A session by its logs and by its row, read in one transaction.
+//! A session as its row has it and as its logs give it, read in one transaction.
 
 use crate::hydrate::from_text;
 use crate::journal::postgres::{entries_after, last_checkpoint};
@@ -10,7 +10,7 @@ use wakeful_workflow::record::Block;
 use wakeful_workflow::recover::{Recovered, recover};
 use wakeful_workflow::state::State;
 
-/// Most broken entries that are listed.
+/// How many broken entries are listed, at most.
 const LISTED: i64 = 20;
 
 /// The cached columns of a session's row.
@@ -72,7 +72,7 @@ pub(super) struct Facts {
     pub compaction_failures: i64,
     /// Runs whose sums differ from their steps.
     pub wrong_runs: Vec<String>,
-    /// Steps that do not begin where the step before ended.
+    /// Steps that do not begin where the previous step ended.
     pub broken_steps: Vec<i64>,
     pub missing_entries: i64,
     /// Entries that point at a missing message.
@@ -271,8 +271,9 @@ async fn steps(tx: &mut PgConnection, session_id: &str, began: Began) -> Result<
     })
 }
 
-/// The number up to which the session has allocated. It may be higher than the session's last message if messages of
-/// other sessions fill the whole gap: the session's run opened, or was retried, after theirs.
+/// Returns the newest message number that the session's row may have. Usually that is the session's last
+/// message. A higher number in the row is right too if messages of other sessions fill the whole gap, because
+/// this session's run was opened or retried after theirs.
 async fn last_message_number(
     tx: &mut PgConnection,
     session_id: &str,

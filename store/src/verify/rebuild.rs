@@ -30,11 +30,12 @@ pub struct Rebuilt {
 }
 
 impl Store {
-    /// Rewrites state, totals and pointers from the logs, and the status too while the session is at rest. Where the
-    /// journal gives another state than the messages, it appends a checkpoint with the messages' state: the messages
-    /// are the truth.
+    /// Rewrites state, totals and pointers from the logs, and the status too while the session is at rest. If
+    /// the journal gives another state than the messages, the messages are right, so this appends a
+    /// checkpoint with their state.
     ///
-    /// Moves `wake_seq`, so a worker that has the session reads it again. If everything agrees, it writes nothing.
+    /// Increments `wake_seq`, so a worker that holds the session reads it again. Writes nothing if everything
+    /// agrees.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`] for a log that cannot be read, [`Error::Database`].
@@ -47,7 +48,7 @@ impl Store {
         if !rebuilt.changes.is_empty() {
             write(&mut tx, session_id, &facts).await?;
         }
-        // After the pointers, because an entry takes the next number.
+        // Write the checkpoint after the pointers: the entry takes the next number after `last_event_seq`.
         if !journal_gives_the_state(&facts) {
             checkpoint(&mut tx, session_id, &facts).await?;
             rebuilt.checkpoint_written = true;

@@ -24,7 +24,7 @@ use crate::state::State;
 /// A checkpoint entry is written at least every 20 steps, so that a fold of the journal stays short.
 pub const STEPS_PER_CHECKPOINT: i64 = 20;
 
-/// A larger value of the state, as JSON, is journalled by pointer.
+/// A value of the state whose JSON is larger than this is stored as a blob. The journal entry points at it.
 pub const INLINE_VALUE_BYTES: usize = 2048;
 
 pub(super) struct Draft<'a> {
@@ -64,12 +64,12 @@ impl<'a> Draft<'a> {
     pub(super) fn begin(mut self) -> Transition {
         let event = self.moved_to(SessionStatus::Running, None);
         self.transition.events.push(event);
-        // The reason why summaries failed in the last run may be gone.
+        // The cause of earlier failures may be gone, so a new run tries summaries again.
         self.transition.compaction_failures = (self.session.compaction_failures > 0).then_some(0);
         self.transition
     }
 
-    /// Makes follow-ups messages of this step, in the order in which they arrived.
+    /// Takes the waiting inbox messages into this step, in the order in which they arrived.
     fn drain_inbox(&mut self) {
         let session = self.session;
         self.take(None, &session.inbox);
@@ -89,12 +89,13 @@ impl<'a> Draft<'a> {
         self.transition.inbox_drained.extend(taken.drained);
     }
 
-    /// Number of the newest record, this transition's included.
+    /// Number of the newest record, counting the records of this transition.
     fn last_message_number(&self) -> i64 {
         self.session.last_message_number + self.transition.records.len() as i64
     }
 
-    /// Sends `text` by the session's route, if it has one and is live.
+    /// Enqueues `text` as deliveries on the session's reply route, if the session has one and its tool mode
+    /// is live.
     fn send(&mut self, source: &str, text: &str) {
         let policy = &self.session.policy;
         if let Some(route) = policy.reply.as_ref().filter(|_| policy.tool_mode.is_live()) {
@@ -102,8 +103,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Returns the message that a tool result sends. A mail of a session that a mail began carries that mail's thread, as
-    /// it may be the answer to it.
+    /// Returns the message that a tool result sends. If the session replies by the same channel, the message
+    /// also gets the thread of the reply route: a composed mail may be the answer to the mail that began the
+    /// session.
     fn outgoing(&self, result: &ToolResult) -> Option<derive::NewDelivery> {
         let mut outgoing = derive::outgoing(result)?;
         if let Some(route) =
@@ -131,7 +133,8 @@ impl<'a> Draft<'a> {
         message_number
     }
 
-    /// Answers `call` in the transcript, with what its result changes and sends.
+    /// Records the result of `call`: the message, its journal entry, the ledger row, the state updates and
+    /// the delivery.
     fn answer(&mut self, call: &ToolCall, status: CallStatus, outcome: CallOutcome) {
         let (bytes, content, output) = self.inline(call, outcome.content);
         let result = ToolResult {
@@ -151,7 +154,7 @@ impl<'a> Draft<'a> {
             }
             self.transition.state_updates.push(update);
         }
-        // In a dry run the result says what it would have sent; nothing is sent.
+        // In a dry run nothing is sent. The result says what would have been sent.
         if self.session.policy.tool_mode.is_live() {
             let outgoing = self.outgoing(&result);
             self.transition.deliveries.extend(outgoing);
@@ -178,8 +181,8 @@ impl<'a> Draft<'a> {
         self.transition.calls_closed.push(closed);
     }
 
-    /// Sets the step's cached result. Its messages begin where the last committed step ended. Its usage includes the
-    /// summaries among them.
+    /// Sets the step's cached result. The step's messages begin where the last committed step ended. The
+    /// usage includes the summaries among those messages.
     fn complete_step(&mut self, usage: Usage, finish_reason: FinishReason, executed: i64) {
         let usage = self.with_summaries(usage);
         self.transition.step = Some(StepResult {
@@ -192,7 +195,8 @@ impl<'a> Draft<'a> {
         self.transition.next = Next::NextStep;
     }
 
-    /// The usage of the open turn's model call, which was committed with the message before the tools ran.
+    /// Usage and finish reason of the open turn's model call. An earlier commit stored them with the message,
+    /// before the tools ran.
     fn turn_cost(&self) -> (Usage, FinishReason) {
         let details = self.session.open_turn().map(|turn| turn.record.details.clone()).unwrap_or_default();
         (details.usage.unwrap_or_default(), details.finish_reason.unwrap_or(FinishReason::ToolCalls))

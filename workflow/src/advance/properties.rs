@@ -1,4 +1,5 @@
-//! What holds for every life of a session: planned, performed, cut off, woken and cancelled in any order.
+//! Properties of every session, whatever happens to it: plans, commits, crashes, messages and cancels in any
+//! order.
 
 mod invariants;
 
@@ -24,7 +25,7 @@ use std::collections::HashMap;
 
 const LIMITS: Limits = Limits { steps: 4, tokens: 150, attempts: 5, tool_s: 1 };
 
-/// The tools of these lives: their names say what they are.
+/// The tools of these sessions. Each name says the tool's kind.
 const TOOLS: [(&str, Effect); 4] = [
     ("pure", Effect::Pure),
     ("idempotent", Effect::Idempotent),
@@ -40,27 +41,27 @@ enum Happening {
     Work(Work),
 }
 
-/// One plan, what came of it, and what came between.
+/// One pass of the worker's loop: a plan, its outcome, and what arrives meanwhile.
 #[derive(Clone, Debug)]
 struct Work {
-    /// The calls that a model asks for, if it is called: id and tool.
+    /// The calls that the model asks for if it is called: id, and index of the tool.
     asks: Vec<(&'static str, usize)>,
     /// How each tool ends, if tools are called.
     ends: Vec<End>,
     /// The worker dies before it commits.
     dies: bool,
-    /// What arrives between the plan and the commit.
+    /// What arrives between the plan and the commit: `true` is a message, `false` a cancel request.
     meanwhile: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Settles,
-    /// It does not come back.
+    /// It never returns.
     IsLost,
-    /// It settles, and its worker dies.
+    /// It settles, and then its worker dies.
     DiesAfter,
-    /// Its worker dies.
+    /// Its worker dies before it settles.
     DiesBefore,
 }
 
@@ -80,24 +81,24 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// What the database would hold, with what was seen on the way.
+/// The rows that the database would hold, and observations for the checks.
 struct World {
     session: Session,
     policy: AgentPolicy,
     journal: Vec<Event>,
-    /// What the journal points at.
+    /// The blobs that the journal points at.
     blobs: HashMap<String, Vec<u8>>,
     /// The newest run, closed or not.
     newest: Run,
     accepted: i64,
     steps: Vec<StepResult>,
-    /// What the commits did to the state, in order.
+    /// The state updates of all commits, in order.
     drained: Vec<StateUpdate>,
-    /// After each commit: the last message's number, how much was drained by then, and what that made of the state.
+    /// For each commit: the newest message number, the number of state updates so far, and the state.
     cuts: Vec<(i64, usize, State)>,
     /// How often each guarded call ran.
     ran: HashMap<CallId, usize>,
-    /// What the model was last shown.
+    /// The messages of the model's last request.
     shown: Vec<Message>,
 }
 
@@ -141,7 +142,7 @@ impl World {
         }
     }
 
-    /// As the store's `wake`.
+    /// Does what the store's `wake` does.
     fn message(&mut self) {
         self.accepted += 1;
         self.session.wake_seq += 1;
@@ -170,7 +171,8 @@ impl World {
         self.session.wake_seq += 1;
     }
 
-    /// As the store's `run::open`: a new run or the newest one, with the messages that wait.
+    /// Does what the store's `run::open` does: opens a new run or the newest one, which takes the waiting
+    /// messages.
     fn open(&mut self, new: bool) {
         if new {
             self.newest = Run { run_id: format!("run_{}", self.accepted).into(), steps: 0, tokens: 0 };
@@ -203,7 +205,7 @@ impl World {
         self.journal.push(Event::StateTransition { from_state, to_state, reason: None });
     }
 
-    /// One turn of the worker's loop. `false`: nothing is owed.
+    /// One pass of the worker's loop. Returns `false` if nothing is owed.
     fn work(&mut self, work: &Work) -> bool {
         let mut warm = self.session.clone();
         let outcome = match plan(&warm, &LIMITS) {
@@ -212,7 +214,7 @@ impl World {
             Action::Pause => Outcome::Paused,
             Action::Stop(stop) => Outcome::Stopped(stop),
             Action::CallModel => self.call_model(work),
-            // `plan` alone plans none: the properties of the context do.
+            // Only `plan::in_context` plans a summary, and the properties of the context test it.
             Action::Compact => unreachable!("no strategy is asked here"),
             Action::CallTools { calls } => match self.call_tools(calls, work) {
                 Some(outcome) => outcome,
@@ -276,7 +278,7 @@ impl World {
         })
     }
 
-    /// Runs what is to be run, with its ledger. `None`: the worker died.
+    /// Performs the planned calls and writes the ledger. `None`: the worker died.
     fn call_tools(&mut self, calls: Vec<PlannedCall>, work: &Work) -> Option<Outcome> {
         let mut performed = Vec::new();
         for (PlannedCall { call, how }, end) in calls.into_iter().zip(&work.ends) {
@@ -306,7 +308,7 @@ impl World {
         }
         let outcome = CallOutcome {
             details: Some(details(call, self.accepted)),
-            // Some of those that fail have written down what they were about to do.
+            // Some calls fail although their result has details.
             is_error: call.call_id.as_str().ends_with("_0"),
             ..example::outcome("done")
         };
@@ -354,7 +356,7 @@ impl World {
         self.check();
     }
 
-    /// Works on undisturbed until nothing is owed, and gives the number of turns that it took.
+    /// Works without disturbance until nothing is owed. Returns the number of passes.
     fn rests(&mut self) -> usize {
         let work = Work {
             asks: vec![("a", 0), ("b", 2)],
@@ -366,8 +368,8 @@ impl World {
     }
 }
 
-/// What a tool of these lives records: of each known kind, and of a kind that nobody knows. A file is written again and
-/// again.
+/// Returns the details that a tool records: each known kind, and an unknown kind. The same file is written
+/// many times.
 fn details(call: &ToolCall, version: i64) -> Value {
     match call.name.as_str() {
         "pure" => {
@@ -397,7 +399,8 @@ proptest! {
         world.rests();
         prop_assert!(!world.session.status.is_open());
 
-        // Whatever it rests in, the next message or an operator leads on, and every call is answered and paid for.
+        // From every resting status, a message or an operator makes the session continue. In the end every
+        // call has a result and every cost is counted.
         if world.session.status == SessionStatus::NeedsAttention {
             world.open(false);
         } else {

@@ -1,4 +1,4 @@
-//! What leaves by a session's route, and what does not.
+//! Tests of which messages a commit sends by the session's reply route.
 
 use super::Transition;
 use super::{CallEnd, Generated, Outcome, Performed, advance};
@@ -46,7 +46,7 @@ fn a_reply_leaves_by_its_route_in_parts_with_the_commit_that_says_it() {
         out.iter().map(|one| (one.source_key.as_str(), one.content["text"].as_str().unwrap())).collect();
     assert_eq!(sent, [("reply/3/1", "Hello"), ("reply/3/2", "you"), ("reply/3/3", "there")]);
     assert!(out.iter().all(|one| one.channel == "slack" && one.content["to"] == json!({"channel": "C1"})));
-    // A close that goes on instead has said it all the same.
+    // A close that turns into a continuation still sends the reply.
     assert_eq!(says(&routed(), "Hello").continuing().deliveries.len(), 1);
 }
 
@@ -71,7 +71,7 @@ fn a_remark_on_mail_that_was_composed_does_not_leave() {
     assert!(says(&session, "Sent.").deliveries.is_empty());
 }
 
-/// A session whose model has just asked for `call_1`, and what comes of it.
+/// Returns the transition of a session whose model asked for `call_1` and whose call ended as `ending`.
 fn called(mut session: Session, ending: CallEnd) -> Transition {
     session.records.push(assistant(3, RUN, vec![Block::ToolCall(tool_call("call_1"))]));
     session.last_message_number = 3;

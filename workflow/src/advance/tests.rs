@@ -1,4 +1,4 @@
-//! What each outcome writes. Here: a run begins, and the model answers.
+//! Tests of the transition that each outcome gives. This file: a run begins, and the model answers.
 
 mod results;
 mod stop;
@@ -80,7 +80,7 @@ fn roles(transition: &Transition) -> Vec<Role> {
     transition.records.iter().map(|record| record.role).collect()
 }
 
-/// The id, status and result's number of each ledger row that changes.
+/// Returns id, status and message number of the result, for each ledger row that changes.
 fn closed(transition: &Transition) -> Vec<(&str, CallStatus, Option<i64>)> {
     let row = |call: &'_ crate::session::ClosedCall| (call.status, call.message_number);
     transition.calls_closed.iter().map(|call| (call.call_id.as_str(), row(call).0, row(call).1)).collect()
@@ -156,7 +156,7 @@ fn messages_that_waited_stand_before_the_reply_in_their_order() {
 
 #[test]
 fn a_projection_leaves_the_transcript_alone_and_a_reply_to_a_violated_one_is_its_next_message() {
-    // Two user turns in a row, which one protocol merges and the other does not.
+    // Two user messages in a row. One protocol merges them, the other does not.
     let mut session = session();
     session.records.push(user(3, "hello?"));
     session.last_message_number = 3;
@@ -219,7 +219,8 @@ fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
 
 #[test]
 fn each_attempt_names_the_one_that_followed_it_and_how() {
-    // The second was cut off before any chunk, the third went on from nothing, the fourth from the third's text.
+    // The second attempt was cut off before any chunk, so the third replaced it. The fourth resumes the
+    // third's text.
     let cut_off = vec![
         example::cut_off("gen_1", 1, 2),
         CutOffCall { resumes: Some("gen_1".into()), ..example::cut_off("gen_2", 2, -1) },

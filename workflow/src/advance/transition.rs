@@ -1,4 +1,5 @@
-//! A [`Transition`]: everything that one commit writes, and what it makes of the warm copy.
+//! A [`Transition`]: everything that one commit writes, and how the worker's copy of the session changes with
+//! it.
 
 use crate::blob::Blob;
 use crate::derive::{self, NewDelivery, StateUpdate};
@@ -13,7 +14,7 @@ use crate::strategy::Rebase;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transition {
     pub run_id: RunId,
-    /// The open step.
+    /// The step that this commit belongs to. It is open until a commit completes it.
     pub step_number: i64,
     pub records: Vec<Record>,
     pub events: Vec<Event>,
@@ -25,7 +26,7 @@ pub struct Transition {
     pub deliveries: Vec<NewDelivery>,
     /// Inbox rows that are now in the transcript.
     pub inbox_drained: Vec<i64>,
-    /// The model call in flight is over: the commit deletes its rows.
+    /// The model call in flight has ended, so the commit deletes its rows.
     pub generation_over: bool,
     /// The step's cached result, when this commit completes the step.
     pub step: Option<StepResult>,
@@ -57,8 +58,8 @@ pub struct Closing {
     pub events: Vec<Event>,
     /// The state that the close's checkpoint points at.
     pub snapshot: Blob,
-    /// The checkpoint to write if the run goes on after all. Set only where the state changed and no other entry of this
-    /// commit journals the change. Its blob is `snapshot`.
+    /// The checkpoint to write instead if the run goes on after all. Set only where the state changed and no
+    /// other entry of this commit journals the change. Its blob is `snapshot`.
     pub otherwise: Option<Box<Event>>,
 }
 
@@ -82,8 +83,8 @@ pub struct StepResult {
 }
 
 impl Transition {
-    /// Turns a closing transition into one that goes on, because something arrived while the run was closing. The answer,
-    /// which is paid for, is kept. The next step plans what arrived.
+    /// Turns a closing transition into one that continues the run, because something arrived while the run
+    /// was closing. Keeps the model's answer, which is already paid for. The next step handles what arrived.
     pub fn continuing(mut self) -> Transition {
         if let Next::Close(closing) = self.next {
             // Uncertain calls that neither the model nor an operator has been told about keep status `started`; the next
@@ -102,8 +103,9 @@ impl Transition {
                 self.blobs.push(closing.snapshot);
             }
             if self.step.is_none() && self.records.is_empty() {
-                // The commit only ended the run, and the run goes on. A commit whose answer is lost is repeated and would
-                // journal these events twice, so drop them. The next plan finds the calls that were cut off.
+                // This commit would only have ended the run, and the run continues. If the worker does not
+                // learn that the commit succeeded, it repeats the commit and would journal these events
+                // twice. So drop them. The next plan finds the calls that were cut off.
                 self.events.clear();
                 self.blobs.clear();
                 self.generation_over = false;
@@ -113,7 +115,7 @@ impl Transition {
         self
     }
 
-    /// The status that the session has after it, where it changes.
+    /// Returns the session's new status, or `None` if this commit does not change it.
     pub fn status(&self) -> Option<SessionStatus> {
         match &self.next {
             Next::Close(closing) => Some(closing.status),
@@ -126,7 +128,8 @@ impl Transition {
 }
 
 impl Session {
-    /// The warm copy after `transition` was committed as a continuing one. Equal to what `hydrate` would read.
+    /// Updates this copy after `transition` was committed and the run continues. The result equals what
+    /// `hydrate` would read.
     pub fn apply(&mut self, transition: &Transition) {
         self.last_message_number += transition.records.len() as i64;
         self.last_event_seq += transition.events.len() as i64;
@@ -144,7 +147,7 @@ impl Session {
                 outcome: None,
             })
             .collect();
-        // The ledger has no order but its key.
+        // Hydrate reads ledger rows in the order of their key.
         opened.sort_by(|a, b| a.call_id.cmp(&b.call_id));
         self.calls.extend(opened);
         for closed in &transition.calls_closed {

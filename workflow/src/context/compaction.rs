@@ -1,7 +1,8 @@
 //! Compaction: the model writes a summary, which replaces older messages in the context.
 //!
-//! The summary is one record, stored once. The rebase that comes with it points at it, at the newest turns, which stay
-//! as they are, and at the user's newest messages before those, which stay verbatim. The originals stay where they are.
+//! The summary is one record, stored once. The rebase that is committed with it points at three things: the
+//! summary, the newest turns, and the user's newest messages before those turns. Turns and messages are shown
+//! verbatim. The transcript keeps all originals.
 
 use super::input::{Context, Message, content_bytes};
 use super::select::{self, newest_user_before, select, shown, starts_unit};
@@ -12,16 +13,17 @@ use crate::session::Session;
 use crate::state::State;
 use crate::strategy::{ContextPolicy, Rebase, Strategy};
 
-/// After this many failures a run goes on without a summary. Its context is trimmed, and otherwise whole.
+/// After this many failures a run goes on without a summary. From then on only tool results are trimmed.
 pub const FAILURES: i64 = 3;
 
-/// Percent of the window that the newest turns may take after a compaction, and the user's messages before them.
+/// Percent of the window that the newest turns may take after a compaction. The user's messages before those
+/// turns may take the same share again, but no more than [`USER_TOKENS`].
 const KEPT_PERCENT: i64 = 10;
-/// Percent that a turn may take whose results the model has not seen yet.
+/// Percent of the window that the newest turns may take if the model has not seen their results yet.
 const UNSEEN_PERCENT: i64 = 30;
-/// Tokens of the user's messages at most, however large the window is.
+/// Limit for the user's kept messages, however large the window is.
 const USER_TOKENS: i64 = 20_000;
-/// A larger state is left out of the summary: only the tools that keep it need it.
+/// A larger state is left out of the summary, because only the tools that record it need it.
 const STATE_BYTES: usize = 4096;
 
 const INSTRUCTION: &str = "Write a summary of the conversation so far, for yourself: it will stand in the place of the \
@@ -33,12 +35,12 @@ Write only the summary.";
 const HEADING: &str =
     "[Summary of the conversation so far. The messages that it stands for are kept, and not shown.]";
 
-/// Whether `tokens` reach the share of the window at which a summary is due.
+/// Returns whether `tokens` reach the share of the window at which a summary is due.
 pub(super) fn is_full(tokens: i64, policy: &ContextPolicy, window_tokens: i64) -> bool {
     i128::from(tokens) * 100 >= i128::from(window_tokens) * i128::from(policy.compact_at_percent)
 }
 
-/// Whether the next model call is to be the one that writes a summary.
+/// Returns whether the next model call must write a summary.
 pub fn is_due(
     session: &Session,
     tools: &[ToolDefinition],
@@ -53,8 +55,9 @@ pub fn is_due(
     is_full(weight.tokens, policy, window_tokens)
 }
 
-/// Whether a summary may be written: the strategy writes summaries, the last ones did not fail, and the model has answered
-/// since the newest one. The last condition stops a loop when a context stays too large after its summary.
+/// Returns whether a summary may be written: the strategy writes summaries, fewer than [`FAILURES`] failed,
+/// and the model has answered since the newest summary. The last condition stops a loop when a context stays
+/// too large after its summary.
 pub fn is_possible(session: &Session, policy: &ContextPolicy) -> bool {
     let newest = session.records.iter().rev().find(|record| record.role == Role::Assistant);
     policy.strategy == Strategy::Compaction
@@ -62,13 +65,14 @@ pub fn is_possible(session: &Session, policy: &ContextPolicy) -> bool {
         && newest.is_some_and(|record| !record.is_summary())
 }
 
-/// The call that asks for the summary: what the model saw last, so that its prompt cache holds, and what to do with it.
-/// `without` of the oldest turns are left out, where all of them are too much; `None` when nothing would be left.
+/// Builds the request for a summary: the context that the model saw last, so that the provider's prompt cache
+/// hits, then the instruction. Leaves out the `without` oldest turns, for a context that is too long as a
+/// whole. Returns `None` if that leaves nothing.
 pub fn request(session: &Session, tools: Vec<ToolDefinition>, without: usize) -> Option<Context> {
     let current = session.rebase.as_ref();
     let records: Vec<&Record> = shown(session, current).collect();
     let mut context = if without == 0 {
-        // What waits in the inbox was not said yet: it is answered after the summary.
+        // Messages in the inbox are not in the transcript yet. The model answers them after the summary.
         select(&Session { inbox: Vec::new(), ..session.clone() }, tools, current)
     } else {
         let from = (0..records.len()).filter(|index| starts_unit(&records, *index)).nth(without)?;
@@ -98,7 +102,7 @@ pub fn text(written: &str, state: &State) -> String {
     text
 }
 
-/// The rebase of a summary that becomes the session's next message.
+/// Returns the rebase to commit with a summary that becomes the session's next message.
 pub fn rebase(session: &Session, tools: &[ToolDefinition], window_tokens: i64) -> Rebase {
     let number = session.last_message_number + 1;
     let rate = Rate::of(session, tools);
@@ -122,7 +126,7 @@ pub fn rebase(session: &Session, tools: &[ToolDefinition], window_tokens: i64) -
     }
 }
 
-/// The number from which on whole turns fit into `bytes`.
+/// Returns the number of the oldest message such that all turns from there on fit into `bytes`.
 fn newest_turns(session: &Session, bytes: usize) -> Option<i64> {
     let records: Vec<&Record> = shown(session, session.rebase.as_ref()).collect();
     let keep_from = session.rebase.as_ref().map_or(0, |rebase| rebase.keep_from_message_number);
@@ -139,13 +143,13 @@ fn newest_turns(session: &Session, bytes: usize) -> Option<i64> {
     from
 }
 
-/// Whether the model has not answered since the message `from`, which begins a turn.
+/// Returns whether the model has given no answer after the message `from`, which begins a turn.
 fn is_unseen(session: &Session, from: i64) -> bool {
     !session.records.iter().any(|record| record.is_answer() && record.message_number > from)
 }
 
-/// The number from which on the user's messages before `keep_from` fit into `bytes`: at least the newest one, for it is
-/// what everything since is about.
+/// Returns the number of the oldest message such that all user messages from there up to `keep_from` fit into
+/// `bytes`. The newest user message is always included: it is the task that the later messages work on.
 fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
     let mut from = newest_user_before(session, keep_from)?;
     let mut weight = 0;
@@ -160,7 +164,8 @@ fn users_from(session: &Session, keep_from: i64, bytes: usize) -> Option<i64> {
     Some(from)
 }
 
-/// What a compaction of `session` would leave, with a summary of the usual length, for a person who asks.
+/// Estimates the context's weight after a compaction, with a summary of the usual length. `wakeful session
+/// context` shows it.
 pub fn estimate(session: &Session, tools: Vec<ToolDefinition>, window_tokens: i64) -> Weight {
     let rate = Rate::of(session, &tools);
     let rebase = Rebase { summary_message_number: None, ..rebase(session, &tools, window_tokens) };
@@ -169,5 +174,5 @@ pub fn estimate(session: &Session, tools: Vec<ToolDefinition>, window_tokens: i6
     Weight { messages: context.messages.len() + 1, bytes, tokens: rate.tokens(bytes) }
 }
 
-/// About a thousand tokens.
+/// Usual length of a summary: about a thousand tokens.
 const SUMMARY_BYTES: usize = 4096;

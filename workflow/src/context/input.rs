@@ -1,4 +1,4 @@
-//! What one model call is given.
+//! The input of one model call.
 
 use crate::agent::ToolDefinition;
 use crate::record::{Block, Role};
@@ -10,10 +10,10 @@ pub struct Context {
     pub system: String,
     /// Sorted by name, so that the prefix of every request is the same.
     pub tools: Vec<ToolDefinition>,
-    /// Seeds and records in order. Anything is legal here: repairs are made by [`crate::wire`] on its own copy.
+    /// Seeds and records in order. Any sequence of roles is legal here: [`crate::wire`] repairs its own copy.
     pub messages: Vec<Message>,
-    /// The text that the answer begins with: an earlier attempt had produced it when it was cut off. Protocols and models
-    /// without prefill leave it out.
+    /// The text that an earlier attempt had produced when it was cut off. The answer begins with it.
+    /// Protocols and models without prefill leave it out.
     pub prefill: Option<String>,
 }
 
@@ -25,7 +25,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// Bytes of what it says.
+    /// Size of the content in bytes.
     pub fn bytes(&self) -> usize {
         content_bytes(&self.content)
     }

@@ -1,5 +1,5 @@
-//! What holds for every history under every strategy: between two rebases requests only grow, a cut leaves no result
-//! without its call, and whoever finds a call cut off makes the same bytes.
+//! Properties of every history under every strategy. Between two rebases requests only grow. No cut leaves a
+//! result without its call. A worker that repeats a call that was cut off sends the same bytes.
 
 use super::{build, compaction, numbered, weigh};
 use crate::advance::{CallEnd, Compaction, CompactionEnd, Generated, Outcome, Performed, advance};
@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
 
-/// Small, so that short histories pass every mark.
+/// Small, so that short histories reach every limit.
 const WINDOW_TOKENS: i64 = 2_000;
 
 fn agent(strategy: Selection) -> Agent {
@@ -46,9 +46,10 @@ fn agent(strategy: Selection) -> Agent {
 
 #[derive(Clone, Debug)]
 enum Happening {
-    /// The user says something of so many bytes.
+    /// The user sends a message of this many bytes.
     Message(usize),
-    /// The model asks for tools, whose results have these sizes, an even one being an error; then it goes on.
+    /// The model asks for tools, whose results have these sizes. A result of even size is an error. Then the
+    /// run goes on.
     Tools(Vec<usize>),
     /// The model answers, and the run closes.
     Answer(usize),
@@ -69,7 +70,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 struct World {
     session: Session,
     agent: Agent,
-    /// The last request of every wire, and whether the context began anew since.
+    /// The last request in every provider's format. A later request must begin with it, unless `rebased` is
+    /// set.
     before: Option<Vec<Vec<(String, Value)>>>,
     rebased: bool,
     no_summary: bool,
@@ -120,7 +122,7 @@ impl World {
         }
     }
 
-    /// One turn: the summary that is due, the model call, its tools.
+    /// One turn: the summary if one is due, the model call, its tools.
     fn turn(&mut self, text: &[u8], sizes: &[usize]) {
         self.session.status = SessionStatus::Running;
         if !self.session.awaits_model() && self.session.inbox.is_empty() {
@@ -188,7 +190,8 @@ impl World {
             "the newest question stays"
         );
         let unseen = self.session.records.iter().rev().take_while(|record| !record.is_answer());
-        // A summary may stand for a turn that is too large to be kept: its call was shown all of it.
+        // A summary may replace a turn that is too large to keep. The summary call itself was shown the whole
+        // turn.
         let whole = self.agent.context.strategy != Selection::Compaction;
         for record in unseen.filter(|record| whole && !record.is_summary()) {
             let at = numbers.iter().position(|number| *number == Some(record.message_number));

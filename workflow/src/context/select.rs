@@ -10,22 +10,22 @@ use crate::seed::Seed;
 use crate::session::Session;
 use crate::strategy::{ContextPolicy, Rebase, Strategy};
 
-/// A smaller result is not worth its placeholder.
+/// A result up to this size is never trimmed: the placeholder would save too little.
 const WORTH_TRIMMING_BYTES: usize = 512;
 
-/// The tool that reads trimmed results, where the model has it.
+/// Name of the tool that reads trimmed results. Not every agent has it.
 pub(crate) const READ_OUTPUT: &str = "read_output";
 
 /// A context, and the rebase that was decided for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Built {
     pub context: Context,
-    /// Journalled with the answer. `None`: the context begins where the one before began.
+    /// Journalled with the answer. `None`: the context begins where the previous context began.
     pub rebase: Option<Rebase>,
 }
 
-/// Builds the next request's context under `policy`, for a model with a window of `window_tokens`. `tools` are those of the agent's
-/// configuration, for a session whose prefix was never pinned.
+/// Builds the next request's context under `policy`, for a model with a window of `window_tokens`. `tools`
+/// come from the agent's configuration and are used only if the session has no pinned prefix.
 ///
 /// Depends on its arguments alone: a worker that repeats a call after a crash builds the same bytes.
 pub fn build(
@@ -39,14 +39,15 @@ pub fn build(
     Built { context: select(session, tools, current), rebase }
 }
 
-/// The same where a journal has what was decided then: `rebase` held for the call, whatever the measures say today.
+/// Builds the context of a call that was already made. Uses the `rebase` that the journal has for that call
+/// and decides nothing again.
 pub fn build_again(session: &Session, tools: Vec<ToolDefinition>, rebase: Option<&Rebase>) -> Built {
     let moved = rebase.filter(|rebase| session.rebase.as_ref() != Some(*rebase)).cloned();
     Built { context: select(session, tools, rebase), rebase: moved }
 }
 
-/// The same for a strategy that a person asks about, and what it weighs. One that is not the session's begins with
-/// everything. A summary that is due is not written for it.
+/// Builds the context that `strategy` would select, and weighs it, for a person who asks. A strategy other
+/// than the session's own starts from the whole transcript. Writes no summary, even if one is due.
 pub fn build_as(
     session: &Session,
     tools: Vec<ToolDefinition>,
@@ -64,7 +65,8 @@ pub fn build_as(
     let rate = Rate::of(session, &tools);
     let built = build(&anew, tools, &policy, window_tokens);
     let current = built.rebase.as_ref();
-    // What the provider counted last is of another selection, unless nothing is left out of either.
+    // The provider's last count is for the session's own selection. It fits this one only if the session has
+    // no rebase.
     let counted = if session.rebase.is_none() { session } else { &Session { records: Vec::new(), ..anew } };
     let weight = Weight {
         messages: built.context.messages.len(),
@@ -74,13 +76,13 @@ pub fn build_as(
     (built, weight)
 }
 
-/// Everything: the prefix, seeds, records, then the follow-ups that wait in the inbox.
+/// Returns the whole session: the prefix, seeds, records, then the messages that wait in the inbox.
 pub fn full(session: &Session, tools: Vec<ToolDefinition>) -> Context {
     select(session, tools, None)
 }
 
-/// The numbers of the messages that a context of `session` under `rebase` shows, in its order. Seeds and what waits in
-/// the inbox have none.
+/// Returns the message number of each message that a context of `session` under `rebase` shows, in order.
+/// Seeds and inbox messages have no number.
 pub fn numbered(session: &Session, rebase: Option<&Rebase>) -> Vec<Option<i64>> {
     let seeds = seeds(session, rebase).map(|_| None);
     let summary = summary(session, rebase).map(|record| Some(record.message_number));
@@ -89,7 +91,7 @@ pub fn numbered(session: &Session, rebase: Option<&Rebase>) -> Vec<Option<i64>> 
     seeds.chain(summary).chain(records).chain(inbox).collect()
 }
 
-/// The context that `rebase` points at.
+/// Returns the context that `rebase` selects. `None`: the whole session.
 pub(super) fn select(session: &Session, tools: Vec<ToolDefinition>, rebase: Option<&Rebase>) -> Context {
     let (system, tools) = match &session.prefix {
         Some(prefix) => (prefix.system.clone(), prefix.tools.clone()),
@@ -99,7 +101,7 @@ pub(super) fn select(session: &Session, tools: Vec<ToolDefinition>, rebase: Opti
     let trim_before = rebase.and_then(|rebase| rebase.trim_results_before).unwrap_or(0);
     let text = |role, text: &str| Message { role, content: vec![Block::Text { text: text.to_owned() }] };
     let seeds = seeds(session, rebase).map(|seed| text(seed.role, &seed.content));
-    // It is what the conversation begins with now, and a conversation begins with its user.
+    // The context begins with the summary, and a context must begin with the user's role.
     let summary =
         summary(session, rebase).map(|record| Message { role: Role::User, content: record.content.clone() });
     let records = shown(session, rebase).map(|record| {
@@ -116,7 +118,7 @@ pub(super) fn select(session: &Session, tools: Vec<ToolDefinition>, rebase: Opti
 }
 
 fn seeds<'a>(session: &'a Session, rebase: Option<&Rebase>) -> impl Iterator<Item = &'a Seed> {
-    // They stand before every record, so what leaves out any record leaves them out first.
+    // Seeds come before all records, so a rebase that leaves out any record leaves out the seeds too.
     let kept = rebase.is_none_or(|rebase| rebase.keep_from_message_number == 0);
     session.seeds.iter().filter(move |seed| kept && seed.role != Role::System)
 }
@@ -126,7 +128,7 @@ fn summary<'a>(session: &'a Session, rebase: Option<&Rebase>) -> Option<&'a Reco
     session.records.iter().find(|record| record.message_number == number)
 }
 
-/// The records that are shown, but for the summary.
+/// The records that are shown under `rebase`, without the summary.
 pub(super) fn shown<'a>(
     session: &'a Session,
     rebase: Option<&Rebase>,
@@ -140,7 +142,8 @@ pub(super) fn shown<'a>(
     })
 }
 
-/// A result's block as a line that says what it was. Errors stay: they are what the model must not do again.
+/// Replaces a result's content by one line that says how to get it again. Errors stay, so that the model does
+/// not repeat the mistake.
 fn trimmed(block: &Block, readable: bool) -> Block {
     match block {
         Block::ToolResult(result) if may_trim(result) => {
@@ -172,14 +175,14 @@ fn decide(
     let current = session.rebase.as_ref();
     let at = session.last_message_number + session.inbox.len() as i64;
     match policy.strategy {
-        // What another strategy left out comes back.
+        // Shows again what another strategy left out.
         Strategy::Full => {
             current.filter(|rebase| !rebase.is_nothing()).map(|_| Rebase::nothing(Strategy::Full, at))
         }
         Strategy::SlidingWindow => slide(session, policy, at),
         Strategy::TrimToolResults => trim(session, current, policy, at, policy.trim_at_bytes),
         Strategy::Compaction => trim(session, current, policy, at, policy.trim_at_bytes).or_else(|| {
-            // Nearly full: trimming costs no call, so it comes before the summary.
+            // Trimming needs no model call, so a nearly full context is trimmed before a summary is written.
             let context = select(session, tools.to_vec(), current);
             let tokens = weight::estimate(session, &context, current, &Rate::of(session, tools));
             let full = compaction::is_full(tokens, policy, window_tokens);
@@ -188,7 +191,7 @@ fn decide(
     }
 }
 
-/// Cuts a window that has grown to its high mark down to its low one.
+/// Cuts a window that has grown beyond `policy.high` messages down to `policy.low`.
 fn slide(session: &Session, policy: &ContextPolicy, at: i64) -> Option<Rebase> {
     let current = session.rebase.as_ref();
     let inbox = session.inbox.len();
@@ -204,10 +207,10 @@ fn slide(session: &Session, policy: &ContextPolicy, at: i64) -> Option<Rebase> {
     let first = first_kept(&records, room)?;
     let keep_from_message_number = records[first].message_number;
     if keep_from_message_number <= keep_from {
-        // One turn is longer than the window: nothing can be cut off it.
+        // One turn is longer than the window, and a turn is never cut.
         return None;
     }
-    // A window that begins within a long turn shows what that turn is about.
+    // A window that begins inside a long turn also shows the user message that the turn answers.
     let user_messages_from = (records[first].role != Role::User)
         .then(|| newest_user_before(session, keep_from_message_number))
         .flatten();
@@ -218,8 +221,8 @@ fn slide(session: &Session, policy: &ContextPolicy, at: i64) -> Option<Rebase> {
     })
 }
 
-/// Where a window of at most `room` records begins: with a message of the user, unless that would leave less than
-/// half of them. Never with a result, whose call would be missing.
+/// Returns the index at which a window of at most `room` records begins. Prefers a user message, unless that
+/// would leave less than half of `room`. Never returns a tool result, because its call would be missing.
 fn first_kept(records: &[&Record], room: usize) -> Option<usize> {
     let end = records.len();
     let within = |index: &usize| end - index <= room;
@@ -236,7 +239,7 @@ fn starts_user_turn(records: &[&Record], index: usize) -> bool {
     records[index].role == Role::User && (index == 0 || records[index - 1].role != Role::User)
 }
 
-/// Whether a cut before this record leaves every result with its call.
+/// Returns whether a cut before this record keeps every tool result together with its call.
 pub(super) fn starts_unit(records: &[&Record], index: usize) -> bool {
     match records[index].role {
         Role::Assistant => true,
@@ -250,7 +253,8 @@ pub(super) fn newest_user_before(session: &Session, message_number: i64) -> Opti
     users.map(|record| record.message_number).take_while(|number| *number < message_number).last()
 }
 
-/// Trims the results that the model has seen, but for the newest ones, when together they weigh more than `at_bytes`.
+/// Trims the results that the model has seen, except the newest ones, if together they have more than
+/// `at_bytes`.
 fn trim(
     session: &Session,
     current: Option<&Rebase>,

@@ -7,7 +7,8 @@ use crate::session::{InboxMessage, Session};
 use crate::strategy::{ContextPolicy, Rebase, Strategy};
 use serde_json::json;
 
-/// A session of these messages: `u` of the user, `a` an answer, `t` an answer that asks for a call and its result.
+/// A session with these messages: `u` is a user message, `a` an answer, `t` an answer that asks for a call,
+/// and its result.
 fn session(script: &str, result_bytes: usize) -> Session {
     let mut session = Session { records: Vec::new(), last_message_number: 1, ..example::session() };
     let mut push = |mut record: Record| {
@@ -153,7 +154,8 @@ fn summarised(script: &str, window: i64) -> (Session, Rebase) {
 
 #[test]
 fn a_summary_stands_first_and_the_users_words_and_the_newest_turns_stay() {
-    // The examples count 10 tokens for 55 bytes: ten percent of the window are 27 bytes of the newest turns.
+    // The example session has 10 tokens for 55 bytes, so ten percent of the window are 27 bytes of the newest
+    // turns.
     let (session, rebase) = summarised("uauaua", 50);
     assert_eq!((rebase.at_message_number, rebase.summary_message_number), (8, Some(8)));
     let context = built(&session, Strategy::Compaction).context;
@@ -216,7 +218,7 @@ fn tokens_are_estimated_by_what_the_provider_counted() {
     session.records[1].details.usage =
         Some(crate::record::Usage { input_tokens: 5, output_tokens: 3, ..Default::default() });
     let context = full(&session, Vec::new());
-    // "Be brief." and "question 0" were 5 tokens: "question 2" is 3 more, rounded up.
+    // The provider counted 5 tokens for "Be brief." and "question 0". So "question 2" is 3 more, rounded up.
     assert_eq!(weigh(&session, &context, None).tokens, 5 + 3 + 3);
     session.records[1].details.usage = None;
     let bytes = weigh(&session, &context, None).bytes;

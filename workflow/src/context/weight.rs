@@ -12,7 +12,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Weight {
     pub messages: usize,
-    /// Of the system prompt, the tools' definitions and the messages.
+    /// Bytes of the system prompt, the tools' definitions and the messages.
     pub bytes: usize,
     /// Estimated.
     pub tokens: i64,
@@ -29,15 +29,16 @@ impl Rate {
     /// Three and a half bytes a token: prose has four, code and JSON have three.
     const USUAL: Rate = Rate { bytes: 7, tokens: 2 };
 
-    /// What the session's newest answer cost, held against what it was an answer to. Only where that is known: the
-    /// rebase before the newest one is not.
+    /// Returns the bytes per token of the request for the session's newest answer: its bytes, divided by the
+    /// tokens that the provider counted. Falls back to [`Rate::USUAL`] if that request cannot be rebuilt,
+    /// which is so when the answer came before the newest rebase.
     pub(super) fn of(session: &Session, tools: &[ToolDefinition]) -> Rate {
         let current = session.rebase.as_ref();
         let Some((answer, usage)) = last_answer(session, current) else { return Rate::USUAL };
         let context = select::select(session, tools.to_vec(), current);
         let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
         let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
-        // The context must contain all of these parts; else the ratio would be wrong.
+        // The context must contain all of these parts. Otherwise the rate would be wrong.
         let rest = [after, inbox, content_bytes(&answer.content)]
             .iter()
             .try_fold(bytes(&context), |rest, part| rest.checked_sub(*part));
@@ -57,7 +58,7 @@ impl Rate {
     }
 }
 
-/// What `context`, which was built out of `session` with `rebase` decided for it or none, weighs.
+/// Weighs `context`, which was built from `session`. `rebase` is the rebase decided for it, if any.
 pub fn weigh(session: &Session, context: &Context, rebase: Option<&Rebase>) -> Weight {
     let rate = Rate::of(session, &context.tools);
     let current = rebase.or(session.rebase.as_ref());
@@ -68,8 +69,8 @@ pub fn weigh(session: &Session, context: &Context, rebase: Option<&Rebase>) -> W
     }
 }
 
-/// The tokens of `context`, which `rebase` points at: what the provider counted last and what came since, or, where
-/// that was another selection, all of it by its bytes.
+/// Estimates the tokens of `context`, which `rebase` selects. If the provider's last count was for the same
+/// selection, adds an estimate of what came since. Otherwise estimates everything from the bytes.
 pub(super) fn estimate(session: &Session, context: &Context, rebase: Option<&Rebase>, rate: &Rate) -> i64 {
     let by_bytes = rate.tokens(bytes(context));
     if rebase != session.rebase.as_ref() {
@@ -79,14 +80,15 @@ pub(super) fn estimate(session: &Session, context: &Context, rebase: Option<&Reb
         Some((answer, usage)) => {
             let after: usize = since(session, answer).map(|record| content_bytes(&record.content)).sum();
             let inbox: usize = session.inbox.iter().map(|message| message.text.len()).sum();
-            // What it thought is counted as output, and may not come back: the estimate is rather too high.
+            // Output tokens include the model's thinking, which the next request may not contain. So the
+            // estimate tends to be too high.
             usage.input_tokens.saturating_add(usage.output_tokens).saturating_add(rate.tokens(after + inbox))
         }
         None => by_bytes,
     }
 }
 
-/// The newest answer that was given under `rebase`, with what the provider counted for it.
+/// The newest answer that was given under `rebase`, and the provider's usage for it.
 fn last_answer<'a>(session: &'a Session, rebase: Option<&Rebase>) -> Option<(&'a Record, Usage)> {
     let at = rebase.map_or(0, |rebase| rebase.at_message_number);
     let answer = session.records.iter().rev().find(|record| record.is_answer())?;

@@ -1,4 +1,4 @@
-//! Every obligation, and which of two comes first.
+//! Tests of everything that a session can owe, and of the order in which it is planned.
 
 use super::*;
 use crate::example::{message, outcome, result, row, session, settled, tool_call, turn, turn_of_earlier_run};
@@ -11,7 +11,7 @@ fn planned(session: &Session) -> Action {
     plan(session, &LIMITS)
 }
 
-/// What is planned for the calls of the open turn, by id.
+/// Returns the plan for each call of the open turn, with the call's id.
 fn hows(session: &Session) -> Vec<(String, How)> {
     match planned(session) {
         Action::CallTools { calls } => {
@@ -21,7 +21,7 @@ fn hows(session: &Session) -> Vec<(String, How)> {
     }
 }
 
-/// What is planned for a turn with this one call.
+/// Returns the plan for the only call of an open turn.
 fn how_of(row: Call, earlier_run: bool, inbox: &[InboxMessage]) -> Option<How> {
     let rows = vec![row];
     let mut session = if earlier_run { turn_of_earlier_run(rows) } else { turn(rows) };
@@ -84,7 +84,7 @@ fn what_the_ledger_proves_decides_what_may_be_done_about_a_call() {
         (Started, Effect::Pure, How::Run, unknown()),
         (Started, Effect::Idempotent, How::Run, unknown()),
         (Started, Effect::Guarded, unknown(), unknown()),
-        // Settled without an outcome: rows that nobody writes never run.
+        // Settled without an outcome: Wakeful never writes such rows, so their calls never run.
         (Done, Effect::Pure, unknown(), unknown()),
         (Done, Effect::Idempotent, unknown(), unknown()),
         (Done, Effect::Guarded, unknown(), unknown()),
@@ -150,7 +150,7 @@ fn of_parallel_calls_only_the_unanswered_are_planned_in_the_order_asked() {
         row("a", Effect::Pure, CallStatus::Invoked),
         row("b", Effect::Guarded, CallStatus::Started),
     ]);
-    // The newest record says "go on"; what is owed does not.
+    // The newest record is a result, but two calls are still open.
     session.records.push(result(4, "a"));
     session.calls.retain(|call| call.call_id.as_str() != "a");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The ledger, as a step sees it: one row for each tool call.
+//! Rows of the ledger as a step sees them: one for each tool call.
 
 use crate::effect::Effect;
 use crate::id::CallId;
@@ -17,7 +17,7 @@ pub enum CallStatus {
     Failed,
     /// It may or may not have taken effect.
     Uncertain,
-    /// A question that the user has not answered.
+    /// The call asks the user a question, which has no answer yet.
     Waiting,
     /// Closed without running: its run was cancelled or replaced.
     Abandoned,
@@ -37,7 +37,7 @@ impl CallStatus {
         }
     }
 
-    /// Whether a call without an outcome may have taken effect.
+    /// Returns whether a call in this status may have taken effect if it has no outcome.
     pub fn may_have_run(self) -> bool {
         match self {
             CallStatus::Started | CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => true,
@@ -80,11 +80,12 @@ pub struct CallOutcome {
     pub details: Option<Value>,
 }
 
-/// A change of a ledger row.
+/// The change of a ledger row when a call ends or its question waits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClosedCall {
     pub call_id: CallId,
     pub status: CallStatus,
-    /// The record that holds the result; `None` while the question waits.
+    /// Number of the record with the result. `None` while there is no result: a question waits, or a person
+    /// must decide.
     pub message_number: Option<i64>,
 }

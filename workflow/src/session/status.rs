@@ -2,13 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Status of a session. Copies the status of its newest run; some statuses need no run.
+/// Status of a session. It follows the newest run. `created`, `archived` and `terminated` need no run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionStatus {
-    /// It has never run.
+    /// The session has never run.
     Created,
-    /// A run is open and no step of it has begun, or it waits for the conversation's open run to close.
+    /// A run is open but no step of it has begun, or the run waits until the conversation's current run
+    /// closes.
     Queued,
     Running,
     /// The run pauses for the user's answer.
@@ -17,14 +18,14 @@ pub enum SessionStatus {
     NeedsAttention,
     Completed,
     Failed,
-    /// A person archived it: takes no messages.
+    /// A person archived the session. It takes no messages.
     Archived,
-    /// A person ended it for good: takes no messages.
+    /// A person ended the session for good. It takes no messages.
     Terminated,
 }
 
 impl SessionStatus {
-    /// Every status, in the order of a life.
+    /// Every status, in the usual order of a session's life.
     pub const ALL: [SessionStatus; 9] = [
         SessionStatus::Created,
         SessionStatus::Queued,
@@ -57,8 +58,9 @@ impl SessionStatus {
         SessionStatus::ALL.into_iter().find(|status| status.as_str() == word)
     }
 
-    /// Whether `next` may follow. The store checks this before it carries out a person's request, and the property tests of
-    /// `advance` check every transition. Only a heal ignores it, because a heal repairs rows that should not exist.
+    /// Returns whether `next` may follow. The store checks this before it carries out a person's request, and
+    /// the property tests of `advance` check every transition. Only a heal ignores it, because a heal repairs
+    /// rows that should not exist.
     pub fn may_become(self, next: SessionStatus) -> bool {
         use SessionStatus::{
             Archived, Completed, Created, Failed, NeedsAttention, Queued, Running, Terminated, WaitingInput,
@@ -77,12 +79,12 @@ impl SessionStatus {
         }
     }
 
-    /// Whether a step job exists, or will as soon as the conversation is free.
+    /// Returns whether a step job exists, or will exist as soon as the conversation is free.
     pub fn is_open(self) -> bool {
         matches!(self, SessionStatus::Queued | SessionStatus::Running)
     }
 
-    /// Whether messages are taken.
+    /// Returns whether the session takes messages.
     pub fn takes_messages(self) -> bool {
         !matches!(self, SessionStatus::Archived | SessionStatus::Terminated)
     }

@@ -16,12 +16,13 @@ use wakeful_store::queue::{self, Job, Term};
 use wakeful_workflow::agent::Limits;
 use wakeful_workflow::delivery::{self, Answer, Attempt, Before, Decision, Doubt, Facts};
 
-/// How long a message is tried before it counts as failed. This is enough for a receiver that is down,
-/// greylists or throttles. It is limited because the conversation's later messages wait behind this one.
+/// How long the worker tries to send a message before it gives up. This is enough for a receiver that is
+/// down, greylists or throttles. It is limited because the conversation's later messages wait behind this
+/// one.
 const TRY_FOR: Duration = Duration::from_secs(5 * 3600);
 
-/// Longer than any delay between two attempts. So a longer pause means that no worker ran, and [`TRY_FOR`]
-/// starts again: see [`Terms::longest_pause`].
+/// A longer pause between two attempts means that no worker ran, because every normal delay is shorter. Then
+/// [`TRY_FOR`] starts again: see [`Terms::longest_pause`].
 const LONGEST_PAUSE: Duration = Duration::from_secs(2 * 3600);
 
 /// The longest wait for a receiver that throttles, even if it asks for a longer one. After it, the job tries
@@ -83,8 +84,8 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
 #[derive(Debug)]
 struct Again {
     error: String,
-    /// How long the receiver asks us to wait, which is no fault. `None` after a fault: the delay then grows
-    /// with each retry.
+    /// How long the receiver asks us to wait, which does not count as a fault. `None` after a fault: the
+    /// delay then grows with each retry.
     after: Option<Duration>,
 }
 
@@ -101,7 +102,8 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
         attempt_limit: attempt_limit(ctx),
         longest_pause: LONGEST_PAUSE,
     };
-    // Deaths count only against the first delivery: the workers died before they came to the later ones.
+    // Workers that died with this job count only against its first delivery: they did not reach the later
+    // ones.
     let mut deaths = i64::from(job.died);
     loop {
         // Read this counter before claiming. A delivery that is enqueued later changes it, and then
@@ -110,14 +112,14 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
             return Ok(());
         };
         loop {
-            // Claim nothing on a lost lease: the next worker would find the delivery claimed and have to
+            // Claim nothing on a lost lease. Otherwise the next worker finds the delivery claimed and must
             // assume that it may have gone out.
             if !job.lease.is_live() {
                 return Ok(());
             }
             wakeful_store::failpoint!("K12_claim");
             // The attempt must begin before this end of the lease, even if a heartbeat extends the lease
-            // later: other workers take the attempt to be over `attempt_limit` after its claim.
+            // later. Other workers assume that the attempt is over `attempt_limit` after its claim.
             let term = job.lease.term();
             let claimed =
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
@@ -204,15 +206,15 @@ fn given_up(claimed: &ClaimedDelivery, deaths: i64) -> Option<String> {
     (claimed.tried_for >= TRY_FOR).then(|| format!("it was tried for {hours} hours"))
 }
 
-/// What is to be done about a claimed delivery.
+/// What [`one`] does with a claimed delivery.
 enum Next {
     Settle(Settled),
-    /// Later. `unsent`: it certainly was not sent, and may expire.
+    /// Gives the job back after a fault. `unsent`: the delivery certainly was not sent, so it may expire.
     Again {
         error: String,
         unsent: bool,
     },
-    /// When the receiver takes more: `unsent` as above.
+    /// Gives the job back until the receiver accepts messages again. `unsent` as in [`Next::Again`].
     Throttled {
         error: String,
         after: Duration,
@@ -220,8 +222,8 @@ enum Next {
     },
 }
 
-/// Brings a claimed delivery as far as it goes now. [`delivery::decide`] and [`delivery::after`] decide; this function asks
-/// the channel, sends, and finds the words.
+/// Sends a claimed delivery if it may be sent now. [`delivery::decide`] and [`delivery::after`] decide. This
+/// function asks the channel, sends, and writes the error texts.
 async fn next(
     ctx: &Ctx,
     job: &Job,
@@ -289,7 +291,7 @@ async fn next(
             Err(error) => return again(error.to_string()),
         }
     }
-    // Nothing is sent on a lease that may have ended: its successor sends.
+    // Never send on a lease that may have ended: the next holder of the job may be sending.
     if !job.lease.is_live() || !term.lasts() {
         return again("the lease may have ended before it was sent".to_owned());
     }
@@ -329,7 +331,7 @@ fn answer(found: &Result<Found, SendError>) -> Answer {
     }
 }
 
-/// A decision that ends this attempt without a receipt, in the words of `error`.
+/// Turns a decision that ends this attempt without a receipt into its [`Next`]. `error` says why.
 fn end(channel_name: &str, given_up: Option<&str>, decision: Decision, error: &str) -> Next {
     match decision {
         Decision::Again(before) => Next::Again { error: error.to_owned(), unsent: before == Before::Unsent },
@@ -342,7 +344,8 @@ fn end(channel_name: &str, given_up: Option<&str>, decision: Decision, error: &s
             Next::Settle(Settled::Expired { error })
         }
         Decision::Uncertain(_) => Next::Settle(Settled::Uncertain { error: error.to_owned() }),
-        // They need the channel, or its receipt: the next claim asks again.
+        // These decisions need the channel or its receipt, which this caller does not have. The next claim
+        // asks again.
         Decision::Ask | Decision::Send(_) | Decision::Sent => {
             Next::Again { error: error.to_owned(), unsent: false }
         }
@@ -379,9 +382,9 @@ fn delivery_span(job: &Job, channel_name: &str, claimed: &ClaimedDelivery) -> Sp
     span
 }
 
-/// Records how the delivery ended. Tries again while the database is away and the lease lasts: without this
-/// record, a message that went out would be sent twice or count as uncertain. Returns `false` if the lease is
-/// lost.
+/// Records how the delivery ended. Tries again while the database is unreachable and the lease lasts: without
+/// this record, a message that went out would be sent twice or count as uncertain. Returns `false` if the
+/// lease is lost.
 async fn settle(
     ctx: &Ctx,
     job: &Job,

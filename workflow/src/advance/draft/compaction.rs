@@ -1,4 +1,4 @@
-//! Drafts of a summary: the record and the rebase that points at it, or the failure that is counted.
+//! Drafts the commit of a summary: the record and the rebase that points at it, or one more counted failure.
 
 use super::Draft;
 use super::journal::After;
@@ -9,7 +9,7 @@ use crate::record::{Block, Details, Role, Usage, without_nul};
 use crate::strategy::Strategy;
 
 impl Draft<'_> {
-    /// The step goes on after it: nothing that was asked is answered by a summary.
+    /// Drafts the commit of a summary call. The step stays open, because a summary answers no message.
     pub(in crate::advance) fn compacted(mut self, compaction: Compaction) -> Transition {
         self.journal_cut_off(&After::Nothing("a summary of the context came first"));
         self.transition.generation_over = true;
@@ -55,7 +55,8 @@ impl Draft<'_> {
         self.transition
     }
 
-    /// `usage` and that of the summaries which no step has counted yet. No more tokens than a step's row holds.
+    /// Returns `usage` plus the usage of the summaries that no step has counted yet. Token counts are capped
+    /// at what a step's row can hold (32 bits).
     pub(super) fn with_summaries(&self, usage: Usage) -> Usage {
         let uncounted = |number| number > self.session.to_message_number;
         let summaries = self

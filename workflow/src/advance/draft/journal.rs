@@ -1,4 +1,4 @@
-//! The draft's journal entries: of model calls that were cut off, of the state's changes, and where it can be folded from.
+//! The draft's journal entries: model calls that were cut off, changes of the state, and checkpoints.
 
 use super::{Draft, INLINE_VALUE_BYTES};
 use crate::agent::JournalLevel;
@@ -11,15 +11,16 @@ use crate::record::ToolCall;
 use crate::session::SessionStatus;
 
 impl Draft<'_> {
-    /// Journals the model calls that were cut off, once the step goes on. Not earlier: their rows commit asynchronously and
-    /// may be lost, and a journal number must never be used twice. Each attempt is replaced by the next one, the last
-    /// attempt by `after`.
+    /// Journals the model calls that were cut off, in the commit with which the step goes on. An earlier
+    /// entry would be wrong: the rows of those calls commit asynchronously and may be lost, and a journal
+    /// number must never be used twice. Each entry names the attempt that follows. `after` says what follows
+    /// the last one.
     pub(super) fn journal_cut_off(&mut self, after: &After<'_>) {
         let session = self.session;
         let attempts = &session.cut_off;
         for (index, attempt) in attempts.iter().enumerate() {
             if !attempt.purpose.is_reply() {
-                // Readers never saw its text, so they have nothing to forget.
+                // Readers never saw the text of a summary, so no entry tells them to drop it.
                 let generation_id = attempt.generation_id.clone();
                 let end = Event::GenFailed { generation_id, reason: "cut off".to_owned() };
                 self.transition.events.extend([llm_called(attempt), end]);
@@ -67,7 +68,8 @@ impl Draft<'_> {
         self.transition.events.push(Event::ToolFailedUncertain { call_id, name });
     }
 
-    /// Whether the state changed without an entry that says how.
+    /// Returns whether the state changed and no journal entry holds the change. Then the commit needs a
+    /// checkpoint.
     pub(super) fn only_a_checkpoint_tells(&self) -> bool {
         self.policy.journal == JournalLevel::Checkpoint && !self.transition.state_updates.is_empty()
     }
@@ -96,11 +98,11 @@ impl Draft<'_> {
     }
 }
 
-/// What follows the attempts that were cut off.
+/// How the step continues after the attempts that were cut off.
 pub(super) enum After<'a> {
-    /// The generation that answered, and the attempt whose text it went on from.
+    /// The generation that answered, and the attempt whose text it resumed, if it resumed one.
     Answered(&'a GenerationId, Option<&'a GenerationId>),
-    /// No further call is made, for this reason.
+    /// No attempt replaces them, for this reason.
     Nothing(&'a str),
 }
 

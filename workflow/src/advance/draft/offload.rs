@@ -1,20 +1,20 @@
-//! Large outputs: the same commit writes the whole output as a blob, and the message keeps its beginning and its end. This
-//! happens when the message is written, so a later request repeats the same bytes.
+//! Large tool outputs: the commit writes the whole output as a blob, and the message keeps its beginning and
+//! its end. The message is cut when it is written, so every later request repeats the same bytes.
 
 use super::Draft;
 use crate::blob::Blob;
 use crate::context::READ_OUTPUT;
 use crate::record::{OutputPointer, ToolCall, without_nul};
 
-/// A larger output of a tool is kept as a blob.
+/// A tool output larger than this is stored as a blob.
 pub const INLINE_OUTPUT_BYTES: usize = 16 * 1024;
-/// What the message keeps of it.
+/// The message keeps this much of the beginning, and [`TAIL_BYTES`] of the end.
 const HEAD_BYTES: usize = 6 * 1024;
 const TAIL_BYTES: usize = 2 * 1024;
 
 impl Draft<'_> {
-    /// Returns the bytes of `content`, the part of it that the message holds, and a pointer to the whole if that has more
-    /// than [`INLINE_OUTPUT_BYTES`].
+    /// Returns the length of `content` in bytes, the text for the message, and, if `content` is longer than
+    /// [`INLINE_OUTPUT_BYTES`], a pointer to the blob with the whole output.
     pub(super) fn inline(
         &mut self,
         call: &ToolCall,

@@ -1,4 +1,4 @@
-//! Drafts of a run that ends before it is done: it was cancelled, or it failed.
+//! Drafts the end of a run that was cancelled or that failed.
 
 use super::journal::After;
 use super::{Draft, abandoned};
@@ -12,7 +12,8 @@ use crate::session::{Call, CallStatus, SessionStatus};
 impl Draft<'_> {
     pub(in crate::advance) fn cancel(mut self) -> Transition {
         let turn = self.session.open_turn();
-        // A turn that waits for an answer has been counted as a step. Any other open turn is counted here or never.
+        // A turn that waits for an answer was already counted as a step. Any other open turn must be counted
+        // here.
         let uncounted =
             turn.as_ref().is_some_and(|turn| turn.record.step_number == self.transition.step_number);
         let mut executed =
@@ -52,7 +53,7 @@ impl Draft<'_> {
     }
 
     pub(in crate::advance) fn fail(mut self, fault: &Fault) -> Transition {
-        // No worker goes on with the calls that were cut off. The journal ends them, so readers stop waiting.
+        // No worker will repeat the calls that were cut off. The journal ends them, so readers stop waiting.
         self.journal_cut_off(&After::Nothing(&without_nul(fault.to_string())));
         self.transition.generation_over = true;
         self.drain_inbox();
@@ -64,8 +65,8 @@ impl Draft<'_> {
         self.close(SessionStatus::Failed, Some(without_nul(error)))
     }
 
-    /// Marks guarded calls that were found half-way as uncertain: no worker is left to settle them. An operator can list
-    /// and resolve them, and a retry tells the model.
+    /// Marks guarded calls that were started and not finished as uncertain, because the failed run has no
+    /// worker to settle them. An operator can list and resolve them. A retry tells the model about them.
     fn surface_half_done(&mut self) {
         let open: Vec<ToolCall> = self
             .session

@@ -17,7 +17,8 @@ use crate::session::{CallStatus, InboxMessage, SessionStatus};
 use sha2::Digest;
 use std::collections::{BTreeMap, HashSet};
 
-/// A longer call id is replaced: it is part of the ledger's key, which has room for 2,704 bytes.
+/// A longer call id is replaced. It is part of the ledger's primary key, and an index entry holds at most
+/// 2,704 bytes.
 const CALL_ID_BYTES: usize = 256;
 
 impl Draft<'_> {
@@ -88,7 +89,8 @@ impl Draft<'_> {
                         self.journal_uncertain(&call);
                     }
                     if needs_person {
-                        // No result yet. The person's decision becomes the result, or `session retry` tells the model.
+                        // No result yet. An operator's decision becomes the result, or `session retry` tells
+                        // the model.
                         self.leave_open(&call, CallStatus::Uncertain);
                     } else {
                         self.answer(&call, CallStatus::Uncertain, outcome_unknown());
@@ -136,7 +138,7 @@ impl Draft<'_> {
         self.go_on()
     }
 
-    /// The files that came with a message of the inbox.
+    /// The files that came with inbox message `inbox_id`.
     fn attachments_of(&self, inbox_id: i64) -> Vec<Attachment> {
         let message = self.session.inbox.iter().find(|message| message.inbox_id == inbox_id);
         message.map(|message| message.attachments.clone()).unwrap_or_default()
@@ -146,8 +148,9 @@ impl Draft<'_> {
         self.transition.records.last().expect("the assistant message was just pushed")
     }
 
-    /// Providers promise ids that are unique in one answer, not in a session; some servers count from zero each
-    /// time. The ledger needs more, so a repeated id is extended by its place, which is the same in every attempt.
+    /// Makes each call id unique within the session, as the ledger requires. Providers promise ids that are
+    /// unique in one answer only, and some servers count from zero each time. A repeated id gets the message
+    /// number and the call's index as a suffix, which are the same in every attempt.
     fn with_unique_call_ids(&self, content: Vec<Block>) -> Vec<Block> {
         let mut taken: HashSet<CallId> = self
             .session
@@ -180,7 +183,7 @@ impl Draft<'_> {
 }
 
 impl CallEnd {
-    /// Whether a tool of ours ran for it.
+    /// Returns whether Wakeful ran the tool (or tried to) for this call.
     fn executed(&self) -> bool {
         match self {
             CallEnd::Settled(..) | CallEnd::Uncertain { .. } | CallEnd::Asked(_) => true,
@@ -195,7 +198,8 @@ impl OpenedCall {
         OpenedCall {
             call_id: call.call_id.clone(),
             name: call.name.clone(),
-            // A call of an unknown tool is refused. A worker of a newer deployment may know the tool and must not run it twice.
+            // This worker refuses a call of an unknown tool. A worker of a newer deployment may know the
+            // tool, and must not run it twice.
             effect: effects.get(&call.name).copied().unwrap_or(Effect::Guarded),
             args_sha256: hex::encode(sha2::Sha256::digest(arguments.as_bytes())),
         }

@@ -1,4 +1,4 @@
-//! What holds after every commit of a life.
+//! Invariants after every commit of a session.
 
 use super::World;
 use crate::derive::{self, StateUpdate};
@@ -40,9 +40,10 @@ impl World {
         assert!(self.ran.values().all(|times| *times <= 1), "a guarded effect happens at most once");
     }
 
-    /// What was drained by performing the steps is what the transcript alone gives, wherever it is cut.
+    /// Checks that the commits' state updates equal those that the transcript alone gives, at every place
+    /// where a fork may cut it.
     fn check_state(&self) {
-        // As the database gives it back: details are JSON text there.
+        // Read the records back from JSON, as the database returns them.
         let stored = serde_json::to_string(&self.session.records).expect("records serialise");
         let records: Vec<Record> = serde_json::from_str(&stored).expect("and read back");
         let derived: Vec<StateUpdate> = derive::derive(&records).collect();
@@ -62,7 +63,7 @@ impl World {
         }
     }
 
-    /// What the journal alone says.
+    /// Recovers the session from the journal alone.
     fn recovered(&self) -> Recovered {
         let rows: Vec<(String, Value)> = self.journal.iter().map(Event::to_row).collect();
         let newest = rows.iter().rposition(|(kind, _)| kind == "checkpoint");

@@ -1,4 +1,4 @@
-//! What the tools came back with: results, state, checkpoints, questions, and what nobody knows.
+//! Tests of tool results: state, checkpoints, questions, and uncertain calls.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn a_checkpoint_is_written_every_so_many_steps() {
     }
 }
 
-/// A call that wrote a mail with so long a subject.
+/// A call that wrote a mail with a subject of `subject_bytes` bytes.
 fn mailed(subject_bytes: usize) -> (Session, Outcome) {
     let details =
         json!({"type": "sentEmail", "to": ["a@b.c"], "subject": "x".repeat(subject_bytes), "body": ""});
@@ -130,7 +130,7 @@ fn one_question_is_asked_at_a_time() {
     assert_eq!(closing(&asked).status, SessionStatus::WaitingInput);
     assert_eq!(asked.step.as_ref().map(|step| step.to_message_number), Some(5));
 
-    // The answer is already there: the pause becomes the next step.
+    // The answer has already arrived, so the run continues with the next step.
     let asked = asked.continuing();
     assert_eq!(asked.next, Next::NextStep);
     session.apply(&asked);

@@ -1,4 +1,4 @@
-//! How a run ends: cancelled, failed, done, or after all not.
+//! Tests of how a run ends: cancelled, failed, completed, or continued because a message arrived.
 
 use super::*;
 
