@@ -5,8 +5,8 @@ use crate::support::{Answer, Database, ModelServer, Options, Process, eventually
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful::config::Config;
+use wakeful::handle::{Pause, SessionHandle, SessionHandleError};
 use wakeful::jobs::pool;
-use wakeful::runner::{Pause, Runner, RunnerError};
 use wakeful::{App, Ctx};
 
 /// A model that asks how many, and then repeats the answer.
@@ -62,7 +62,7 @@ async fn an_answer_after_the_workers_death_goes_on_with_the_same_run_and_every_e
     let options = options(&model);
     let process = worker(&options, &database).await;
     let ctx = program(&options, &database).await;
-    let mut runner = Runner::new(Arc::clone(&ctx));
+    let mut runner = SessionHandle::new(Arc::clone(&ctx));
     runner.start("A table, please.", Some("You book tables.")).await.unwrap();
     let mut given: Vec<(i64, String)> = Vec::new();
     let paused =
@@ -102,21 +102,21 @@ async fn another_program_goes_on_with_the_session_of_one_that_died() {
     let model = asking().await;
     let options = options(&model);
     let process = worker(&options, &database).await;
-    let mut first = Runner::new(program(&options, &database).await).agent("clerk");
+    let mut first = SessionHandle::new(program(&options, &database).await).agent("clerk");
     first.start("A table, please.", None).await.unwrap();
     assert_eq!(first.consume_until_pause(|_| {}).await.unwrap(), pauses("For how many?"));
     let id = first.session_id().unwrap().to_owned();
     drop(first);
 
     let ctx = program(&options, &database).await;
-    let mut second = Runner::attach(Arc::clone(&ctx), &id).await.unwrap();
+    let mut second = SessionHandle::attach(Arc::clone(&ctx), &id).await.unwrap();
     let mut given = 0;
     assert_eq!(second.consume_until_pause(|_| given += 1).await.unwrap(), pauses("For how many?"));
     assert!(given > 5, "it is given the earlier entries: {given}");
     second.continue_with("two").await.unwrap();
     assert_eq!(second.consume_until_pause(|_| {}).await.unwrap(), completes("A table for two."));
     assert!(model.bodies()[0].contains("You are a clerk."));
-    assert!(Runner::attach(ctx, "sess_none").await.is_err());
+    assert!(SessionHandle::attach(ctx, "sess_none").await.is_err());
     assert!(process.terminate().success());
 }
 
@@ -127,8 +127,8 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     let options = options(&model);
     let process = worker(&options, &database).await;
     let ctx = program(&options, &database).await;
-    let mut runner = Runner::new(Arc::clone(&ctx));
-    let says = |answered: Result<(), RunnerError>| answered.unwrap_err().to_string();
+    let mut runner = SessionHandle::new(Arc::clone(&ctx));
+    let says = |answered: Result<(), SessionHandleError>| answered.unwrap_err().to_string();
     assert_eq!(says(runner.continue_with("four").await), "No active process");
     let consumed = runner.consume_until_pause(|_| {}).await;
     assert_eq!(consumed.unwrap_err().to_string(), "No active process");
@@ -155,7 +155,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     model.asked(3).await;
     runner.stop().await.unwrap();
     assert_eq!(says(runner.continue_with("four").await), "No active process");
-    let mut looker = Runner::attach(Arc::clone(&ctx), &id).await.unwrap();
+    let mut looker = SessionHandle::attach(Arc::clone(&ctx), &id).await.unwrap();
     let ended = looker.consume_until_pause(|_| {}).await.unwrap();
     assert_eq!(ended, Pause::Failed { error: "cancelled".to_owned() });
     // `stop` also ends a session that waits with a question.
@@ -178,7 +178,7 @@ async fn the_workers_may_be_those_of_the_same_process() {
     let options = options(&model);
     let ctx = program(&options, &database).await;
     let working = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
-    let mut runner = Runner::new(Arc::clone(&ctx));
+    let mut runner = SessionHandle::new(Arc::clone(&ctx));
     runner.start("A table, please.", None).await.unwrap();
     assert_eq!(runner.consume_until_pause(|_| {}).await.unwrap(), pauses("For how many?"));
     runner.continue_with("six").await.unwrap();

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use wakeful::config::Config;
-use wakeful::replay::{self, End, Observer};
+use wakeful::replay::{self, Observer, ReplayEnd};
 use wakeful::store::Store;
 use wakeful::store::fork::ForkRequest;
 use wakeful::store::replay::Progress as Turns;
@@ -171,7 +171,7 @@ impl Cost {
             let began = Instant::now();
             let replayed = replay::run(ctx, &request, true, &Nobody).await?;
             replays.push(since(began));
-            ensure!(replayed.end == End::Over, "the replay ended as {:?}", replayed.end);
+            ensure!(replayed.end == ReplayEnd::Over, "the replay ended as {:?}", replayed.end);
             let report =
                 diff(&ctx.store.side(session_id).await?, &ctx.store.side(&replayed.session_id).await?);
             let equal = report.requests.equal;

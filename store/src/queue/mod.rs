@@ -14,13 +14,13 @@
 
 mod backend;
 mod delay;
-mod heart;
+mod heartbeat;
 mod notify;
 mod workers;
 
 pub use backend::Queue;
 pub use delay::{delay, jittered};
-pub use heart::Heart;
+pub use heartbeat::Heartbeat;
 pub use notify::{News, Notifier, heard};
 pub use workers::WorkerView;
 

@@ -36,7 +36,7 @@
 //! use std::sync::Arc;
 //! use wakeful::config::Config;
 //! use wakeful::jobs::pool;
-//! use wakeful::runner::{Pause, Runner};
+//! use wakeful::handle::{Pause, SessionHandle};
 //!
 //! # async fn example() -> anyhow::Result<()> {
 //! let config = Config::load(None, std::env::vars())?;
@@ -44,13 +44,13 @@
 //! // Run workers in this process too. Without them, a `wakeful serve` on the database runs the session.
 //! let pool = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
 //!
-//! let mut runner = Runner::new(Arc::clone(&ctx));
-//! runner.start("A table for tonight, please.", Some("You book tables.")).await?;
+//! let mut session = SessionHandle::new(Arc::clone(&ctx));
+//! session.start("A table for tonight, please.", Some("You book tables.")).await?;
 //! loop {
-//!     match runner.consume_until_pause(|entry| println!("{} {}", entry.seq, entry.kind)).await? {
+//!     match session.consume_until_pause(|entry| println!("{} {}", entry.seq, entry.kind)).await? {
 //!         Pause::WaitingInput { question } => {
 //!             println!("{question}");
-//!             runner.continue_with("For four, at eight.").await?;
+//!             session.continue_with("For four, at eight.").await?;
 //!         }
 //!         Pause::Completed { result } => break println!("{result}"),
 //!         Pause::Failed { error } => anyhow::bail!(error),
@@ -66,7 +66,7 @@
 //! | to see | read |
 //! |---|---|
 //! | how a program adds tools, models, channels and routes | [`App`], [`tool`], [`model`], [`channel`] |
-//! | how a program starts a session, and goes on with it | [`runner`] |
+//! | how a program starts a session, and goes on with it | [`handle`] |
 //! | one step, hop by hop | [`jobs::step`] |
 //! | how a session is run again beside its log | [`replay`] |
 //! | how a trigger is sent by hand | [`client`] |
@@ -84,7 +84,7 @@ pub use app::App;
 pub use wakeful_channels as channels;
 pub use wakeful_config as config;
 pub use wakeful_engine::ctx::Ctx;
-pub use wakeful_engine::{channel, jobs, model, runner, telemetry, tool};
+pub use wakeful_engine::{channel, handle, jobs, model, telemetry, tool};
 pub use wakeful_http as http;
 pub use wakeful_store as store;
 pub use wakeful_workflow as workflow;

@@ -44,7 +44,7 @@ pub struct Request {
 
 /// How a replay ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum ReplayEnd {
     /// The replay got every message of the source, and rests.
     Over,
     /// Its run failed, or waits for an operator.
@@ -59,7 +59,7 @@ pub struct Replayed {
     pub session_id: String,
     /// An earlier process started it.
     pub resumed: bool,
-    pub end: End,
+    pub end: ReplayEnd,
     /// Why fewer messages were copied than asked for.
     pub moved: Option<String>,
     /// Tool calls for which the source has no result, if recorded results were asked for.
@@ -209,7 +209,7 @@ async fn drive(
     session_id: &str,
     observer: &dyn Observer,
     stop: &CancellationToken,
-) -> anyhow::Result<End> {
+) -> anyhow::Result<ReplayEnd> {
     let mut news = ctx.bus.news.sessions();
     let session = ctx.store.hydrate(session_id).await?;
     let Some(source) = ctx.recordings.of(&ctx.store, &session).await? else {
@@ -233,23 +233,25 @@ async fn drive(
                         ctx.bus.notifier.job();
                         continue;
                     }
-                    None => return Ok(End::Over),
+                    None => return Ok(ReplayEnd::Over),
                 }
             }
             SessionStatus::Failed | SessionStatus::NeedsAttention => {
                 let session = ctx.store.hydrate(session_id).await?;
                 if is_at_the_end(ctx, &session).await? {
-                    return Ok(End::Over);
+                    return Ok(ReplayEnd::Over);
                 }
                 let status = progress.status.as_str();
-                return Ok(End::Failed(progress.error.unwrap_or_else(|| format!("its run is {status}"))));
+                return Ok(ReplayEnd::Failed(
+                    progress.error.unwrap_or_else(|| format!("its run is {status}")),
+                ));
             }
             SessionStatus::Archived | SessionStatus::Terminated => {
-                return Ok(End::Failed(format!("the session is {}", progress.status.as_str())));
+                return Ok(ReplayEnd::Failed(format!("the session is {}", progress.status.as_str())));
             }
         }
         tokio::select! {
-            () = stop.cancelled() => return Ok(End::Interrupted),
+            () = stop.cancelled() => return Ok(ReplayEnd::Interrupted),
             _ = news.recv() => {}
             () = tokio::time::sleep(LOOK) => {}
         }

@@ -7,7 +7,7 @@
 //! | the only caller of models and tools | [`perform`] |
 //! | how a message comes in, and how much comes in at once | [`ingest`], [`origin`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
-//! | how a program starts a session and continues it | [`runner`] |
+//! | how a program starts a session and continues it | [`handle`] |
 //! | how a replay gets its source's messages | [`replay`] |
 //! | how code that never yields is stopped | [`watchdog`] |
 //! | which tools and models there are, and how one is added | [`tool`], [`model`] |
@@ -16,6 +16,7 @@
 
 pub mod channel;
 pub mod ctx;
+pub mod handle;
 pub mod identity;
 pub mod ingest;
 pub mod jobs;
@@ -23,7 +24,7 @@ pub mod model;
 pub mod origin;
 pub mod perform;
 pub mod replay;
-pub mod runner;
+
 pub mod telemetry;
 pub mod tool;
 pub mod watchdog;

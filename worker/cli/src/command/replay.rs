@@ -6,7 +6,7 @@ mod suite;
 use super::output::{Output, OutputArgs, count, printable, until_reader_goes};
 use super::{CONNECT, Exit, Usage, report};
 use crate::App;
-use crate::replay::{self, End, Observer, Replayed, Request};
+use crate::replay::{self, Observer, ReplayEnd, Replayed, Request};
 use anyhow::Context as _;
 use progress::Meter;
 use serde::Serialize;
@@ -223,9 +223,9 @@ async fn replayed(
     let replayed = replay::run(ctx, &request, wish.args.fresh, observer).await?;
     let Replayed { session_id, resumed, end, moved, unrecorded } = replayed;
     let failed = match end {
-        End::Over => None,
-        End::Failed(reason) => Some(reason),
-        End::Interrupted => return Ok(None),
+        ReplayEnd::Over => None,
+        ReplayEnd::Failed(reason) => Some(reason),
+        ReplayEnd::Interrupted => return Ok(None),
     };
     let source_session_id = request.source_session_id.as_str().to_owned();
     let (left, right) = (ctx.store.side(&source_session_id).await?, ctx.store.side(&session_id).await?);

@@ -10,16 +10,16 @@ use anyhow::{Context, Result};
 #[derive(Debug)]
 pub struct Child {
     pid: i32,
-    end: Arc<End>,
+    end: Arc<ChildExit>,
 }
 
 #[derive(Debug, Default)]
-struct End {
+struct ChildExit {
     status: Mutex<Option<ExitStatus>>,
     came: Condvar,
 }
 
-impl End {
+impl ChildExit {
     fn lock(&self) -> MutexGuard<'_, Option<ExitStatus>> {
         // Nothing panics under this lock, and an exit status is whole or absent.
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,7 +35,7 @@ impl Child {
     pub fn spawn(mut command: Command, on_death: i32) -> Result<Child> {
         let program = command.get_program().to_string_lossy().into_owned();
         die_with_this_thread(&mut command, on_death);
-        let end = Arc::new(End::default());
+        let end = Arc::new(ChildExit::default());
         let (started, start) = mpsc::channel();
         let watched = end.clone();
         std::thread::Builder::new()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
-use wakeful_store::queue::{Heart, Holdings, Kind, News, Queue, Settings};
+use wakeful_store::queue::{Heartbeat, Holdings, Kind, News, Queue, Settings};
 
 /// How long running jobs may go on after a drain begins. Then they are dropped and their leases are given
 /// back.
@@ -21,8 +21,8 @@ pub const DRAIN: Duration = Duration::from_secs(20);
 pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let queue = ctx.config.queue;
     let holdings = Arc::new(Holdings::default());
-    let heart_stop = CancellationToken::new();
-    let heart = tokio::spawn(heart(&ctx, &holdings, true).run(heart_stop.clone()));
+    let heartbeat_stop = CancellationToken::new();
+    let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, true).run(heartbeat_stop.clone()));
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let expiry = tokio::spawn(expire::run(Arc::clone(&ctx)));
     let draining = ctx.shutdown.draining.clone();
@@ -75,9 +75,9 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     deadline.abort();
     healer.abort();
     expiry.abort();
-    heart_stop.cancel();
+    heartbeat_stop.cancel();
     // Wait for the heartbeat, which continues until the last lease is given back.
-    let _ = heart.await;
+    let _ = heartbeat.await;
     info!("No job is running any more");
     if ctx.watchdog.is_ending() {
         // The blocked thread came back before the watchdog ended the process. Fail anyway, for supervisors
@@ -95,8 +95,8 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
 /// As [`run`].
 pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken) -> anyhow::Result<()> {
     let holdings = Arc::new(Holdings::default());
-    let heart_stop = CancellationToken::new();
-    let heart = tokio::spawn(heart(&ctx, &holdings, false).run(heart_stop.clone()));
+    let heartbeat_stop = CancellationToken::new();
+    let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, false).run(heartbeat_stop.clone()));
     let settings = settings(&ctx, Kind::Step, &runner, 1);
     let (step_ctx, stopped) = (Arc::clone(&ctx), stop.clone());
     let ran = Monitor::new()
@@ -119,14 +119,14 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
             Ok(())
         })
         .await;
-    heart_stop.cancel();
-    let _ = heart.await;
+    heartbeat_stop.cancel();
+    let _ = heartbeat.await;
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
 }
 
-fn heart(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heart {
+fn heartbeat(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heartbeat {
     let queue = ctx.config.queue;
-    Heart {
+    Heartbeat {
         store: ctx.store.clone(),
         worker_id: Arc::clone(&ctx.identity.worker_id),
         listed,

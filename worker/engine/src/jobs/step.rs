@@ -7,7 +7,7 @@ mod span;
 mod tries;
 
 use crate::ctx::Ctx;
-use crate::perform::{Interrupted, perform};
+use crate::perform::{Abandoned, perform};
 use crate::replay;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
@@ -33,7 +33,7 @@ const UNREADABLE_ATTEMPTS: i64 = 5;
 
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
-enum End {
+enum ClaimEnd {
     /// The job has ended: the run closed or paused, or nothing was owed.
     Closed,
     /// This claim lost its lease. Another worker may hold the session, so nothing more is written here.
@@ -61,16 +61,16 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
         let work = AssertUnwindSafe(work).catch_unwind();
         let end = tokio::select! {
             end = work => end,
-            () = job.lease.lost().cancelled() => Ok(End::Stale),
+            () = job.lease.lost().cancelled() => Ok(ClaimEnd::Stale),
             () = ctx.shutdown.abort.cancelled() => Ok(release(&ctx, &job).await),
         };
-        let end = end.unwrap_or_else(|_| End::Retry {
+        let end = end.unwrap_or_else(|_| ClaimEnd::Retry {
             kind: "panic",
             error: "internal error: the step panicked".to_owned(),
             at_least: None,
         });
         debug!(?end, "The claim is over");
-        if let End::Retry { kind, error, at_least } = &end {
+        if let ClaimEnd::Retry { kind, error, at_least } = &end {
             telemetry::failed(&Span::current(), kind);
             retry(&ctx, &job, error, *at_least).await;
         }
@@ -81,9 +81,9 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
 }
 
 /// Works on the job's session until the claim ends, and decides what each error of the store means for it.
-async fn work(ctx: &Ctx, job: &Job) -> End {
+async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     let Some(session_id) = job.session_id.as_deref() else {
-        return End::Stale;
+        return ClaimEnd::Stale;
     };
     // A transient database fault does not count as an attempt: this loop tries the step again under the same
     // lease.
@@ -92,7 +92,7 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
     // after the reset does not bring the old counts back.
     let mut counts = Counts { tries: Tries::of(job), attempt: job.attempt };
     loop {
-        match claim(ctx, job, session_id, &mut counts).await {
+        match hydrate_and_run(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
@@ -103,21 +103,25 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
             Err(Error::NotFound { what: "session", ref id }) if id == session_id => {
                 warn!(session.id = session_id, "Ended a job whose session does not exist");
                 return match ctx.store.end_job(&job.lease).await {
-                    Ok(()) => End::Closed,
-                    Err(error) => End::Retry { kind: "database", error: error.to_string(), at_least: None },
+                    Ok(()) => ClaimEnd::Closed,
+                    Err(error) => {
+                        ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None }
+                    }
                 };
             }
             Err(error @ Error::Corrupt { .. }) if counts.tries.stuck >= UNREADABLE_ATTEMPTS => {
                 return give_up(ctx, job, session_id, &error).await;
             }
-            Err(error) => return End::Retry { kind: "database", error: error.to_string(), at_least: None },
+            Err(error) => {
+                return ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None };
+            }
         }
     }
 }
 
 /// Fails the run of a session that cannot be read. Its agent is unknown then, so [`UNREADABLE_ATTEMPTS`]
 /// applies instead of the agent's own limit.
-async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> End {
+async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> ClaimEnd {
     let reason = format!(
         "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
     );
@@ -126,19 +130,24 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
             warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");
             ctx.bus.notifier.session(session_id);
             ctx.bus.notifier.job();
-            End::Closed
+            ClaimEnd::Closed
         }
-        Ok(false) => End::Stale,
-        Err(error) => End::Retry { kind: "database", error: error.to_string(), at_least: None },
+        Ok(false) => ClaimEnd::Stale,
+        Err(error) => ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None },
     }
 }
 
 /// Hop 2: hydrates the session once. [`run`] then takes step after step with this copy in memory.
-async fn claim(ctx: &Ctx, job: &Job, session_id: &str, counts: &mut Counts) -> wakeful_store::Result<End> {
+async fn hydrate_and_run(
+    ctx: &Ctx,
+    job: &Job,
+    session_id: &str,
+    counts: &mut Counts,
+) -> wakeful_store::Result<ClaimEnd> {
     wakeful_store::failpoint!("K3");
     let session = ctx.store.hydrate(session_id).await?;
     let span = span::of_run(ctx, &session);
-    run(ctx, job, session, counts).instrument(span).await
+    run_steps(ctx, job, session, counts).instrument(span).await
 }
 
 /// Retry counters of this step, and the attempt number.
@@ -150,7 +159,12 @@ struct Counts {
 /// Hops 3 to 8: takes the run from step to step until this claim ends. Each turn of the loop makes at most
 /// one commit. After a crash, the next claim hydrates the latest commit; the ledger and the table
 /// `generations` tell it which calls had begun.
-async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) -> wakeful_store::Result<End> {
+async fn run_steps(
+    ctx: &Ctx,
+    job: &Job,
+    mut session: Session,
+    counts: &mut Counts,
+) -> wakeful_store::Result<ClaimEnd> {
     let mut steps = 0;
     let mut began = Instant::now();
     loop {
@@ -163,7 +177,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
             Err(error) => match plan(&session, &Limits::default()) {
                 Action::Rest => {
                     ctx.store.end_job(&job.lease).await?;
-                    return Ok(End::Closed);
+                    return Ok(ClaimEnd::Closed);
                 }
                 Action::Stop(Stop::Cancelled) => Decided::Outcome(Outcome::Stopped(Stop::Cancelled)),
                 Action::Stop(_)
@@ -223,7 +237,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
             Commit::Closed => {
                 // This close may have opened the conversation's next queued run, which has a job of its own.
                 ctx.bus.notifier.job();
-                return Ok(End::Closed);
+                return Ok(ClaimEnd::Closed);
             }
             Commit::Moved => {
                 let read = ctx.store.hydrate(session.session_id.as_str()).await?;
@@ -231,7 +245,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                     // The session is unchanged, so another try would be refused too, after one more paid
                     // model call.
                     let error = "the commit was refused although the session has not changed".to_owned();
-                    return Ok(End::Retry { kind: "moved", error, at_least: None });
+                    return Ok(ClaimEnd::Retry { kind: "moved", error, at_least: None });
                 }
                 // Our own commit may have moved the session, if the connection broke before its answer
                 // arrived. So new records and new steps count as progress.
@@ -243,7 +257,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 }
                 session = read;
             }
-            Commit::Stale => return Ok(End::Stale),
+            Commit::Stale => return Ok(ClaimEnd::Stale),
         }
     }
 }
@@ -255,7 +269,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
 )]
 enum Decided {
     Outcome(Outcome),
-    End(End),
+    End(ClaimEnd),
     /// The session was read again, so the caller plans again.
     Again,
 }
@@ -274,7 +288,7 @@ async fn decide(
     }
     if action == Action::Rest {
         ctx.store.end_job(&job.lease).await?;
-        return Ok(Decided::End(End::Closed));
+        return Ok(Decided::End(ClaimEnd::Closed));
     }
     if let Some(fault) = tries.used_up(agent.limits.attempts, job.last_error.as_deref())
         && !matches!(action, Action::Stop(_))
@@ -302,7 +316,7 @@ async fn decide(
         match performed {
             // The provider found the context too long: our estimate was too low. Summarise, then call again.
             // This cannot loop, because `is_possible` requires a model answer since the last summary.
-            Err(Interrupted::Fault(Fault::ContextOverflow { .. }))
+            Err(Abandoned::Fault(Fault::ContextOverflow { .. }))
                 if asks_model && compaction::is_possible(session, &agent.context) =>
             {
                 // Read the refused call from the database: the summary's commit journals its end.
@@ -314,24 +328,24 @@ async fn decide(
     };
     Ok(match performed {
         Ok(outcome) => Decided::Outcome(outcome),
-        Err(Interrupted::Moved) => {
+        Err(Abandoned::Moved) => {
             // The lease may be lost before the heartbeat notices. Ask the database now: otherwise this would
             // plan and be interrupted again and again until the next heartbeat.
             if !job.lease.is_live() || !ctx.store.holds(&job.lease).await? {
-                return Ok(Decided::End(End::Stale));
+                return Ok(Decided::End(ClaimEnd::Stale));
             }
             *session = ctx.store.hydrate(session.session_id.as_str()).await?;
             Decided::Again
         }
-        Err(Interrupted::Store(error)) => return Err(error),
-        Err(Interrupted::Fault(fault)) => {
+        Err(Abandoned::Store(error)) => return Err(error),
+        Err(Abandoned::Fault(fault)) => {
             let stop = match fault.verdict() {
                 Verdict::Fail { .. } => fault,
                 Verdict::Retry { .. } if tries.ended_by_faults() >= agent.limits.attempts => {
                     Fault::Stuck { attempts: tries.stuck.max(1), last_error: fault.to_string() }
                 }
                 Verdict::Retry { after_ms } => {
-                    return Ok(Decided::End(End::Retry {
+                    return Ok(Decided::End(ClaimEnd::Retry {
                         kind: fault.kind(),
                         error: fault.to_string(),
                         at_least: after_ms.map(Duration::from_millis),
@@ -349,13 +363,13 @@ async fn decide(
 /// Returns a later retry when `outcome` is a summary that failed and that the run will ask for again: the
 /// provider gets time to recover. Returns `None` when the run goes on in this claim: there was no failed
 /// summary, a retry cannot help, or the run has used up its [`compaction::FAILURES`] summaries.
-fn no_summary(session: &Session, outcome: &Outcome) -> Option<End> {
+fn no_summary(session: &Session, outcome: &Outcome) -> Option<ClaimEnd> {
     let Outcome::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = outcome else {
         return None;
     };
     match fault.verdict() {
         Verdict::Retry { after_ms } if session.compaction_failures + 1 < compaction::FAILURES => {
-            Some(End::Retry {
+            Some(ClaimEnd::Retry {
                 kind: fault.kind(),
                 error: format!("no summary of the context: {fault}"),
                 at_least: after_ms.map(Duration::from_millis),
@@ -373,12 +387,12 @@ async fn gives_way(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bo
 }
 
 /// Gives the job back. Any worker may claim it at once.
-async fn release(ctx: &Ctx, job: &Job) -> End {
+async fn release(ctx: &Ctx, job: &Job) -> ClaimEnd {
     if let Err(error) = ctx.store.release(&job.lease).await {
         warn!(%error, "A job was not released; it is free when its lease ends");
     }
     ctx.bus.notifier.job();
-    End::Released
+    ClaimEnd::Released
 }
 
 /// Gives the job back until a delay is over, which grows with the job's claims without progress.

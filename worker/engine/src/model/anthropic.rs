@@ -1,6 +1,7 @@
 //! Anthropic's Messages API, streamed: `POST {base_url}/v1/messages`.
 
-use super::sse::{self, Endpoint, ProviderError};
+use super::call::{self, Endpoint};
+use super::provider_error::{ProviderError, bad_response};
 use super::{Deltas, Model};
 use async_trait::async_trait;
 use reqwest::header::{HeaderMap, HeaderValue};
@@ -45,9 +46,9 @@ impl Model for Anthropic {
         let mut headers = HeaderMap::new();
         headers.insert("anthropic-version", HeaderValue::from_static(VERSION));
         if let Some(key) = &self.endpoint.api_key {
-            headers.insert("x-api-key", sse::secret_header(key.expose_secret().to_owned())?);
+            headers.insert("x-api-key", call::secret_header(key.expose_secret().to_owned())?);
         }
-        let mut events = sse::open(&self.endpoint, url, headers, request.body.clone()).await?;
+        let mut events = call::open(&self.endpoint, url, headers, request.body.clone()).await?;
         let mut answer = Answer::default();
         loop {
             if answer.take(&events.next().await?, deltas)? {
@@ -86,7 +87,7 @@ enum Part {
 impl Answer {
     /// Adds one event. Returns true at the end marker.
     fn take(&mut self, data: &str, deltas: &mut dyn Deltas) -> Result<bool, Fault> {
-        let event: Value = serde_json::from_str(data).map_err(sse::bad_response)?;
+        let event: Value = serde_json::from_str(data).map_err(bad_response)?;
         match event["type"].as_str().unwrap_or_default() {
             "message_start" => self.usage(&event["message"]["usage"]),
             "content_block_start" => self.start(index(&event)?, &event["content_block"], deltas),
@@ -99,7 +100,7 @@ impl Answer {
             }
             "message_stop" => return Ok(true),
             "error" => {
-                let error = ProviderError::of(&event).ok_or_else(|| sse::bad_response(data))?;
+                let error = ProviderError::of(&event).ok_or_else(|| bad_response(data))?;
                 let status = error.status();
                 return Err(error.fault(status, None));
             }
@@ -118,7 +119,7 @@ impl Answer {
             ("cache_creation_input_tokens", &mut self.cache_write_tokens),
         ];
         for (field, count) in counts {
-            if let Some(tokens) = sse::tokens(usage, field) {
+            if let Some(tokens) = call::tokens(usage, field) {
                 *count = tokens;
             }
         }
@@ -152,7 +153,7 @@ impl Answer {
         let part = self
             .parts
             .get_mut(&index)
-            .ok_or_else(|| sse::bad_response(format!("a delta of block {index}, which was not started")))?;
+            .ok_or_else(|| bad_response(format!("a delta of block {index}, which was not started")))?;
         match part {
             Part::Text(text) => {
                 // Citations, the other kind of delta in a text, have no place in our text blocks.
@@ -238,7 +239,7 @@ impl Answer {
 }
 
 fn index(event: &Value) -> Result<u64, Fault> {
-    event["index"].as_u64().ok_or_else(|| sse::bad_response("a content block without an index"))
+    event["index"].as_u64().ok_or_else(|| bad_response("a content block without an index"))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Tests: every fault of a call, with both protocols.
 
 use super::anthropic::Anthropic;
+use super::call::Endpoint;
 use super::openai::OpenAi;
-use super::sse::Endpoint;
 use super::{Deltas, Model, NoDeltas};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

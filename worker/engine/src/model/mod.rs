@@ -16,11 +16,12 @@ use wakeful_workflow::record::{FinishReason, Reply, ToolCall};
 use wakeful_workflow::wire::Request;
 
 pub mod anthropic;
+pub mod call;
 #[cfg(test)]
 mod faults;
 pub mod openai;
+pub mod provider_error;
 pub mod scripted;
-pub mod sse;
 
 /// Output limit of a model for which none is configured.
 const MAX_OUTPUT_TOKENS: u32 = 8192;
@@ -69,8 +70,8 @@ impl Models {
         let client = |provider: &Provider| {
             reqwest::Client::builder().connect_timeout(Duration::from_secs(provider.connect_s)).build()
         };
-        let endpoint = |provider: &Provider, official: &str| -> Result<sse::Endpoint, reqwest::Error> {
-            Ok(sse::Endpoint {
+        let endpoint = |provider: &Provider, official: &str| -> Result<call::Endpoint, reqwest::Error> {
+            Ok(call::Endpoint {
                 client: client(provider)?,
                 base_url: provider.base_url.clone().unwrap_or_else(|| official.to_owned()),
                 api_key: provider.api_key.clone(),
@@ -170,7 +171,7 @@ impl Deltas for NoDeltas {
 
 /// Builds the recorded form of a call from the text of its arguments.
 fn tool_call(id: String, name: String, arguments: String, truncated: bool) -> ToolCall {
-    let (arguments, malformed) = match sse::arguments(arguments, truncated) {
+    let (arguments, malformed) = match call::arguments(arguments, truncated) {
         Ok(arguments) => (arguments, None),
         Err(raw) => (serde_json::Value::Object(serde_json::Map::new()), Some(raw)),
     };

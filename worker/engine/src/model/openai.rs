@@ -1,7 +1,8 @@
 //! OpenAI's Chat Completions, streamed: `POST {base_url}/chat/completions`. Many other servers speak this
 //! protocol too; this file also handles their deviations.
 
-use super::sse::{self, Endpoint, ProviderError};
+use super::call::{self, Endpoint};
+use super::provider_error::{ProviderError, bad_response};
 use super::{Deltas, Model};
 use async_trait::async_trait;
 use reqwest::header::{AUTHORIZATION, HeaderMap};
@@ -39,9 +40,9 @@ impl Model for OpenAi {
         let url = format!("{}/chat/completions", self.endpoint.base_url.trim_end_matches('/'));
         let mut headers = HeaderMap::new();
         if let Some(key) = &self.endpoint.api_key {
-            headers.insert(AUTHORIZATION, sse::secret_header(format!("Bearer {}", key.expose_secret()))?);
+            headers.insert(AUTHORIZATION, call::secret_header(format!("Bearer {}", key.expose_secret()))?);
         }
-        let mut events = sse::open(&self.endpoint, url, headers, request.body.clone()).await?;
+        let mut events = call::open(&self.endpoint, url, headers, request.body.clone()).await?;
         let mut answer = Answer::default();
         loop {
             let data = events.next().await?;
@@ -71,17 +72,17 @@ struct Call {
 
 impl Answer {
     fn take(&mut self, data: &str, deltas: &mut dyn Deltas) -> Result<(), Fault> {
-        let chunk: Value = serde_json::from_str(data).map_err(sse::bad_response)?;
+        let chunk: Value = serde_json::from_str(data).map_err(bad_response)?;
         if let Some(error) = ProviderError::of(&chunk) {
             let status = error.status();
             return Err(error.fault(status, None));
         }
         let usage = &chunk["usage"];
         if usage.is_object() {
-            self.usage.input_tokens = sse::tokens(usage, "prompt_tokens").unwrap_or_default();
-            self.usage.output_tokens = sse::tokens(usage, "completion_tokens").unwrap_or_default();
+            self.usage.input_tokens = call::tokens(usage, "prompt_tokens").unwrap_or_default();
+            self.usage.output_tokens = call::tokens(usage, "completion_tokens").unwrap_or_default();
             self.usage.cached_tokens =
-                sse::tokens(&usage["prompt_tokens_details"], "cached_tokens").unwrap_or_default();
+                call::tokens(&usage["prompt_tokens_details"], "cached_tokens").unwrap_or_default();
         }
 
         // The usage chunk has no choice, and we never ask for more than one.

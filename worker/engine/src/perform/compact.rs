@@ -1,6 +1,6 @@
 //! Compaction: a separate model call that summarises the context. Readers do not see its text.
 
-use super::Interrupted;
+use super::Abandoned;
 use super::intent::{self, Begun, Intent};
 use crate::ctx::Ctx;
 use crate::model::{Model, NoDeltas};
@@ -26,7 +26,7 @@ pub(super) async fn compact(
     lease: &Lease,
     session: &Session,
     agent: &Agent,
-) -> Result<Outcome, Interrupted> {
+) -> Result<Outcome, Abandoned> {
     let model = ctx.plugins.models.get(&agent.model)?;
     let tools = ctx.configured_tools(session, agent)?;
     let window = ctx.config.context_window(&agent.model);

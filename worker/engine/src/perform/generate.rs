@@ -1,7 +1,7 @@
 //! Hop 4: the model call. It records its intent in `generations`, streams the text to readers, and returns
 //! the answer as the outcome.
 
-use super::Interrupted;
+use super::Abandoned;
 use super::chunks::{Piece, Writer};
 use super::intent::{self, Begun, Intent};
 use crate::ctx::Ctx;
@@ -32,7 +32,7 @@ pub(super) async fn call_model(
     lease: &Lease,
     session: &Session,
     agent: &Agent,
-) -> Result<Outcome, Interrupted> {
+) -> Result<Outcome, Abandoned> {
     let model = ctx.plugins.models.get(&agent.model)?;
     let (Built { context, rebase }, effects) = told(ctx, session, agent)?;
     let base = model.request(&context);
@@ -72,7 +72,7 @@ pub(super) async fn call_model(
     wakeful_store::failpoint!("K6");
 
     let span = intent::span(session, &agent.model);
-    let (pieces, inbox) = mpsc::unbounded_channel();
+    let (pieces, deltas) = mpsc::unbounded_channel();
     if let Some(prefill) = &request.prefill {
         // The earlier attempt's text becomes the first chunk, so readers keep what they have seen.
         let _ = pieces.send(Piece::Text(prefill.clone()));
@@ -91,7 +91,7 @@ pub(super) async fn call_model(
     };
     // Both run in this one future, so dropping the call stops the writer too. No chunk can then be written
     // after the commit, which deletes the chunks.
-    let writing = Writer::new(ctx, &session.session_id, &generation_id).write(inbox);
+    let writing = Writer::new(ctx, &session.session_id, &generation_id).write(deltas);
     let (answered, ()) = tokio::join!(call.instrument(span.clone()), writing);
     if let (Err(Fault::Refused { message, .. }), Some(_)) = (&answered, &request.prefill) {
         warn!(
@@ -103,7 +103,7 @@ pub(super) async fn call_model(
         // The mark is in the database, so the next plan starts over, here or on another worker if this one
         // dies now.
         ctx.store.never_resume(&session.session_id, &generation_id).await?;
-        return Err(Interrupted::Moved);
+        return Err(Abandoned::Moved);
     }
     let mut reply = answered?;
     wakeful_store::failpoint!("K10");
@@ -176,7 +176,7 @@ async fn cut_off<'a>(
     ctx: &Ctx,
     session: &'a Session,
     next: &NextCall<'_>,
-) -> Result<Option<(&'a CutOffCall, String)>, Interrupted> {
+) -> Result<Option<(&'a CutOffCall, String)>, Abandoned> {
     let Some(attempt) = resume::candidate(&session.cut_off, next) else {
         return Ok(None);
     };

@@ -1,7 +1,7 @@
 //! The intent of a model call: a row of `generations` that is committed before the call. A replay writes the
 //! same row before a recorded answer.
 
-use super::Interrupted;
+use super::Abandoned;
 use crate::ctx::Ctx;
 use crate::telemetry::names;
 use tracing::{Span, info_span};
@@ -47,13 +47,13 @@ pub(super) fn next_attempt(session: &Session) -> i64 {
 /// that a call had begun. Only a crash of Postgres may lose the row, because its commit is asynchronous.
 ///
 /// # Errors
-/// [`Interrupted::Moved`] when the lease is lost: the caller must not call the model. [`Interrupted::Store`].
+/// [`Abandoned::Moved`] when the lease is lost: the caller must not call the model. [`Abandoned::Store`].
 pub(super) async fn begin(
     ctx: &Ctx,
     lease: &Lease,
     session: &Session,
     intent: &Intent<'_>,
-) -> Result<Begun, Interrupted> {
+) -> Result<Begun, Abandoned> {
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
     let repairs = intent.request.repairs.total() as i64;
     let new = NewGeneration {
@@ -71,7 +71,7 @@ pub(super) async fn begin(
     };
     match ctx.store.begin_generation(lease, &new).await? {
         Some(started_at) => Ok(Begun { generation_id, started_at, repairs }),
-        None => Err(Interrupted::Moved),
+        None => Err(Abandoned::Moved),
     }
 }
 

@@ -20,7 +20,7 @@ use wakeful_workflow::session::Session;
 
 /// Why an action produced no outcome.
 #[derive(Debug)]
-pub enum Interrupted {
+pub enum Abandoned {
     /// The action failed. [`Fault::verdict`] says whether to retry it or to fail the run.
     Fault(Fault),
     /// The lease is lost, or the session has changed since it was read. The caller must hydrate again before
@@ -30,15 +30,15 @@ pub enum Interrupted {
     Store(wakeful_store::Error),
 }
 
-impl From<Fault> for Interrupted {
+impl From<Fault> for Abandoned {
     fn from(fault: Fault) -> Self {
-        Interrupted::Fault(fault)
+        Abandoned::Fault(fault)
     }
 }
 
-impl From<wakeful_store::Error> for Interrupted {
+impl From<wakeful_store::Error> for Abandoned {
     fn from(error: wakeful_store::Error) -> Self {
-        Interrupted::Store(error)
+        Abandoned::Store(error)
     }
 }
 
@@ -46,14 +46,14 @@ impl From<wakeful_store::Error> for Interrupted {
 /// the ledger which tool calls may have run, and in `generations` which model calls had begun.
 ///
 /// # Errors
-/// [`Interrupted`].
+/// [`Abandoned`].
 pub async fn perform(
     ctx: &Ctx,
     lease: &Lease,
     session: &Session,
     agent: &Agent,
     action: Action,
-) -> Result<Outcome, Interrupted> {
+) -> Result<Outcome, Abandoned> {
     match action {
         Action::Begin => Ok(Outcome::Begun),
         // A replay follows its source: if the source wrote a summary here, so does the replay.

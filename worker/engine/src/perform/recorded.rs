@@ -1,7 +1,7 @@
 //! Recorded answers: a replay takes answers, summaries and tool results from its source's log instead of
 //! calling a model or a tool.
 
-use super::Interrupted;
+use super::Abandoned;
 use super::intent::{self, Begun, Intent};
 use crate::ctx::Ctx;
 use tracing::{info, warn};
@@ -25,7 +25,7 @@ pub(super) async fn answer(
     lease: &Lease,
     session: &Session,
     agent: &Agent,
-) -> Result<Outcome, Interrupted> {
+) -> Result<Outcome, Abandoned> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     let (rules, recording) = (&source.rules, &*source.recording);
     let answer = replay::answer(session, rules, recording)?;
@@ -98,7 +98,7 @@ pub(super) async fn summary(
     lease: &Lease,
     session: &Session,
     agent: &Agent,
-) -> Result<Option<Outcome>, Interrupted> {
+) -> Result<Option<Outcome>, Abandoned> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     let Some(answer) = replay::summary(session, &source.rules, &source.recording) else {
         return Ok(None);
@@ -175,7 +175,7 @@ pub(super) enum Recorded {
 }
 
 /// Looks up how the call `call_id` ended in the source's log.
-pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Result<Recorded, Interrupted> {
+pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Result<Recorded, Abandoned> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     Ok(match replay::result(session, &source.rules, &source.recording, call_id) {
         Some(RecordedResult::Settled { status, result, message_number }) => {

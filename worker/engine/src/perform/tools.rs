@@ -1,6 +1,6 @@
 //! Hop 5: the tool calls of one turn. They run concurrently, and each does what its ledger row allows.
 
-use super::Interrupted;
+use super::Abandoned;
 use super::recorded::{self, Recorded};
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
@@ -31,7 +31,7 @@ pub(super) async fn call_tools(
     session: &Session,
     agent: &Agent,
     calls: Vec<PlannedCall>,
-) -> Result<Outcome, Interrupted> {
+) -> Result<Outcome, Abandoned> {
     let turn = Turn { ctx, lease, session, agent };
     // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
     // uncertain without need.
@@ -61,7 +61,7 @@ enum Ran {
 impl Turn<'_> {
     /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
     /// (`i64::MAX` if it has none).
-    async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Interrupted> {
+    async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Abandoned> {
         let mut place = i64::MAX;
         let ending = match how {
             How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
@@ -101,7 +101,7 @@ impl Turn<'_> {
         }
     }
 
-    async fn run(&self, call: &ToolCall) -> Result<CallEnd, Interrupted> {
+    async fn run(&self, call: &ToolCall) -> Result<CallEnd, Abandoned> {
         if let Some(refusal) = self.refusal(call) {
             // An earlier attempt, under another configuration, may have run the call. Refusing it now does
             // not undo that.
@@ -132,25 +132,25 @@ impl Turn<'_> {
         call: &ToolCall,
         effect: Effect,
         status: CallStatus,
-    ) -> Result<CallEnd, Interrupted> {
+    ) -> Result<CallEnd, Abandoned> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
         // Check before writing `started`: every later worker must read that as "may have run".
         if !self.lease.is_live() {
-            return Err(Interrupted::Moved);
+            return Err(Abandoned::Moved);
         }
         // The lease's end as known now. `start_call` records this end or a later one.
         let term = self.lease.term();
         wakeful_store::failpoint!("K17");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
         let Some(started) = started else {
-            return Err(Interrupted::Moved);
+            return Err(Abandoned::Moved);
         };
         wakeful_store::failpoint!("K18");
         // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
         // after it, another worker may take over the session.
         if !self.lease.is_live() || !term.lasts() {
-            return Err(Interrupted::Moved);
+            return Err(Abandoned::Moved);
         }
         let ending = match self.invoke(call).await {
             Ran::Output(output) => done(output),
@@ -165,7 +165,7 @@ impl Turn<'_> {
         if let CallEnd::Settled(status, outcome) = &ending
             && !self.settle(call, &started, *status, outcome).await?
         {
-            return Err(Interrupted::Moved);
+            return Err(Abandoned::Moved);
         }
         Ok(ending)
     }

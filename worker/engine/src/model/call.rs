@@ -1,8 +1,8 @@
 //! One streamed call: posts a body, reads server-sent events, and turns every failure into a [`Fault`].
 //!
-//! The providers share it. Both report errors as `{"error": {"message", "type", "code"}}`, so one function
-//! reads them.
+//! The providers share it.
 
+use super::provider_error::{ProviderError, bad_response, shorten};
 use bytes::Bytes;
 use eventsource_stream::{EventStreamError, Eventsource};
 use futures::{Stream, StreamExt};
@@ -33,26 +33,25 @@ pub struct Endpoint {
 /// Largest answer accepted. Without this limit, one server could use up the worker's memory.
 const MAX_BODY_BYTES: usize = 32 << 20;
 const MAX_ERROR_BYTES: usize = 64 << 10;
-const MAX_MESSAGE_CHARS: usize = 500;
 const MAX_RETRY_AFTER_MS: f64 = 86_400_000.0;
 
 /// Why the byte stream ended early.
 #[derive(Debug)]
-enum Interrupted {
+enum StreamError {
     Idle,
     TooLarge,
     Broken,
 }
 
-impl std::fmt::Display for Interrupted {
+impl std::fmt::Display for StreamError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Debug::fmt(self, f)
     }
 }
 
-impl std::error::Error for Interrupted {}
+impl std::error::Error for StreamError {}
 
-type Data = Result<String, EventStreamError<Interrupted>>;
+type Data = Result<String, EventStreamError<StreamError>>;
 
 /// The events of one response.
 pub struct Events {
@@ -75,11 +74,11 @@ impl Events {
         match event {
             Some(Ok(data)) => Ok(data),
             None => Err(Fault::StreamCut),
-            Some(Err(EventStreamError::Transport(Interrupted::Idle))) => {
+            Some(Err(EventStreamError::Transport(StreamError::Idle))) => {
                 Err(Fault::Timeout { after_ms: self.idle_timeout_ms })
             }
-            Some(Err(EventStreamError::Transport(Interrupted::Broken))) => Err(Fault::StreamCut),
-            Some(Err(EventStreamError::Transport(Interrupted::TooLarge))) => {
+            Some(Err(EventStreamError::Transport(StreamError::Broken))) => Err(Fault::StreamCut),
+            Some(Err(EventStreamError::Transport(StreamError::TooLarge))) => {
                 Err(bad_response(format!("more than {MAX_BODY_BYTES} bytes")))
             }
             Some(Err(error @ (EventStreamError::Utf8(_) | EventStreamError::Parser(_)))) => {
@@ -147,9 +146,9 @@ pub async fn open(
 
     let mut read = 0_usize;
     let bytes = tokio_stream::StreamExt::timeout(response.bytes_stream(), idle).map(move |chunk| {
-        let chunk: Bytes = chunk.map_err(|_| Interrupted::Idle)?.map_err(|_| Interrupted::Broken)?;
+        let chunk: Bytes = chunk.map_err(|_| StreamError::Idle)?.map_err(|_| StreamError::Broken)?;
         read += chunk.len();
-        if read > MAX_BODY_BYTES { Err(Interrupted::TooLarge) } else { Ok(chunk) }
+        if read > MAX_BODY_BYTES { Err(StreamError::TooLarge) } else { Ok(chunk) }
     });
     Ok(Events {
         events: Box::pin(bytes.eventsource().map(|event| event.map(|event| event.data))),
@@ -171,11 +170,6 @@ pub fn secret_header(value: String) -> Result<HeaderValue, Fault> {
     Ok(value)
 }
 
-/// Returns the fault of an answer that violates its protocol.
-pub fn bad_response(message: impl std::fmt::Display) -> Fault {
-    Fault::BadResponse { message: shorten(&message.to_string()) }
-}
-
 /// Parses the text of a call's arguments. `truncated` means that the output limit may have cut this text.
 ///
 /// Returns the text as `Err` if it is not a complete JSON object. A call that was cut is kept as malformed:
@@ -195,90 +189,6 @@ pub fn arguments(text: String, truncated: bool) -> Result<Value, String> {
 /// Returns a token count, if the field exists.
 pub fn tokens(usage: &Value, field: &str) -> Option<i64> {
     usage.get(field)?.as_i64().map(|count| count.max(0))
-}
-
-/// A provider's description of a failure.
-#[derive(Debug)]
-pub struct ProviderError {
-    kind: String,
-    code: String,
-    message: String,
-}
-
-impl ProviderError {
-    /// Reads `{"error": …}`. The error is an object, or a string with some servers.
-    pub fn read(body: &[u8]) -> Option<ProviderError> {
-        let body: Value = serde_json::from_slice(body).ok()?;
-        ProviderError::of(&body)
-    }
-
-    /// Like [`ProviderError::read`], for an event that is parsed already.
-    pub fn of(body: &Value) -> Option<ProviderError> {
-        let error = body.get("error").filter(|error| !error.is_null())?;
-        let text = |field: &str| match error.get(field) {
-            Some(Value::String(text)) => text.clone(),
-            Some(Value::Number(number)) => number.to_string(),
-            _ => String::new(),
-        };
-        let message = error.as_str().map_or_else(|| text("message"), str::to_owned);
-        Some(ProviderError { kind: text("type"), code: text("code"), message: shorten(&message) })
-    }
-
-    fn plain(body: &[u8]) -> ProviderError {
-        let message = shorten(&String::from_utf8_lossy(body));
-        ProviderError { kind: String::new(), code: String::new(), message }
-    }
-
-    /// Returns the HTTP status that matches an error inside a stream.
-    pub fn status(&self) -> u16 {
-        let known = |word: &str| {
-            Some(match word {
-                "invalid_request_error" | "context_length_exceeded" => 400,
-                "authentication_error" | "invalid_api_key" => 401,
-                "billing_error" => 402,
-                "permission_error" => 403,
-                "not_found_error" | "model_not_found" => 404,
-                "request_too_large" => 413,
-                "rate_limit_error" | "rate_limit_exceeded" | "insufficient_quota" => 429,
-                "timeout_error" => 504,
-                "overloaded_error" => 529,
-                _ => return None,
-            })
-        };
-        let number = self.code.parse().ok().filter(|code| (400..600).contains(code));
-        known(&self.code).or_else(|| known(&self.kind)).or(number).unwrap_or(500)
-    }
-
-    /// Returns the fault that the error means.
-    pub fn fault(self, status: u16, retry_after_ms: Option<u64>) -> Fault {
-        let overflows = status == 413 || (matches!(status, 400 | 422) && self.is_overflow());
-        // An account without credit also answers 429, but waiting does not help.
-        let exhausted = [&self.code, &self.kind].iter().any(|word| *word == "insufficient_quota");
-        let message = if self.message.is_empty() { self.kind } else { self.message };
-        match status {
-            _ if overflows => Fault::ContextOverflow { message },
-            429 if exhausted => Fault::Refused { status, message },
-            429 => Fault::RateLimited { retry_after_ms },
-            408 | 425 | 500..=599 => Fault::Overloaded { status, message, retry_after_ms },
-            401 | 403 => Fault::Unauthorized { message },
-            404 => Fault::UnknownModel { message },
-            _ => Fault::Refused { status, message },
-        }
-    }
-
-    fn is_overflow(&self) -> bool {
-        const PHRASES: [&str; 7] = [
-            "prompt is too long",
-            "exceed context limit",
-            "maximum context length",
-            "context length exceeded",
-            "context window",
-            "available context size",
-            "request_too_large",
-        ];
-        let message = self.message.to_lowercase();
-        self.code == "context_length_exceeded" || PHRASES.iter().any(|phrase| message.contains(phrase))
-    }
 }
 
 fn not_sent(error: reqwest::Error, limit: Duration) -> Fault {
@@ -303,11 +213,6 @@ fn retry_after_ms(headers: &HeaderMap, now: chrono::DateTime<chrono::Utc>) -> Op
             .or_else(|| Some((date()?.to_utc() - now).num_milliseconds() as f64))
     });
     ms.map(|ms| ms.clamp(0.0, MAX_RETRY_AFTER_MS) as u64)
-}
-
-/// Shortens the message and removes NUL, because the message is stored.
-fn shorten(message: &str) -> String {
-    without_nul(message.trim().chars().take(MAX_MESSAGE_CHARS).collect())
 }
 
 #[cfg(test)]
@@ -351,28 +256,5 @@ mod tests {
             arguments("{\"a\":\"x\\u0000\"}".into(), false),
             Ok(serde_json::json!({"a": "x\u{fffd}"}))
         );
-    }
-
-    #[test]
-    fn overflow_is_recognised_in_the_words_of_each_provider() {
-        let bodies = [
-            r#"{"error":{"type":"invalid_request_error","message":"prompt is too long: 210000 tokens > 200000 maximum"}}"#,
-            r#"{"error":{"type":"invalid_request_error","message":"input length and `max_tokens` exceed context limit: 1 + 2 > 2"}}"#,
-            r#"{"error":{"code":"context_length_exceeded","message":"too long"}}"#,
-            r#"{"error":{"code":400,"message":"This model's maximum context length is 4096 tokens."}}"#,
-            r#"{"error":{"code":400,"message":"the request exceeds the available context size"}}"#,
-        ];
-        for body in bodies {
-            let error = ProviderError::read(body.as_bytes()).unwrap();
-            assert!(matches!(error.fault(400, None), Fault::ContextOverflow { .. }), "{body}");
-        }
-        assert!(matches!(ProviderError::plain(b"").fault(413, None), Fault::ContextOverflow { .. }));
-    }
-
-    #[test]
-    fn an_empty_account_is_not_taken_for_a_rate_limit() {
-        let body = br#"{"error":{"code":"insufficient_quota","message":"You exceeded your current quota"}}"#;
-        let fault = ProviderError::read(body).unwrap().fault(429, Some(1));
-        assert!(matches!(fault, Fault::Refused { status: 429, .. }));
     }
 }

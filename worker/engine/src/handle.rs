@@ -1,27 +1,27 @@
 //! The handle with which a program drives a session: start it, answer it, stop it.
 //!
 //! The session is an ordinary one (trigger type `api`). Any worker on the same database runs it, in this
-//! process or in another. A runner keeps only the session's id and its position in the journal. If the
-//! program crashes, the session goes on; [`Runner::attach`] gives the program a new handle, which reads the
+//! process or in another. A handle keeps only the session's id and its position in the journal. If the
+//! program crashes, the session goes on; [`SessionHandle::attach`] gives the program a new handle, which reads the
 //! journal from the start.
 //!
 //! ```no_run
 //! use std::sync::Arc;
 //! use wakeful_engine::ctx::Ctx;
 //! use wakeful_engine::jobs::pool;
-//! use wakeful_engine::runner::{Pause, Runner};
+//! use wakeful_engine::handle::{Pause, SessionHandle};
 //!
 //! # async fn example(ctx: Arc<Ctx>) -> anyhow::Result<()> {
 //! // Run workers in this process too. Without them, a `wakeful serve` on the database runs the session.
 //! let pool = tokio::spawn(pool::run(Arc::clone(&ctx), ctx.bus.news.clone()));
 //!
-//! let mut runner = Runner::new(Arc::clone(&ctx));
-//! runner.start("A table for tonight, please.", Some("You book tables.")).await?;
+//! let mut session = SessionHandle::new(Arc::clone(&ctx));
+//! session.start("A table for tonight, please.", Some("You book tables.")).await?;
 //! loop {
-//!     match runner.consume_until_pause(|entry| println!("{} {}", entry.seq, entry.kind)).await? {
+//!     match session.consume_until_pause(|entry| println!("{} {}", entry.seq, entry.kind)).await? {
 //!         Pause::WaitingInput { question } => {
 //!             println!("{question}");
-//!             runner.continue_with("For four, at eight.").await?;
+//!             session.continue_with("For four, at eight.").await?;
 //!         }
 //!         Pause::Completed { result } => break println!("{result}"),
 //!         Pause::Failed { error } => anyhow::bail!(error),
@@ -58,13 +58,13 @@ const NEWEST: i64 = 20;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Drives one session at a time for a program.
-pub struct Runner {
+pub struct SessionHandle {
     ctx: Arc<Ctx>,
     agent: Option<String>,
     active: Option<Active>,
 }
 
-/// The session that a runner drives.
+/// The session that a handle drives.
 struct Active {
     session_id: String,
     /// Number of the last journal entry passed to the caller.
@@ -76,7 +76,7 @@ struct Active {
 /// Where a run stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// The agent asks the user a question. [`Runner::continue_with`] answers it, and the same run goes on.
+    /// The agent asks the user a question. [`SessionHandle::continue_with`] answers it, and the same run goes on.
     WaitingInput {
         question: String,
     },
@@ -93,10 +93,10 @@ pub enum Pause {
     },
 }
 
-/// Why a runner's method failed.
+/// Why a handle's method failed.
 #[derive(Debug, thiserror::Error)]
-pub enum RunnerError {
-    /// The runner has no session: none was started, or it was stopped.
+pub enum SessionHandleError {
+    /// The handle has no session: none was started, or it was stopped.
     #[error("No active process")]
     NoActiveProcess,
     /// The session does not wait for an answer: its run is at work, or is over.
@@ -115,41 +115,45 @@ pub enum RunnerError {
     Store(#[from] Error),
 }
 
-impl Runner {
-    /// Returns a runner without a session. It starts sessions of the agent `default`.
-    pub fn new(ctx: Arc<Ctx>) -> Runner {
-        Runner { ctx, agent: None, active: None }
+impl SessionHandle {
+    /// Returns a handle without a session. It starts sessions of the agent `default`.
+    pub fn new(ctx: Arc<Ctx>) -> SessionHandle {
+        SessionHandle { ctx, agent: None, active: None }
     }
 
-    /// Sets the agent of the sessions that this runner starts.
+    /// Sets the agent of the sessions that this handle starts.
     #[must_use]
-    pub fn agent(mut self, name: &str) -> Runner {
+    pub fn agent(mut self, name: &str) -> SessionHandle {
         self.agent = Some(name.to_owned());
         self
     }
 
-    /// Returns a runner for an existing session, whichever program or trigger started it. The runner passes
+    /// Returns a handle for an existing session, whichever program or trigger started it. The handle passes
     /// the whole journal to the caller again.
     ///
     /// # Errors
-    /// [`RunnerError::Store`]: no such session, or no database.
-    pub async fn attach(ctx: Arc<Ctx>, session_id: &str) -> Result<Runner, RunnerError> {
+    /// [`SessionHandleError::Store`]: no such session, or no database.
+    pub async fn attach(ctx: Arc<Ctx>, session_id: &str) -> Result<SessionHandle, SessionHandleError> {
         ctx.store.session(None, session_id).await?;
         let active = Active { session_id: session_id.to_owned(), seen: 0, state: None };
-        Ok(Runner { ctx, agent: None, active: Some(active) })
+        Ok(SessionHandle { ctx, agent: None, active: Some(active) })
     }
 
-    /// Returns the id of the runner's session.
+    /// Returns the id of the handle's session.
     pub fn session_id(&self) -> Option<&str> {
         self.active.as_ref().map(|active| active.session_id.as_str())
     }
 
     /// Starts a session in a new conversation. `system_prompt` replaces the agent's own. When this returns
-    /// `Ok`, the prompt is durable. If the runner had a session before, that session goes on without it.
+    /// `Ok`, the prompt is durable. If the handle had a session before, that session goes on without it.
     ///
     /// # Errors
-    /// [`RunnerError::CannotBegin`], [`RunnerError::NoMessage`], [`RunnerError::Store`].
-    pub async fn start(&mut self, prompt: &str, system_prompt: Option<&str>) -> Result<(), RunnerError> {
+    /// [`SessionHandleError::CannotBegin`], [`SessionHandleError::NoMessage`], [`SessionHandleError::Store`].
+    pub async fn start(
+        &mut self,
+        prompt: &str,
+        system_prompt: Option<&str>,
+    ) -> Result<(), SessionHandleError> {
         let ctx = &self.ctx;
         let conversation_id = format!("{}/{}", DEFAULT_SPACE, new_id("conv"));
         let new = origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, self.agent.as_deref())?;
@@ -167,15 +171,15 @@ impl Runner {
     /// Answers the open question of the session. The same run then goes on, in any worker.
     ///
     /// # Errors
-    /// [`RunnerError::NoActiveProcess`], [`RunnerError::NotWaiting`], [`RunnerError::NoMessage`], [`RunnerError::Store`].
-    pub async fn continue_with(&mut self, user_message: &str) -> Result<(), RunnerError> {
-        let active = self.active.as_ref().ok_or(RunnerError::NoActiveProcess)?;
+    /// [`SessionHandleError::NoActiveProcess`], [`SessionHandleError::NotWaiting`], [`SessionHandleError::NoMessage`], [`SessionHandleError::Store`].
+    pub async fn continue_with(&mut self, user_message: &str) -> Result<(), SessionHandleError> {
+        let active = self.active.as_ref().ok_or(SessionHandleError::NoActiveProcess)?;
         match self.ctx.store.answer(&active.session_id, &message(user_message)?).await {
             Ok(woken) => {
                 self.tell(&woken.session_id);
                 Ok(())
             }
-            Err(Error::Conflict { .. }) => Err(RunnerError::NotWaiting),
+            Err(Error::Conflict { .. }) => Err(SessionHandleError::NotWaiting),
             Err(error) => Err(error.into()),
         }
     }
@@ -184,36 +188,36 @@ impl Runner {
     /// while the database is away.
     ///
     /// # Errors
-    /// [`RunnerError::NoActiveProcess`], [`RunnerError::Ending`], [`RunnerError::Store`].
+    /// [`SessionHandleError::NoActiveProcess`], [`SessionHandleError::Ending`], [`SessionHandleError::Store`].
     pub async fn consume_until_pause(
         &mut self,
         mut on_event: impl FnMut(&JournalEntry),
-    ) -> Result<Pause, RunnerError> {
-        let active = self.active.as_mut().ok_or(RunnerError::NoActiveProcess)?;
+    ) -> Result<Pause, SessionHandleError> {
+        let active = self.active.as_mut().ok_or(SessionHandleError::NoActiveProcess)?;
         let mut news = self.ctx.bus.news.sessions();
         loop {
             match look(&self.ctx, active, &mut on_event).await {
                 Ok(Some(pause)) => return Ok(pause),
                 Ok(None) => {}
                 Err(error) if error.is_transient() => {
-                    debug!(%error, "A runner could not read the session; trying again")
+                    debug!(%error, "A handle could not read the session; trying again")
                 }
                 Err(error) => return Err(error.into()),
             }
             tokio::select! {
-                () = self.ctx.shutdown.abort.cancelled() => return Err(RunnerError::Ending),
+                () = self.ctx.shutdown.abort.cancelled() => return Err(SessionHandleError::Ending),
                 () = heard(&mut news, &active.session_id) => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
     }
 
-    /// Cancels the run and detaches from the session, which can still be read. Does nothing if the runner has
+    /// Cancels the run and detaches from the session, which can still be read. Does nothing if the handle has
     /// no session.
     ///
     /// # Errors
-    /// [`RunnerError::Store`].
-    pub async fn stop(&mut self) -> Result<(), RunnerError> {
+    /// [`SessionHandleError::Store`].
+    pub async fn stop(&mut self) -> Result<(), SessionHandleError> {
         let Some(active) = &self.active else { return Ok(()) };
         match self.ctx.store.cancel(&active.session_id, Some("stopped by its runner")).await {
             Ok(_) => self.tell(&active.session_id),
@@ -280,9 +284,9 @@ async fn pause(ctx: &Ctx, session: SessionSummary) -> wakeful_store::Result<Opti
     })
 }
 
-fn message(text: &str) -> Result<NewMessage, RunnerError> {
+fn message(text: &str) -> Result<NewMessage, SessionHandleError> {
     if text.trim().is_empty() || text.contains('\0') {
-        return Err(RunnerError::NoMessage);
+        return Err(SessionHandleError::NoMessage);
     }
     Ok(NewMessage {
         client_key: None,

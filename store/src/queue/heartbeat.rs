@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 
 /// Settings of a process's heartbeat.
 #[derive(Clone, Debug)]
-pub struct Heart {
+pub struct Heartbeat {
     pub store: Store,
     pub worker_id: Arc<str>,
     /// Whether the list of workers shows this process. `false` for a process that runs a replay.
@@ -27,7 +27,7 @@ pub struct Heart {
     pub holdings: Arc<Holdings>,
 }
 
-impl Heart {
+impl Heartbeat {
     /// Beats until `stop`, and goes on after every database fault.
     pub async fn run(self, stop: CancellationToken) {
         let mut connection: Option<PgConnection> = None;
