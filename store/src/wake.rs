@@ -16,7 +16,7 @@ use wakeful_workflow::record::{Attachment, without_nul};
 use wakeful_workflow::session::SessionStatus;
 
 /// The most messages that may wait in one session.
-pub const INBOX_LIMIT: i64 = 1000;
+const INBOX_LIMIT: i64 = 1000;
 
 /// A message for a session.
 #[derive(Clone, Debug)]
