@@ -96,7 +96,13 @@ mutants: postgres with-postgres ## Put one defect after the other into the produ
 
 .PHONY: check
 check: ## Everything that CI runs, and how long each part took
-	@scripts/check fmt-check clippy doc test
+	@scripts/check fmt-check agree clippy doc test
+
+# What takes a second: a defect of `make mutants` whose patch no longer applies, files of deploy/ that contradict each other.
+.PHONY: agree
+agree:
+	scripts/mutants --check
+	scripts/check-deploy --agreement
 
 # Runs before an issue is called resolved.
 .PHONY: soak

@@ -6,10 +6,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Every status of a delivery.
-pub const STATUSES: [&str; 6] = ["queued", "sending", "sent", "failed", "expired", "uncertain"];
+const STATUSES: [&str; 6] = ["queued", "sending", "sent", "failed", "expired", "uncertain"];
 
 /// The word that covers the statuses of a delivery that is not sent yet: `queued` and `sending`.
-pub const WAITING: &str = "waiting";
+const WAITING: &str = "waiting";
 
 /// One outgoing message for display. Relative times use the database's clock.
 #[derive(Clone, Debug, Serialize)]
@@ -79,7 +79,7 @@ pub struct DeliveryFilter {
     pub limit: i64,
 }
 
-/// Returns the statuses that a word means: one of [`STATUSES`], or [`WAITING`].
+/// Returns the statuses that a word means: one of `STATUSES`, or `WAITING`.
 ///
 /// # Errors
 /// For another word, a sentence that lists the known ones.

@@ -10,6 +10,7 @@ use crate::{Result, Store};
 use facts::Facts;
 use serde::Serialize;
 use serde_json::{Value, json};
+use wakeful_workflow::state::same_value;
 
 /// One comparison of a cached value with a log.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -114,7 +115,7 @@ fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn check(name: &'static str, against: &'static str, cached: Value, folded: Value) -> Check {
-    let agrees = equal(&cached, &folded);
+    let agrees = same_value(&cached, &folded);
     Check { name, against, cache: true, cached, folded, agrees }
 }
 
@@ -128,27 +129,13 @@ fn broken(name: &'static str, against: &'static str, cached: Value, error: &str)
     Check { name, against, cache: true, cached, folded: json!({ "error": error }), agrees: false }
 }
 
-/// Compares numbers by value. The session's row is `jsonb`, which keeps a number's value but not its
-/// spelling. A message is `json`, which keeps both.
-fn equal(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len()
-                && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| equal(value, other)))
-        }
-        (a, b) => a == b,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn numbers_are_compared_by_value_and_everything_else_as_it_is() {
-        assert!(equal(&json!({"a": [1.0, 2]}), &json!({"a": [1, 2.0]})));
+        assert!(same_value(&json!({"a": [1.0, 2]}), &json!({"a": [1, 2.0]})));
         for (a, b) in [
             (json!({"a": 1}), json!({"a": 2})),
             (json!({"a": 1}), json!({"b": 1})),
@@ -157,7 +144,7 @@ mod tests {
             (json!("1"), json!(1)),
             (json!(null), json!({})),
         ] {
-            assert!(!equal(&a, &b) && !equal(&b, &a), "{a} {b}");
+            assert!(!same_value(&a, &b) && !same_value(&b, &a), "{a} {b}");
         }
     }
 }

@@ -18,7 +18,7 @@ use wakeful_workflow::record::{Attachment, without_nul};
 use wakeful_workflow::session::SessionStatus;
 
 /// How many messages may wait in one session, at most.
-pub const INBOX_LIMIT: i64 = 1000;
+const INBOX_LIMIT: i64 = 1000;
 
 /// A message for a session.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ pub const CHAT: &str = "chat";
 pub const HERALD: &str = "herald";
 
 /// The type of a chat about a notice.
-pub const HERALD_CHAT: &str = "herald-chat";
+const HERALD_CHAT: &str = "herald-chat";
 
 /// Wakeful's own types. A program's own routes may use others.
 pub const OWN: [&str; 11] =

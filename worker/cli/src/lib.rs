@@ -77,6 +77,7 @@ pub mod app;
 pub mod client;
 pub mod command;
 pub mod dev;
+mod journal;
 pub mod replay;
 pub mod serve;
 

@@ -46,14 +46,14 @@ pub const DEFAULT_DEPLOYMENT: &str = "default";
 
 /// The tools of an agent whose configuration lists none. Sending mail is not among them, because it reaches
 /// the outside world.
-pub const DEFAULT_TOOLS: [&str; 6] =
+const DEFAULT_TOOLS: [&str; 6] =
     ["current_time", "read_file", "write_file", "read_output", "read_attachment", "ask_user"];
 
 /// The context window of a model whose configuration gives none, in tokens.
 const CONTEXT_WINDOW: u64 = 128_000;
 
 /// The prompt of an agent that has none.
-pub const DEFAULT_PROMPT: &str = "You are a friendly assistant. Answer briefly and truthfully. Use your tools where \
+const DEFAULT_PROMPT: &str = "You are a friendly assistant. Answer briefly and truthfully. Use your tools where \
                                   they help, and ask when something is unclear.";
 
 /// The file that is read when none is named.
@@ -155,7 +155,7 @@ pub struct AgentSettings {
     pub system_prompt: Option<String>,
     /// `provider/model`.
     pub model: Option<String>,
-    /// `None` means [`DEFAULT_TOOLS`]; an empty list means no tools.
+    /// `None` means `DEFAULT_TOOLS`; an empty list means no tools.
     pub tools: Option<Vec<String>>,
     pub on_uncertain: OnUncertain,
     pub journal: JournalLevel,

@@ -65,7 +65,7 @@ impl Ctx {
     ///
     /// # Errors
     /// [`Fault::NotConfigured`] when this process lacks one of these tools.
-    pub fn tools_of(&self, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
+    fn tools_of(&self, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
         self.plugins
             .tools
             .definitions(&agent.tools)
@@ -76,7 +76,7 @@ impl Ctx {
     /// which has its own definitions.
     ///
     /// # Errors
-    /// Those of [`Ctx::tools_of`].
+    /// [`Fault::NotConfigured`] when this process lacks one of the agent's tools.
     pub fn configured_tools(&self, session: &Session, agent: &Agent) -> Result<Vec<ToolDefinition>, Fault> {
         if session.prefix.is_some() { Ok(Vec::new()) } else { self.tools_of(agent) }
     }

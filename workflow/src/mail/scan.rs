@@ -12,7 +12,7 @@
 /// Maximum size of a mail, in bytes.
 pub const MAIL_BYTES: usize = 40 << 20;
 /// Maximum size of all headers of a mail, or of one part.
-pub const HEADER_BYTES: usize = 64 << 10;
+const HEADER_BYTES: usize = 64 << 10;
 /// Maximum number of parts and of mails within mails.
 pub const PARTS: usize = 1000;
 /// Maximum nesting of parts.

@@ -67,7 +67,7 @@ fn one_line(text: &str) -> String {
 
 /// `body` without the quotation at its end. Returns the whole body if the quotation is unclear, or if nothing
 /// else remains.
-pub fn without_quote(body: &str) -> &str {
+fn without_quote(body: &str) -> &str {
     let lines: Vec<(usize, &str)> = {
         let mut at = 0;
         body.split_inclusive('\n')

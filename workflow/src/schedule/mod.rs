@@ -24,7 +24,7 @@ mod properties;
 mod tests;
 
 /// A tick that fires at most this late does not count as missed.
-pub const ON_TIME: TimeDelta = TimeDelta::seconds(60);
+const ON_TIME: TimeDelta = TimeDelta::seconds(60);
 
 /// Maximum number of missed ticks that fire at once.
 pub const MISSED_LIMIT: u32 = 100;

@@ -60,7 +60,7 @@ pub const COLOUR: Sample = Sample {
 pub const EMAIL: Sample =
     Sample { conversation: "sample-email", text: "What time is it?", door: Door::Email };
 /// A messenger's message.
-pub const WEBHOOK: Sample =
+const WEBHOOK: Sample =
     Sample { conversation: "sample-webhook", text: "What time is it?", door: Door::Webhook };
 /// A schedule's firing. Its text is the prompt of [`schedule`].
 pub const CRON: Sample = Sample { conversation: "sample-cron", text: "", door: Door::Cron };
@@ -72,7 +72,7 @@ pub const HERALD: Sample = Sample {
 };
 
 /// The samples that a first start sends, in this order.
-pub const SAMPLES: &[Sample] = &[CLOCK, NOTE, COLOUR, EMAIL, WEBHOOK, CRON, HERALD];
+const SAMPLES: &[Sample] = &[CLOCK, NOTE, COLOUR, EMAIL, WEBHOOK, CRON, HERALD];
 
 /// The schedule of [`CRON`].
 pub fn schedule() -> Schedule {

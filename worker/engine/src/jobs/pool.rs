@@ -11,9 +11,9 @@ use wakeful_store::queue::{Heartbeat, Holdings, Kind, News, Queue, Settings};
 
 /// How long running jobs may go on after a drain begins. Then they are dropped and their leases are given
 /// back.
-pub const DRAIN: Duration = Duration::from_secs(20);
+const DRAIN: Duration = Duration::from_secs(20);
 
-/// Runs jobs until `ctx.shutdown.draining` fires, then lets the running ones finish for at most [`DRAIN`].
+/// Runs jobs until `ctx.shutdown.draining` fires, then lets the running ones finish for at most `DRAIN`.
 ///
 /// # Errors
 /// When apalis' monitor fails (a failing job or database does not cause that), or when the watchdog had
@@ -149,7 +149,7 @@ fn settings(ctx: &Ctx, kind: Kind, runner: &str, concurrency: usize) -> Settings
     }
 }
 
-/// Waits for a drain to begin and then for [`DRAIN`]. Then makes every running job stop and give back its
+/// Waits for a drain to begin and then for `DRAIN`. Then makes every running job stop and give back its
 /// lease.
 async fn abort_after_drain(ctx: Arc<Ctx>) {
     ctx.shutdown.draining.cancelled().await;

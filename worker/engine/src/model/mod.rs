@@ -94,7 +94,7 @@ impl Models {
                 warn!(model, "No price is configured for this model: its calls count as free");
             }
         });
-        let at = endpoint(&config.providers.anthropic, "https://api.anthropic.com")?;
+        let at = endpoint(&config.providers.anthropic, anthropic::BASE_URL)?;
         let limit = max_tokens("anthropic");
         let unpriced = Arc::clone(&warn_unpriced);
         let prefill = config.models.clone();
@@ -106,7 +106,7 @@ impl Models {
             };
             Ok(Arc::new(anthropic::Anthropic::new(at.clone(), options)))
         });
-        let at = endpoint(&config.providers.openai, "https://api.openai.com/v1")?;
+        let at = endpoint(&config.providers.openai, openai::BASE_URL)?;
         let limit = max_tokens("openai");
         models.add("openai", move |name| {
             warn_unpriced(format!("openai/{name}"));

@@ -60,8 +60,6 @@ pub const STEP_NUMBER: &str = "step.number";
 pub const STEP_ATTEMPT: &str = "step.attempt";
 pub const JOB_ID: &str = "job.id";
 pub const DELIVERY_ID: &str = "delivery.id";
-/// True on an effect whose stored result was used, so it did not happen again.
-pub const REPLAYED: &str = "wakeful.replayed";
 pub const COST_MICROS: &str = "wakeful.cost_micros";
 
 pub const OPERATION_NAME: &str = "gen_ai.operation.name";
@@ -72,8 +70,6 @@ pub const AGENT_NAME: &str = "gen_ai.agent.name";
 pub const PROVIDER_NAME: &str = "gen_ai.provider.name";
 pub const REQUEST_MODEL: &str = "gen_ai.request.model";
 pub const REQUEST_STREAM: &str = "gen_ai.request.stream";
-pub const RESPONSE_ID: &str = "gen_ai.response.id";
-pub const RESPONSE_MODEL: &str = "gen_ai.response.model";
 pub const RESPONSE_FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
 /// Seconds, as a float.
 pub const RESPONSE_TIME_TO_FIRST_CHUNK: &str = "gen_ai.response.time_to_first_chunk";
@@ -82,7 +78,6 @@ pub const USAGE_INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
 pub const USAGE_OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
 pub const USAGE_CACHE_READ_INPUT_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
 pub const USAGE_CACHE_WRITE_INPUT_TOKENS: &str = "gen_ai.usage.cache_write.input_tokens";
-pub const USAGE_REASONING_OUTPUT_TOKENS: &str = "gen_ai.usage.reasoning.output_tokens";
 pub const TOOL_NAME: &str = "gen_ai.tool.name";
 pub const TOOL_CALL_ID: &str = "gen_ai.tool.call.id";
 pub const TOOL_TYPE: &str = "gen_ai.tool.type";
@@ -97,4 +92,3 @@ pub const MESSAGING_OPERATION_TYPE: &str = "messaging.operation.type";
 pub const MESSAGING_SEND: &str = "send";
 pub const MESSAGING_PROCESS: &str = "process";
 pub const MESSAGING_DESTINATION_NAME: &str = "messaging.destination.name";
-pub const MESSAGING_MESSAGE_ID: &str = "messaging.message.id";

@@ -22,10 +22,10 @@ use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::CallId;
 
 /// Most bytes that `read_file` returns.
-pub const MAX_READ_BYTES: usize = 256 * 1024;
+const MAX_READ_BYTES: usize = 256 * 1024;
 
 /// Most bytes that `write_file` accepts.
-pub const MAX_WRITE_BYTES: usize = 1024 * 1024;
+const MAX_WRITE_BYTES: usize = 1024 * 1024;
 
 const MAX_PATH_BYTES: usize = 1024;
 

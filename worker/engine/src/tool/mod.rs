@@ -18,6 +18,7 @@ pub mod ask_user;
 pub mod compose_email;
 pub mod current_time;
 pub mod files;
+mod paging;
 pub mod read_attachment;
 pub mod read_output;
 pub mod registry;

@@ -1,16 +1,11 @@
 //! `read_attachment`: reads a file that came with a message of the session.
 
-use super::{Tool, ToolCallContext, ToolError, ToolOutput, parse_arguments};
+use super::{Tool, ToolCallContext, ToolError, ToolOutput, paging, parse_arguments};
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
-
-/// Bytes read if the model names no amount.
-const USUAL_BYTES: usize = 8 * 1024;
-/// Most bytes read at once: a larger output would itself be shortened.
-const MOST_BYTES: usize = 12 * 1024;
 
 /// Reads a part of an attachment. Pure: it reads the session's own messages and blobs.
 pub struct ReadAttachment;
@@ -31,32 +26,10 @@ impl Tool for ReadAttachment {
             name: "read_attachment".into(),
             description: "Read a text file that came with a message of this conversation, or a part of it."
                 .into(),
-            parameters: json!({
-                "type": "object",
-                "properties": {
-                    "file": {
-                        "type": "string",
-                        "description": "The file's name, or its number among all files of this conversation: \"1\" is the \
-                                        first.",
-                        "minLength": 1,
-                        "maxLength": 256,
-                    },
-                    "offset": {
-                        "type": "integer",
-                        "description": "The byte to begin at. 0 if left out.",
-                        "minimum": 0,
-                        "maximum": i32::MAX,
-                    },
-                    "bytes": {
-                        "type": "integer",
-                        "description": format!("How many bytes to read. {USUAL_BYTES} if left out."),
-                        "minimum": 1,
-                        "maximum": MOST_BYTES,
-                    },
-                },
-                "required": ["file"],
-                "additionalProperties": false,
-            }),
+            parameters: paging::parameters(
+                "file",
+                "The file's name, or its number among all files of this conversation: \"1\" is the first.",
+            ),
             effect: Effect::Pure,
         }
     }
@@ -78,27 +51,16 @@ impl Tool for ReadAttachment {
             )));
         };
         let file = &files[at];
-        if offset >= file.bytes {
-            let (name, whole) = (&file.file_name, file.bytes);
-            return Err(ToolError(format!(
-                "{name:?} has {whole} bytes, so nothing is at {offset}. Begin below that."
-            )));
-        }
-        let bytes = bytes.unwrap_or(USUAL_BYTES).clamp(1, MOST_BYTES);
-        let part = call.outputs.attachment(file, offset, bytes).await?;
+        paging::check_offset(format_args!("{:?}", file.file_name), offset, file.bytes)?;
+        let part = call.outputs.attachment(file, offset, paging::amount(bytes)).await?;
         let Some(part) = part.filter(|part| !looks_binary(&part.text)) else {
             return Err(ToolError(format!(
                 "{:?} ({}) is no text and cannot be read here. Ask its sender what it says.",
                 file.file_name, file.media_type
             )));
         };
-        let end = part.offset + part.text.len();
-        let rest = if end < file.bytes { format!("; read on at offset {end}") } else { String::new() };
-        Ok(ToolOutput::text(format!(
-            "{}\n\n[{}: bytes {} to {end} of {}{rest}]",
-            part.text, file.file_name, part.offset, file.bytes
-        ))
-        .without_nul())
+        let shown = paging::shown(&part, &format!("{}: bytes", file.file_name), file.bytes);
+        Ok(ToolOutput::text(shown).without_nul())
     }
 }
 

@@ -1,6 +1,6 @@
 //! `read_output`: reads more of the output of an earlier call, if the conversation shows only a part of it.
 
-use super::{Outputs, Tool, ToolCallContext, ToolError, ToolOutput, parse_arguments};
+use super::{Outputs, Tool, ToolCallContext, ToolError, ToolOutput, paging, parse_arguments};
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -12,11 +12,6 @@ use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::record::Attachment;
-
-/// Bytes read if the model names no amount.
-const USUAL_BYTES: usize = 8 * 1024;
-/// Most bytes read at once: a larger output would itself be shortened.
-const MOST_BYTES: usize = 12 * 1024;
 
 /// Reads a part of an earlier output. Pure: it reads the session's own messages and blobs.
 pub struct ReadOutput;
@@ -38,31 +33,7 @@ impl Tool for ReadOutput {
             description: "Read a part of what an earlier tool call of this conversation gave, where only its beginning \
                           and end, or nothing of it, is shown."
                 .into(),
-            parameters: json!({
-                "type": "object",
-                "properties": {
-                    "call_id": {
-                        "type": "string",
-                        "description": "The id of the earlier call.",
-                        "minLength": 1,
-                        "maxLength": 256,
-                    },
-                    "offset": {
-                        "type": "integer",
-                        "description": "The byte to begin at. 0 if left out.",
-                        "minimum": 0,
-                        "maximum": i32::MAX,
-                    },
-                    "bytes": {
-                        "type": "integer",
-                        "description": format!("How many bytes to read. {USUAL_BYTES} if left out."),
-                        "minimum": 1,
-                        "maximum": MOST_BYTES,
-                    },
-                },
-                "required": ["call_id"],
-                "additionalProperties": false,
-            }),
+            parameters: paging::parameters("call_id", "The id of the earlier call."),
             effect: Effect::Pure,
         }
     }
@@ -70,24 +41,13 @@ impl Tool for ReadOutput {
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
         let Arguments { call_id, offset, bytes } = parse_arguments(arguments)?;
         let call_id = CallId::from(call_id);
-        let bytes = bytes.unwrap_or(USUAL_BYTES).clamp(1, MOST_BYTES);
-        let Some(slice) = call.outputs.read(&call_id, offset, bytes).await? else {
+        let Some(slice) = call.outputs.read(&call_id, offset, paging::amount(bytes)).await? else {
             return Err(ToolError(format!(
                 "No call of this conversation with the id {call_id:?} has a result. Take the id as it is shown there."
             )));
         };
-        if offset >= slice.bytes {
-            return Err(ToolError(format!(
-                "The output has {} bytes, so nothing is at {offset}. Begin below that.",
-                slice.bytes
-            )));
-        }
-        let end = slice.offset + slice.text.len();
-        let rest = if end < slice.bytes { format!("; read on at offset {end}") } else { String::new() };
-        Ok(ToolOutput::text(format!(
-            "{}\n\n[Bytes {} to {end} of {}{rest}]",
-            slice.text, slice.offset, slice.bytes
-        )))
+        paging::check_offset("The output", offset, slice.bytes)?;
+        Ok(ToolOutput::text(paging::shown(&slice, "Bytes", slice.bytes)))
     }
 }
 

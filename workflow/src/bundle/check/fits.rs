@@ -1,7 +1,6 @@
 //! What the parts of the check share: its verdict, bounds, and comparisons.
 
 use crate::bundle::scan;
-use crate::state::State;
 use sha2::{Digest, Sha256};
 
 /// `Err` says, to a person, why a row does not fit.
@@ -25,20 +24,4 @@ pub(super) fn key(text: &str) -> Key {
     let mut key = [0; 16];
     key.copy_from_slice(&digest[..16]);
     key
-}
-
-/// Equality as in the database: `jsonb` keeps a number's value and not its spelling.
-pub(super) fn same_state(a: &State, b: &State) -> bool {
-    fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
-        use serde_json::Value;
-        match (a, b) {
-            (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
-            (Value::Array(a), Value::Array(b)) => {
-                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
-            }
-            (Value::Object(a), Value::Object(b)) => same_state(a, b),
-            (a, b) => a == b,
-        }
-    }
-    a.len() == b.len() && a.iter().all(|(key, value)| b.get(key).is_some_and(|other| same(value, other)))
 }

@@ -1,13 +1,13 @@
 //! Checks journal, ledger, outbox and inbox: the target of every reference must exist.
 
 use super::super::{CallRow, DeliveryRow, EventRow, InboxRow, RecordRow, SessionRow, scan};
-use super::fits::{Fits, Key, key, same_state, times};
+use super::fits::{Fits, Key, key, times};
 use super::rows::{Rows, calls_of};
 use crate::derive;
 use crate::event::Event;
 use crate::record::{Block, Role};
 use crate::session::{CallStatus, SessionStatus};
-use crate::state::State;
+use crate::state::{State, same_state};
 use crate::strategy::Rebase;
 use std::collections::{HashMap, HashSet};
 

@@ -2,7 +2,7 @@
 
 use super::super::output::{Format, Output, Tone, printable};
 use super::Exit;
-use serde_json::Value;
+use crate::journal::summary;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_store::Store;
@@ -84,51 +84,6 @@ fn line(entry: &JournalEntry, output: &Output) -> String {
         " ".repeat(21_usize.saturating_sub(entry.kind.len())),
         output.paint(Tone::Plain, &shorten(&summary(entry), output.room(PREFIX))),
     )
-}
-
-/// Summarizes the payload on one line.
-fn summary(entry: &JournalEntry) -> String {
-    let payload = &entry.payload;
-    let text = |key: &str| payload[key].as_str().unwrap_or_default();
-    let number = |key: &str| payload[key].as_i64().unwrap_or_default();
-    match entry.kind.as_str() {
-        "MESSAGE_RECEIVED" => text("text").to_owned(),
-        "LLM_CALLED" => format!("{}, attempt {}", text("model"), number("attempt")),
-        "GEN_START" => text("generation_id").to_owned(),
-        "GEN_RESUMED" => {
-            format!("{} in place of {} ({})", text("generation_id"), text("replaces"), text("strategy"))
-        }
-        "GEN_FAILED" => format!("{}: {}", text("generation_id"), text("reason")),
-        "GEN_COMPLETE" => {
-            format!("#{} {}: {}", number("message_number"), text("reason"), text("text"))
-        }
-        "GEN_SENT" => format!("{} by {}", text("delivery_id"), text("channel")),
-        "DELIVERY_FAILED" => {
-            format!("{} by {} {}: {}", text("delivery_id"), text("channel"), text("status"), text("reason"))
-        }
-        "TOOL_INVOKED" => format!("{} ({})", text("name"), text("call_id")),
-        "TOOL_RESULT" => {
-            let ok = if payload["ok"] == Value::Bool(true) { "ok" } else { "error" };
-            format!("#{} {} {ok}: {}", number("message_number"), text("name"), text("text"))
-        }
-        "TOOL_FAILED_UNCERTAIN" => {
-            format!("{} ({}): nobody knows whether it took effect", text("name"), text("call_id"))
-        }
-        "state_transition" => {
-            let reason = payload["reason"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
-            format!("{} → {}{reason}", text("from_state"), text("to_state"))
-        }
-        "trigger_event" => format!("{} {}", text("trigger_type"), text("trigger_id")),
-        "invocation_result" => {
-            let error = payload["error"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
-            format!("{}{error}", text("status"))
-        }
-        "SESSION_FORKED" => format!("from {} at #{}", text("parent_session_id"), number("at_message_number")),
-        "SESSION_TERMINATED" => text("reason").to_owned(),
-        "checkpoint" => format!("step {} up to #{}", number("step_number"), number("to_message_number")),
-        "context_update" => format!("{} = {}", text("key"), payload["value"]),
-        _ => payload.to_string(),
-    }
 }
 
 /// Escapes `text` and cuts it to `room` characters, which are columns if each character takes one.

@@ -9,6 +9,7 @@ use wakeful_store::event::JournalEntry;
 
 use super::super::samples::Sample;
 use super::super::style::{Style, one_line, wrapped};
+use crate::journal::summary;
 
 /// Width of the columns before a line's text.
 const MARGIN: usize = 38;
@@ -50,7 +51,7 @@ struct Line {
 
 #[derive(Clone, Copy)]
 enum Tone {
-    /// A text of a user, a model or a tool, cut to one line.
+    /// A journal entry, cut to one line.
     Quoted,
     /// A text of the demo itself.
     Plain,
@@ -281,28 +282,24 @@ fn short(sample: Sample) -> &'static str {
     sample.conversation.strip_prefix("sample-").unwrap_or(sample.conversation)
 }
 
-/// Describes a journal entry for people, or returns `None` if it is of no interest.
+/// Returns the entry as `session tail` shows it, or `None` if the demo leaves it out.
 fn told(entry: &JournalEntry) -> Option<(Tone, String)> {
-    let payload = &entry.payload;
-    let text = |key: &str| payload[key].as_str().unwrap_or_default();
-    let quoted = |text: String| Some((Tone::Quoted, text));
-    let plain = |text: &str| Some((Tone::Plain, text.to_owned()));
-    match entry.kind.as_str() {
-        "MESSAGE_RECEIVED" => quoted(format!("message: {}", text("text"))),
-        "GEN_RESUMED" => plain("notes: this call replaces the one that was cut off"),
-        "GEN_COMPLETE" if !text("text").trim().is_empty() => quoted(format!("model says: {}", text("text"))),
-        "TOOL_INVOKED" => quoted(format!("model asks for {}", text("name"))),
-        "TOOL_RESULT" => quoted(format!("{} gives: {}", text("name"), text("text"))),
-        "TOOL_FAILED_UNCERTAIN" => quoted(format!("nobody knows whether {} took effect", text("name"))),
-        "GEN_SENT" => quoted(format!("{} sent", text("channel"))),
-        "DELIVERY_FAILED" => quoted(format!("a message by {}: {}", text("channel"), text("status"))),
-        "state_transition" => match text("to_state") {
-            "waiting_input" => plain("waits for the user; no process is busy with it"),
-            "completed" => plain("the chat is answered"),
-            "failed" => quoted(format!("the run failed: {}", text("reason"))),
-            "needs_attention" => plain("the run needs attention"),
-            _ => None,
-        },
-        _ => None,
-    }
+    let text = |key: &str| entry.payload[key].as_str().unwrap_or_default();
+    let of_interest = match entry.kind.as_str() {
+        "GEN_COMPLETE" => !text("text").trim().is_empty(),
+        "state_transition" => {
+            matches!(text("to_state"), "waiting_input" | "completed" | "failed" | "needs_attention")
+        }
+        kind => matches!(
+            kind,
+            "MESSAGE_RECEIVED"
+                | "GEN_RESUMED"
+                | "TOOL_INVOKED"
+                | "TOOL_RESULT"
+                | "TOOL_FAILED_UNCERTAIN"
+                | "GEN_SENT"
+                | "DELIVERY_FAILED"
+        ),
+    };
+    of_interest.then(|| (Tone::Quoted, format!("{}  {}", entry.kind, summary(entry))))
 }
