@@ -4,10 +4,11 @@
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use wakeful::config::Config;
-use wakeful::jobs::pool;
-use wakeful::runner::{Pause, Runner, RunnerError};
-use wakeful::{App, Ctx};
+use wakeful_config::Config;
+use wakeful_engine::jobs::pool;
+use wakeful_engine::runner::{Pause, Runner, RunnerError};
+use wakeful::App;
+use wakeful_engine::ctx::Ctx;
 
 /// A model that asks how many, and then repeats the answer.
 async fn asking() -> ModelServer {

@@ -2,14 +2,14 @@
 
 use super::{Answer, Client, Database, ModelServer, Options, Process, checker, checker::Traces, eventually};
 use serde_json::json;
-use wakeful::store::Store;
-use wakeful::store::wake::{Continues, NewMessage, NewSession};
-use wakeful::tool::registry::Registry;
-use wakeful::workflow::agent::ToolDefinition;
-use wakeful::workflow::effect::Effect;
-use wakeful::workflow::policy::SessionPolicy;
-use wakeful::workflow::record::Role;
-use wakeful::workflow::seed::Seed;
+use wakeful_store::Store;
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_engine::tool::registry::Registry;
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::record::Role;
+use wakeful_workflow::seed::Seed;
 
 /// A database, a model, and the options of the processes that use them.
 pub struct World {

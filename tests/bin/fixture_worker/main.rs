@@ -22,8 +22,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 use wakeful::App;
 use wakeful::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
-use wakeful::workflow::agent::ToolDefinition;
-use wakeful::workflow::effect::Effect;
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
 
 /// Charges a card. The payment service of this example knows no idempotency keys, so a charge that was begun and not
 /// seen to end must never be tried again by itself: it is guarded.

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::Duration;
 use wakeful::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
-use wakeful::workflow::agent::ToolDefinition;
-use wakeful::workflow::effect::Effect;
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
 
 /// Ends or hangs the process in the way that `mode` names, unless the file `FIXTURE_HOLD` with `-mended` at its end is
 /// there.
