@@ -82,11 +82,7 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         prefill_bytes: None,
         context_strategy: wakeful_workflow::strategy::Strategy::Full,
         rebase: None,
-        reply: Reply {
-            content: fixture::assistant_content(&call_id),
-            finish_reason: FinishReason::ToolCalls,
-            usage: USAGE,
-        },
+        reply: Reply::new(fixture::assistant_content(&call_id), FinishReason::ToolCalls, USAGE),
         effects: BTreeMap::from([("write_file".to_owned(), Effect::Pure)]),
     });
     let asked = advance(&held.session, replied, AgentPolicy::default());

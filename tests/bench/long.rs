@@ -10,8 +10,10 @@ use sqlx::PgConnection;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-use wakeful_config::Config;
+use wakeful::App;
 use wakeful::internal::replay::{self, End, Observer};
+use wakeful_config::Config;
+use wakeful_engine::ctx::Ctx;
 use wakeful_store::Store;
 use wakeful_store::fork::ForkRequest;
 use wakeful_store::replay::Progress as Turns;
@@ -19,8 +21,6 @@ use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::diff::diff;
 use wakeful_workflow::fork::At;
 use wakeful_workflow::policy::{Answers, ToolMode};
-use wakeful::App;
-use wakeful_engine::ctx::Ctx;
 
 /// Steps of the sessions that are measured.
 pub const STEPS: [usize; 3] = [10, 100, 1000];

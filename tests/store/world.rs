@@ -288,12 +288,7 @@ pub(super) fn new_session(conversation: &str, trigger: &str) -> NewSession {
 }
 
 fn reserve() -> ToolDefinition {
-    ToolDefinition {
-        name: "reserve".into(),
-        description: "Reserves a table.".into(),
-        parameters: json!({"type": "object"}),
-        effect: Effect::Idempotent,
-    }
+    ToolDefinition::new("reserve", "Reserves a table.", json!({"type": "object"}), Effect::Idempotent)
 }
 
 pub(super) fn message(text: &str) -> NewMessage {
@@ -341,17 +336,17 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         prefill_bytes: None,
         context_strategy: Strategy::Full,
         rebase: None,
-        reply: Reply {
+        reply: Reply::new(
             content,
-            finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },
-            usage: Usage {
+            if calls { FinishReason::ToolCalls } else { FinishReason::Stop },
+            Usage {
                 input_tokens: 100,
                 output_tokens: 10,
                 cached_tokens: 40,
                 cache_write_tokens: 2,
                 cost_micros: 7,
             },
-        },
+        ),
         effects: effects.map(|(name, effect)| (name.to_owned(), effect)).into(),
     })
 }

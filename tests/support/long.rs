@@ -6,11 +6,11 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use wakeful_engine::tool::registry::Registry;
 use wakeful_store::Store;
 use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
-use wakeful_engine::tool::registry::Registry;
 use wakeful_workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
 use wakeful_workflow::agent::{AgentPolicy, ToolDefinition};
 use wakeful_workflow::effect::Effect;
@@ -103,17 +103,17 @@ impl Long {
             prefill_bytes: None,
             context_strategy: Strategy::Full,
             rebase: None,
-            reply: Reply {
-                content: [text].into_iter().chain(call.map(Block::ToolCall)).collect(),
+            reply: Reply::new(
+                [text].into_iter().chain(call.map(Block::ToolCall)).collect(),
                 finish_reason,
-                usage: Usage {
+                Usage {
                     input_tokens: 100,
                     output_tokens: 10,
                     cached_tokens: 40,
                     cache_write_tokens: 2,
                     cost_micros: 7,
                 },
-            },
+            ),
             effects: [("read_file".to_owned(), Effect::Pure)].into(),
         })
     }

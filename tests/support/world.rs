@@ -2,9 +2,9 @@
 
 use super::{Answer, Client, Database, ModelServer, Options, Process, checker, checker::Traces, eventually};
 use serde_json::json;
+use wakeful_engine::tool::registry::Registry;
 use wakeful_store::Store;
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
-use wakeful_engine::tool::registry::Registry;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::policy::SessionPolicy;
@@ -138,11 +138,8 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
 pub fn tools() -> Vec<ToolDefinition> {
     let built_in = Registry::built_in().expect("the built-in tools register");
     let names: Vec<&str> = built_in.names().collect();
-    let own = |name: &str, effect| ToolDefinition {
-        name: name.to_owned(),
-        description: "One of the example's.".to_owned(),
-        parameters: json!({"type": "object"}),
-        effect,
+    let own = |name: &str, effect| {
+        ToolDefinition::new(name, "One of the example's.", json!({"type": "object"}), effect)
     };
     let mut tools = built_in.definitions(&names).expect("they are registered");
     tools.extend([

@@ -15,6 +15,7 @@ pub enum Acceptance {
     Queued,
     /// It answered the open question.
     Delivered,
+    /// It started a run.
     NewRun,
 }
 

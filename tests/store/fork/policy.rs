@@ -71,12 +71,7 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
     let again = hydrated(&world, &again.session_id).await;
     assert_eq!((again.policy.model.as_deref(), again.policy.tool_mode), (Some("other/model"), ToolMode::Dry));
 
-    let tools = vec![ToolDefinition {
-        name: "look".into(),
-        description: "Looks.".into(),
-        parameters: json!({"type": "object"}),
-        effect: Effect::Pure,
-    }];
+    let tools = vec![ToolDefinition::new("look", "Looks.", json!({"type": "object"}), Effect::Pure)];
     let request = ForkRequest {
         tools: Some(tools.clone()),
         system_prompt: Some(SystemPromptPatch::Append("Be kind.".into())),

@@ -27,11 +27,10 @@ struct Arguments {
 #[async_trait]
 impl Tool for ReadAttachment {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "read_attachment".into(),
-            description: "Read a text file that came with a message of this conversation, or a part of it."
-                .into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "read_attachment",
+            "Read a text file that came with a message of this conversation, or a part of it.",
+            json!({
                 "type": "object",
                 "properties": {
                     "file": {
@@ -57,8 +56,8 @@ impl Tool for ReadAttachment {
                 "required": ["file"],
                 "additionalProperties": false,
             }),
-            effect: Effect::Pure,
-        }
+            Effect::Pure,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

@@ -33,12 +33,11 @@ struct Arguments {
 #[async_trait]
 impl Tool for ReadOutput {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "read_output".into(),
-            description: "Read a part of what an earlier tool call of this conversation gave, where only its beginning \
-                          and end, or nothing of it, is shown."
-                .into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "read_output",
+            "Read a part of what an earlier tool call of this conversation gave, where only its beginning \
+                          and end, or nothing of it, is shown.",
+            json!({
                 "type": "object",
                 "properties": {
                     "call_id": {
@@ -63,8 +62,8 @@ impl Tool for ReadOutput {
                 "required": ["call_id"],
                 "additionalProperties": false,
             }),
-            effect: Effect::Pure,
-        }
+            Effect::Pure,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
