@@ -20,7 +20,9 @@ pub mod anthropic;
 #[cfg(test)]
 mod faults;
 pub mod openai;
+#[allow(missing_docs, reason = "not part of the library's front")]
 pub mod scripted;
+#[allow(missing_docs, reason = "not part of the library's front")]
 pub mod sse;
 
 /// Output limit of a model for which none is configured.

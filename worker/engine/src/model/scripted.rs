@@ -17,7 +17,7 @@ use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful_workflow::wire::{Repairs, Request};
+use wakeful_workflow::wire::Request;
 
 pub mod scenario;
 mod template;
