@@ -117,7 +117,7 @@ fn the_request_is_these_bytes() {
         r#""is_error":false}]}]}"#,
     );
     assert_eq!(String::from_utf8(request.body).unwrap(), expected);
-    assert_eq!(request.repairs, Repairs::default());
+    assert_eq!(request.repairs, wakeful_workflow::wire::Repairs::default());
 }
 
 #[tokio::test]
