@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
-use wakeful::workflow::bundle::normal::normal;
+use wakeful_workflow::bundle::normal::normal;
 
 struct World {
     database: Database,

@@ -6,8 +6,8 @@ use crate::support::world::wake;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use wakeful::store::wake::{Continues, NewMessage, NewSession};
-use wakeful::workflow::policy::SessionPolicy;
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_workflow::policy::SessionPolicy;
 
 /// A model that makes the tool call the user names, mails when told to, and otherwise repeats the last
 /// message.
@@ -277,7 +277,7 @@ async fn runs_behind_another_sessions_are_cancelled_where_they_stand() {
     assert!(worker.terminate().success());
 }
 
-async fn beside(store: &wakeful::store::Store, trigger_id: &str, text: &str) -> String {
+async fn beside(store: &wakeful_store::Store, trigger_id: &str, text: &str) -> String {
     let new = NewSession {
         space_id: "default".to_owned(),
         mailbox_id: "default".to_owned(),

@@ -8,11 +8,11 @@ use crate::support::{Answer, Client, Database, ModelServer, Options, Process, cl
 use futures::StreamExt;
 use futures::future::join_all;
 use serde_json::{Value, json};
-use wakeful::store::Store;
-use wakeful::store::fork::ForkRequest;
-use wakeful::workflow::bundle::Limits;
-use wakeful::workflow::fork::At;
-use wakeful::workflow::id::{CallId, SessionId};
+use wakeful_store::Store;
+use wakeful_store::fork::ForkRequest;
+use wakeful_workflow::bundle::Limits;
+use wakeful_workflow::fork::At;
+use wakeful_workflow::id::{CallId, SessionId};
 
 /// The model counts 100 tokens for every request, so the second message fills a window of 150.
 const NARROW: &str =

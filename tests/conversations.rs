@@ -4,7 +4,7 @@ use crate::support::client::{numbers, texts};
 use crate::support::{Answer, Client, Database, ModelServer, Options};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use wakeful::store::Store;
+use wakeful_store::Store;
 
 /// Processes whose model says how many messages its request has.
 async fn counting() -> (ModelServer, Options) {

@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use wakeful::store::Store;
-use wakeful::store::session::{SessionFilter, SessionSummary};
+use wakeful_store::Store;
+use wakeful_store::session::{SessionFilter, SessionSummary};
 
 /// A place for the data directory.
 struct Place {

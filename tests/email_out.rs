@@ -10,13 +10,13 @@ use crate::support::{
     Answer, Client, Database, ModelServer, Options, Process, Program, SmtpServer, eventually,
 };
 use serde_json::{Value, json};
-use wakeful::channels::email::bounce;
-use wakeful::store::Store;
-use wakeful::store::bounce::Noted;
-use wakeful::store::wake::{Continues, NewMessage, NewSession};
-use wakeful::workflow::policy::{ReplyRoute, SessionPolicy};
-use wakeful::workflow::record::Role;
-use wakeful::workflow::seed::Seed;
+use wakeful_channels::email::bounce;
+use wakeful_store::Store;
+use wakeful_store::bounce::Noted;
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_workflow::policy::{ReplyRoute, SessionPolicy};
+use wakeful_workflow::record::Role;
+use wakeful_workflow::seed::Seed;
 
 /// A world whose mail goes out by an SMTP server. A chat message that begins with `Mail ` makes the agent
 /// compose a mail to the addresses in it. A session opened by a mail replies by its reply route.

@@ -5,8 +5,8 @@ use crate::support::client::texts;
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Client, Database, ModelServer, Options, eventually};
 use serde_json::{Value, json};
-use wakeful::store::question::Patience;
-use wakeful::workflow::agent::OnExpired;
+use wakeful_store::question::Patience;
+use wakeful_workflow::agent::OnExpired;
 
 /// Longer than any test runs. Time passes only where a test changes the rows.
 const HOUR: &str = "ask_expires_s = 3600";

@@ -9,8 +9,8 @@ use crate::support::{Options, eventually};
 use futures::future::join_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use wakeful::store::heal::{Cursor, Healed};
-use wakeful::store::new_id;
+use wakeful_store::heal::{Cursor, Healed};
+use wakeful_store::new_id;
 use ward::{Ward, insert_message, message};
 
 #[tokio::test]

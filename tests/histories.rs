@@ -6,13 +6,13 @@ use crate::support::{Answer, Database, ModelServer, Options, eventually, world};
 use serde_json::{Value, json};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
-use wakeful::store::Store;
-use wakeful::store::wake::NewMessage;
-use wakeful::workflow::context::full;
-use wakeful::workflow::diff::{Level, diff};
-use wakeful::workflow::record::Role;
-use wakeful::workflow::session::{Session, SessionStatus};
-use wakeful::workflow::wire::openai;
+use wakeful_store::Store;
+use wakeful_store::wake::NewMessage;
+use wakeful_workflow::context::full;
+use wakeful_workflow::diff::{Level, diff};
+use wakeful_workflow::record::Role;
+use wakeful_workflow::session::{Session, SessionStatus};
+use wakeful_workflow::wire::openai;
 
 const HISTORIES: usize = 100;
 /// Kills of the single worker.

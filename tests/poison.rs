@@ -8,7 +8,7 @@ use futures::StreamExt;
 use futures::future::join_all;
 use serde_json::{Value, json};
 use std::process::ExitStatus;
-use wakeful::store::Store;
+use wakeful_store::Store;
 
 /// A database and a model. At a message `poison MODE` the model charges a card, then misbehaves, then
 /// replies.

@@ -437,7 +437,7 @@ fn mailgun_form(
     signed: Vec<(&'static str, String)>,
     mail: &str,
 ) -> RequestBuilder {
-    let boundary = wakeful::store::new_id("boundary");
+    let boundary = wakeful_store::new_id("boundary");
     let fields = [("recipient", "agent@example.org"), ("sender", "ann@example.com"), ("body-mime", mail)];
     let mut body = String::new();
     for (name, value) in fields.into_iter().chain(signed.iter().map(|(name, value)| (*name, value.as_str())))

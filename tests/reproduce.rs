@@ -3,9 +3,9 @@
 
 use crate::support::{Options, World, eventually};
 use std::collections::BTreeMap;
-use wakeful::tool::registry::Registry;
-use wakeful::workflow::context::full;
-use wakeful::workflow::wire::openai;
+use wakeful_engine::tool::registry::Registry;
+use wakeful_workflow::context::full;
+use wakeful_workflow::wire::openai;
 
 const TOOLS: [&str; 2] = ["compose_email", "current_time"];
 

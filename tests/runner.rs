@@ -4,10 +4,11 @@
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use wakeful::config::Config;
-use wakeful::handle::{Pause, SessionHandle, SessionHandleError};
-use wakeful::jobs::pool;
-use wakeful::{App, Ctx};
+use wakeful::App;
+use wakeful_config::Config;
+use wakeful_engine::ctx::Ctx;
+use wakeful_engine::jobs::pool;
+use wakeful_engine::handle::{Pause, SessionHandle, SessionHandleError};
 
 /// A model that asks how many, and then repeats the answer.
 async fn asking() -> ModelServer {
@@ -129,22 +130,22 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     let ctx = program(&options, &database).await;
     let mut runner = SessionHandle::new(Arc::clone(&ctx));
     let says = |answered: Result<(), SessionHandleError>| answered.unwrap_err().to_string();
-    assert_eq!(says(runner.continue_with("four").await), "No active process");
+    assert_eq!(says(runner.continue_with("four").await), "this handle has no session: start one first");
     let consumed = runner.consume_until_pause(|_| {}).await;
-    assert_eq!(consumed.unwrap_err().to_string(), "No active process");
+    assert_eq!(consumed.unwrap_err().to_string(), "this handle has no session: start one first");
     runner.stop().await.unwrap();
 
     model.hold();
     runner.start("A table, please.", None).await.unwrap();
-    assert_eq!(says(runner.continue_with("four").await), "Agent not waiting for input");
+    assert_eq!(says(runner.continue_with("four").await), "the session does not wait for an answer");
     model.asked(1).await;
-    assert_eq!(says(runner.continue_with("four").await), "Agent not waiting for input");
+    assert_eq!(says(runner.continue_with("four").await), "the session does not wait for an answer");
     model.release();
     assert_eq!(runner.consume_until_pause(|_| {}).await.unwrap(), pauses("For how many?"));
     runner.continue_with("four").await.unwrap();
-    assert_eq!(says(runner.continue_with("five").await), "Agent not waiting for input");
+    assert_eq!(says(runner.continue_with("five").await), "the session does not wait for an answer");
     assert_eq!(runner.consume_until_pause(|_| {}).await.unwrap(), completes("A table for four."));
-    assert_eq!(says(runner.continue_with("six").await), "Agent not waiting for input");
+    assert_eq!(says(runner.continue_with("six").await), "the session does not wait for an answer");
     assert_eq!(says(runner.start(" ", None).await), "the message is empty, or has a NUL character");
     let refused: i64 = database.value("select count(*) from session_inbox where $1 <> ''", "all").await;
     assert_eq!(refused, 2, "refused messages left no row");
@@ -154,7 +155,7 @@ async fn going_on_has_its_two_errors_and_stopping_ends_the_run() {
     let id = runner.session_id().unwrap().to_owned();
     model.asked(3).await;
     runner.stop().await.unwrap();
-    assert_eq!(says(runner.continue_with("four").await), "No active process");
+    assert_eq!(says(runner.continue_with("four").await), "this handle has no session: start one first");
     let mut looker = SessionHandle::attach(Arc::clone(&ctx), &id).await.unwrap();
     let ended = looker.consume_until_pause(|_| {}).await.unwrap();
     assert_eq!(ended, Pause::Failed { error: "cancelled".to_owned() });

@@ -7,13 +7,13 @@ use crate::support::{Answer, Database, ModelServer, Options, Process, Server, ev
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use wakeful::store::Store;
-use wakeful::store::schedule::{Definition, Fired, Firing, Schedule};
-use wakeful::store::wake::{Continues, NewSession};
-use wakeful::workflow::policy::SessionPolicy;
-use wakeful::workflow::record::Role;
-use wakeful::workflow::schedule::{Missed, Overlap};
-use wakeful::workflow::seed::Seed;
+use wakeful_store::Store;
+use wakeful_store::schedule::{Definition, Fired, Firing, Schedule};
+use wakeful_store::wake::{Continues, NewSession};
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::record::Role;
+use wakeful_workflow::schedule::{Missed, Overlap};
+use wakeful_workflow::seed::Seed;
 
 const SPACE: &str = "default";
 

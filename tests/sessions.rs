@@ -6,12 +6,12 @@ use crate::support::model::turns_since_user;
 use crate::support::{Answer, Database, ModelServer, Options};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use wakeful::store::Store;
-use wakeful::store::wake::{Continues, NewMessage, NewSession};
-use wakeful::workflow::policy::SessionPolicy;
-use wakeful::workflow::record::Role;
-use wakeful::workflow::seed::Seed;
-use wakeful::workflow::session::DebugMeta;
+use wakeful_store::Store;
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::record::Role;
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::session::DebugMeta;
 
 fn options(model: &ModelServer) -> Options {
     Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url)
@@ -241,7 +241,7 @@ async fn begin(store: &Store, trigger_type: &str, text: &str) -> String {
     store.wake(&new, &message).await.expect("a message is taken").session_id
 }
 
-fn compose_email() -> Vec<wakeful::workflow::agent::ToolDefinition> {
-    let registry = wakeful::tool::registry::Registry::built_in().expect("the tools of the box");
+fn compose_email() -> Vec<wakeful_workflow::agent::ToolDefinition> {
+    let registry = wakeful_engine::tool::registry::Registry::built_in().expect("the tools of the box");
     registry.definitions(&["compose_email".to_owned()]).expect("it is one of them")
 }

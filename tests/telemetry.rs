@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use wakeful::telemetry::names;
+use wakeful_engine::telemetry::names;
 
 /// A word in the user's text, a tool's arguments and the reply.
 const MARKER: &str = "xyzzy-4711";

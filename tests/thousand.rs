@@ -5,11 +5,11 @@ use crate::support::long::Long;
 use crate::support::wire::Proxy;
 use crate::support::{Answer, Database, ModelServer, Options};
 use std::collections::BTreeSet;
-use wakeful::store::Store;
-use wakeful::store::fork::ForkRequest;
-use wakeful::workflow::bundle::{Limits, normal::normal};
-use wakeful::workflow::diff::{Level, diff};
-use wakeful::workflow::fork::At;
+use wakeful_store::Store;
+use wakeful_store::fork::ForkRequest;
+use wakeful_workflow::bundle::{Limits, normal::normal};
+use wakeful_workflow::diff::{Level, diff};
+use wakeful_workflow::fork::At;
 
 const STEPS: usize = 1000;
 const LONG: Long = Long { steps: STEPS, message_bytes: 2048, hashes: false };

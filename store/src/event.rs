@@ -7,13 +7,20 @@ use serde_json::Value;
 
 /// One journal entry with the contents that it refers to.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct JournalEntry {
+    /// Number within the session, from 1 on, without gaps.
     pub seq: i64,
+    /// When it was committed, by the database's clock.
     pub ts: DateTime<Utc>,
+    /// The type of the entry, such as `state_transition`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// The run that it belongs to, if any.
     pub run_id: Option<String>,
+    /// The step that it belongs to, if any.
     pub step_number: Option<i64>,
+    /// An object whose keys depend on the type.
     pub payload: Value,
 }
 

@@ -10,6 +10,7 @@ use wakeful_workflow::record::{Attachment, Block, OutputPointer, ToolResult};
 /// A part of a tool's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputSlice {
+    /// The part itself.
     pub text: String,
     /// Byte where it begins: the requested one, or the next start of a character.
     pub offset: usize,

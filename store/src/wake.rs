@@ -46,8 +46,11 @@ pub struct NewAttachment {
 /// The answer to a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Woken {
+    /// The session that got the message.
     pub session_id: String,
+    /// The run that will read it.
     pub run_id: String,
+    /// What the message became.
     pub outcome: Acceptance,
     /// The key was used before, so this repeats the first answer.
     #[serde(skip)]

@@ -5,12 +5,12 @@ use anyhow::Result;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use wakeful::store::Store;
-use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
-use wakeful::workflow::agent::AgentPolicy;
-use wakeful::workflow::effect::Effect;
-use wakeful::workflow::record::{FinishReason, Reply};
-use wakeful::workflow::session::{CallOutcome, CallStatus};
+use wakeful_store::Store;
+use wakeful_workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
+use wakeful_workflow::agent::AgentPolicy;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::record::{FinishReason, Reply};
+use wakeful_workflow::session::{CallOutcome, CallStatus};
 
 /// How one step is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,13 +80,9 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         repairs: 0,
         resumes: None,
         prefill_bytes: None,
-        context_strategy: wakeful::workflow::strategy::Strategy::Full,
+        context_strategy: wakeful_workflow::strategy::Strategy::Full,
         rebase: None,
-        reply: Reply {
-            content: fixture::assistant_content(&call_id),
-            finish_reason: FinishReason::ToolCalls,
-            usage: USAGE,
-        },
+        reply: Reply::new(fixture::assistant_content(&call_id), FinishReason::ToolCalls, USAGE),
         effects: BTreeMap::from([("write_file".to_owned(), Effect::Pure)]),
     });
     let asked = advance(&held.session, replied, AgentPolicy::default());

@@ -10,16 +10,17 @@ use sqlx::PgConnection;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-use wakeful::config::Config;
-use wakeful::replay::{self, Observer, ReplayEnd};
-use wakeful::store::Store;
-use wakeful::store::fork::ForkRequest;
-use wakeful::store::replay::Progress as Turns;
-use wakeful::workflow::bundle::Limits;
-use wakeful::workflow::diff::diff;
-use wakeful::workflow::fork::At;
-use wakeful::workflow::policy::{Answers, ToolMode};
-use wakeful::{App, Ctx};
+use wakeful::App;
+use wakeful::internal::replay::{self, Observer, ReplayEnd};
+use wakeful_config::Config;
+use wakeful_engine::ctx::Ctx;
+use wakeful_store::Store;
+use wakeful_store::fork::ForkRequest;
+use wakeful_store::replay::Progress as Turns;
+use wakeful_workflow::bundle::Limits;
+use wakeful_workflow::diff::diff;
+use wakeful_workflow::fork::At;
+use wakeful_workflow::policy::{Answers, ToolMode};
 
 /// Steps of the sessions that are measured.
 pub const STEPS: [usize; 3] = [10, 100, 1000];

@@ -12,8 +12,8 @@ use sqlx::Connection;
 use std::path::PathBuf;
 use std::process::Stdio;
 use tokio::process::Command;
-use wakeful::dev::Binaries;
-use wakeful::store::Store;
+use wakeful::internal::dev::Binaries;
+use wakeful_store::Store;
 
 const STATEMENT: &str = r#"
 with s as (

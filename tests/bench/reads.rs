@@ -6,8 +6,8 @@ use crate::wire::Relay;
 use anyhow::Result;
 use sqlx::PgConnection;
 use std::time::Instant;
-use wakeful::store::Store;
-use wakeful::workflow::advance::{Next, Transition};
+use wakeful_store::Store;
+use wakeful_workflow::advance::{Next, Transition};
 
 /// One kind of read at one size.
 #[derive(Clone, Debug, serde::Serialize)]

@@ -5,7 +5,7 @@ use crate::fixture::{Database, Held};
 use crate::wire::Relay;
 use anyhow::Result;
 use sqlx::{Connection, PgConnection, Row};
-use wakeful::store::Store;
+use wakeful_store::Store;
 
 /// A connection of its own, for measuring.
 pub struct Server(PgConnection);

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 #[tokio::main]
 async fn main() -> ExitCode {
     let command: Vec<_> = std::env::args_os().skip(1).collect();
-    match wakeful::dev::exec(&command).await {
+    match wakeful::internal::dev::exec(&command).await {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
             eprintln!("with_postgres: {error:#}");

@@ -4,7 +4,7 @@
 use super::{Post, TOLD};
 use crate::support::eventually;
 use serde_json::{Value, json};
-use wakeful::store::resend::Resend;
+use wakeful_store::resend::Resend;
 
 impl Post {
     /// A mail to Ann that the server refused. Returns the session and the delivery.

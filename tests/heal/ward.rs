@@ -4,10 +4,10 @@ use crate::support::world::wake;
 use crate::support::{Answer, Database, ModelServer, Options, Process, eventually};
 use serde_json::json;
 use sqlx::AssertSqlSafe;
-use wakeful::store::Store;
-use wakeful::store::heal::{Cursor, Healed};
-use wakeful::store::wake::{Continues, NewMessage, NewSession};
-use wakeful::workflow::policy::SessionPolicy;
+use wakeful_store::Store;
+use wakeful_store::heal::{Cursor, Healed};
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_workflow::policy::SessionPolicy;
 
 /// A database that a test damages, and the processes on it.
 pub(super) struct Ward {

@@ -6,7 +6,7 @@ use crate::support::{Answer, Database, ModelServer, Options};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use wakeful::store::schedule::Definition;
+use wakeful_store::schedule::Definition;
 
 const NIGHTLY: &str = "[schedules.nightly]\ncron = \"0 3 * * *\"\nprompt = \"Tidy up.\"\n";
 

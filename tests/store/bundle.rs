@@ -4,20 +4,20 @@ use super::hostile::Lines;
 use super::world::*;
 use serde_json::{Value, json};
 use std::io::Write as _;
-use wakeful::store::export::Export;
-use wakeful::store::fork::{ForkRequest, Purpose};
-use wakeful::store::heal::Cursor;
-use wakeful::store::import::Imported;
-use wakeful::store::queue::Kind;
-use wakeful::store::resend::Resend;
-use wakeful::store::step::Commit;
-use wakeful::store::wake::NewSession;
-use wakeful::store::{Error, Store};
-use wakeful::workflow::advance::Outcome;
-use wakeful::workflow::bundle::Limits;
-use wakeful::workflow::bundle::normal::normal;
-use wakeful::workflow::fork::At;
-use wakeful::workflow::plan::{Action, How, plan};
+use wakeful_store::export::Export;
+use wakeful_store::fork::{ForkRequest, Purpose};
+use wakeful_store::heal::Cursor;
+use wakeful_store::import::Imported;
+use wakeful_store::queue::Kind;
+use wakeful_store::resend::Resend;
+use wakeful_store::step::Commit;
+use wakeful_store::wake::NewSession;
+use wakeful_store::{Error, Store};
+use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::bundle::Limits;
+use wakeful_workflow::bundle::normal::normal;
+use wakeful_workflow::fork::At;
+use wakeful_workflow::plan::{Action, How, plan};
 
 async fn rest(mut export: Export) -> Vec<u8> {
     let mut bundle = Vec::new();
@@ -125,7 +125,7 @@ async fn what_is_exported_is_imported_equal() {
     // The model's context is the same.
     let (a, b) =
         (world.store.hydrate(&session_id).await.unwrap(), elsewhere.store.hydrate(&copy).await.unwrap());
-    let full = |session| wakeful::workflow::context::full(session, vec![]);
+    let full = |session| wakeful_workflow::context::full(session, vec![]);
     assert_eq!(full(&a), full(&b));
     assert_eq!((a.state, a.totals, a.prefix), (b.state, b.totals, b.prefix));
 }
@@ -189,7 +189,7 @@ async fn an_import_in_mid_run_starts_nothing_and_a_retry_runs_no_call_of_it() {
     elsewhere.store.retry(&copy, None).await.unwrap();
     let mut driver = elsewhere.drive(&copy).await;
     driver.continues(Outcome::Begun).await;
-    let Action::CallTools { calls } = plan(&driver.session, &wakeful::workflow::agent::Limits::default())
+    let Action::CallTools { calls } = plan(&driver.session, &wakeful_workflow::agent::Limits::default())
     else {
         panic!("the calls are closed first");
     };

@@ -7,17 +7,17 @@ use super::LEASE;
 use super::world::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use wakeful::store::Error;
-use wakeful::store::fork::{ForkRequest, Forked, Model};
-use wakeful::store::queue::Kind;
-use wakeful::store::step::Commit;
-use wakeful::workflow::advance::Outcome;
-use wakeful::workflow::agent::ToolDefinition;
-use wakeful::workflow::effect::Effect;
-use wakeful::workflow::fork::{At, SystemPromptPatch};
-use wakeful::workflow::policy::ToolMode;
-use wakeful::workflow::record::{Record, Role};
-use wakeful::workflow::session::{Session, SessionStatus};
+use wakeful_store::Error;
+use wakeful_store::fork::{ForkRequest, Forked, Model};
+use wakeful_store::queue::Kind;
+use wakeful_store::step::Commit;
+use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::fork::{At, SystemPromptPatch};
+use wakeful_workflow::policy::ToolMode;
+use wakeful_workflow::record::{Record, Role};
+use wakeful_workflow::session::{Session, SessionStatus};
 
 /// A completed session: message 2, a turn with a mail (3, 4), the reply 5; message 6, a turn with two calls
 /// (7 to 9), the reply 10.
@@ -90,7 +90,7 @@ async fn everything(world: &World) -> BTreeMap<String, Vec<Value>> {
     rows.collect()
 }
 
-fn said(records: &[Record]) -> Vec<(i64, Role, &[wakeful::workflow::record::Block])> {
+fn said(records: &[Record]) -> Vec<(i64, Role, &[wakeful_workflow::record::Block])> {
     records.iter().map(|one| (one.message_number, one.role, one.content.as_slice())).collect()
 }
 
@@ -123,7 +123,7 @@ async fn a_fork_begins_with_the_messages_up_to_its_cut_and_nothing_that_was_done
     assert_eq!(said(&child.records), said(&parent.records[..4]));
     assert_eq!(child.state.keys().collect::<Vec<_>>(), ["email/call_a"]);
     assert_eq!((child.last_message_number, child.to_message_number, child.last_step_number), (5, 5, 2));
-    assert_eq!(child.totals, wakeful::workflow::session::Totals::default());
+    assert_eq!(child.totals, wakeful_workflow::session::Totals::default());
     assert!(child.calls.is_empty() && child.inbox.is_empty() && child.run.is_none());
     assert_eq!(world.journal(&forked.session_id).await, ["SESSION_FORKED", "checkpoint"]);
     agrees(&world, &forked.session_id).await;

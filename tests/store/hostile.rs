@@ -8,9 +8,9 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::io::Write as _;
 use std::time::{Duration, Instant};
-use wakeful::store::Error;
-use wakeful::store::step::Commit;
-use wakeful::workflow::advance::Outcome;
+use wakeful_store::Error;
+use wakeful_store::step::Commit;
+use wakeful_workflow::advance::Outcome;
 
 /// Lines of a bundle, for a test to damage.
 #[derive(Clone)]

@@ -4,11 +4,11 @@
 use super::world::*;
 use futures::future::join_all;
 use serde_json::{Value, json};
-use wakeful::store::journal::{Lines, Memory, Postgres, recover};
-use wakeful::store::step::Commit;
-use wakeful::workflow::advance::Outcome;
-use wakeful::workflow::agent::{AgentPolicy, JournalLevel};
-use wakeful::workflow::plan::Stop;
+use wakeful_store::journal::{Lines, Memory, Postgres, recover};
+use wakeful_store::step::Commit;
+use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::agent::{AgentPolicy, JournalLevel};
+use wakeful_workflow::plan::Stop;
 
 /// The details of a tool result that adds one mail to the state, with a subject of this length.
 fn mail(subject_bytes: usize) -> Value {

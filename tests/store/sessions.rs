@@ -1,9 +1,9 @@
 //! Which session a message goes to, and how step numbers find a session's messages.
 
 use super::*;
-use wakeful::store::wake::{Continues, NewSession};
-use wakeful::workflow::derive;
-use wakeful::workflow::state::State;
+use wakeful_store::wake::{Continues, NewSession};
+use wakeful_workflow::derive;
+use wakeful_workflow::state::State;
 
 /// A chat message's session: it continues the conversation's latest one.
 fn chat(conversation: &str) -> NewSession {
@@ -147,7 +147,7 @@ async fn a_message_that_is_sent_again_after_a_new_beginning_has_its_first_answer
 async fn an_answer_is_taken_where_a_question_is_open_and_nowhere_else() {
     let world = World::new().await;
     let session_id = world.wake("c1", "A table, please.").await;
-    let refused = |answered: wakeful::store::Result<wakeful::store::wake::Woken>| {
+    let refused = |answered: wakeful_store::Result<wakeful_store::wake::Woken>| {
         assert!(matches!(answered, Err(Error::Conflict { .. })), "{answered:?}");
     };
     refused(world.store.answer(&session_id, &message("Four.")).await);

@@ -3,12 +3,12 @@
 use super::world::*;
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
-use wakeful::store::Error;
-use wakeful::store::step::Commit;
-use wakeful::store::verify::Verification;
-use wakeful::workflow::advance::Outcome;
-use wakeful::workflow::fault::Fault;
-use wakeful::workflow::plan::Stop;
+use wakeful_store::Error;
+use wakeful_store::step::Commit;
+use wakeful_store::verify::Verification;
+use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::fault::Fault;
+use wakeful_workflow::plan::Stop;
 
 /// A completed session with two entries in its state.
 async fn completed(world: &World) -> String {

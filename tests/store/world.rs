@@ -11,21 +11,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wakeful::store::delivery::{Settled, Terms};
-use wakeful::store::generation::NewGeneration;
-use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
-use wakeful::store::step::{Commit, Performance};
-use wakeful::store::wake::{Continues, NewMessage, NewSession};
-use wakeful::store::{Store, new_id};
-use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, Transition, advance};
-use wakeful::workflow::agent::{AgentPolicy, ToolDefinition};
-use wakeful::workflow::effect::Effect;
-use wakeful::workflow::generation::Purpose;
-use wakeful::workflow::policy::SessionPolicy;
-use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::seed::Seed;
-use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
-use wakeful::workflow::strategy::Strategy;
+use wakeful_store::delivery::{Settled, Terms};
+use wakeful_store::generation::NewGeneration;
+use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Settings};
+use wakeful_store::step::{Commit, Performance};
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_store::{Store, new_id};
+use wakeful_workflow::advance::{CallEnd, Generated, Outcome, Performed, Transition, advance};
+use wakeful_workflow::agent::{AgentPolicy, ToolDefinition};
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::generation::Purpose;
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful_workflow::strategy::Strategy;
 
 /// No delivery expires, and an attempt may take one second.
 pub(super) const TERMS: Terms =
@@ -47,7 +47,7 @@ impl World {
         self.store.wake(&new_session(conversation, conversation), &message(text)).await.unwrap().session_id
     }
 
-    pub(super) async fn send(&self, session_id: &str, text: &str) -> wakeful::store::wake::Woken {
+    pub(super) async fn send(&self, session_id: &str, text: &str) -> wakeful_store::wake::Woken {
         self.store.send(session_id, &message(text)).await.unwrap()
     }
 
@@ -190,7 +190,7 @@ impl Driver<'_> {
         assert!(matches!(commit, Commit::Continued { .. }), "{commit:?}");
     }
 
-    pub(super) async fn start(&self, call: &ToolCall) -> Option<wakeful::store::ledger::Started> {
+    pub(super) async fn start(&self, call: &ToolCall) -> Option<wakeful_store::ledger::Started> {
         let (lease, id) = (&self.job.lease, &self.session.session_id);
         self.world.store.start_call(lease, id, &call.call_id, CallStatus::Invoked, 60).await.unwrap()
     }
@@ -288,12 +288,7 @@ pub(super) fn new_session(conversation: &str, trigger: &str) -> NewSession {
 }
 
 fn reserve() -> ToolDefinition {
-    ToolDefinition {
-        name: "reserve".into(),
-        description: "Reserves a table.".into(),
-        parameters: json!({"type": "object"}),
-        effect: Effect::Idempotent,
-    }
+    ToolDefinition::new("reserve", "Reserves a table.", json!({"type": "object"}), Effect::Idempotent)
 }
 
 pub(super) fn message(text: &str) -> NewMessage {
@@ -341,17 +336,17 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         prefill_bytes: None,
         context_strategy: Strategy::Full,
         rebase: None,
-        reply: Reply {
+        reply: Reply::new(
             content,
-            finish_reason: if calls { FinishReason::ToolCalls } else { FinishReason::Stop },
-            usage: Usage {
+            if calls { FinishReason::ToolCalls } else { FinishReason::Stop },
+            Usage {
                 input_tokens: 100,
                 output_tokens: 10,
                 cached_tokens: 40,
                 cache_write_tokens: 2,
                 cost_micros: 7,
             },
-        },
+        ),
         effects: effects.map(|(name, effect)| (name.to_owned(), effect)).into(),
     })
 }

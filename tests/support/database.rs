@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
-use wakeful::store::Store;
+use wakeful_store::Store;
 
 pub struct Database {
     pub name: String,
@@ -152,5 +152,5 @@ async fn run(connection: &mut PgConnection, sql: String) {
 }
 
 fn uuid_like() -> String {
-    wakeful::store::new_id("t").replace('-', "")
+    wakeful_store::new_id("t").replace('-', "")
 }

@@ -6,20 +6,20 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wakeful::store::Store;
-use wakeful::store::queue::{Holdings, Job, Kind, News, Queue, Settings};
-use wakeful::store::step::{Commit, Performance};
-use wakeful::store::wake::{Continues, NewMessage, NewSession};
-use wakeful::tool::registry::Registry;
-use wakeful::workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
-use wakeful::workflow::agent::{AgentPolicy, ToolDefinition};
-use wakeful::workflow::effect::Effect;
-use wakeful::workflow::policy::SessionPolicy;
-use wakeful::workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful::workflow::seed::Seed;
-use wakeful::workflow::session::{CallOutcome, CallStatus, Session};
-use wakeful::workflow::strategy::Strategy;
-use wakeful::workflow::wire::openai;
+use wakeful_engine::tool::registry::Registry;
+use wakeful_store::Store;
+use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Settings};
+use wakeful_store::step::{Commit, Performance};
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
+use wakeful_workflow::agent::{AgentPolicy, ToolDefinition};
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
+use wakeful_workflow::seed::Seed;
+use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
+use wakeful_workflow::strategy::Strategy;
+use wakeful_workflow::wire::openai;
 
 /// The model that the session names.
 pub const MODEL: &str = "openai/test";
@@ -85,7 +85,7 @@ impl Long {
         let finish_reason = if call.is_some() { FinishReason::ToolCalls } else { FinishReason::Stop };
         let request_sha256 = if self.hashes {
             openai::project(
-                &wakeful::workflow::context::full(session, Vec::new()),
+                &wakeful_workflow::context::full(session, Vec::new()),
                 &openai::Options::new("test", 8192),
             )
             .sha256()
@@ -103,17 +103,17 @@ impl Long {
             prefill_bytes: None,
             context_strategy: Strategy::Full,
             rebase: None,
-            reply: Reply {
-                content: [text].into_iter().chain(call.map(Block::ToolCall)).collect(),
+            reply: Reply::new(
+                [text].into_iter().chain(call.map(Block::ToolCall)).collect(),
                 finish_reason,
-                usage: Usage {
+                Usage {
                     input_tokens: 100,
                     output_tokens: 10,
                     cached_tokens: 40,
                     cache_write_tokens: 2,
                     cost_micros: 7,
                 },
-            },
+            ),
             effects: [("read_file".to_owned(), Effect::Pure)].into(),
         })
     }

@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tempfile::TempDir;
-use wakeful::dev::{Cluster, Options};
+use wakeful::internal::dev::{Cluster, Options};
 
 pub struct Server {
     // Drop order: the server first, then its files.

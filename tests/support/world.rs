@@ -2,14 +2,14 @@
 
 use super::{Answer, Client, Database, ModelServer, Options, Process, checker, checker::Traces, eventually};
 use serde_json::json;
-use wakeful::store::Store;
-use wakeful::store::wake::{Continues, NewMessage, NewSession};
-use wakeful::tool::registry::Registry;
-use wakeful::workflow::agent::ToolDefinition;
-use wakeful::workflow::effect::Effect;
-use wakeful::workflow::policy::SessionPolicy;
-use wakeful::workflow::record::Role;
-use wakeful::workflow::seed::Seed;
+use wakeful_engine::tool::registry::Registry;
+use wakeful_store::Store;
+use wakeful_store::wake::{Continues, NewMessage, NewSession};
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::policy::SessionPolicy;
+use wakeful_workflow::record::Role;
+use wakeful_workflow::seed::Seed;
 
 /// A database, a model, and the options of the processes that use them.
 pub struct World {
@@ -138,11 +138,8 @@ pub async fn wake(store: &Store, conversation: &str, model: &str, text: &str) ->
 pub fn tools() -> Vec<ToolDefinition> {
     let built_in = Registry::built_in().expect("the built-in tools register");
     let names: Vec<&str> = built_in.names().collect();
-    let own = |name: &str, effect| ToolDefinition {
-        name: name.to_owned(),
-        description: "One of the example's.".to_owned(),
-        parameters: json!({"type": "object"}),
-        effect,
+    let own = |name: &str, effect| {
+        ToolDefinition::new(name, "One of the example's.", json!({"type": "object"}), effect)
     };
     let mut tools = built_in.definitions(&names).expect("they are registered");
     tools.extend([

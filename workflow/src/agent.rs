@@ -102,10 +102,26 @@ pub enum OnExpired {
 
 /// A tool as described to the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ToolDefinition {
+    /// The name that the model calls. Unique in a process.
     pub name: String,
+    /// Tells the model what the tool does and when to use it.
     pub description: String,
-    /// A JSON schema of type object.
+    /// A JSON schema of type object. Arguments that do not fit it never reach the tool.
     pub parameters: Value,
+    /// Decides what happens to a call that a crash interrupts.
     pub effect: crate::effect::Effect,
+}
+
+impl ToolDefinition {
+    /// Creates a definition. `parameters` is a JSON schema of type object.
+    pub fn new(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        parameters: Value,
+        effect: crate::effect::Effect,
+    ) -> ToolDefinition {
+        ToolDefinition { name: name.into(), description: description.into(), parameters, effect }
+    }
 }

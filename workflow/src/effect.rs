@@ -1,4 +1,5 @@
 //! Effects: what a tool call may do to the world, and what may be left of it after a crash.
+#![deny(missing_docs)]
 
 use serde::{Deserialize, Serialize};
 

@@ -1,75 +1,139 @@
 //! The faults of a step, and whether each is retried or fails the run. One exhaustive match decides that.
+#![deny(missing_docs)]
 
 use serde::{Deserialize, Serialize};
 
 /// Why a step could not be performed. A failed tool call is not a fault: the model gets its error as a result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Fault {
     /// HTTP 429.
     #[error("the model's provider limits the rate of calls")]
-    RateLimited { retry_after_ms: Option<u64> },
+    RateLimited {
+        /// When the provider allows the next call, if it said so.
+        retry_after_ms: Option<u64>,
+    },
     /// HTTP 5xx or 529, or an overloaded error inside the stream.
     #[error("the model's provider is overloaded or failing (status {status}): {message}")]
-    Overloaded { status: u16, message: String, retry_after_ms: Option<u64> },
+    Overloaded {
+        /// The HTTP status.
+        status: u16,
+        /// What the provider, or this process, says.
+        message: String,
+        /// When the provider allows the next call, if it said so.
+        retry_after_ms: Option<u64>,
+    },
     /// No answer, or no further byte, within the time limit.
     #[error("the model did not answer within {after_ms} ms")]
-    Timeout { after_ms: u64 },
+    Timeout {
+        /// How long the call waited.
+        after_ms: u64,
+    },
     /// The connection could not be made or broke before the response's head.
     #[error("the model's provider could not be reached: {message}")]
-    Unreachable { message: String },
+    Unreachable {
+        /// What the provider, or this process, says.
+        message: String,
+    },
     /// The stream ended without its end marker. Its text is not an answer.
     #[error("the model's stream was cut before its end marker")]
     StreamCut,
     /// The stream held something that its protocol does not define.
     #[error("the model's answer could not be read: {message}")]
-    BadResponse { message: String },
+    BadResponse {
+        /// What the provider, or this process, says.
+        message: String,
+    },
     /// Neither text nor a tool call.
     #[error("the model's answer was empty")]
     EmptyReply,
     /// The request is larger than the model's context window.
     #[error("the conversation is longer than the model's context window: {message}")]
-    ContextOverflow { message: String },
+    ContextOverflow {
+        /// What the provider, or this process, says.
+        message: String,
+    },
     /// HTTP 401 or 403.
     #[error("the model's provider refused the credentials: {message}")]
-    Unauthorized { message: String },
+    Unauthorized {
+        /// What the provider, or this process, says.
+        message: String,
+    },
     /// HTTP 404: no such model.
     #[error("the model's provider does not know the model: {message}")]
-    UnknownModel { message: String },
+    UnknownModel {
+        /// What the provider, or this process, says.
+        message: String,
+    },
     /// Any other HTTP 4xx: the same request will be refused again.
     #[error("the model's provider refused the request (status {status}): {message}")]
-    Refused { status: u16, message: String },
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// What the provider, or this process, says.
+        message: String,
+    },
     /// The agent, or its model's provider, is not in this worker's configuration.
     #[error("{message}")]
-    NotConfigured { message: String },
+    NotConfigured {
+        /// What the provider, or this process, says.
+        message: String,
+    },
     /// The run took as many steps as its agent's `limits.steps`.
     #[error("the run reached its limit of {limit} steps")]
-    StepLimit { limit: i64 },
+    StepLimit {
+        /// The configured limit.
+        limit: i64,
+    },
     /// The run used as many tokens as its agent's `limits.tokens`.
     #[error("the run reached its limit of {limit} tokens")]
-    TokenLimit { limit: i64 },
+    TokenLimit {
+        /// The configured limit.
+        limit: i64,
+    },
     /// Every worker that claimed the step died or stopped answering.
     #[error("the step made no progress in {attempts} attempts: its worker died each time")]
-    WorkerDied { attempts: i64 },
+    WorkerDied {
+        /// How often the step was claimed.
+        attempts: i64,
+    },
     /// Repeated claims made no progress, because of this fault and perhaps of crashes between the attempts.
     #[error("the step made no progress in {attempts} attempts; last error: {last_error}")]
-    Stuck { attempts: i64, last_error: String },
+    Stuck {
+        /// How often the step was claimed.
+        attempts: i64,
+        /// The text of the last fault.
+        last_error: String,
+    },
     /// A replay of recorded answers reached the end of its source's answers.
     #[error("the recording ends here: {message}")]
-    RecordingOver { message: String },
+    RecordingOver {
+        /// What the provider, or this process, says.
+        message: String,
+    },
     /// Our own defect: a panic or an impossible state.
     #[error("internal error: {message}")]
-    Internal { message: String },
+    Internal {
+        /// What the provider, or this process, says.
+        message: String,
+    },
 }
 
 /// Whether a fault is retried or fails the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Try the step again, no sooner than the given delay; the queue adds its own backoff.
-    Retry { after_ms: Option<u64> },
+    Retry {
+        /// The delay.
+        after_ms: Option<u64>,
+    },
     /// Fail the run. A retry changes nothing until a person follows the remedy. Then `session retry`
     /// continues the run.
-    Fail { remedy: &'static str },
+    Fail {
+        /// What the person should do.
+        remedy: &'static str,
+    },
 }
 
 impl Fault {

@@ -15,6 +15,7 @@ pub enum Acceptance {
     Queued,
     /// The message answered the open question.
     Delivered,
+    /// It started a run.
     NewRun,
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Records are never rewritten. If a provider needs another shape, [`crate::wire`] changes the copy in the
 //! request.
+#![deny(missing_docs)]
 
 use crate::id::{CallId, RunId};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,9 @@ use serde_json::Value;
 pub enum Role {
     /// Seeds only: the rendered system prompt.
     System,
+    /// A person, or a program that writes to the session.
     User,
+    /// The model.
     Assistant,
     /// The result of one tool call.
     Tool,
@@ -47,15 +50,21 @@ impl Role {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block {
+    /// Plain text.
     Text {
+        /// May be empty.
         text: String,
     },
+    /// A call that the model asks for.
     ToolCall(ToolCall),
+    /// The answer to such a call.
     ToolResult(ToolResult),
     /// A block of one provider (signed thinking, server tool use): sent back verbatim to that provider and dropped for any
     /// other. `provider` is the part of the model's name before the slash.
     Provider {
+        /// The provider that sent the block.
         provider: String,
+        /// The block as the provider sent it.
         raw: Value,
     },
 }
@@ -63,7 +72,9 @@ pub enum Block {
 /// A tool call that the model asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolCall {
+    /// Unique within the session.
     pub call_id: CallId,
+    /// The tool's name, as the model wrote it.
     pub name: String,
     /// Always an object. Empty if the model's text was not a JSON object. Then [`ToolCall::malformed`] has
     /// that text.
@@ -76,9 +87,13 @@ pub struct ToolCall {
 /// The result of one tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolResult {
+    /// The id of the call that it answers.
     pub call_id: CallId,
+    /// The tool's name.
     pub name: String,
+    /// Text for the model. Cut in its middle if the output is long; [`ToolResult::output`] points at the whole.
     pub content: String,
+    /// The call failed, and `content` says why.
     #[serde(default)]
     pub is_error: bool,
     /// An object with a `type`, for [`mod@crate::derive`] and for operators. Never sent to the model.
@@ -92,14 +107,18 @@ pub struct ToolResult {
 /// The blob that holds a tool's whole output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputPointer {
+    /// SHA-256 of the output, in lower-case hex.
     pub sha256: String,
+    /// Size of the output.
     pub bytes: usize,
 }
 
 /// Tokens and money of one model call. Counts are the provider's; `input_tokens` includes the cached ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
+    /// Tokens of the request, the cached ones included.
     pub input_tokens: i64,
+    /// Tokens of the answer.
     pub output_tokens: i64,
     /// Input tokens that were read from the provider's prompt cache.
     pub cached_tokens: i64,
@@ -115,7 +134,9 @@ pub struct Usage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
+    /// The answer is complete.
     Stop,
+    /// The model waits for the results of its calls.
     ToolCalls,
     /// The output limit was reached. The text so far is kept.
     Length,
@@ -135,15 +156,24 @@ impl FinishReason {
     }
 }
 
-/// The answer of a finished model call, from which a [`crate::record::Record`] is made.
+/// The answer of a finished model call. The step's commit turns it into a [`Record`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Reply {
+    /// Text, calls and the provider's own blocks, in the order of the answer.
     pub content: Vec<Block>,
+    /// Why the model stopped.
     pub finish_reason: FinishReason,
+    /// What the call used. The engine fills in [`Usage::cost_micros`] from the configured prices.
     pub usage: Usage,
 }
 
 impl Reply {
+    /// Creates the answer of a model call.
+    pub fn new(content: Vec<Block>, finish_reason: FinishReason, usage: Usage) -> Reply {
+        Reply { content, finish_reason, usage }
+    }
+
     /// Returns whether the model asked for tools. The finish reason does not tell: some servers say `stop`.
     pub fn has_tool_calls(&self) -> bool {
         self.content.iter().any(|block| matches!(block, Block::ToolCall(_)))
@@ -160,12 +190,17 @@ impl Reply {
 pub struct Record {
     /// Numbered within the conversation without gaps, after the numbers of the first session's seeds.
     pub message_number: i64,
+    /// The run that wrote it.
     pub run_id: RunId,
+    /// The step that committed it.
     pub step_number: i64,
+    /// Who speaks.
     pub role: Role,
+    /// In the order in which it was said.
     pub content: Vec<Block>,
     /// Bookkeeping of the agent. The user does not see it, the model does.
     pub internal: bool,
+    /// Metadata. Never sent to a model.
     pub details: Details,
 }
 
@@ -174,8 +209,11 @@ pub struct Record {
 pub struct Attachment {
     /// The sender's name for the file. Never used as a path.
     pub file_name: String,
+    /// As the sender declared it, such as `text/plain`.
     pub media_type: String,
+    /// Size of the file.
     pub bytes: usize,
+    /// SHA-256 of the file, in lower-case hex.
     pub sha256: String,
 }
 
@@ -185,6 +223,7 @@ pub struct Details {
     /// On assistant messages: the usage of the model call, until its step commits and counts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// On assistant messages: why the model stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finish_reason: Option<FinishReason>,
     /// The inbox row that a user's message came from.

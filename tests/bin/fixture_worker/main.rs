@@ -21,9 +21,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 use wakeful::App;
-use wakeful::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
-use wakeful::workflow::agent::ToolDefinition;
-use wakeful::workflow::effect::Effect;
+use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
 
 /// Charges a card. The payment service of this example knows no idempotency keys, so a charge that was begun and not
 /// seen to end must never be tried again by itself: it is guarded.
@@ -32,17 +30,17 @@ struct Charge;
 #[async_trait]
 impl Tool for Charge {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "charge".into(),
-            description: "Charges the customer's card.".into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "charge",
+            "Charges the customer's card.",
+            json!({
                 "type": "object",
                 "properties": {"cents": {"type": "integer", "minimum": 1}},
                 "required": ["cents"],
                 "additionalProperties": false,
             }),
-            effect: Effect::Guarded,
-        }
+            Effect::Guarded,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
@@ -64,17 +62,17 @@ impl Tool for Reserve {
             properties["name"] = json!({"type": "string"});
             required.push("name");
         }
-        ToolDefinition {
-            name: "reserve".into(),
-            description: "Reserves a table.".into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "reserve",
+            "Reserves a table.",
+            json!({
                 "type": "object",
                 "properties": properties,
                 "required": required,
                 "additionalProperties": false,
             }),
-            effect: Effect::Idempotent,
-        }
+            Effect::Idempotent,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
@@ -94,7 +92,7 @@ fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
         file.write_all(format!("{tool} {} {}\n", call.session_id, call.call_id).as_bytes())?;
         file.sync_all()
     });
-    written.map_err(|error| ToolError(error.to_string()))
+    written.map_err(|error| ToolError::new(error.to_string()))
 }
 
 async fn hold(tool: &str) {

@@ -5,9 +5,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::Duration;
-use wakeful::tool::{Tool, ToolCallContext, ToolError, ToolOutput};
-use wakeful::workflow::agent::ToolDefinition;
-use wakeful::workflow::effect::Effect;
+use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
 
 /// Ends or hangs the process in the way that `mode` names, unless the file `FIXTURE_HOLD` with `-mended` at its end is
 /// there.
@@ -16,10 +14,10 @@ pub struct Misbehave;
 #[async_trait]
 impl Tool for Misbehave {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "misbehave".into(),
-            description: "Misbehaves.".into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "misbehave",
+            "Misbehaves.",
+            json!({
                 "type": "object",
                 "properties": {
                     "mode": {"enum": ["abort", "exit", "panic", "overflow", "allocate", "spin", "block", "yield"]},
@@ -27,8 +25,8 @@ impl Tool for Misbehave {
                 "required": ["mode"],
                 "additionalProperties": false,
             }),
-            effect: Effect::Idempotent,
-        }
+            Effect::Idempotent,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
@@ -56,7 +54,7 @@ impl Tool for Misbehave {
             Some("yield") => loop {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             },
-            _ => Err(ToolError("no such mode".to_owned())),
+            _ => Err(ToolError::new("no such mode")),
         }
     }
 }

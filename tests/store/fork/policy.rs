@@ -23,7 +23,7 @@ async fn an_edited_message_and_a_further_one_are_what_the_fork_answers() {
     };
     let both = world.store.fork(&both).await.unwrap();
     let driver = world.drive(&both.session_id).await;
-    let context = wakeful::workflow::context::full(&driver.session, Vec::new());
+    let context = wakeful_workflow::context::full(&driver.session, Vec::new());
     let last: Vec<_> =
         context.messages[context.messages.len() - 2..].iter().map(|one| &one.content[0]).collect();
     assert_eq!(last, [&text("And to Eve."), &text("Be quick.")]);
@@ -71,12 +71,7 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
     let again = hydrated(&world, &again.session_id).await;
     assert_eq!((again.policy.model.as_deref(), again.policy.tool_mode), (Some("other/model"), ToolMode::Dry));
 
-    let tools = vec![ToolDefinition {
-        name: "look".into(),
-        description: "Looks.".into(),
-        parameters: json!({"type": "object"}),
-        effect: Effect::Pure,
-    }];
+    let tools = vec![ToolDefinition::new("look", "Looks.", json!({"type": "object"}), Effect::Pure)];
     let request = ForkRequest {
         tools: Some(tools.clone()),
         system_prompt: Some(SystemPromptPatch::Append("Be kind.".into())),
@@ -88,14 +83,14 @@ async fn overrides_are_the_forks_own_and_without_any_its_first_bytes_are_its_par
     assert_eq!((prefix.system.as_str(), &prefix.tools), ("You are a test.\n\nBe kind.", &tools));
     assert_eq!(child.policy.tools, Some(vec!["look".to_owned()]));
     assert_eq!(child.seeds.len(), 1);
-    assert_eq!(wakeful::workflow::context::full(&child, Vec::new()).system, "You are a test.\n\nBe kind.");
+    assert_eq!(wakeful_workflow::context::full(&child, Vec::new()).system, "You are a test.\n\nBe kind.");
     let request = ForkRequest {
         system_prompt: Some(SystemPromptPatch::Replace("Be another.".into())),
         ..resting(&parent_id, "5")
     };
     let replaced = world.store.fork(&request).await.unwrap();
     let child = hydrated(&world, &replaced.session_id).await;
-    assert_eq!(wakeful::workflow::context::full(&child, Vec::new()).system, "Be another.");
+    assert_eq!(wakeful_workflow::context::full(&child, Vec::new()).system, "Be another.");
     assert_eq!(child.prefix.unwrap().tools, parent.prefix.unwrap().tools);
     agrees(&world, &replaced.session_id).await;
 }

@@ -1,5 +1,7 @@
 //! Channels: where messages come from and go to. One folder per medium.
 //!
+//! This crate is internal and not stable. Programs use the crate `wakeful`.
+//!
 //! An incoming message is verified, translated and handed to [`wakeful_engine::ingest`]; no trigger runs an
 //! agent itself. An outgoing message is a delivery, which [`wakeful_engine::jobs::deliver`] hands to the
 //! [`Channel`] of its name.

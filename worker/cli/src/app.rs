@@ -1,6 +1,8 @@
 //! The application: the tools, models, channels and routes that a program registers before it runs.
 
+use crate::Process;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +21,8 @@ use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
 use wakeful_workflow::fault::Fault;
 
-/// Builds extra routes from the process's context.
-type Routes = Arc<dyn Fn(Arc<Ctx>) -> axum::Router + Send + Sync>;
+/// Builds extra routes that use the process.
+type Routes = Arc<dyn Fn(Process) -> axum::Router + Send + Sync>;
 
 /// A worker with a program's own tools, models, channels and triggers, added to the built-in ones.
 #[derive(Clone, Default)]
@@ -62,10 +64,10 @@ impl App {
         self
     }
 
-    /// Adds a trigger: routes that verify a request, translate it, and call [`Store::wake`]. They are mounted
+    /// Adds a trigger: routes that verify a request, translate it, and call [`Process::accept`]. They are mounted
     /// next to `/v1` and its token does not guard them, so they must check access themselves.
     #[must_use]
-    pub fn routes(mut self, routes: impl Fn(Arc<Ctx>) -> axum::Router + Send + Sync + 'static) -> App {
+    pub fn routes(mut self, routes: impl Fn(Process) -> axum::Router + Send + Sync + 'static) -> App {
         self.routes.push(Arc::new(routes));
         self
     }
@@ -79,7 +81,7 @@ impl App {
     ///
     /// # Errors
     /// When two tools have the same name, or a schema is invalid.
-    pub fn registry(&self) -> anyhow::Result<Registry> {
+    pub(crate) fn registry(&self) -> anyhow::Result<Registry> {
         let mut registry = Registry::built_in()?;
         for tool in &self.tools {
             registry.register(Arc::clone(tool))?;
@@ -91,7 +93,7 @@ impl App {
     ///
     /// # Errors
     /// When the HTTP client cannot be built.
-    pub fn models(&self, config: &Config) -> anyhow::Result<Models> {
+    pub(crate) fn models(&self, config: &Config) -> anyhow::Result<Models> {
         let mut models = Models::built_in(config)?;
         for (name, factory) in &self.providers {
             let factory = Arc::clone(factory);
@@ -100,12 +102,26 @@ impl App {
         Ok(models)
     }
 
+    /// Connects a program that drives sessions itself. `config` is the path of a `wakeful.toml`; without it,
+    /// the path in `WAKEFUL_CONFIG` or a `wakeful.toml` of the working directory is read. The environment
+    /// overrides the file, as it does for the command line. `database_url` is a `postgres://` URL. Checks the
+    /// schema, and starts only the tasks for NOTIFY and LISTEN: no worker, no server.
+    ///
+    /// # Errors
+    /// When the configuration is invalid, the database is unreachable or has another schema, or an agent names
+    /// a tool that does not exist.
+    pub async fn connect(&self, config: Option<&Path>, database_url: &str) -> anyhow::Result<Process> {
+        let config = Config::load(config, std::env::vars())?;
+        Ok(Process { ctx: self.context(config, database_url).await? })
+    }
+
     /// Connects to the database, checks its schema and builds the process's context. Starts only the tasks
-    /// for NOTIFY and LISTEN.
+    /// for NOTIFY and LISTEN. Only for this project's own tests: programs call [`App::connect`].
     ///
     /// # Errors
     /// When the database is unreachable or has another schema ([`wakeful_store::Error`] in the chain), or
     /// when an agent names a tool that does not exist.
+    #[doc(hidden)]
     pub async fn context(&self, config: Config, url: &str) -> anyhow::Result<Arc<Ctx>> {
         let tools = self.registry()?;
         for name in config.agent_names() {
@@ -157,8 +173,8 @@ impl App {
     ///
     /// # Errors
     /// A configuration that no channel's routes can be made of.
-    pub fn router(&self, ctx: &Arc<Ctx>) -> anyhow::Result<axum::Router> {
-        let own = self.routes.iter().map(|routes| routes(Arc::clone(ctx)));
+    pub(crate) fn router(&self, ctx: &Arc<Ctx>) -> anyhow::Result<axum::Router> {
+        let own = self.routes.iter().map(|routes| routes(Process { ctx: Arc::clone(ctx) }));
         let (guarded, webhooks) = (wakeful_channels::guarded(ctx)?, wakeful_channels::webhooks(ctx));
         Ok(own.fold(wakeful_http::router(Arc::clone(ctx), guarded, webhooks), axum::Router::merge))
     }

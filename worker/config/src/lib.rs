@@ -1,5 +1,7 @@
 //! The configuration: defaults, `wakeful.toml`, and the environment.
 //!
+//! This crate is internal and not stable. Programs use the crate `wakeful`.
+//!
 //! Precedence, strongest first: variables with names of their own (`ANTHROPIC_API_KEY`, `ANTHROPIC_BASE_URL`,
 //! `OPENAI_API_KEY`, `OPENAI_BASE_URL`, `DATABASE_URL`, `WAKEFUL_TOKEN`), `WAKEFUL_SECTION__KEY` (two
 //! underscores between the levels, in any case), the file, the defaults. A secret can come from a file

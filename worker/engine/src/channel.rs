@@ -1,5 +1,6 @@
 //! The trait [`Channel`], which sends outgoing messages through one medium. [`crate::jobs::deliver`] hands
 //! each delivery to the channel of its name.
+#![deny(missing_docs)]
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -46,25 +47,39 @@ pub trait Channel: Send + Sync {
 
 /// What a channel knows about a delivery id.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Found {
+    /// It was sent.
     Sent {
+        /// What [`Channel::send`] would have returned.
         receipt: Value,
     },
     /// It was certainly not sent. The channel need not know about an attempt that is still under way.
     NotSent,
+    /// The channel cannot tell.
     Unknown,
 }
 
 /// One delivery, ready to be sent.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Outbound<'a> {
     /// The idempotency key: the same in every attempt.
     pub delivery_id: &'a str,
+    /// The message: an object whose keys depend on what queued the delivery.
     pub content: &'a Value,
+}
+
+impl<'a> Outbound<'a> {
+    /// Creates a delivery. Programs need this in tests of their channels only.
+    pub fn new(delivery_id: &'a str, content: &'a Value) -> Outbound<'a> {
+        Outbound { delivery_id, content }
+    }
 }
 
 /// Why a message was not certainly sent.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SendError {
     /// It was not sent and never will be.
     #[error("{0}")]
@@ -75,7 +90,12 @@ pub enum SendError {
     /// It was not sent, because the receiver accepts nothing more for the time `after`. It is tried again
     /// after that time. Waiting is no fault, so this does not count as an attempt.
     #[error("{error}")]
-    Throttled { error: String, after: Duration },
+    Throttled {
+        /// What the receiver said.
+        error: String,
+        /// How long it accepts nothing.
+        after: Duration,
+    },
     /// It may have been sent.
     #[error("{0}")]
     Unknown(String),

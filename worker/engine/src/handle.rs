@@ -33,6 +33,7 @@
 //! # Ok(())
 //! # }
 //! ```
+#![deny(missing_docs)]
 
 use crate::ctx::Ctx;
 use crate::{origin, telemetry};
@@ -75,32 +76,39 @@ struct Active {
 
 /// Where a run stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Pause {
     /// The agent asks the user a question. [`SessionHandle::continue_with`] answers it, and the same run goes on.
     WaitingInput {
+        /// The text of the question.
         question: String,
     },
+    /// The run is over.
     Completed {
         /// Text of the agent's last message.
         result: String,
     },
+    /// The run failed, was cancelled, or its session was archived.
     Failed {
+        /// Why, and where it helps, what to do.
         error: String,
     },
     /// The run waits for an operator, who settles it with `wakeful session resolve` or `retry`.
     NeedsAttention {
+        /// What the operator has to settle.
         reason: String,
     },
 }
 
 /// Why a handle's method failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SessionHandleError {
     /// The handle has no session: none was started, or it was stopped.
-    #[error("No active process")]
+    #[error("this handle has no session: start one first")]
     NoActiveProcess,
     /// The session does not wait for an answer: its run is at work, or is over.
-    #[error("Agent not waiting for input")]
+    #[error("the session does not wait for an answer")]
     NotWaiting,
     /// The configuration has no such agent, or the agent has a tool that this process lacks.
     #[error(transparent)]
@@ -111,6 +119,7 @@ pub enum SessionHandleError {
     /// This process shuts down. The session goes on in another worker.
     #[error("this process ends")]
     Ending,
+    /// The session does not exist, or the database failed.
     #[error(transparent)]
     Store(#[from] Error),
 }

@@ -1,6 +1,8 @@
 //! Wakeful's engine. It performs what the workflow decides and commits the results. It does not depend on the
 //! HTTP server, on any medium, or on the command line.
 //!
+//! This crate is internal and not stable. Programs use the crate `wakeful`.
+//!
 //! | to see | read |
 //! |---|---|
 //! | one step, hop by hop | [`jobs::step`] |

@@ -1,5 +1,7 @@
 //! The HTTP API. A trigger verifies, translates and wakes; it never runs an agent. A 2xx means that the row
 //! is committed.
+//!
+//! This crate is internal and not stable. Programs use the crate `wakeful`.
 
 pub mod body;
 pub mod bundle;

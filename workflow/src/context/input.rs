@@ -1,4 +1,5 @@
 //! The input of one model call.
+#![deny(missing_docs)]
 
 use crate::agent::ToolDefinition;
 use crate::record::{Block, Role};
@@ -20,7 +21,9 @@ pub struct Context {
 /// One message of a [`Context`]. Its role is `user`, `assistant` or `tool`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
+    /// Who speaks.
     pub role: Role,
+    /// In the order in which it was said.
     pub content: Vec<Block>,
 }
 

@@ -20,15 +20,22 @@ pub(crate) use repair::without_blank_end;
 
 /// A request body, ready to be sent.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Request {
     /// The exact bytes of the JSON body.
     pub body: Vec<u8>,
+    /// What the projection changed. The engine logs it.
     pub repairs: Repairs,
     /// The assistant's text that ends the request; the answer continues it.
     pub prefill: Option<String>,
 }
 
 impl Request {
+    /// Creates a request of these bytes, without repairs and without prefill.
+    pub fn new(body: Vec<u8>) -> Request {
+        Request { body, repairs: Repairs::default(), prefill: None }
+    }
+
     /// SHA-256 of the body in lower-case hex. A replay of the same call has the same hash.
     pub fn sha256(&self) -> String {
         use sha2::Digest;

@@ -3,7 +3,7 @@ use serde_json::json;
 
 fn composed(content: &Value) -> String {
     let from: Mailbox = "Agent <agent@example.com>".parse().unwrap();
-    let message = Outbound { delivery_id: "dlv_1", content };
+    let message = Outbound::new("dlv_1", content);
     String::from_utf8(compose(Some(&from), &message).unwrap().bytes).unwrap()
 }
 
@@ -99,7 +99,7 @@ fn no_field_ends_its_header() {
         if field == "to" {
             content["to"]["cc"] = json!([]);
         }
-        let message = Outbound { delivery_id: "dlv_1", content: &content };
+        let message = Outbound::new("dlv_1", &content);
         let sent = compose(Some(&from), &message);
         assert!(matches!(sent, Err(SendError::Refused(_))), "{field}: {sent:?}");
     }
@@ -149,7 +149,7 @@ fn a_body_of_short_lines_is_composed_in_one_go() {
     let body = "\n".repeat(1 << 19) + "a\r\nb";
     let content = json!({"to": ["ann@example.com"], "subject": "s", "body": body});
     let from = "desk@example.org".parse().unwrap();
-    let message = Outbound { delivery_id: "dlv_1", content: &content };
+    let message = Outbound::new("dlv_1", &content);
     let bytes = compose(Some(&from), &message).unwrap().bytes;
     let text = String::from_utf8(bytes).unwrap();
     let (_, written) = text.split_once("\r\n\r\n").unwrap();

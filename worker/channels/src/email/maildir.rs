@@ -104,7 +104,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let maildir = Maildir::new(dir.path().to_owned(), "Agent <agent@example.com>").unwrap();
         let content = json!({"to": ["ann@example.com"], "subject": "Grüße", "body": "Hello"});
-        let message = Outbound { delivery_id: "dlv_1", content: &content };
+        let message = Outbound::new("dlv_1", &content);
         maildir.send(&message).await.unwrap();
         maildir.send(&message).await.unwrap();
         let files: Vec<_> = std::fs::read_dir(dir.path().join("new")).unwrap().collect();
@@ -119,7 +119,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let maildir = Maildir::new(dir.path().to_owned(), "agent@example.com").unwrap();
         let content = json!({"to": ["nobody"], "subject": "s", "body": "b"});
-        let sent = maildir.send(&Outbound { delivery_id: "dlv_1", content: &content }).await;
+        let sent = maildir.send(&Outbound::new("dlv_1", &content)).await;
         assert!(matches!(sent, Err(SendError::Refused(_))), "{sent:?}");
     }
 
@@ -129,7 +129,7 @@ mod tests {
         let maildir = Maildir::new(dir.path().to_owned(), "agent@example.com").unwrap();
         assert_eq!(maildir.find("dlv_1").await.unwrap(), Found::Unknown);
         let content = json!({"to": ["ann@example.com"], "subject": "s", "body": "b"});
-        let receipt = maildir.send(&Outbound { delivery_id: "dlv_1", content: &content }).await.unwrap();
+        let receipt = maildir.send(&Outbound::new("dlv_1", &content)).await.unwrap();
         assert_eq!(maildir.find("dlv_1").await.unwrap(), Found::Sent { receipt });
         let seen = dir.path().join("cur/dlv_1:2,S");
         std::fs::rename(dir.path().join("new/dlv_1"), &seen).unwrap();

@@ -26,7 +26,7 @@ fn ses(url: &str, credentials: bool) -> Ses {
 async fn send(ses: &Ses) -> Result<Value, SendError> {
     let content =
         json!({"to": ["ann@example.com"], "cc": ["bob@example.com"], "subject": "Grüße", "body": "Hello"});
-    ses.send(&Outbound { delivery_id: "dlv_01", content: &content }).await
+    ses.send(&Outbound::new("dlv_01", &content)).await
 }
 
 async fn answering(answer: ResponseTemplate) -> MockServer {

@@ -409,7 +409,7 @@ mod tests {
         let body = "A line of a mail that is far larger than what fits between the two.\n".repeat(lines);
         let content = json!({"to": ["ann@example.com"], "subject": "s", "body": body});
         let server = tokio::spawn(hangs_up(listener, after));
-        let sent = smtp.send(&Outbound { delivery_id: "dlv_1", content: &content }).await;
+        let sent = smtp.send(&Outbound::new("dlv_1", &content)).await;
         (sent, server.await.unwrap())
     }
 

@@ -253,7 +253,7 @@ async fn next(
             decision => end(decision, &error),
         };
     };
-    let outbound = Outbound { delivery_id: &claimed.delivery_id, content: &claimed.content };
+    let outbound = Outbound::new(&claimed.delivery_id, &claimed.content);
     if decision == Decision::Ask {
         let found = ask(channel.as_ref(), &outbound).await;
         decision = delivery::decide(&facts, Some(answer(&found)));

@@ -234,7 +234,7 @@ impl Answer {
             cache_write_tokens: self.cache_write_tokens,
             cost_micros: 0,
         };
-        super::complete(Reply { content, finish_reason, usage })
+        super::complete(Reply::new(content, finish_reason, usage))
     }
 }
 

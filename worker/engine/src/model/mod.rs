@@ -3,6 +3,7 @@
 //! A model does two things: it projects the context onto its protocol, which is a pure function, and it makes
 //! a streaming call. A new provider needs a file here, its projection in `wakeful_workflow::wire`, and a line
 //! in `Models`.
+#![deny(missing_docs)]
 
 use async_trait::async_trait;
 use std::collections::BTreeMap;
@@ -20,7 +21,9 @@ pub mod call;
 #[cfg(test)]
 mod faults;
 pub mod openai;
+#[allow(missing_docs, reason = "not part of the library's front")]
 pub mod provider_error;
+#[allow(missing_docs, reason = "not part of the library's front")]
 pub mod scripted;
 
 /// Output limit of a model for which none is configured.

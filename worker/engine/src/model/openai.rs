@@ -155,7 +155,7 @@ impl Answer {
             let (id, name) = (without_nul(call.id), without_nul(call.name));
             content.push(Block::ToolCall(super::tool_call(id, name, call.arguments, truncated)));
         }
-        super::complete(Reply { content, finish_reason, usage: self.usage })
+        super::complete(Reply::new(content, finish_reason, self.usage))
     }
 }
 

@@ -17,7 +17,7 @@ use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful_workflow::wire::{Repairs, Request};
+use wakeful_workflow::wire::Request;
 
 pub mod scenario;
 mod template;
@@ -137,7 +137,7 @@ impl Model for Scripted {
                 .collect(),
         };
         let body = serde_json::to_vec(&body).expect("strings, lists and JSON values always serialise");
-        Request { body, repairs: Repairs::default(), prefill: None }
+        Request::new(body)
     }
 
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault> {
@@ -150,7 +150,7 @@ impl Model for Scripted {
             stream(&text, self.scenario.chunk_ms, deltas).await;
             let content = vec![Block::Text { text }];
             let usage = estimate(&body, &content);
-            return Ok(Reply { content, finish_reason: FinishReason::Stop, usage });
+            return Ok(Reply::new(content, FinishReason::Stop, usage));
         };
         pause(script.delay_ms.unwrap_or(self.scenario.delay_ms)).await;
         let content = content(script, &moment, &body);
@@ -172,7 +172,7 @@ impl Model for Scripted {
             cached_tokens: script.usage.cached_tokens.unwrap_or(estimated.cached_tokens),
             ..estimated
         };
-        let reply = Reply { content, finish_reason, usage };
+        let reply = Reply::new(content, finish_reason, usage);
         // A template can render to blank text: `{{user}}` with a blank user text.
         if reply.is_empty() { Err(Fault::EmptyReply) } else { Ok(reply) }
     }

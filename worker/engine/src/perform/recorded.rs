@@ -81,12 +81,12 @@ pub(super) async fn answer(
         prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),
         context_strategy: agent.context.strategy,
         rebase,
-        reply: Reply {
-            content: answer.record.content.clone(),
-            finish_reason: details.finish_reason.unwrap_or(FinishReason::Stop),
+        reply: Reply::new(
+            answer.record.content.clone(),
+            details.finish_reason.unwrap_or(FinishReason::Stop),
             // The usage of the recorded call. The replay itself pays nothing.
-            usage: details.usage.unwrap_or_default(),
-        },
+            details.usage.unwrap_or_default(),
+        ),
         effects,
     }))
 }

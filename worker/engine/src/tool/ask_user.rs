@@ -20,13 +20,11 @@ struct Arguments {
 #[async_trait]
 impl Tool for AskUser {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "ask_user".into(),
-            description:
-                "Ask the user one question and wait for the answer, which is this call's result. Use it \
-                          when you cannot go on without knowing."
-                    .into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "ask_user",
+            "Ask the user one question and wait for the answer, which is this call's result. Use it \
+                          when you cannot go on without knowing.",
+            json!({
                 "type": "object",
                 "properties": {
                     "question": {
@@ -39,8 +37,8 @@ impl Tool for AskUser {
                 "required": ["question"],
                 "additionalProperties": false,
             }),
-            effect: Effect::Pure,
-        }
+            Effect::Pure,
+        )
     }
 
     async fn call(&self, _: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

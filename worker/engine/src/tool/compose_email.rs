@@ -39,10 +39,10 @@ impl Tool for ComposeEmail {
                 "description": description,
             })
         };
-        ToolDefinition {
-            name: "compose_email".into(),
-            description: "Queue an email. It is sent soon after this turn and cannot be taken back.".into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "compose_email",
+            "Queue an email. It is sent soon after this turn and cannot be taken back.",
+            json!({
                 "type": "object",
                 "properties": {
                     "to": addresses(1, "Plain addresses such as \"ann@example.com\", without display names."),
@@ -53,8 +53,8 @@ impl Tool for ComposeEmail {
                 "required": ["to", "subject", "body"],
                 "additionalProperties": false,
             }),
-            effect: Effect::Pure,
-        }
+            Effect::Pure,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

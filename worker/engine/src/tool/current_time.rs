@@ -21,13 +21,11 @@ struct Arguments {
 #[async_trait]
 impl Tool for CurrentTime {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "current_time".into(),
-            description:
-                "The current date and time in RFC 3339, in UTC or at a given offset from it, with the \
-                          day of the week."
-                    .into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "current_time",
+            "The current date and time in RFC 3339, in UTC or at a given offset from it, with the \
+                          day of the week.",
+            json!({
                 "type": "object",
                 "properties": {
                     "utc_offset": {
@@ -38,8 +36,8 @@ impl Tool for CurrentTime {
                 },
                 "additionalProperties": false,
             }),
-            effect: Effect::Pure,
-        }
+            Effect::Pure,
+        )
     }
 
     async fn call(&self, _: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

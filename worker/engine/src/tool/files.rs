@@ -54,18 +54,17 @@ struct WriteArguments {
 #[async_trait]
 impl Tool for ReadFile {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "read_file".into(),
-            description: "Read a UTF-8 text file of this session's workspace. At most 256 KiB are returned."
-                .into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "read_file",
+            "Read a UTF-8 text file of this session's workspace. At most 256 KiB are returned.",
+            json!({
                 "type": "object",
                 "properties": {"path": path_schema()},
                 "required": ["path"],
                 "additionalProperties": false,
             }),
-            effect: Effect::Pure,
-        }
+            Effect::Pure,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {
@@ -85,13 +84,11 @@ impl Tool for ReadFile {
 #[async_trait]
 impl Tool for WriteFile {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "write_file".into(),
-            description:
-                "Write a UTF-8 text file in this session's workspace, replacing what was there. Folders \
-                          are created as needed. At most 1 MiB."
-                    .into(),
-            parameters: json!({
+        ToolDefinition::new(
+            "write_file",
+            "Write a UTF-8 text file in this session's workspace, replacing what was there. Folders \
+                          are created as needed. At most 1 MiB.",
+            json!({
                 "type": "object",
                 "properties": {
                     "path": path_schema(),
@@ -100,8 +97,8 @@ impl Tool for WriteFile {
                 "required": ["path", "content"],
                 "additionalProperties": false,
             }),
-            effect: Effect::Idempotent,
-        }
+            Effect::Idempotent,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

@@ -1,4 +1,5 @@
 //! Tools: the trait, and one file per tool.
+#![deny(missing_docs)]
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -20,7 +21,9 @@ pub mod current_time;
 pub mod files;
 mod paging;
 pub mod read_attachment;
+#[allow(missing_docs, reason = "not part of the library's front")]
 pub mod read_output;
+#[allow(missing_docs, reason = "not part of the library's front")]
 pub mod registry;
 
 /// A tool that a model can call.
@@ -66,7 +69,9 @@ pub fn not_carried_out(tool: &str) -> ToolOutput {
 
 /// Facts about the call that a tool runs for.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ToolCallContext {
+    /// The session whose model made the call.
     pub session_id: SessionId,
     /// Unique within the session and the same in every attempt, so it serves as idempotency key.
     pub call_id: CallId,
@@ -87,6 +92,21 @@ pub struct ToolCallContext {
 }
 
 impl ToolCallContext {
+    /// Creates the facts of a call that belongs to no stored session, for a program's tests of its tools: live,
+    /// with default rules, without recipients, files or earlier outputs.
+    pub fn detached(call_id: impl Into<CallId>) -> ToolCallContext {
+        ToolCallContext {
+            session_id: SessionId::from("detached".to_owned()),
+            call_id: call_id.into(),
+            workspace: Workspace { path: PathBuf::new(), expected: false, inherited: None, rehearsed: None },
+            mode: ToolMode::Live,
+            policy: Arc::new(SessionPolicy::default()),
+            recipients: Vec::new(),
+            cancelled: CancellationToken::new(),
+            outputs: Arc::new(NoOutputs),
+        }
+    }
+
     /// Returns whether the session may send mail to `address`.
     pub fn may_write_to(&self, address: &str) -> bool {
         may_write_to(&self.recipients, &self.policy.participants, address)
@@ -131,9 +151,22 @@ pub trait Outputs: Send + Sync + Debug {
     }
 }
 
+/// A session without earlier outputs.
+#[derive(Debug)]
+struct NoOutputs;
+
+#[async_trait]
+impl Outputs for NoOutputs {
+    async fn read(&self, _: &CallId, _: usize, _: usize) -> Result<Option<OutputSlice>, ToolError> {
+        Ok(None)
+    }
+}
+
 /// The folder of one session.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Workspace {
+    /// Where it is. It may not exist yet.
     pub path: PathBuf,
     /// The session has files, so a missing folder means that they are on another host. That is an error,
     /// never an empty folder.
@@ -147,6 +180,7 @@ pub struct Workspace {
 
 /// The result of a tool call.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct ToolOutput {
     /// Text for the model.
     pub content: String,
@@ -160,6 +194,18 @@ impl ToolOutput {
     /// Creates an output of plain text for the model.
     pub fn text(content: impl Into<String>) -> Self {
         ToolOutput { content: content.into(), ..ToolOutput::default() }
+    }
+
+    /// Creates an output that asks the user `question`. The run pauses, and the answer becomes this call's
+    /// result.
+    pub fn question(question: impl Into<String>) -> Self {
+        ToolOutput { question: Some(question.into()), ..ToolOutput::default() }
+    }
+
+    /// Adds details for operators: an object with a `type`. The model does not see them.
+    #[must_use]
+    pub fn with_details(self, details: Value) -> Self {
+        ToolOutput { details: Some(details), ..self }
     }
 
     /// Replaces every NUL, which Postgres text cannot hold, by U+FFFD: in the content, in the question, and
@@ -176,9 +222,15 @@ impl ToolOutput {
 /// The text that the model gets when a call fails: a plain sentence, and what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
+#[non_exhaustive]
 pub struct ToolError(pub String);
 
 impl ToolError {
+    /// Creates an error. `text` goes to the model.
+    pub fn new(text: impl Into<String>) -> Self {
+        ToolError(text.into())
+    }
+
     /// Replaces every NUL by U+FFFD.
     pub fn without_nul(self) -> Self {
         ToolError(without_nul(self.0))
@@ -202,7 +254,7 @@ mod tests {
     impl Tool for Counts {
         fn definition(&self) -> ToolDefinition {
             let (name, description) = ("counts".to_owned(), String::new());
-            ToolDefinition { name, description, parameters: json!({"type": "object"}), effect: self.0 }
+            ToolDefinition::new(name, description, json!({"type": "object"}), self.0)
         }
 
         async fn call(&self, _: &ToolCallContext, _: Value) -> Result<ToolOutput, ToolError> {

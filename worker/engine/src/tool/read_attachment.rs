@@ -22,16 +22,15 @@ struct Arguments {
 #[async_trait]
 impl Tool for ReadAttachment {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "read_attachment".into(),
-            description: "Read a text file that came with a message of this conversation, or a part of it."
-                .into(),
-            parameters: paging::parameters(
+        ToolDefinition::new(
+            "read_attachment",
+            "Read a text file that came with a message of this conversation, or a part of it.",
+            paging::parameters(
                 "file",
                 "The file's name, or its number among all files of this conversation: \"1\" is the first.",
             ),
-            effect: Effect::Pure,
-        }
+            Effect::Pure,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

@@ -28,14 +28,13 @@ struct Arguments {
 #[async_trait]
 impl Tool for ReadOutput {
     fn definition(&self) -> ToolDefinition {
-        ToolDefinition {
-            name: "read_output".into(),
-            description: "Read a part of what an earlier tool call of this conversation gave, where only its beginning \
-                          and end, or nothing of it, is shown."
-                .into(),
-            parameters: paging::parameters("call_id", "The id of the earlier call."),
-            effect: Effect::Pure,
-        }
+        ToolDefinition::new(
+            "read_output",
+            "Read a part of what an earlier tool call of this conversation gave, where only its beginning \
+             and end, or nothing of it, is shown.",
+            paging::parameters("call_id", "The id of the earlier call."),
+            Effect::Pure,
+        )
     }
 
     async fn call(&self, call: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

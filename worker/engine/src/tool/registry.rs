@@ -260,12 +260,7 @@ mod tests {
     #[async_trait]
     impl Tool for Fake {
         fn definition(&self) -> ToolDefinition {
-            ToolDefinition {
-                name: self.0.to_owned(),
-                description: String::new(),
-                parameters: self.1.clone(),
-                effect: Effect::Pure,
-            }
+            ToolDefinition::new(self.0, String::new(), self.1.clone(), Effect::Pure)
         }
 
         async fn call(&self, _: &ToolCallContext, arguments: Value) -> Result<ToolOutput, ToolError> {

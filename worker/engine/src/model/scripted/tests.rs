@@ -39,12 +39,7 @@ fn answered(call_id: &CallId, name: &str, content: &str) -> Message {
 }
 
 fn context(messages: Vec<Message>) -> Context {
-    let tool = |name: &str| ToolDefinition {
-        name: name.to_owned(),
-        description: "d".into(),
-        parameters: json!({"type": "object"}),
-        effect: Effect::Pure,
-    };
+    let tool = |name: &str| ToolDefinition::new(name, "d", json!({"type": "object"}), Effect::Pure);
     Context { system: "You are a test.".into(), tools: vec![tool("a"), tool("b")], messages, prefill: None }
 }
 
@@ -122,7 +117,7 @@ fn the_request_is_these_bytes() {
         r#""is_error":false}]}]}"#,
     );
     assert_eq!(String::from_utf8(request.body).unwrap(), expected);
-    assert_eq!(request.repairs, Repairs::default());
+    assert_eq!(request.repairs, wakeful_workflow::wire::Repairs::default());
 }
 
 #[tokio::test]
@@ -244,8 +239,7 @@ async fn an_answer_that_comes_out_blank_is_a_fault() {
 async fn a_body_of_another_model_is_a_fault() {
     let model = scripted(TWO_TOOLS);
     for body in [b"".to_vec(), b"{}".to_vec(), vec![0xff], br#"{"model":"x","messages":[]}"#.to_vec()] {
-        let result =
-            model.call(&Request { body, repairs: Repairs::default(), prefill: None }, &mut NoDeltas).await;
+        let result = model.call(&Request::new(body), &mut NoDeltas).await;
         assert!(matches!(result, Err(Fault::Internal { .. })), "{result:?}");
     }
 }
