@@ -3,7 +3,7 @@
 use super::{Tool, ToolCallContext, ToolError, ToolOutput, paging, parse_arguments};
 use async_trait::async_trait;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 
@@ -74,6 +74,7 @@ mod tests {
     use super::*;
     use crate::tool::Outputs;
     use crate::tool::files::tests::context;
+    use serde_json::json;
     use std::path::Path;
     use std::sync::Arc;
     use wakeful_store::outputs::OutputSlice;

@@ -3,7 +3,7 @@
 use super::{Outputs, Tool, ToolCallContext, ToolError, ToolOutput, paging, parse_arguments};
 use async_trait::async_trait;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fmt;
 use tracing::warn;
 use wakeful_store::Store;
@@ -110,6 +110,7 @@ impl Outputs for StoredOutputs {
 mod tests {
     use super::*;
     use crate::tool::files::tests::context;
+    use serde_json::json;
     use std::path::Path;
     use std::sync::Arc;
 
