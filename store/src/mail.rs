@@ -140,7 +140,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::wake`]; for an answer also [`Error::Conflict`] if no question is open.
-    pub async fn take_mail(
+    pub async fn accept_mail(
         &self,
         mail: &NewMail,
         wakes: MailWakes<'_>,

@@ -74,7 +74,7 @@ async fn wake(
         // opens a session of its own with the same agent.
         None => {
             // When too much comes in, this query is refused just as the message would be.
-            let _turn = ctx.intake.enter().await?;
+            let _permit = ctx.intake.enter().await?;
             let latest = ctx.store.latest_trigger(&conversation_id).await?;
             latest.filter(|(latest, _)| opens_beside(latest, CHAT).is_some()).map(|(_, agent)| agent)
         }
@@ -83,10 +83,10 @@ async fn wake(
     let new = NewSession { repository_id, ..new };
     match legacy::find(ctx, (*chats.cache).as_ref(), &new, message.sender.as_deref()).await? {
         Some(chat) => {
-            let (new, imported) = chat.begins(new);
-            Ok(ingest::take_imported(ctx, new, message, &imported).await?)
+            let (new, imported) = chat.into_session(new);
+            Ok(ingest::accept_imported(ctx, new, message, &imported).await?)
         }
-        None => Ok(ingest::take(ctx, new, message).await?),
+        None => Ok(ingest::accept(ctx, new, message).await?),
     }
 }
 

@@ -28,7 +28,7 @@ use wakeful_workflow::trigger::HERALD;
 
 /// `/v1/triggers/herald`.
 pub(super) fn routes() -> Router<Arc<Ctx>> {
-    Router::new().route("/triggers/herald", post(take))
+    Router::new().route("/triggers/herald", post(accept))
 }
 
 /// The body of `POST /v1/triggers/herald`.
@@ -101,7 +101,7 @@ impl Notice {
 }
 
 /// Accepts a notice: 202, or 200 with the first answer when its `client_key` was used before.
-async fn take(
+async fn accept(
     State(ctx): State<Arc<Ctx>>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -141,7 +141,7 @@ async fn take(
         trace_context: None,
         attachments: Vec::new(),
     };
-    Ok(answer(ingest::take(&ctx, new, message).await?))
+    Ok(answer(ingest::accept(&ctx, new, message).await?))
 }
 
 /// The notice as the agent reads it, and a subject for mails about it. The text starts by saying that no user
