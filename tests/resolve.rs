@@ -71,7 +71,7 @@ impl Paused {
         session["tool_calls"][number]["call_id"].as_str().expect("a call").to_owned()
     }
 
-    async fn execute(&self, sql: &'static str) {
+    async fn run_sql(&self, sql: &'static str) {
         let done = sqlx::query(sql).bind(&self.id).execute(&self.database.pool).await;
         assert!(done.expect(sql).rows_affected() > 0, "{sql} changes something");
     }

@@ -186,9 +186,9 @@ impl Cost {
 struct Nobody;
 
 impl Observer for Nobody {
-    fn begins(&self, _: &str, _: u64) {}
+    fn on_start(&self, _: &str, _: u64) {}
 
-    fn moves(&self, _: u64, _: &Turns) {}
+    fn on_progress(&self, _: u64, _: &Turns) {}
 }
 
 /// Stores the same session the rival's way.

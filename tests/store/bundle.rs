@@ -163,7 +163,7 @@ async fn an_import_in_mid_run_starts_nothing_and_a_retry_runs_no_call_of_it() {
     driver.continues(replied(calls.iter().map(asks).collect())).await;
     driver.start(&calls[1]).await.unwrap();
     driver.settle(&calls[2], &done("Queued.", Some(mail("Once more")))).await;
-    world.execute("update tool_calls set status = 'waiting' where call_id = 'waiting'").await;
+    world.run_sql("update tool_calls set status = 'waiting' where call_id = 'waiting'").await;
     world.send(&session_id, "Are you there?").await;
     let bundle = export(&world.store, &session_id).await;
     assert_eq!(rows(&bundle, "session")[0]["status"], "running");

@@ -248,7 +248,7 @@ async fn the_same_key_is_the_same_fork_and_with_another_body_is_refused() {
     assert_eq!(Forked { duplicate: false, ..one.clone() }, Forked { duplicate: false, ..two });
     assert!(one.run_id.is_some());
     // The parent has moved on, but the answer is still the first one.
-    world.execute("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
+    world.run_sql("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
     world.send(&parent_id, "Once more.").await;
     let later = world.store.fork(&request).await.unwrap();
     assert!(later.duplicate);

@@ -109,7 +109,7 @@ pub struct Term(u64);
 
 impl Term {
     /// Whether that moment is still to come.
-    pub fn lasts(self) -> bool {
+    pub fn is_ahead(self) -> bool {
         boottime_ms() < self.0
     }
 }

@@ -9,7 +9,7 @@
 #![doc = include_str!("ingest.md")]
 
 use crate::ctx::Ctx;
-use crate::origin::CannotBegin;
+use crate::new_session::CannotBegin;
 use crate::telemetry::{self, names};
 use std::sync::Arc;
 use std::time::Duration;

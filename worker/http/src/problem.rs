@@ -147,8 +147,8 @@ impl From<wakeful_store::Error> for Problem {
     }
 }
 
-impl From<wakeful_engine::origin::CannotBegin> for Problem {
-    fn from(cannot: wakeful_engine::origin::CannotBegin) -> Problem {
+impl From<wakeful_engine::new_session::CannotBegin> for Problem {
+    fn from(cannot: wakeful_engine::new_session::CannotBegin) -> Problem {
         Problem::bad_request(cannot.to_string())
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::{ingest, origin};
+use wakeful_engine::{ingest, new_session};
 use wakeful_http::body::{answer, check_text, idempotency_key, message_text, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
@@ -79,7 +79,7 @@ async fn wake(
             latest.filter(|(latest, _)| opens_beside(latest, CHAT).is_some()).map(|(_, agent)| agent)
         }
     };
-    let new = origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
+    let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
     let new = NewSession { repository_id, ..new };
     match legacy::find(ctx, (*chats.cache).as_ref(), &new, message.sender.as_deref()).await? {
         Some(chat) => {

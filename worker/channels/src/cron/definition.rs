@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use wakeful_config::address::is_address;
 use wakeful_config::{AgentError, Config, DEFAULT_AGENT, cron};
-use wakeful_engine::origin::{self, CannotBegin};
+use wakeful_engine::new_session::{self, CannotBegin};
 use wakeful_engine::tool::registry::Registry;
 use wakeful_store::schedule::{Definition, Schedule};
 use wakeful_store::wake::NewSession;
@@ -196,7 +196,8 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
 /// When this process does not know the agent.
 pub fn session_of(config: &Config, tools: &Registry, schedule: &Schedule) -> Result<NewSession, CannotBegin> {
     let definition = &schedule.definition;
-    let new = origin::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
+    let new =
+        new_session::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
     Ok(NewSession { policy: mailing(config, &definition.mail_to, &definition.name), ..new })
 }
 

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest;
 use wakeful_engine::ingest::Refused;
-use wakeful_engine::origin::{self, Trigger};
+use wakeful_engine::new_session::{self, Trigger};
 use wakeful_store::Error;
 use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
 use wakeful_store::wake::{Continues, NewMessage, Woken};
@@ -230,9 +230,14 @@ pub(super) async fn accept_for(
         thread: if mail.joined { earlier(ctx, &mail.conversation_id).await? } else { Vec::new() },
     };
     let agent = addressed.agent.as_deref();
-    let new =
-        origin::of_trigger(&ctx.config, &ctx.plugins.tools, mail.conversation_id.clone(), agent, trigger)?;
-    Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::New(&new), message).await?))
+    let new = new_session::of_trigger(
+        &ctx.config,
+        &ctx.plugins.tools,
+        mail.conversation_id.clone(),
+        agent,
+        trigger,
+    )?;
+    Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::OwnSession(&new), message).await?))
 }
 
 /// Records a mail that no agent sees. Its bounces are recorded first: if the process dies in between, the

@@ -3,7 +3,7 @@
 use super::parse::Unreadable;
 use axum::http::StatusCode;
 use wakeful_engine::ingest::Refused;
-use wakeful_engine::origin::CannotBegin;
+use wakeful_engine::new_session::CannotBegin;
 use wakeful_http::problem::Problem;
 use wakeful_workflow::mail::scan::Hostile;
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use wakeful_config::DEFAULT_AGENT;
 use wakeful_config::address::is_address;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::{ingest, origin};
+use wakeful_engine::{ingest, new_session};
 use wakeful_http::body::{answer, check_text, idempotency_key, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
@@ -132,7 +132,7 @@ async fn accept(
         trigger_id: format!("{}:{conversation}:{client_key}", conversation.len()),
         continues: Continues::Trigger,
         policy: mailing(&ctx.config, &mail_to, &subject),
-        ..origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, Some(agent))?
+        ..new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, Some(agent))?
     };
     let message = NewMessage {
         client_key: Some(client_key),

@@ -23,7 +23,7 @@ use wakeful_config::webhook::webhook_key;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
-use wakeful_engine::{ingest, origin};
+use wakeful_engine::{ingest, new_session};
 use wakeful_http::problem::Problem;
 use wakeful_store::Error;
 use wakeful_store::wake::{NewMessage, Woken};
@@ -141,7 +141,8 @@ struct Incoming {
 async fn accept(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
     let conversation_id = stored_conversation_id(&incoming.conversation_id)?;
     let agent = incoming.agent.as_deref();
-    let new = origin::of_message(&ctx.config, &ctx.plugins.tools, conversation_id, agent, incoming.reply)?;
+    let new =
+        new_session::of_message(&ctx.config, &ctx.plugins.tools, conversation_id, agent, incoming.reply)?;
     let message = NewMessage {
         client_key: Some(incoming.key),
         text: incoming.text,

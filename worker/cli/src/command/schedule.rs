@@ -126,7 +126,7 @@ fn overlap(word: &str) -> Result<Overlap, &'static str> {
 
 pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
     // On the database of `wakeful dev`, use dev's agent and model.
-    super::dev::adopt(&mut config, app)?;
+    super::dev::apply_if_dev_database(&mut config, app)?;
     let store = super::open_store(&config, "wakeful schedule").await?;
     let output = Output::new(&args.output);
     let ran = steer(app, &config, &store, &output, args.verb).await;

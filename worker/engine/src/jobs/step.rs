@@ -17,7 +17,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{Instrument, Span, debug, warn};
-use tries::Tries;
+use tries::RetryCounts;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
@@ -90,7 +90,7 @@ async fn work(ctx: &Ctx, job: &Job) -> End {
     let mut faults = 0;
     // `run` resets these when a step makes progress. They live outside the loop so that a database fault
     // after the reset does not bring the old counts back.
-    let mut counts = Counts { tries: Tries::of(job), attempt: job.attempt };
+    let mut counts = Counts { tries: RetryCounts::of(job), attempt: job.attempt };
     loop {
         match claim(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
@@ -143,7 +143,7 @@ async fn claim(ctx: &Ctx, job: &Job, session_id: &str, counts: &mut Counts) -> w
 
 /// Retry counters of this step, and the attempt number.
 struct Counts {
-    tries: Tries,
+    tries: RetryCounts,
     attempt: i32,
 }
 
@@ -202,7 +202,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 // Reset the counters before the next statement that can fail: the commit is progress,
                 // whatever follows.
                 if transition.step.is_some() || !transition.records.is_empty() {
-                    counts.tries = Tries::default();
+                    counts.tries = RetryCounts::default();
                 }
                 if transition.step.is_some() {
                     (counts.attempt, began) = (1, Instant::now());
@@ -215,7 +215,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 }
                 if transition.step.is_some() {
                     steps += 1;
-                    if ctx.shutdown.draining.is_cancelled() || gives_way(ctx, job, steps).await? {
+                    if ctx.shutdown.draining.is_cancelled() || should_yield(ctx, job, steps).await? {
                         return Ok(release(ctx, job).await);
                     }
                 }
@@ -236,7 +236,7 @@ async fn run(ctx: &Ctx, job: &Job, mut session: Session, counts: &mut Counts) ->
                 // Our own commit may have moved the session, if the connection broke before its answer
                 // arrived. So new records and new steps count as progress.
                 if read.last_message_number > session.last_message_number {
-                    counts.tries = Tries::default();
+                    counts.tries = RetryCounts::default();
                 }
                 if read.last_step_number > session.last_step_number {
                     (counts.attempt, began) = (1, Instant::now());
@@ -266,10 +266,10 @@ async fn decide(
     job: &Job,
     session: &mut Session,
     agent: &Agent,
-    tries: Tries,
+    tries: RetryCounts,
 ) -> wakeful_store::Result<Decided> {
     let action = plan(session, &agent.limits);
-    if replay::feed(&ctx.store, &ctx.recordings, session, &action).await? {
+    if replay::send_due_input(&ctx.store, &ctx.recordings, session, &action).await? {
         return Ok(Decided::Again);
     }
     if action == Action::Rest {
@@ -367,7 +367,7 @@ fn no_summary(session: &Session, outcome: &Outcome) -> Option<End> {
 
 /// Returns whether to give the job back after `steps` steps of this claim: at the end of each slice
 /// (`queue.slice_steps`), if other step jobs wait.
-async fn gives_way(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bool> {
+async fn should_yield(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bool> {
     Ok(steps.is_multiple_of(ctx.config.queue.slice_steps)
         && ctx.store.others_wait(Kind::Step, &job.runner).await?)
 }

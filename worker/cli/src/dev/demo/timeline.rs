@@ -206,7 +206,7 @@ impl Timeline {
                 "GEN_RESUMED" => chat.attempt += 1,
                 _ => {}
             }
-            if let Some((tone, text)) = told(&entry) {
+            if let Some((tone, text)) = format_entry(&entry) {
                 // Entries without a step come from the API process that accepted a message. This includes the
                 // tool result that a user's answer becomes.
                 let from_outside = entry.kind == "MESSAGE_RECEIVED" || entry.step_number.is_none();
@@ -282,7 +282,7 @@ fn short(sample: Sample) -> &'static str {
 }
 
 /// Describes a journal entry for people, or returns `None` if it is of no interest.
-fn told(entry: &JournalEntry) -> Option<(Tone, String)> {
+fn format_entry(entry: &JournalEntry) -> Option<(Tone, String)> {
     let payload = &entry.payload;
     let text = |key: &str| payload[key].as_str().unwrap_or_default();
     let quoted = |text: String| Some((Tone::Quoted, text));
