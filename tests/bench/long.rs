@@ -17,7 +17,7 @@ use wakeful::store::fork::ForkRequest;
 use wakeful::store::replay::Progress as Turns;
 use wakeful::workflow::bundle::Limits;
 use wakeful::workflow::diff::diff;
-use wakeful::workflow::fork::At;
+use wakeful::workflow::fork::CutPoint;
 use wakeful::workflow::policy::{Answers, ToolMode};
 use wakeful::{App, Ctx};
 
@@ -127,8 +127,10 @@ impl Cost {
             let session = store.hydrate(session_id).await?;
             hydrate.push(since(began));
             ensure!(session.totals.turns as usize == self.steps, "{} turns", session.totals.turns);
-            let request =
-                ForkRequest { start: false, ..ForkRequest::new(session_id, At::Step(self.steps as i64 / 2)) };
+            let request = ForkRequest {
+                start: false,
+                ..ForkRequest::new(session_id, CutPoint::Step(self.steps as i64 / 2))
+            };
             let began = Instant::now();
             store.fork(&request).await?;
             fork.push(since(began));

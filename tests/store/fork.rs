@@ -14,7 +14,7 @@ use wakeful::store::step::Commit;
 use wakeful::workflow::advance::Outcome;
 use wakeful::workflow::agent::ToolDefinition;
 use wakeful::workflow::effect::Effect;
-use wakeful::workflow::fork::{At, SystemPromptPatch};
+use wakeful::workflow::fork::{CutPoint, SystemPromptPatch};
 use wakeful::workflow::policy::ToolMode;
 use wakeful::workflow::record::{Record, Role};
 use wakeful::workflow::session::{Session, SessionStatus};
@@ -253,11 +253,11 @@ async fn the_same_key_is_the_same_fork_and_with_another_body_is_refused() {
     let later = world.store.fork(&request).await.unwrap();
     assert!(later.duplicate);
     assert_eq!((later.session_id, later.run_id), (one.session_id.clone(), one.run_id));
-    let other = ForkRequest { at: At::Message(2), ..request.clone() };
+    let other = ForkRequest { at: CutPoint::Message(2), ..request.clone() };
     let error = world.store.fork(&other).await.unwrap_err();
     assert!(matches!(error, Error::KeyReused { .. }), "{error}");
     // Keys belong to a parent: with another parent the same key is free.
-    let elsewhere = ForkRequest { start: false, at: At::End, ..request };
+    let elsewhere = ForkRequest { start: false, at: CutPoint::End, ..request };
     let elsewhere = ForkRequest { parent_session_id: one.session_id, ..elsewhere };
     assert!(!world.store.fork(&elsewhere).await.unwrap().duplicate);
     assert_eq!(

@@ -113,7 +113,7 @@ async fn a_wrong_state_that_was_snapshotted_is_mended_by_a_further_checkpoint() 
         .database
         .value("select state from conversation_sessions where session_id = $1", &session_id)
         .await;
-    execute(
+    run_sql(
         &world,
         "update conversation_sessions set state = '{\"a\": 1}' where session_id = $1",
         &session_id,
@@ -142,7 +142,7 @@ async fn a_rebuild_beside_a_worker_gives_it_the_state_that_it_wrote() {
     let world = World::new().await;
     let session_id = completed(&world).await;
     world.send(&session_id, "And now?").await;
-    execute(
+    run_sql(
         &world,
         "update conversation_sessions set state = '{\"a\": 1}' where session_id = $1",
         &session_id,
@@ -151,7 +151,7 @@ async fn a_rebuild_beside_a_worker_gives_it_the_state_that_it_wrote() {
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
     assert_eq!(driver.session.state.len(), 1, "the worker has the wrong state");
-    execute(
+    run_sql(
         &world,
         "update conversation_sessions set status = 'completed' where session_id = $1",
         &session_id,
