@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use wakeful_store::Store;
 use wakeful_store::fork::ForkRequest;
 use wakeful_workflow::bundle::Limits;
-use wakeful_workflow::fork::At;
+use wakeful_workflow::fork::CutPoint;
 use wakeful_workflow::id::{CallId, SessionId};
 
 /// The model counts 100 tokens for every request, so the second message fills a window of 150.
@@ -395,7 +395,7 @@ async fn a_fork_begins_where_its_parents_context_did() {
     let parent = talk.traces(&id).await;
     let before = parsed(talk.model.bodies().last().unwrap());
     let store = talk.store().await;
-    let request = ForkRequest { prompt: Some("Go on.".into()), ..ForkRequest::new(&id, At::End) };
+    let request = ForkRequest { prompt: Some("Go on.".into()), ..ForkRequest::new(&id, CutPoint::End) };
     let child = store.fork(&request).await.unwrap();
     client.wait_for(&child.session_id, "completed").await;
     let traces = talk.traces(&child.session_id).await;
@@ -407,7 +407,7 @@ async fn a_fork_begins_where_its_parents_context_did() {
     // The parent pays for the parent's summary.
     assert_eq!(traces.session["total_input_tokens"], 100);
 
-    let early = ForkRequest { start: false, ..ForkRequest::new(&id, At::Message(2)) };
+    let early = ForkRequest { start: false, ..ForkRequest::new(&id, CutPoint::Message(2)) };
     let early = store.fork(&early).await.unwrap();
     assert!(talk.traces(&early.session_id).await.session["rebase"].is_null(), "it was decided later");
     let imported = import(&store, &bundle(&store, &id, false).await).await;

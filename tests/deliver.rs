@@ -15,8 +15,8 @@ struct Office {
 }
 
 impl Office {
-    /// `manners` is `idempotent`, `guarded` or `askable`.
-    async fn new(manners: &str) -> Office {
+    /// `behaviour` is `idempotent`, `guarded` or `askable`.
+    async fn new(behaviour: &str) -> Office {
         let model = ModelServer::start(|body, _| {
             if crate::support::model::turns_since_user(body) > 0 {
                 return Answer::text("It is on its way.");
@@ -31,7 +31,7 @@ impl Office {
         })
         .await;
         let options = Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url);
-        let options = options.env("WAKEFUL_EMAIL__MAX_AGE_S", "600").env("FIXTURE_POST", manners);
+        let options = options.env("WAKEFUL_EMAIL__MAX_AGE_S", "600").env("FIXTURE_POST", behaviour);
         let path = |name: &str| options.path(name).display().to_string();
         let (sent, says) = (path("sent"), path("says"));
         let options = options.env("FIXTURE_SENT", sent).env("FIXTURE_POST_SAYS", says);
@@ -92,7 +92,7 @@ impl Office {
             .unwrap()
     }
 
-    async fn spoil(&self, statement: &'static str) {
+    async fn run_sql(&self, statement: &'static str) {
         sqlx::query(statement).execute(&self.database.pool).await.unwrap();
     }
 
@@ -131,11 +131,11 @@ impl Office {
 async fn k12_a_kill_before_the_send_sends_once_and_asks_the_model_nothing_again() {
     // A guarded channel cannot tell what became of a send that began, so here the process dies before it
     // claims the delivery.
-    for (manners, failpoint) in [("guarded", "K12_claim=1*return"), ("idempotent", "K12=1*return")] {
-        let mut office = Office::new(manners).await;
+    for (behaviour, failpoint) in [("guarded", "K12_claim=1*return"), ("idempotent", "K12=1*return")] {
+        let mut office = Office::new(behaviour).await;
         office.dies(failpoint).await;
         let process = office.comes_back().await;
-        assert_eq!(office.sent().len(), 1, "{manners}");
+        assert_eq!(office.sent().len(), 1, "{behaviour}");
         assert_eq!(office.outbox().await, [("sent".to_owned(), None)]);
         assert_eq!(office.journal().await, ["GEN_SENT"]);
         // The kill may have cut off the model call for the reply, which follows the mail. It never cuts the
@@ -173,21 +173,21 @@ async fn k12_a_channel_that_can_be_asked_is_believed_only_when_no_attempt_can_be
 
 #[tokio::test]
 async fn k13_a_kill_after_the_send_is_settled_as_the_channel_allows() {
-    // (manners, attempts in the ledger, how the delivery ends, how the journal ends)
+    // (behaviour, attempts in the ledger, how the delivery ends, how the journal ends)
     let table = [
         ("idempotent", 2, "sent", "GEN_SENT"),
         ("askable", 1, "sent", "GEN_SENT"),
         ("guarded", 1, "uncertain", "DELIVERY_FAILED uncertain"),
     ];
-    for (manners, attempts, status, journal) in table {
-        let mut office = Office::new(manners).await;
+    for (behaviour, attempts, status, journal) in table {
+        let mut office = Office::new(behaviour).await;
         office.dies("K13=1*return").await;
         let process = office.comes_back().await;
         let sent = office.sent();
-        assert_eq!(sent.len(), attempts, "{manners}: {sent:?}");
+        assert_eq!(sent.len(), attempts, "{behaviour}: {sent:?}");
         assert!(sent.iter().all(|(key, _)| *key == sent[0].0), "one key, so its recipient has one: {sent:?}");
-        assert_eq!(office.outbox().await[0].0, status, "{manners}");
-        assert_eq!(office.journal().await, [journal], "{manners}");
+        assert_eq!(office.outbox().await[0].0, status, "{behaviour}");
+        assert_eq!(office.journal().await, [journal], "{behaviour}");
         let why = office.cli("why");
         let surfaced = why.contains("Nobody knows whether a message by email was sent");
         assert_eq!(surfaced, status == "uncertain", "{why}");
@@ -196,7 +196,7 @@ async fn k13_a_kill_after_the_send_is_settled_as_the_channel_allows() {
         office.ask(&process.client(), "Second").await;
         process.client().wait_for(&office.session_id, "completed").await;
         office.is_done().await;
-        assert_eq!(office.sent().len(), attempts + 1, "{manners}");
+        assert_eq!(office.sent().len(), attempts + 1, "{behaviour}");
         assert_eq!(office.sent().last().unwrap().1, "Second");
         assert!(process.terminate().success());
     }
@@ -275,19 +275,19 @@ async fn k15_what_is_too_old_expires_and_is_never_sent_late() {
 
 #[tokio::test]
 async fn k15_what_was_being_sent_when_it_grew_too_old_is_asked_for_and_not_sent_again() {
-    // (manners, where it died, attempts in the ledger, how the delivery ends)
+    // (behaviour, where it died, attempts in the ledger, how the delivery ends)
     let table = [
         ("idempotent", "K12=1*return", 0, "uncertain"),
         ("askable", "K12=1*return", 0, "expired"),
         ("askable", "K13=1*return", 1, "sent"),
     ];
-    for (manners, failpoint, attempts, status) in table {
-        let mut office = Office::new(manners).await;
+    for (behaviour, failpoint, attempts, status) in table {
+        let mut office = Office::new(behaviour).await;
         office.dies(failpoint).await;
         office.an_hour_later().await;
         let process = office.comes_back().await;
-        assert_eq!(office.outbox().await[0].0, status, "{manners} {failpoint}");
-        assert_eq!(office.sent().len(), attempts, "{manners} {failpoint}");
+        assert_eq!(office.outbox().await[0].0, status, "{behaviour} {failpoint}");
+        assert_eq!(office.sent().len(), attempts, "{behaviour} {failpoint}");
         assert_eq!(office.journal().await.len(), 1);
         assert!(process.terminate().success());
     }
@@ -309,16 +309,16 @@ async fn what_cannot_be_sent_is_tried_by_the_clock_and_then_fails() {
     };
     tried(0).await;
     // A high number of attempts changes nothing: only the time counts.
-    office.spoil("update deliveries set attempt = 1000").await;
-    office.spoil("update jobs set run_at = clock_timestamp() where lease is null").await;
+    office.run_sql("update deliveries set attempt = 1000").await;
+    office.run_sql("update jobs set run_at = clock_timestamp() where lease is null").await;
     tried(1000).await;
     // Time without a worker does not count, because nothing was tried.
     let away = "update deliveries set tried_since = tried_since - interval '9 hours', tried_at = tried_at - interval '6 hours'";
-    office.spoil(away).await;
-    office.spoil("update jobs set run_at = clock_timestamp() where lease is null").await;
+    office.run_sql(away).await;
+    office.run_sql("update jobs set run_at = clock_timestamp() where lease is null").await;
     tried(1001).await;
-    office.spoil("update deliveries set tried_since = tried_since - interval '6 hours'").await;
-    office.spoil("update jobs set run_at = clock_timestamp() where lease is null").await;
+    office.run_sql("update deliveries set tried_since = tried_since - interval '6 hours'").await;
+    office.run_sql("update jobs set run_at = clock_timestamp() where lease is null").await;
     office.is_done().await;
     let (status, error) = office.outbox().await.remove(0);
     assert_eq!(
@@ -331,18 +331,18 @@ async fn what_cannot_be_sent_is_tried_by_the_clock_and_then_fails() {
 
 #[tokio::test]
 async fn k36_what_kills_whoever_sends_it_is_tried_a_few_times_and_no_more() {
-    // (manners, how it ends)
-    for (manners, status) in [("idempotent", "uncertain"), ("askable", "failed")] {
-        let mut office = Office::new(manners).await;
+    // (behaviour, how it ends)
+    for (behaviour, status) in [("idempotent", "uncertain"), ("askable", "failed")] {
+        let mut office = Office::new(behaviour).await;
         office.dies("K12=1*return").await;
         // Raise the counters, so that the death above is the job's fifth.
-        office.spoil("update jobs set died = 4, stuck = 5 where kind = 'deliver'").await;
-        office.spoil("update deliveries set sending_at = sending_at - interval '1 hour'").await;
+        office.run_sql("update jobs set died = 4, stuck = 5 where kind = 'deliver'").await;
+        office.run_sql("update deliveries set sending_at = sending_at - interval '1 hour'").await;
         let process = office.comes_back().await;
         let (ended, error) = office.outbox().await.remove(0);
-        assert_eq!(ended, status, "{manners}: {error:?}");
+        assert_eq!(ended, status, "{behaviour}: {error:?}");
         assert!(error.as_deref().unwrap().contains("5 workers died while they were sending it"), "{error:?}");
-        assert!(office.sent().is_empty(), "{manners}");
+        assert!(office.sent().is_empty(), "{behaviour}");
         assert!(process.terminate().success());
     }
 }

@@ -243,7 +243,7 @@ async fn a_kill_at_every_word_of_smtp_sends_at_most_once() {
         let process = post.serve().await;
         let answer = process.client().chat("office", "Mail ann@example.com").await;
         let id = answer["session_id"].as_str().unwrap().to_owned();
-        post.server.is_holding().await;
+        post.server.wait_for_hold().await;
         process.kill();
         post.server.is_well();
         let process = post.serve().await;

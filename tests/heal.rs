@@ -18,9 +18,9 @@ async fn a_run_without_a_job_goes_on() {
     let ward = Ward::new().await;
     let unbegun = ward.session("c1", "one").await;
     let begun = ward.session("c2", "two").await;
-    ward.execute("delete from jobs where session_id = $1", &unbegun).await;
-    ward.execute("delete from jobs where session_id = $1", &begun).await;
-    ward.execute("update conversation_sessions set status = 'running' where session_id = $1", &begun).await;
+    ward.run_sql("delete from jobs where session_id = $1", &unbegun).await;
+    ward.run_sql("delete from jobs where session_id = $1", &begun).await;
+    ward.run_sql("update conversation_sessions set status = 'running' where session_id = $1", &begun).await;
     let worker = ward.worker().await;
     for (id, text) in [(&unbegun, "You said: one."), (&begun, "You said: two.")] {
         ward.becomes(id, "completed").await;
@@ -48,11 +48,11 @@ async fn a_queued_run_gets_the_conversation_that_nobody_has() {
         let third = ward.beside("t3", "three").await;
         assert_eq!(ward.unattended().await, [""; 0], "they wait for the first");
         // Close the first session's run by SQL, so that nothing gives the conversation to the next run.
-        ward.execute("delete from jobs where session_id = $1", &first).await;
-        ward.execute("update session_runs set status = 'failed' where session_id = $1", &first).await;
-        ward.execute("update conversation_sessions set status = 'failed' where session_id = $1", &first)
+        ward.run_sql("delete from jobs where session_id = $1", &first).await;
+        ward.run_sql("update session_runs set status = 'failed' where session_id = $1", &first).await;
+        ward.run_sql("update conversation_sessions set status = 'failed' where session_id = $1", &first)
             .await;
-        ward.execute(spoil, "all").await;
+        ward.run_sql(spoil, "all").await;
         let worker = ward.worker().await;
         for (id, text) in [(&second, "You said: two."), (&third, "You said: three.")] {
             ward.becomes(id, "completed").await;
@@ -68,10 +68,10 @@ async fn queued_runs_are_counted_again() {
     let ward = Ward::new().await;
     let first = ward.session("c1", "one").await;
     let second = ward.beside("t2", "two").await;
-    ward.execute("update conversation_counters set queued_runs = 0 where $1 <> ''", "all").await;
+    ward.run_sql("update conversation_counters set queued_runs = 0 where $1 <> ''", "all").await;
     assert_eq!(ward.unattended().await, [second.as_str()]);
     assert_eq!(ward.wake(&second).await, [Healed::QueuedRunsCounted { was: 0, is: 1 }]);
-    ward.execute("update conversation_counters set queued_runs = 4 where $1 <> ''", "all").await;
+    ward.run_sql("update conversation_counters set queued_runs = 4 where $1 <> ''", "all").await;
     let worker = ward.worker().await;
     ward.becomes(&first, "completed").await;
     ward.becomes(&second, "completed").await;
@@ -96,10 +96,10 @@ async fn a_status_that_was_set_by_hand_is_made_true() {
     let before: i64 = ward.database.value(runs, "all").await;
     for (id, status) in &sessions {
         let set = format!("update conversation_sessions set status = '{status}' where session_id = $1");
-        ward.execute(&set, id).await;
+        ward.run_sql(&set, id).await;
     }
     // The last session's run failed, and the session gets a message that no run has read. It needs a new run.
-    ward.execute("update session_runs set status = 'failed' where session_id = $1", &sessions[2].0).await;
+    ward.run_sql("update session_runs set status = 'failed' where session_id = $1", &sessions[2].0).await;
     insert_message(&ward, &sessions[2].0, "hand-made", "run_promised").await;
 
     let worker = ward.worker().await;
@@ -129,9 +129,9 @@ async fn a_session_made_by_hand_answers_its_message() {
         values ($1, 'default/' || $1, 'default', 'default', 'hand', $1, 'default', 'openai/test', 128000, ";
     // A session with a message, one without, and one whose status promises a run that does not exist.
     let (asked, empty, created) = (new_id("sess"), new_id("sess"), new_id("sess"));
-    ward.execute(&format!("{insert} 'queued')"), &asked).await;
-    ward.execute(&format!("{insert} 'running')"), &empty).await;
-    ward.execute(&format!("{insert} 'created')"), &created).await;
+    ward.run_sql(&format!("{insert} 'queued')"), &asked).await;
+    ward.run_sql(&format!("{insert} 'running')"), &empty).await;
+    ward.run_sql(&format!("{insert} 'created')"), &created).await;
     insert_message(&ward, &asked, "one", "run_of_nobody").await;
     insert_message(&ward, &created, "two", "run_of_nobody_2").await;
     let worker = ward.worker().await;
@@ -155,8 +155,8 @@ async fn a_message_that_nobody_would_read_is_answered() {
     ward.becomes(&completed, "completed").await;
     ward.becomes(&failed, "completed").await;
     ward.becomes(&waiting, "waiting_input").await;
-    ward.execute("update conversation_sessions set status = 'failed' where session_id = $1", &failed).await;
-    ward.execute("update session_runs set status = 'failed' where session_id = $1", &failed).await;
+    ward.run_sql("update conversation_sessions set status = 'failed' where session_id = $1", &failed).await;
+    ward.run_sql("update session_runs set status = 'failed' where session_id = $1", &failed).await;
     for id in [&completed, &failed, &waiting] {
         insert_message(&ward, id, "by hand", "run_old").await;
     }
@@ -185,8 +185,8 @@ async fn a_delivery_without_a_job_is_sent() {
         let dying = ward.options.clone().env("FAILPOINTS", "K12=1*return").arg("--roles=worker");
         let (_, dead) = dying.spawn(&ward.database.url).ended().await;
         assert!(dead.log().contains("failpoint K12"), "{}", dead.log());
-        ward.execute("delete from jobs where kind = 'deliver' and $1 <> ''", "all").await;
-        ward.execute(&format!("update deliveries set status = '{status}' where session_id = $1"), &id).await;
+        ward.run_sql("delete from jobs where kind = 'deliver' and $1 <> ''", "all").await;
+        ward.run_sql(&format!("update deliveries set status = '{status}' where session_id = $1"), &id).await;
         assert!(ward.unattended().await.contains(&id));
         let worker = ward.worker().await;
         eventually("the mail", || async {
@@ -210,22 +210,22 @@ async fn what_is_left_of_a_model_call_is_forgotten_when_the_session_rests() {
     let ward = Ward::new().await;
     let rests = ward.session("c1", "one").await;
     let lives = ward.session("c2", "two").await;
-    ward.execute("delete from jobs where session_id = $1", &rests).await;
-    ward.execute("update session_runs set status = 'completed' where session_id = $1", &rests).await;
-    ward.execute("update conversation_sessions set status = 'completed' where session_id = $1", &rests).await;
-    ward.execute(
+    ward.run_sql("delete from jobs where session_id = $1", &rests).await;
+    ward.run_sql("update session_runs set status = 'completed' where session_id = $1", &rests).await;
+    ward.run_sql("update conversation_sessions set status = 'completed' where session_id = $1", &rests).await;
+    ward.run_sql(
         "update conversation_counters set open_run_id = null where conversation_id <> $1",
         "default/c2",
     )
     .await;
     for id in [&rests, &lives] {
-        ward.execute(
+        ward.run_sql(
             "insert into generations (session_id, generation_id, step_number, attempt, model, request_sha256)
             values ($1, 'gen_1', 1, 1, 'openai/test', '0')",
             id,
         )
         .await;
-        ward.execute(
+        ward.run_sql(
             "insert into generation_chunks (session_id, generation_id, chunk_no, text) values ($1, 'gen_1', 0, 'x'),
                 ($1, 'gen_1', 1, 'y')",
             id,
@@ -239,7 +239,7 @@ async fn what_is_left_of_a_model_call_is_forgotten_when_the_session_rests() {
     let left: i64 = ward.database.value("select count(*) from generation_chunks where $1 <> ''", "all").await;
     assert_eq!(left, 2);
     // Leftover chunks without a call are found as well.
-    ward.execute(
+    ward.run_sql(
         "insert into generation_chunks (session_id, generation_id, chunk_no, text) values ($1, 'gen_2', 0, 'x')",
         &rests,
     )
@@ -271,15 +271,15 @@ async fn a_heal_that_changes_nothing_writes_nothing() {
     assert_eq!(ward.status(&cancelled).await, "failed");
     sessions.push(cancelled);
     let attention = ward.session("c5", "five").await;
-    ward.execute("delete from jobs where session_id = $1", &attention).await;
-    ward.execute("update session_runs set status = 'needs_attention' where session_id = $1", &attention)
+    ward.run_sql("delete from jobs where session_id = $1", &attention).await;
+    ward.run_sql("update session_runs set status = 'needs_attention' where session_id = $1", &attention)
         .await;
-    ward.execute(
+    ward.run_sql(
         "update conversation_sessions set status = 'needs_attention' where session_id = $1",
         &attention,
     )
     .await;
-    ward.execute(
+    ward.run_sql(
         "update conversation_counters set open_run_id = null where conversation_id = $1",
         "default/c5",
     )
@@ -306,7 +306,7 @@ async fn a_session_in_hand_is_left_to_its_worker() {
     let lease = "select json_build_object('job', job_id, 'lease', lease, 'worker', worker_id) from jobs where session_id = $1";
     let before: Value = ward.database.value(lease, &id).await;
     // The status contradicts the run in progress. The run's row is right.
-    ward.execute("update conversation_sessions set status = 'completed' where session_id = $1", &id).await;
+    ward.run_sql("update conversation_sessions set status = 'completed' where session_id = $1", &id).await;
     eventually("the heal", || async { (ward.status(&id).await == "queued").then_some(()) }).await;
     assert_eq!(ward.database.value::<Value>(lease, &id).await, before);
     ward.model.release();
@@ -327,7 +327,7 @@ async fn a_message_that_meets_a_job_about_to_end_is_answered() {
     // The job's holder has found that nothing is owed, and has not ended the job yet.
     let job = "insert into jobs (kind, space_id, conversation_id, session_id, step_number, lease, run_at)
         values ('step', 'default', 'default/c1', $1, 9, nextval('leases'), clock_timestamp() + interval '1 hour')";
-    ward.execute(job, &id).await;
+    ward.run_sql(job, &id).await;
     ward.store.send(&id, &message("two")).await.unwrap();
     let held = sqlx::query("delete from jobs where lease is not null").execute(&ward.database.pool).await;
     assert_eq!(held.unwrap().rows_affected(), 0, "the old holder cannot end the new run's job");
@@ -343,7 +343,7 @@ async fn a_session_put_away_by_hand_gives_its_conversation_back() {
     let ward = Ward::new().await;
     let first = ward.session("c1", "one").await;
     let second = ward.beside("t2", "two").await;
-    ward.execute("update conversation_sessions set status = 'terminated' where session_id = $1", &first)
+    ward.run_sql("update conversation_sessions set status = 'terminated' where session_id = $1", &first)
         .await;
     let worker = ward.worker().await;
     ward.becomes(&second, "completed").await;
@@ -358,7 +358,7 @@ async fn a_session_put_away_by_hand_gives_its_conversation_back() {
 async fn many_heals_at_once_are_one() {
     let ward = Ward::new().await;
     let id = ward.session("c1", "one").await;
-    ward.execute("delete from jobs where session_id = $1", &id).await;
+    ward.run_sql("delete from jobs where session_id = $1", &id).await;
     let heals = (0..12).map(|_| {
         let (store, id) = (ward.store.clone(), id.clone());
         tokio::spawn(async move { store.wake_session(&id).await.unwrap() })
@@ -375,7 +375,7 @@ async fn a_look_goes_on_where_the_last_one_stopped() {
     for n in 0..9 {
         let id = ward.session(&format!("c{n}"), "one").await;
         if n % 2 == 0 {
-            ward.execute("delete from jobs where session_id = $1", &id).await;
+            ward.run_sql("delete from jobs where session_id = $1", &id).await;
             sick.push(id);
         }
     }
@@ -408,7 +408,7 @@ async fn an_operator_wakes_a_session_and_is_told_what_was_wrong() {
     assert_eq!((status, &woken["healed"]), (StatusCode::ACCEPTED, &json!([])));
     // The worker hears that its job is gone and drops the claim. Without a wake the session would stay as it
     // is.
-    ward.execute("delete from jobs where session_id = $1", id).await;
+    ward.run_sql("delete from jobs where session_id = $1", id).await;
     process.wait_for_log("The claim is over").await;
     ward.model.release();
     let (_, woken) = client.post(&format!("/v1/sessions/{id}/wake"), &json!({})).await;
@@ -419,7 +419,7 @@ async fn an_operator_wakes_a_session_and_is_told_what_was_wrong() {
     let cli = Options { args: vec!["session".into(), "wake".into(), id.into()], ..ward.options.clone() };
     let (status, ran) = cli.spawn(&ward.database.url).ended().await;
     assert!(status.success() && ran.output().contains("nothing was wrong"), "{}{}", ran.output(), ran.log());
-    ward.execute("update conversation_sessions set status = 'queued' where session_id = $1", id).await;
+    ward.run_sql("update conversation_sessions set status = 'queued' where session_id = $1", id).await;
     let (status, ran) = cli.spawn(&ward.database.url).ended().await;
     assert!(status.success() && ran.output().contains("goes on"), "{}{}", ran.output(), ran.log());
     client.wait_for(id, "completed").await;

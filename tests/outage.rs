@@ -116,7 +116,7 @@ fn logged(process: &Process, message: &str) -> usize {
 
 /// The answers that one poster got.
 #[derive(Default)]
-struct Told {
+struct Answers {
     /// Sessions whose messages were accepted.
     taken: BTreeSet<String>,
     /// (conversation, client_key) of refused messages.
@@ -130,7 +130,7 @@ async fn post(client: &Client, conversation: &str, key: &str) -> Result<reqwest:
 }
 
 /// Posts to one new conversation after the other.
-async fn keep_posting(client: Client, poster: usize, stop: Arc<AtomicBool>, told: Arc<Mutex<Told>>) {
+async fn keep_posting(client: Client, poster: usize, stop: Arc<AtomicBool>, told: Arc<Mutex<Answers>>) {
     let mut number = 0;
     while !stop.load(Ordering::Relaxed) {
         number += 1;
@@ -163,7 +163,7 @@ async fn k33_postgres_stopped_for_30_s_under_load_loses_nothing_and_work_resumes
     let options = options(&model);
     let process = options.serve(&database).await;
     let client = process.client();
-    let (stop, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Told::default())));
+    let (stop, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Answers::default())));
     let posters: Vec<_> = (0..2)
         .map(|poster| {
             tokio::spawn(keep_posting(client.clone(), poster, Arc::clone(&stop), Arc::clone(&told)))

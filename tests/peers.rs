@@ -11,7 +11,7 @@ mod roundtrip;
 mod ses;
 
 use crate::support::client::{numbers, texts};
-use crate::support::{Client, Database, Options, PATIENCE, Process};
+use crate::support::{Client, Database, Options, Process, TIMEOUT};
 use eventsource_stream::Event;
 use futures::{Stream, StreamExt};
 use serde_json::{Value, json};
@@ -93,7 +93,7 @@ async fn tool_loop(protocol: Protocol) {
     let session_id = answer["session_id"].as_str().expect("an id");
     let stream = client.stream(session_id, None).await;
     let worker = options.clone().arg("--roles=worker").spawn(&database.url);
-    let frames = tokio::time::timeout(PATIENCE, until_completed(stream)).await.expect("the run completes");
+    let frames = tokio::time::timeout(TIMEOUT, until_completed(stream)).await.expect("the run completes");
     let session = client.session(session_id).await;
 
     assert_eq!(texts(&session, "assistant"), ["Let me look.", "", REPLY]);
@@ -229,7 +229,7 @@ impl Aimock {
             }
             panic!("aimock ended: {:?}", child.wait().await)
         };
-        let url = tokio::time::timeout(PATIENCE, listens).await.expect("aimock listens");
+        let url = tokio::time::timeout(TIMEOUT, listens).await.expect("aimock listens");
         Aimock { url, _child: child, _dir: dir, _output: output }
     }
 
@@ -257,7 +257,7 @@ async fn run(client: &Client, text: &str) -> (Value, Vec<(String, Value)>) {
     let answer = client.chat("c1", text).await;
     let session_id = answer["session_id"].as_str().expect("an id");
     let stream = client.stream(session_id, None).await;
-    let frames = tokio::time::timeout(PATIENCE, until_completed(stream)).await.expect("the run completes");
+    let frames = tokio::time::timeout(TIMEOUT, until_completed(stream)).await.expect("the run completes");
     (client.session(session_id).await, frames)
 }
 

@@ -25,7 +25,7 @@ async fn recorded_answers_and_tools_give_every_request_and_every_message_again()
     assert_eq!(told.json["replay"]["unrecorded"], json!([]));
     assert_eq!(replay.session["total_cost_micros"], source.session["total_cost_micros"]);
     assert_eq!(stage.model.bodies().len(), asked, "no model was called");
-    stage.left_alone(&before, &told).await;
+    stage.assert_untouched(&before, &told).await;
 }
 
 #[tokio::test]
@@ -50,7 +50,7 @@ async fn dry_tools_say_what_they_would_have_done_and_do_nothing() {
     }
     assert!(replay.calls.iter().all(|call| call["started_at"].is_null()), "none was ever started");
     assert_eq!(replay.session["state"], source.session["state"]);
-    stage.left_alone(&before, &told).await;
+    stage.assert_untouched(&before, &told).await;
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn k40_a_replay_that_is_killed_again_and_again_goes_on_where_it_stood() {
     // Only calls whose answer was not committed are made again.
     let repeated = stage.model.bodies().len() - asked - answered(&replay).len();
     assert!(repeated < kills.len(), "{repeated} calls were made again");
-    stage.left_alone(&before, &told).await;
+    stage.assert_untouched(&before, &told).await;
     // The report is finished, so the same command begins another replay.
     let again = stage.replay(&["--tools", "recorded"]).await;
     assert_ne!(again.json["replay"]["session_id"], told.json["replay"]["session_id"]);
@@ -225,7 +225,7 @@ async fn another_model_is_given_the_users_messages_in_their_order_and_the_differ
     assert_eq!(other.bodies().len(), given.len(), "each is answered");
     let html = std::fs::read_to_string(page).unwrap();
     assert!(html.contains("Heard: A table for two, please."), "the page shows what it said");
-    stage.left_alone(&before, &told).await;
+    stage.assert_untouched(&before, &told).await;
 }
 
 #[tokio::test]

@@ -71,7 +71,7 @@ impl Paused {
         session["tool_calls"][number]["call_id"].as_str().expect("a call").to_owned()
     }
 
-    async fn execute(&self, sql: &'static str) {
+    async fn run_sql(&self, sql: &'static str) {
         let done = sqlx::query(sql).bind(&self.id).execute(&self.database.pool).await;
         assert!(done.expect(sql).rows_affected() > 0, "{sql} changes something");
     }
@@ -142,7 +142,7 @@ async fn did_not_happen_is_refused_while_it_still_could_and_never_runs_the_call_
     assert_eq!(paused.client.session(&paused.id).await["status"], "needs_attention");
 
     paused
-        .execute(
+        .run_sql(
             "update tool_calls set settled_by = clock_timestamp() - interval '1 s' where session_id = $1",
         )
         .await;

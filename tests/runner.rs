@@ -7,8 +7,8 @@ use std::sync::Arc;
 use wakeful::App;
 use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::jobs::pool;
 use wakeful_engine::handle::{Pause, SessionHandle, SessionHandleError};
+use wakeful_engine::jobs::pool;
 
 /// A model that asks how many, and then repeats the answer.
 async fn asking() -> ModelServer {

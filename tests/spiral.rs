@@ -5,12 +5,12 @@ use crate::support::raw::{Protocol, RawModel, Sent};
 use crate::support::{Client, Database, Options, world};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use wakeful::workflow::advance::{Generated, Outcome, advance};
-use wakeful::workflow::agent::AgentPolicy;
-use wakeful::workflow::context::full;
-use wakeful::workflow::record::{Block, FinishReason, Reply, Usage};
-use wakeful::workflow::strategy::Strategy;
-use wakeful::workflow::wire::anthropic;
+use wakeful_workflow::advance::{Generated, Outcome, advance};
+use wakeful_workflow::agent::AgentPolicy;
+use wakeful_workflow::context::full;
+use wakeful_workflow::record::{Block, FinishReason, Reply, Usage};
+use wakeful_workflow::strategy::Strategy;
+use wakeful_workflow::wire::anthropic;
 
 /// A message that the model's provider refuses, so that its run fails without a reply.
 const REFUSED: &str = "This one fails.";
@@ -148,7 +148,7 @@ fn reply(number: i64) -> Generated {
         repairs: 0,
         resumes: None,
         prefill_bytes: None,
-        reply: Reply { content, finish_reason: FinishReason::Stop, usage: Usage::default() },
+        reply: Reply::new(content, FinishReason::Stop, Usage::default()),
         context_strategy: Strategy::Full,
         rebase: None,
         effects: BTreeMap::new(),

@@ -9,7 +9,7 @@ use wakeful_store::Store;
 use wakeful_store::fork::ForkRequest;
 use wakeful_workflow::bundle::{Limits, normal::normal};
 use wakeful_workflow::diff::{Level, diff};
-use wakeful_workflow::fork::At;
+use wakeful_workflow::fork::CutPoint;
 
 const STEPS: usize = 1000;
 const LONG: Long = Long { steps: STEPS, message_bytes: 2048, hashes: false };
@@ -142,7 +142,7 @@ async fn parent(database: &Database, session_id: &str) -> (String, i64) {
 
 async fn fork(database: &Database, store: &Store, session_id: &str) {
     let before = parent(database, session_id).await;
-    let request = ForkRequest { start: false, ..ForkRequest::new(session_id, At::Step(500)) };
+    let request = ForkRequest { start: false, ..ForkRequest::new(session_id, CutPoint::Step(500)) };
     let forked = store.fork(&request).await.unwrap();
     assert_eq!(parent(database, session_id).await, before, "the parent is as it was, and no blob was copied");
     let fork = store.side(&forked.session_id).await.unwrap();

@@ -45,7 +45,7 @@ impl Zombie {
     }
 
     /// Lets another process finish what this one began, including the last delivery.
-    async fn is_replaced(&self) -> Process {
+    async fn replace(&self) -> Process {
         let other = self.world.serve().await;
         other.client().wait_for(&self.world.session_id, "completed").await;
         self.has("select 1 - least(count(*), 1) from jobs where $1 <> ''").await;
@@ -84,7 +84,7 @@ async fn k23_stopped_during_a_model_call_it_neither_writes_nor_sends() {
         let zombie = Zombie::begin(MAIL, number, |options| options).await;
         zombie.asks_the_model(number + 1).await;
         zombie.process.signal(libc::SIGSTOP);
-        let other = zombie.is_replaced().await;
+        let other = zombie.replace().await;
         assert_eq!(zombie.world.mails(), 1);
         zombie
             .changes_nothing(other, |zombie| {
@@ -102,7 +102,7 @@ async fn k23_stopped_before_a_guarded_effect_it_never_has_it() {
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'started'").await;
     zombie.process.signal(libc::SIGSTOP);
-    let other = zombie.is_replaced().await;
+    let other = zombie.replace().await;
     zombie.changes_nothing(other, |zombie| zombie.process.signal(libc::SIGCONT)).await;
 }
 
@@ -115,7 +115,7 @@ async fn k23_stopped_after_a_guarded_effect_it_does_not_report_it() {
     .await;
     eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
     zombie.process.signal(libc::SIGSTOP);
-    let other = zombie.is_replaced().await;
+    let other = zombie.replace().await;
     zombie
         .changes_nothing(other, |zombie| {
             std::fs::remove_file(zombie.world.options.path("held")).unwrap();
@@ -151,7 +151,7 @@ async fn k23_a_commit_under_a_lost_lease_writes_nothing() {
         let zombie = Zombie::begin(MAIL, number, deaf).await;
         zombie.asks_the_model(number + 1).await;
         end_lease(&zombie).await;
-        let other = zombie.is_replaced().await;
+        let other = zombie.replace().await;
         let log = zombie.changes_nothing(other, |zombie| zombie.model.release()).await;
         assert!(log.contains("Another worker has the session: nothing was written"), "{log}");
     }
@@ -166,7 +166,7 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
     .await;
     eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
     end_lease(&zombie).await;
-    let other = zombie.is_replaced().await;
+    let other = zombie.replace().await;
     let held = zombie.world.options.path("held");
     zombie.changes_nothing(other, |_| std::fs::remove_file(held).unwrap()).await;
 
@@ -175,7 +175,7 @@ async fn a_call_is_neither_started_nor_settled_under_a_lost_lease() {
     let zombie = Zombie::begin(GUARDED, 9, change).await;
     zombie.has("select count(*) from tool_calls where session_id = $1 and status = 'invoked'").await;
     end_lease(&zombie).await;
-    let other = zombie.is_replaced().await;
+    let other = zombie.replace().await;
     assert_eq!(
         zombie.world.effects("charge"),
         1,

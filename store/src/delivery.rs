@@ -124,7 +124,12 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn turn_away(&self, conversation_id: &str, channel: &str, content: &Value) -> Result<bool> {
+    pub async fn enqueue_full_notice(
+        &self,
+        conversation_id: &str,
+        channel: &str,
+        content: &Value,
+    ) -> Result<bool> {
         macro_rules! statement {
             ($deliver_jobs:tt) => {
                 sqlx::query_scalar!(

@@ -19,7 +19,7 @@ use sqlx::PgConnection;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::event::Event;
-use wakeful_workflow::fork::{At, Cut, SystemPromptPatch};
+use wakeful_workflow::fork::{Cut, CutPoint, SystemPromptPatch};
 use wakeful_workflow::policy::{Answers, Replay, SessionPolicy, ToolMode};
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::strategy::Rebase;
@@ -28,7 +28,7 @@ use wakeful_workflow::strategy::Rebase;
 #[derive(Clone, Debug)]
 pub struct ForkRequest {
     pub parent_session_id: String,
-    pub at: At,
+    pub at: CutPoint,
     pub purpose: Purpose,
     /// Replaces the parent's model.
     pub model: Option<Model>,
@@ -105,7 +105,7 @@ impl Purpose {
 impl ForkRequest {
     /// A fork of the unchanged parent up to `at`, with a run. [`Store::fork`] refuses it if there is nothing
     /// to answer.
-    pub fn new(parent_session_id: &str, at: At) -> ForkRequest {
+    pub fn new(parent_session_id: &str, at: CutPoint) -> ForkRequest {
         ForkRequest {
             parent_session_id: parent_session_id.to_owned(),
             at,
@@ -169,7 +169,7 @@ impl ForkRequest {
             replay: self
                 .replay
                 .clone()
-                .or_else(|| recorded_by(&self.parent_session_id, tool_mode))
+                .or_else(|| recorded_from_parent(&self.parent_session_id, tool_mode))
                 .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
             // No reply route: nobody in the parent's thread asked for what the fork says.
             reply: None,
@@ -271,7 +271,7 @@ impl Store {
 }
 
 /// Where recorded results come from by default: the session that is forked.
-fn recorded_by(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
+fn recorded_from_parent(parent_session_id: &str, tool_mode: ToolMode) -> Option<Replay> {
     match tool_mode {
         ToolMode::Recorded => Some(Replay {
             source_session_id: parent_session_id.into(),
@@ -302,7 +302,7 @@ fn runs_what_is_there(request: &ForkRequest, parent: &Parent) -> Result<()> {
 
 /// Finds the cut, or says why there is none.
 fn cut(request: &ForkRequest, parent: &Parent) -> Result<Cut> {
-    if let At::Event(seq) = request.at
+    if let CutPoint::Event(seq) = request.at
         && seq > parent.last_event_seq
     {
         return Err(request.refused(format!("its journal ends with entry {}", parent.last_event_seq)));

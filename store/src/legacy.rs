@@ -26,7 +26,7 @@ pub struct Imported {
 
 /// Why the cache gave no chat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum CacheMiss {
     /// The cache did not know the chat.
     Missed,
     /// The cache could not be reached, or its data could not be read.
@@ -98,11 +98,11 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Database`].
-    pub async fn count_legacy(&self, asked: Asked) -> Result<()> {
+    pub async fn count_legacy(&self, asked: CacheMiss) -> Result<()> {
         let mut connection = self.intake.acquire().await?;
         let outcome = match asked {
-            Asked::Missed => "missed",
-            Asked::Failed => "failed",
+            CacheMiss::Missed => "missed",
+            CacheMiss::Failed => "failed",
         };
         count(&mut connection, outcome, 0).await
     }

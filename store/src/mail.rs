@@ -37,8 +37,8 @@ pub struct NewMail {
 #[derive(Clone, Copy, Debug)]
 pub enum MailWakes<'a> {
     /// A session for this mail alone.
-    New(&'a NewSession),
-    /// A session that has asked a question. Its later replies go by `reply`, which [`policy::renewed`]
+    OwnSession(&'a NewSession),
+    /// A session that has asked a question. Its later replies go by `reply`, which [`policy::route_after_answer`]
     /// combines with the route of the question. `proved` is the DMARC result of the mail's sender.
     Answer { session_id: &'a str, reply: Option<&'a ReplyRoute>, proved: bool },
 }
@@ -140,7 +140,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::wake`]; for an answer also [`Error::Conflict`] if no question is open.
-    pub async fn take_mail(
+    pub async fn accept_mail(
         &self,
         mail: &NewMail,
         wakes: MailWakes<'_>,
@@ -158,7 +158,7 @@ impl Store {
     ) -> Result<Woken> {
         let mut tx = self.intake.begin().await?;
         let woken = match wakes {
-            MailWakes::New(new) => {
+            MailWakes::OwnSession(new) => {
                 match find_or_create(&mut tx, new, message.client_key.as_deref()).await {
                     Ok(session) => accept(&mut tx, session, message).await?,
                     // The same mail came in by another way before, into another conversation, and has its
@@ -179,7 +179,7 @@ impl Store {
                     return Err(refused);
                 }
                 if let Some(reply) = reply.filter(|_| !woken.duplicate) {
-                    renew_route(&mut tx, session_id, reply, proved).await?;
+                    update_route(&mut tx, session_id, reply, proved).await?;
                 }
                 woken
             }
@@ -434,7 +434,7 @@ fn sent(content: &Value) -> Option<String> {
 }
 
 /// Makes the locked session reply to the mail that answered its question.
-async fn renew_route(
+async fn update_route(
     tx: &mut PgConnection,
     session_id: &str,
     answer: &ReplyRoute,
@@ -459,7 +459,7 @@ async fn renew_route(
     // The Message-ID of every mail that Wakeful sends consists of the delivery's id and the sender's domain.
     let from = asked.to["from"].as_str().unwrap_or_default().trim_end_matches('>');
     let question = row.delivery_id.map(|id| format!("{id}@{}", domain_of(from)));
-    let route = policy::renewed(&asked, question.as_deref(), answer, proved);
+    let route = policy::route_after_answer(&asked, question.as_deref(), answer, proved);
     let route = serde_json::to_value(route).map_err(|error| Error::corrupt("policy", error))?;
     sqlx::query!(
         "update conversation_sessions

@@ -19,7 +19,7 @@ use wakeful_store::fork::ForkRequest;
 use wakeful_store::replay::Progress as Turns;
 use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::diff::diff;
-use wakeful_workflow::fork::At;
+use wakeful_workflow::fork::CutPoint;
 use wakeful_workflow::policy::{Answers, ToolMode};
 
 /// Steps of the sessions that are measured.
@@ -128,8 +128,10 @@ impl Cost {
             let session = store.hydrate(session_id).await?;
             hydrate.push(since(began));
             ensure!(session.totals.turns as usize == self.steps, "{} turns", session.totals.turns);
-            let request =
-                ForkRequest { start: false, ..ForkRequest::new(session_id, At::Step(self.steps as i64 / 2)) };
+            let request = ForkRequest {
+                start: false,
+                ..ForkRequest::new(session_id, CutPoint::Step(self.steps as i64 / 2))
+            };
             let began = Instant::now();
             store.fork(&request).await?;
             fork.push(since(began));
@@ -187,9 +189,9 @@ impl Cost {
 struct Nobody;
 
 impl Observer for Nobody {
-    fn begins(&self, _: &str, _: u64) {}
+    fn on_start(&self, _: &str, _: u64) {}
 
-    fn moves(&self, _: u64, _: &Turns) {}
+    fn on_progress(&self, _: u64, _: &Turns) {}
 }
 
 /// Stores the same session the rival's way.

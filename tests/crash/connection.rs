@@ -73,19 +73,19 @@ async fn survive_cut(cut: &Cut) {
     process.wait_for_log("\"Listening\"").await;
     let client = process.client();
     if cut.statement == CLAIM {
-        proxy.trap(cut.statement, cut.at);
+        proxy.cut_when(cut.statement, cut.at);
     }
     world.begin(&client).await;
     if cut.statement != CLAIM {
         world.model.asked(1).await;
-        proxy.trap(cut.statement, cut.at);
+        proxy.cut_when(cut.statement, cut.at);
     }
     if cut.statement == HEARTBEAT {
-        eventually("the cut", || async { (proxy.sprung() == 1).then_some(()) }).await;
+        eventually("the cut", || async { (proxy.cut_count() == 1).then_some(()) }).await;
     }
     world.model.release();
     let traces = world.finish(&client).await;
-    assert_eq!(proxy.sprung(), 1, "{case}: it was cut");
+    assert_eq!(proxy.cut_count(), 1, "{case}: it was cut");
     assert_eq!(traces.journal("TOOL_FAILED_UNCERTAIN").len(), cut.uncertain, "{case}");
     assert_eq!(world.options.effects().len(), cut.effects, "{case}");
     assert!(traces.journal("GEN_RESUMED").is_empty(), "{case}: no model call was made again");
@@ -114,10 +114,10 @@ async fn k32_a_message_whose_commit_is_not_answered_is_one_message_when_it_is_po
             let body = json!({"user_id": "ann", "text": "A table for two, please.", "client_key": "k1"});
             client.post("/v1/chat/cut/messages", &body).await
         };
-        proxy.trap("COMMIT", at);
+        proxy.cut_when("COMMIT", at);
         let (status, answer) = post().await;
         assert!(status.is_server_error(), "nothing is acknowledged that may not be there: {status} {answer}");
-        assert_eq!(proxy.sprung(), 1);
+        assert_eq!(proxy.cut_count(), 1);
         let (status, answer) = post().await;
         assert_eq!(status, first_time, "{at:?}: {answer}");
         world.session_id = answer["session_id"].as_str().expect("an id").to_owned();

@@ -13,7 +13,7 @@ mod step;
 mod table;
 
 use crate::support::checker::{Traces, distinct};
-use crate::support::{PATIENCE, Process, World, eventually};
+use crate::support::{Process, TIMEOUT, World, eventually};
 use futures::future::join_all;
 use std::time::{Duration, Instant};
 
@@ -166,7 +166,7 @@ async fn dies(process: &mut Process, world: &World) -> bool {
                 return process.has_ended();
             }
         }
-        assert!(began.elapsed() < PATIENCE, "it neither dies nor ends its run:\n{}", process.log());
+        assert!(began.elapsed() < TIMEOUT, "it neither dies nor ends its run:\n{}", process.log());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -71,7 +71,7 @@ impl Ward {
     }
 
     /// Changes rows directly, as an operator with psql does.
-    pub(super) async fn execute(&self, sql: &str, session_id: &str) {
+    pub(super) async fn run_sql(&self, sql: &str, session_id: &str) {
         let done = sqlx::query(AssertSqlSafe(sql.to_owned())).bind(session_id).execute(&self.database.pool);
         assert!(done.await.expect(sql).rows_affected() > 0, "{sql} changes something");
     }
@@ -139,5 +139,5 @@ pub(super) async fn insert_message(ward: &Ward, session_id: &str, text: &str, ru
         "insert into session_inbox (session_id, client_key, content, content_sha256, run_id, outcome)
         values ($1, 'hand', '{text}', '', '{run_id}', 'queued')"
     );
-    ward.execute(&insert, session_id).await;
+    ward.run_sql(&insert, session_id).await;
 }

@@ -41,7 +41,7 @@ pub struct Stage {
 }
 
 /// What a command left behind.
-pub struct Told {
+pub struct CommandOutput {
     pub status: i32,
     pub json: Value,
     pub output: String,
@@ -156,11 +156,11 @@ impl Stage {
     }
 
     /// Runs `wakeful replay` of the source to its end.
-    pub async fn replay(&self, args: &[&str]) -> Told {
+    pub async fn replay(&self, args: &[&str]) -> CommandOutput {
         self.replay_with(|options| options, args).await
     }
 
-    pub async fn replay_with(&self, change: impl FnOnce(Options) -> Options, args: &[&str]) -> Told {
+    pub async fn replay_with(&self, change: impl FnOnce(Options) -> Options, args: &[&str]) -> CommandOutput {
         let all: Vec<&str> =
             [self.world.session_id.as_str(), "-o", "json"].into_iter().chain(args.iter().copied()).collect();
         let mut told = self.command(change, &all).await;
@@ -170,13 +170,13 @@ impl Stage {
     }
 
     /// Runs `wakeful replay` with these arguments.
-    pub async fn command(&self, change: impl FnOnce(Options) -> Options, args: &[&str]) -> Told {
+    pub async fn command(&self, change: impl FnOnce(Options) -> Options, args: &[&str]) -> CommandOutput {
         let mut options = change(self.world.options.clone());
         options.args = std::iter::once("replay").chain(args.iter().copied()).map(str::to_owned).collect();
         let (status, process) = options.spawn(&self.world.database.url).ended().await;
         let json = Value::Null;
         let status = status.code().expect("it ended by itself");
-        Told { status, json, output: process.output(), log: process.log() }
+        CommandOutput { status, json, output: process.output(), log: process.log() }
     }
 
     /// Starts or continues a replay that a failpoint kills. Returns the id of its session if there already is
@@ -192,7 +192,7 @@ impl Stage {
     }
 
     /// Asserts that the replay sent and wrote nothing, and that its source is unchanged.
-    pub async fn left_alone(&self, before: &BTreeMap<String, Value>, told: &Told) {
+    pub async fn assert_untouched(&self, before: &BTreeMap<String, Value>, told: &CommandOutput) {
         assert_eq!(&self.dump().await, before, "the source, row by row");
         assert_eq!(self.world.options.effects().len(), 3, "charge once; reserve twice, for it is idempotent");
         assert_eq!(self.world.mails(), 1);
@@ -210,7 +210,7 @@ impl Stage {
     }
 }
 
-impl Told {
+impl CommandOutput {
     pub fn session_id(&self) -> String {
         self.json["replay"]["session_id"].as_str().expect("an id").to_owned()
     }

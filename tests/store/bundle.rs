@@ -16,7 +16,7 @@ use wakeful_store::{Error, Store};
 use wakeful_workflow::advance::Outcome;
 use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::bundle::normal::normal;
-use wakeful_workflow::fork::At;
+use wakeful_workflow::fork::CutPoint;
 use wakeful_workflow::plan::{Action, How, plan};
 
 async fn rest(mut export: Export) -> Vec<u8> {
@@ -163,7 +163,7 @@ async fn an_import_in_mid_run_starts_nothing_and_a_retry_runs_no_call_of_it() {
     driver.continues(replied(calls.iter().map(asks).collect())).await;
     driver.start(&calls[1]).await.unwrap();
     driver.settle(&calls[2], &done("Queued.", Some(mail("Once more")))).await;
-    world.execute("update tool_calls set status = 'waiting' where call_id = 'waiting'").await;
+    world.run_sql("update tool_calls set status = 'waiting' where call_id = 'waiting'").await;
     world.send(&session_id, "Are you there?").await;
     let bundle = export(&world.store, &session_id).await;
     assert_eq!(rows(&bundle, "session")[0]["status"], "running");
@@ -251,7 +251,7 @@ async fn k41_what_is_sent_again_while_it_is_exported_is_what_it_was() {
         driver.sends_mail(&format!("call_{round}")).await;
     }
     world
-        .execute("update deliveries set status = 'failed', last_error = 'no', settled_at = clock_timestamp()")
+        .run_sql("update deliveries set status = 'failed', last_error = 'no', settled_at = clock_timestamp()")
         .await;
     let at_once = export(&world.store, &session_id).await;
     let mut slow = world.store.export(&session_id, false).await.unwrap();
@@ -325,11 +325,12 @@ async fn a_fork_of_what_is_redacted_is_redacted_and_runs_nothing() {
     let world = World::new().await;
     let bundle = rest(world.store.export(&rich(&world).await, true).await.unwrap()).await;
     let copy = import(&world.store, &bundle).await;
-    let resting = |id: &str| ForkRequest { start: false, ..ForkRequest::new(id, At::End) };
+    let resting = |id: &str| ForkRequest { start: false, ..ForkRequest::new(id, CutPoint::End) };
     let child = world.store.fork(&resting(&copy)).await.unwrap().session_id;
     for session_id in [&copy, &child] {
         let before = world.dump().await;
-        let started = ForkRequest { prompt: Some("Go on.".into()), ..ForkRequest::new(session_id, At::End) };
+        let started =
+            ForkRequest { prompt: Some("Go on.".into()), ..ForkRequest::new(session_id, CutPoint::End) };
         let replay = ForkRequest { purpose: Purpose::Replay, ..resting(session_id) };
         for request in [started, replay] {
             let refused = world.store.fork(&request).await.unwrap_err().to_string();
@@ -370,7 +371,7 @@ async fn an_import_has_no_model_and_no_tools_of_its_bundles_choice() {
     assert_eq!(rules_of(&copy, "policy").await, json!({"replies_as": trigger_type}));
     assert_eq!(rules_of(&copy, "imported_from").await["policy"]["tools"], json!(["charge"]), "as data");
     // The copy replies the way its source does, and so does a fork of the copy.
-    let child = ForkRequest { start: false, ..ForkRequest::new(&copy, At::End) };
+    let child = ForkRequest { start: false, ..ForkRequest::new(&copy, CutPoint::End) };
     let child = world.store.fork(&child).await.unwrap().session_id;
     assert_eq!(rules_of(&child, "policy").await, json!({"replies_as": trigger_type}));
 }

@@ -14,7 +14,7 @@ use wakeful_store::step::Commit;
 use wakeful_workflow::advance::Outcome;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
-use wakeful_workflow::fork::{At, SystemPromptPatch};
+use wakeful_workflow::fork::{CutPoint, SystemPromptPatch};
 use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::{Record, Role};
 use wakeful_workflow::session::{Session, SessionStatus};
@@ -248,16 +248,16 @@ async fn the_same_key_is_the_same_fork_and_with_another_body_is_refused() {
     assert_eq!(Forked { duplicate: false, ..one.clone() }, Forked { duplicate: false, ..two });
     assert!(one.run_id.is_some());
     // The parent has moved on, but the answer is still the first one.
-    world.execute("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
+    world.run_sql("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
     world.send(&parent_id, "Once more.").await;
     let later = world.store.fork(&request).await.unwrap();
     assert!(later.duplicate);
     assert_eq!((later.session_id, later.run_id), (one.session_id.clone(), one.run_id));
-    let other = ForkRequest { at: At::Message(2), ..request.clone() };
+    let other = ForkRequest { at: CutPoint::Message(2), ..request.clone() };
     let error = world.store.fork(&other).await.unwrap_err();
     assert!(matches!(error, Error::KeyReused { .. }), "{error}");
     // Keys belong to a parent: with another parent the same key is free.
-    let elsewhere = ForkRequest { start: false, at: At::End, ..request };
+    let elsewhere = ForkRequest { start: false, at: CutPoint::End, ..request };
     let elsewhere = ForkRequest { parent_session_id: one.session_id, ..elsewhere };
     assert!(!world.store.fork(&elsewhere).await.unwrap().duplicate);
     assert_eq!(

@@ -66,7 +66,7 @@ async fn eight_claimers_at_once_never_get_one_job_twice() {
     const JOBS: i64 = 400;
     let world = World::new().await;
     world
-        .execute(
+        .run_sql(
             "insert into jobs (kind, space_id, conversation_id, session_id, step_number)
             select 'step', 'default', 'default/c' || n, 'sess_' || n, 1 from generate_series(1, 400) as n",
         )

@@ -222,8 +222,8 @@ async fn the_conversations_and_the_spaces_sessions_are_found_by_their_indexes() 
             trigger_id, agent, model_id, model_context_window, status)
         select 'sess_' || n, 'default/c' || n / 10, 's' || n / 100, 'm', 'chat', n::text, 'a', 'm', 1, 'completed'
         from generate_series(1, 5000) n";
-    world.execute(fill).await;
-    world.execute("analyze conversation_sessions").await;
+    world.run_sql(fill).await;
+    world.run_sql("analyze conversation_sessions").await;
     for (index, asked) in [
         ("idx_sessions_conversation", "where conversation_id = 'default/c7' order by ordinal desc limit 1"),
         (

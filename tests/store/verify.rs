@@ -28,7 +28,7 @@ async fn completed(world: &World) -> String {
     session_id
 }
 
-async fn execute(world: &World, sql: &str, session_id: &str) {
+async fn run_sql(world: &World, sql: &str, session_id: &str) {
     let sql = AssertSqlSafe(sql.replace("$1", &format!("'{session_id}'")));
     sqlx::raw_sql(sql).execute(&world.database.pool).await.unwrap();
 }
@@ -81,7 +81,7 @@ async fn k34_a_cache_that_a_hand_changed_is_named_and_rebuilt_to_the_same_bytes(
     ];
     for (change, name) in columns {
         let sql = format!("update conversation_sessions set {change} where session_id = $1");
-        execute(&world, &sql, &session_id).await;
+        run_sql(&world, &sql, &session_id).await;
         let changed = rows(&world, &session_id).await;
         assert_ne!(changed, before, "{change}");
         assert_eq!(differing(&world.store.verify(&session_id).await.unwrap()), [name], "{change}");
@@ -92,7 +92,7 @@ async fn k34_a_cache_that_a_hand_changed_is_named_and_rebuilt_to_the_same_bytes(
         assert_eq!((names, rebuilt.left, rebuilt.checkpoint_written), (vec![name], vec![], false));
         assert_eq!(rows(&world, &session_id).await, before, "{change}");
     }
-    execute(&world, "update session_runs set steps = 9, tool_calls = 0 where session_id = $1", &session_id)
+    run_sql(&world, "update session_runs set steps = 9, tool_calls = 0 where session_id = $1", &session_id)
         .await;
     assert_eq!(differing(&world.store.verify(&session_id).await.unwrap()), ["totals of runs"]);
     world.store.rebuild(&session_id).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_wrong_state_that_was_snapshotted_is_mended_by_a_further_checkpoint() 
         .database
         .value("select state from conversation_sessions where session_id = $1", &session_id)
         .await;
-    execute(
+    run_sql(
         &world,
         "update conversation_sessions set state = '{\"a\": 1}' where session_id = $1",
         &session_id,
@@ -142,7 +142,7 @@ async fn a_rebuild_beside_a_worker_gives_it_the_state_that_it_wrote() {
     let world = World::new().await;
     let session_id = completed(&world).await;
     world.send(&session_id, "And now?").await;
-    execute(
+    run_sql(
         &world,
         "update conversation_sessions set state = '{\"a\": 1}' where session_id = $1",
         &session_id,
@@ -151,7 +151,7 @@ async fn a_rebuild_beside_a_worker_gives_it_the_state_that_it_wrote() {
     let mut driver = world.drive(&session_id).await;
     driver.continues(Outcome::Begun).await;
     assert_eq!(driver.session.state.len(), 1, "the worker has the wrong state");
-    execute(
+    run_sql(
         &world,
         "update conversation_sessions set status = 'completed' where session_id = $1",
         &session_id,
@@ -160,7 +160,7 @@ async fn a_rebuild_beside_a_worker_gives_it_the_state_that_it_wrote() {
 
     let rebuilt = world.store.rebuild(&session_id).await.unwrap();
     assert_eq!(rebuilt.left, ["status"], "the status of an open run is the run's");
-    execute(&world, "update conversation_sessions set status = 'running' where session_id = $1", &session_id)
+    run_sql(&world, "update conversation_sessions set status = 'running' where session_id = $1", &session_id)
         .await;
     // The close sees the new `wake_seq`, continues instead, and reads the state again.
     driver.continues(replied(vec![text("Done.")])).await;
@@ -195,7 +195,7 @@ async fn a_log_that_lost_rows_is_named_and_left_as_it_is() {
     for (sql, names) in tampering {
         let world = World::new().await;
         let session_id = completed(&world).await;
-        execute(&world, sql, &session_id).await;
+        run_sql(&world, sql, &session_id).await;
         assert_eq!(differing(&world.store.verify(&session_id).await.unwrap()), names, "{sql}");
         let dump = world.dump().await;
         assert_eq!(world.store.rebuild(&session_id).await.unwrap().left, names);

@@ -1,7 +1,7 @@
 //! Helpers for the tests of the store: a store, claims on its jobs, and made-up outcomes.
 
 use super::LEASE;
-use crate::support::{Database, PATIENCE};
+use crate::support::{Database, TIMEOUT};
 use apalis_core::backend::Backend;
 use apalis_core::worker::context::WorkerContext;
 use futures::future::poll_fn;
@@ -126,7 +126,7 @@ impl World {
         kinds.fetch_all(&self.database.pool).await.unwrap().iter().map(|row| row.get(0)).collect()
     }
 
-    pub(super) async fn execute(&self, sql: &'static str) {
+    pub(super) async fn run_sql(&self, sql: &'static str) {
         sqlx::query(sql).execute(&self.database.pool).await.unwrap();
     }
 
@@ -260,7 +260,7 @@ impl Claims {
 
     pub(super) async fn next(&mut self) -> Job {
         let next = poll_fn(|cx| self.queue.poll_next(cx, &self.context));
-        let task = tokio::time::timeout(PATIENCE, next).await.expect("a job is ready");
+        let task = tokio::time::timeout(TIMEOUT, next).await.expect("a job is ready");
         task.expect("the queue is open").expect("claiming works").args
     }
 

@@ -2,7 +2,7 @@
 
 use super::plan::{Plan, WINDOW_MS};
 use super::summary::Summary;
-use crate::support::{Options, PATIENCE, Process};
+use crate::support::{Options, Process, TIMEOUT};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -53,9 +53,9 @@ impl Fleet {
 
     /// Starts everything. The storm's clock begins when the API can take a message, however slow the machine
     /// is.
-    pub async fn is_up(&mut self, plan: &Plan) {
+    pub async fn start(&mut self, plan: &Plan) {
         while self.api.lock().expect("nobody panics with it").is_none() {
-            assert!(self.began.elapsed() < PATIENCE, "the API does not come up");
+            assert!(self.began.elapsed() < TIMEOUT, "the API does not come up");
             self.look_after(plan);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -128,7 +128,7 @@ impl Fleet {
         for slot in &mut self.slots {
             let Some(process) = slot.process.as_mut() else { continue };
             let asked = Instant::now();
-            while !process.has_ended() && asked.elapsed() < PATIENCE / 2 {
+            while !process.has_ended() && asked.elapsed() < TIMEOUT / 2 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             if !process.has_ended() {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub const LEASE: Duration = Duration::from_secs(2);
 
 /// How long after the last blow everything must be at rest. It is a limit only; no figure depends on it.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What a failed storm leaves for its reader.
 pub struct Wrong {
@@ -120,7 +120,7 @@ struct Held {
 impl Storm<'_> {
     /// Runs until all is said and nothing is owed. Returns the sessions' ids in the plan's order.
     async fn rage(&mut self) -> Vec<String> {
-        self.fleet.is_up(self.plan).await;
+        self.fleet.start(self.plan).await;
         let began = Instant::now();
         let api = Arc::clone(&self.fleet.api);
         let posting = self.plan.sessions.iter().enumerate().map(|(number, messages)| {
@@ -163,12 +163,12 @@ impl Storm<'_> {
                     break;
                 }
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 panic!("it does not come to rest: {:#}", self.owed().await);
             }
         }
-        self.proxy.disarm();
-        self.fleet.summary.cut_statements = self.proxy.sprung();
+        self.proxy.clear_cuts();
+        self.fleet.summary.cut_statements = self.proxy.cut_count();
         sessions.expect("all was said")
     }
 
@@ -194,7 +194,7 @@ impl Storm<'_> {
                 self.proxy.cut();
                 self.fleet.summary.cuts += 1;
             }
-            Blow::CutStatement(text, at) => self.proxy.trap(text, *at),
+            Blow::CutStatement(text, at) => self.proxy.cut_when(text, *at),
             Blow::RestartPostgres => {
                 self.server.restart().await;
                 self.fleet.summary.restarts += 1;

@@ -33,7 +33,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 /// How long a test waits before it fails. It is a limit only; no figure depends on it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Calls `ask` again and again until it returns a value.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
@@ -42,7 +42,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(began.elapsed() < TIMEOUT, "waited in vain: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -171,7 +171,7 @@ impl Process {
             if let Some(line) = self.log().lines().find(|line| line.contains(text)) {
                 return line.to_owned();
             }
-            assert!(began.elapsed() < super::PATIENCE, "no log line with {text:?}:\n{}", self.log());
+            assert!(began.elapsed() < super::TIMEOUT, "no log line with {text:?}:\n{}", self.log());
             assert!(!self.readers.iter().all(|reader| reader.is_finished()), "it ended:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -227,7 +227,7 @@ impl Process {
     pub async fn ended(mut self) -> (ExitStatus, Process) {
         let began = Instant::now();
         while !self.has_ended() {
-            assert!(began.elapsed() < 2 * super::PATIENCE, "it does not end:\n{}", self.log());
+            assert!(began.elapsed() < 2 * super::TIMEOUT, "it does not end:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         (self.wait(), self)

@@ -79,7 +79,7 @@ impl Program {
             if let Some(line) = found {
                 return line;
             }
-            let over = self.readers.iter().all(JoinHandle::is_finished) || began.elapsed() > super::PATIENCE;
+            let over = self.readers.iter().all(JoinHandle::is_finished) || began.elapsed() > super::TIMEOUT;
             assert!(!over, "no line with {text:?}:\n{}\n{}", self.output(), self.errors());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -99,7 +99,7 @@ impl Program {
             if let Some(status) = self.child.try_wait().expect("it can be waited for") {
                 break status;
             }
-            let late = began.elapsed() > super::PATIENCE;
+            let late = began.elapsed() > super::TIMEOUT;
             assert!(!late, "it does not end:\n{}\n{}", self.output(), self.errors());
             tokio::time::sleep(Duration::from_millis(10)).await;
         };

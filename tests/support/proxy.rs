@@ -41,7 +41,7 @@ struct Shared {
     postgres: PgConnectOptions,
     refusing: AtomicBool,
     traps: Mutex<Vec<Trap>>,
-    sprung: AtomicUsize,
+    cut_count: AtomicUsize,
     /// Cancelling it ends every current connection. New connections use a new token.
     cut: Mutex<CancellationToken>,
 }
@@ -58,7 +58,7 @@ impl Proxy {
             postgres,
             refusing: AtomicBool::new(false),
             traps: Mutex::default(),
-            sprung: AtomicUsize::new(0),
+            cut_count: AtomicUsize::new(0),
             cut: Mutex::default(),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
@@ -77,19 +77,19 @@ impl Proxy {
     }
 
     /// Cuts the connection of the next statement whose text contains `text` (case-sensitive), once.
-    pub fn trap(&self, text: &str, at: CutAt) {
+    pub fn cut_when(&self, text: &str, at: CutAt) {
         let trap = Trap { text: text.to_owned(), at };
         self.shared.traps.lock().expect("nobody panics with it").push(trap);
     }
 
-    /// Removes the traps that have not been sprung.
-    pub fn disarm(&self) {
+    /// Removes the traps that have not been cut_count.
+    pub fn clear_cuts(&self) {
         self.shared.traps.lock().expect("nobody panics with it").clear();
     }
 
-    /// The number of traps sprung so far.
-    pub fn sprung(&self) -> usize {
-        self.shared.sprung.load(Ordering::SeqCst)
+    /// The number of traps cut_count so far.
+    pub fn cut_count(&self) -> usize {
+        self.shared.cut_count.load(Ordering::SeqCst)
     }
 }
 
@@ -105,7 +105,7 @@ impl Shared {
     fn spring(&self, sql: &str) -> Option<CutAt> {
         let mut traps = self.traps.lock().expect("nobody panics with it");
         let at = traps.iter().position(|trap| sql.contains(&trap.text))?;
-        self.sprung.fetch_add(1, Ordering::SeqCst);
+        self.cut_count.fetch_add(1, Ordering::SeqCst);
         Some(traps.remove(at).at)
     }
 }

@@ -48,7 +48,7 @@ struct Shared {
     mails: Mutex<Vec<Mail>>,
     /// The answer in place of `250`, by the beginning of the client's line. `drop` hangs up, `hold` says
     /// nothing.
-    manners: Mutex<BTreeMap<String, String>>,
+    replies: Mutex<BTreeMap<String, String>>,
     /// Every line received, without those of messages.
     lines: Mutex<Vec<String>>,
     /// Lines that were answered with silence.
@@ -61,7 +61,7 @@ impl SmtpServer {
         let port = listener.local_addr().expect("an address").port();
         let shared = Arc::new(Shared {
             mails: Mutex::default(),
-            manners: Mutex::default(),
+            replies: Mutex::default(),
             lines: Mutex::default(),
             held: watch::channel(0).0,
         });
@@ -78,13 +78,13 @@ impl SmtpServer {
     /// From now on, lines that begin with `line` get this answer: a reply, `drop` or `hold`. Examples of
     /// `line`: `RCPT TO:<bob@example.org>`, `.`, or `GREETING` for the server's first word.
     pub fn answers(&self, line: &str, reply: &str) {
-        let mut manners = self.shared.manners.lock().expect("no connection panics");
-        manners.insert(line.to_owned(), reply.to_owned());
+        let mut replies = self.shared.replies.lock().expect("no connection panics");
+        replies.insert(line.to_owned(), reply.to_owned());
     }
 
     /// From now on everything is accepted.
     pub fn is_well(&self) {
-        self.shared.manners.lock().expect("no connection panics").clear();
+        self.shared.replies.lock().expect("no connection panics").clear();
     }
 
     pub fn mails(&self) -> Vec<Mail> {
@@ -98,7 +98,7 @@ impl SmtpServer {
     }
 
     /// Waits until a line was answered with silence.
-    pub async fn is_holding(&self) {
+    pub async fn wait_for_hold(&self) {
         let mut held = self.shared.held.subscribe();
         held.wait_for(|held| *held > 0).await.expect("the server runs");
         self.shared.held.send_replace(0);
@@ -122,8 +122,8 @@ impl Drop for SmtpServer {
 
 impl Shared {
     fn manner(&self, line: &str) -> Option<String> {
-        let manners = self.manners.lock().expect("no connection panics");
-        manners.iter().find(|(begin, _)| line.starts_with(begin.as_str())).map(|(_, reply)| reply.clone())
+        let replies = self.replies.lock().expect("no connection panics");
+        replies.iter().find(|(begin, _)| line.starts_with(begin.as_str())).map(|(_, reply)| reply.clone())
     }
 }
 

@@ -56,7 +56,7 @@ pub enum Attempt {
 
 /// Whether an earlier attempt may already have sent the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Before {
+pub enum PriorAttempt {
     Unsent,
     MaybeSent,
 }
@@ -66,9 +66,9 @@ pub enum Before {
 pub enum Decision {
     /// Ask the channel whether it was sent.
     Ask,
-    Send(Before),
+    Send(PriorAttempt),
     /// Give the job back and try later.
-    Again(Before),
+    GiveBack(PriorAttempt),
     /// This and the following decisions end the delivery, in the status of that name.
     Sent,
     Failed,
@@ -92,53 +92,55 @@ pub enum Doubt {
 /// Decides what to do with a claimed delivery. `answer` is the channel's answer, or `None` before the channel
 /// was asked.
 pub fn decide(facts: &Facts, answer: Option<Answer>) -> Decision {
-    let before = if facts.maybe_sent { Before::MaybeSent } else { Before::Unsent };
+    let before = if facts.maybe_sent { PriorAttempt::MaybeSent } else { PriorAttempt::Unsent };
     // Only one attempt at a time, unless a second one is harmless.
     let wait = !facts.quiet && (facts.late || facts.given_up || !facts.idempotent);
     match (answer, before) {
-        (_, Before::Unsent) if facts.late => Decision::Expired,
-        (Some(Answer::NoChannel), _) if !facts.given_up => Decision::Again(before),
-        (Some(Answer::NoChannel), Before::Unsent) => Decision::Failed,
-        (Some(Answer::NoChannel), Before::MaybeSent) => Decision::Uncertain(Doubt::NoAnswer),
-        (_, Before::Unsent) => Decision::Send(Before::Unsent),
-        (None, Before::MaybeSent) => Decision::Ask,
-        (Some(Answer::Sent), Before::MaybeSent) => Decision::Sent,
-        (Some(Answer::NotSent), Before::MaybeSent) if wait => Decision::Again(before),
-        (Some(Answer::NotSent), Before::MaybeSent) if facts.late => Decision::Expired,
-        (Some(Answer::NotSent), Before::MaybeSent) if facts.given_up => Decision::Failed,
-        (Some(Answer::NotSent), Before::MaybeSent) => {
-            Decision::Send(if facts.quiet { Before::Unsent } else { Before::MaybeSent })
+        (_, PriorAttempt::Unsent) if facts.late => Decision::Expired,
+        (Some(Answer::NoChannel), _) if !facts.given_up => Decision::GiveBack(before),
+        (Some(Answer::NoChannel), PriorAttempt::Unsent) => Decision::Failed,
+        (Some(Answer::NoChannel), PriorAttempt::MaybeSent) => Decision::Uncertain(Doubt::NoAnswer),
+        (_, PriorAttempt::Unsent) => Decision::Send(PriorAttempt::Unsent),
+        (None, PriorAttempt::MaybeSent) => Decision::Ask,
+        (Some(Answer::Sent), PriorAttempt::MaybeSent) => Decision::Sent,
+        (Some(Answer::NotSent), PriorAttempt::MaybeSent) if wait => Decision::GiveBack(before),
+        (Some(Answer::NotSent), PriorAttempt::MaybeSent) if facts.late => Decision::Expired,
+        (Some(Answer::NotSent), PriorAttempt::MaybeSent) if facts.given_up => Decision::Failed,
+        (Some(Answer::NotSent), PriorAttempt::MaybeSent) => {
+            Decision::Send(if facts.quiet { PriorAttempt::Unsent } else { PriorAttempt::MaybeSent })
         }
-        (Some(Answer::Unknown), Before::MaybeSent) if facts.late => Decision::Uncertain(Doubt::TooOld),
-        (Some(Answer::Unknown), Before::MaybeSent) if !facts.idempotent => {
+        (Some(Answer::Unknown), PriorAttempt::MaybeSent) if facts.late => Decision::Uncertain(Doubt::TooOld),
+        (Some(Answer::Unknown), PriorAttempt::MaybeSent) if !facts.idempotent => {
             Decision::Uncertain(Doubt::CannotTell)
         }
-        (Some(Answer::Unknown), Before::MaybeSent) if facts.given_up => Decision::Uncertain(Doubt::GivenUp),
-        (Some(Answer::Unknown), Before::MaybeSent) => Decision::Send(Before::MaybeSent),
-        (Some(Answer::Unreachable), Before::MaybeSent) if facts.given_up => {
+        (Some(Answer::Unknown), PriorAttempt::MaybeSent) if facts.given_up => {
+            Decision::Uncertain(Doubt::GivenUp)
+        }
+        (Some(Answer::Unknown), PriorAttempt::MaybeSent) => Decision::Send(PriorAttempt::MaybeSent),
+        (Some(Answer::Unreachable), PriorAttempt::MaybeSent) if facts.given_up => {
             Decision::Uncertain(Doubt::NoAnswer)
         }
-        (Some(Answer::Unreachable), Before::MaybeSent) => Decision::Again(before),
+        (Some(Answer::Unreachable), PriorAttempt::MaybeSent) => Decision::GiveBack(before),
     }
 }
 
 /// Decides what follows from an attempt to send. `before` tells whether an earlier attempt may have sent the
 /// message.
-pub fn after(facts: &Facts, before: Before, attempt: Attempt) -> Decision {
+pub fn after(facts: &Facts, before: PriorAttempt, attempt: Attempt) -> Decision {
     match (attempt, before) {
         (Attempt::Sent | Attempt::Unknown(Answer::Sent), _) => Decision::Sent,
-        (Attempt::Refused, Before::Unsent) => Decision::Failed,
+        (Attempt::Refused, PriorAttempt::Unsent) => Decision::Failed,
         // The receiver refuses it now, but may have accepted an earlier attempt.
-        (Attempt::Refused, Before::MaybeSent) => Decision::Uncertain(Doubt::CannotTell),
-        (Attempt::Later, Before::Unsent) if facts.given_up => Decision::Failed,
-        (Attempt::Later, Before::MaybeSent) if facts.given_up => Decision::Uncertain(Doubt::GivenUp),
-        (Attempt::Later, _) => Decision::Again(before),
+        (Attempt::Refused, PriorAttempt::MaybeSent) => Decision::Uncertain(Doubt::CannotTell),
+        (Attempt::Later, PriorAttempt::Unsent) if facts.given_up => Decision::Failed,
+        (Attempt::Later, PriorAttempt::MaybeSent) if facts.given_up => Decision::Uncertain(Doubt::GivenUp),
+        (Attempt::Later, _) => Decision::GiveBack(before),
         (Attempt::Unknown(Answer::Unknown), _) if !facts.idempotent => Decision::Uncertain(Doubt::CannotTell),
         // The next claim asks again, or sends it again under its key.
         (
             Attempt::Unknown(Answer::Unknown | Answer::NotSent | Answer::Unreachable | Answer::NoChannel),
             _,
-        ) => Decision::Again(Before::MaybeSent),
+        ) => Decision::GiveBack(PriorAttempt::MaybeSent),
     }
 }
 
@@ -155,23 +157,29 @@ mod tests {
         let busy = Facts { quiet: false, ..FOUND };
         let keyed = |facts: Facts| Facts { idempotent: true, ..facts };
         let late = |facts: Facts| Facts { late: true, ..facts };
-        use Decision::{Again, Expired, Send, Sent, Uncertain};
+        use Decision::{Expired, GiveBack, Send, Sent, Uncertain};
         for (what, answer, facts, young, old) in [
             ("sent", Answer::Sent, FOUND, Sent, Sent),
-            ("not sent", Answer::NotSent, FOUND, Send(Before::Unsent), Expired),
-            ("under way", Answer::NotSent, busy, Again(Before::MaybeSent), Again(Before::MaybeSent)),
+            ("not sent", Answer::NotSent, FOUND, Send(PriorAttempt::Unsent), Expired),
+            (
+                "under way",
+                Answer::NotSent,
+                busy,
+                GiveBack(PriorAttempt::MaybeSent),
+                GiveBack(PriorAttempt::MaybeSent),
+            ),
             (
                 "under way, harmless",
                 Answer::NotSent,
                 keyed(busy),
-                Send(Before::MaybeSent),
-                Again(Before::MaybeSent),
+                Send(PriorAttempt::MaybeSent),
+                GiveBack(PriorAttempt::MaybeSent),
             ),
             (
                 "cannot tell, harmless",
                 Answer::Unknown,
                 keyed(FOUND),
-                Send(Before::MaybeSent),
+                Send(PriorAttempt::MaybeSent),
                 Uncertain(Doubt::TooOld),
             ),
             ("cannot tell", Answer::Unknown, FOUND, Uncertain(Doubt::CannotTell), Uncertain(Doubt::TooOld)),
@@ -184,13 +192,16 @@ mod tests {
     #[test]
     fn what_was_not_begun_is_sent_or_expires() {
         let fresh = Facts { maybe_sent: false, ..FOUND };
-        assert_eq!(decide(&fresh, None), Decision::Send(Before::Unsent));
+        assert_eq!(decide(&fresh, None), Decision::Send(PriorAttempt::Unsent));
         assert_eq!(decide(&Facts { late: true, ..fresh }, None), Decision::Expired);
-        assert_eq!(decide(&fresh, Some(Answer::NoChannel)), Decision::Again(Before::Unsent));
+        assert_eq!(decide(&fresh, Some(Answer::NoChannel)), Decision::GiveBack(PriorAttempt::Unsent));
         let last = Facts { given_up: true, ..fresh };
         assert_eq!(decide(&last, Some(Answer::NoChannel)), Decision::Failed);
-        assert_eq!(after(&last, Before::Unsent, Attempt::Later), Decision::Failed);
-        assert_eq!(after(&last, Before::MaybeSent, Attempt::Later), Decision::Uncertain(Doubt::GivenUp));
+        assert_eq!(after(&last, PriorAttempt::Unsent, Attempt::Later), Decision::Failed);
+        assert_eq!(
+            after(&last, PriorAttempt::MaybeSent, Attempt::Later),
+            Decision::Uncertain(Doubt::GivenUp)
+        );
     }
 
     fn facts() -> impl Strategy<Value = Facts> {
@@ -233,9 +244,9 @@ mod tests {
 
         #[test]
         fn a_sending_that_may_have_worked_never_ends_as_failed(facts in facts(), answer in answer()) {
-            prop_assert_ne!(after(&facts, Before::Unsent, Attempt::Unknown(answer)), Decision::Failed);
+            prop_assert_ne!(after(&facts, PriorAttempt::Unsent, Attempt::Unknown(answer)), Decision::Failed);
             for attempt in [Attempt::Refused, Attempt::Later, Attempt::Unknown(answer)] {
-                prop_assert_ne!(after(&facts, Before::MaybeSent, attempt), Decision::Failed);
+                prop_assert_ne!(after(&facts, PriorAttempt::MaybeSent, attempt), Decision::Failed);
             }
         }
     }

@@ -16,7 +16,7 @@ use std::str::FromStr;
 
 /// Where to cut a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum CutPoint {
     /// Before its first message. Copies only the seeds.
     Start,
     /// After its last message.
@@ -35,17 +35,17 @@ pub enum At {
     Event(i64),
 }
 
-impl fmt::Display for At {
+impl fmt::Display for CutPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            At::Start => f.write_str("start"),
-            At::End => f.write_str("end"),
-            At::Message(number) => write!(f, "{number}"),
-            At::MessageId(id) => f.write_str(id),
-            At::LastUser => f.write_str("last-user"),
-            At::LastTool => f.write_str("last-tool"),
-            At::Step(number) => write!(f, "step:{number}"),
-            At::Event(seq) => write!(f, "event:{seq}"),
+            CutPoint::Start => f.write_str("start"),
+            CutPoint::End => f.write_str("end"),
+            CutPoint::Message(number) => write!(f, "{number}"),
+            CutPoint::MessageId(id) => f.write_str(id),
+            CutPoint::LastUser => f.write_str("last-user"),
+            CutPoint::LastTool => f.write_str("last-tool"),
+            CutPoint::Step(number) => write!(f, "step:{number}"),
+            CutPoint::Event(seq) => write!(f, "event:{seq}"),
         }
     }
 }
@@ -55,27 +55,27 @@ impl fmt::Display for At {
 #[error(
     "{0:?} is no place: a message's number or its id, start, end, last-user, last-tool, step:N or event:N"
 )]
-pub struct NoPlace(String);
+pub struct InvalidCutPoint(String);
 
-impl FromStr for At {
-    type Err = NoPlace;
+impl FromStr for CutPoint {
+    type Err = InvalidCutPoint;
 
-    fn from_str(text: &str) -> Result<At, NoPlace> {
+    fn from_str(text: &str) -> Result<CutPoint, InvalidCutPoint> {
         let number = |text: &str| text.parse::<i64>().ok().filter(|number| *number >= 0);
         let place = match text {
-            "start" => Some(At::Start),
-            "end" => Some(At::End),
-            "last-user" => Some(At::LastUser),
-            "last-tool" => Some(At::LastTool),
-            _ if text.starts_with("msg_") => Some(At::MessageId(text.to_owned())),
+            "start" => Some(CutPoint::Start),
+            "end" => Some(CutPoint::End),
+            "last-user" => Some(CutPoint::LastUser),
+            "last-tool" => Some(CutPoint::LastTool),
+            _ if text.starts_with("msg_") => Some(CutPoint::MessageId(text.to_owned())),
             _ => match text.split_once(':') {
-                Some(("step", step)) => number(step).map(At::Step),
-                Some(("event", seq)) => number(seq).map(At::Event),
+                Some(("step", step)) => number(step).map(CutPoint::Step),
+                Some(("event", seq)) => number(seq).map(CutPoint::Event),
                 Some(_) => None,
-                None => number(text).map(At::Message),
+                None => number(text).map(CutPoint::Message),
             },
         };
-        place.ok_or_else(|| NoPlace(text.chars().take(80).collect()))
+        place.ok_or_else(|| InvalidCutPoint(text.chars().take(80).collect()))
     }
 }
 
@@ -120,16 +120,16 @@ pub struct Cut {
 /// Why a session cannot be cut at a place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Uncut(String);
+pub struct CannotCut(String);
 
 /// Finds the cut in `lines`, the session's messages in order. `base_message_number` is the number before the
 /// first message. With `edited`, the place must be a user's message. That message is not copied, because
 /// another text replaces it.
 ///
 /// # Errors
-/// [`Uncut`] if the message does not exist or cannot be edited, or if nothing would be left before a tool
+/// [`CannotCut`] if the message does not exist or cannot be edited, or if nothing would be left before a tool
 /// turn.
-pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> Result<Cut, Uncut> {
+pub fn cut(lines: &[Line], base_message_number: i64, at: &CutPoint, edited: bool) -> Result<Cut, CannotCut> {
     // How many messages are kept.
     let asked = place(lines, base_message_number, at)?;
     let number = |kept: usize| match kept.checked_sub(1) {
@@ -138,10 +138,10 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
     };
     let wanted = if edited {
         let Some(message) = asked.checked_sub(1).map(|last| &lines[last]) else {
-            return Err(Uncut("the start is not a message, so it has no text to replace".to_owned()));
+            return Err(CannotCut("the start is not a message, so it has no text to replace".to_owned()));
         };
         if message.role != Role::User {
-            return Err(Uncut(format!(
+            return Err(CannotCut(format!(
                 "message {} is the {}'s: only the text of a user's message can be replaced{}",
                 message.message_number,
                 message.role.as_str(),
@@ -154,7 +154,7 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &At, edited: bool) -> R
     };
     let kept = outside_of_turns(lines, wanted);
     if kept == 0 && wanted > 0 && !edited {
-        return Err(Uncut(format!(
+        return Err(CannotCut(format!(
             "message {} is inside of the tool turn that the session begins with: nothing stands before it",
             number(wanted)
         )));
@@ -205,37 +205,39 @@ fn users(lines: &[Line]) -> String {
 }
 
 /// Number of messages up to and including the place.
-fn place(lines: &[Line], base_message_number: i64, at: &At) -> Result<usize, Uncut> {
+fn place(lines: &[Line], base_message_number: i64, at: &CutPoint) -> Result<usize, CannotCut> {
     let after = |found: Option<usize>, missing: &dyn Fn() -> String| {
-        found.map(|index| index + 1).ok_or_else(|| Uncut(missing()))
+        found.map(|index| index + 1).ok_or_else(|| CannotCut(missing()))
     };
     match at {
-        At::Start => Ok(0),
-        At::End => Ok(lines.len()),
-        At::Message(number) if *number == base_message_number => Ok(0),
-        At::Message(number) => after(lines.iter().position(|line| line.message_number == *number), &|| {
-            let (first, last) = (lines.first(), lines.last());
-            match (first, last) {
-                (Some(first), Some(last)) => format!(
-                    "it has no message {number}: its messages are {} to {}",
-                    first.message_number, last.message_number
-                ),
-                _ => format!("it has no message {number}: it has none yet"),
-            }
-        }),
-        At::MessageId(id) => {
+        CutPoint::Start => Ok(0),
+        CutPoint::End => Ok(lines.len()),
+        CutPoint::Message(number) if *number == base_message_number => Ok(0),
+        CutPoint::Message(number) => {
+            after(lines.iter().position(|line| line.message_number == *number), &|| {
+                let (first, last) = (lines.first(), lines.last());
+                match (first, last) {
+                    (Some(first), Some(last)) => format!(
+                        "it has no message {number}: its messages are {} to {}",
+                        first.message_number, last.message_number
+                    ),
+                    _ => format!("it has no message {number}: it has none yet"),
+                }
+            })
+        }
+        CutPoint::MessageId(id) => {
             after(lines.iter().position(|line| line.message_id == *id), &|| format!("it has no message {id}"))
         }
-        At::LastUser => after(lines.iter().rposition(|line| line.role == Role::User), &|| {
+        CutPoint::LastUser => after(lines.iter().rposition(|line| line.role == Role::User), &|| {
             "no user has said anything in it".to_owned()
         }),
-        At::LastTool => after(lines.iter().rposition(|line| line.role == Role::Tool), &|| {
+        CutPoint::LastTool => after(lines.iter().rposition(|line| line.role == Role::Tool), &|| {
             "no tool was called in it".to_owned()
         }),
-        At::Step(number) => after(lines.iter().rposition(|line| line.step_number == *number), &|| {
+        CutPoint::Step(number) => after(lines.iter().rposition(|line| line.step_number == *number), &|| {
             format!("it has no step {number}")
         }),
-        At::Event(seq) => {
+        CutPoint::Event(seq) => {
             let said = lines.iter().take_while(|line| line.seq.is_none_or(|said| said <= *seq)).count();
             after(said.checked_sub(1), &|| format!("nothing had been said at its entry {seq}"))
         }

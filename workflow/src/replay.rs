@@ -147,7 +147,7 @@ impl Input {
 }
 
 /// A replay next to its source, from the cut on. Summaries do not count as positions.
-struct Beside<'r, 's> {
+struct Alignment<'r, 's> {
     own: Vec<&'r Record>,
     source: Vec<&'s Record>,
     /// Number of messages that the replay was given but has not taken yet.
@@ -157,14 +157,14 @@ struct Beside<'r, 's> {
     summaries: Vec<&'s Record>,
 }
 
-impl<'r, 's> Beside<'r, 's> {
-    fn new(replay: &'r Session, rules: &Replay, recording: &'s Recording) -> Beside<'r, 's> {
+impl<'r, 's> Alignment<'r, 's> {
+    fn new(replay: &'r Session, rules: &Replay, recording: &'s Recording) -> Alignment<'r, 's> {
         let cut = rules.after_message_number;
         let (summaries, source) =
             after(&recording.session.records, cut).iter().partition(|record| record.is_summary());
         let (own_summaries, own): (Vec<_>, Vec<_>) =
             after(&replay.records, cut).iter().partition(|record| record.is_summary());
-        Beside { own, source, pending: replay.inbox.len(), own_summaries: own_summaries.len(), summaries }
+        Alignment { own, source, pending: replay.inbox.len(), own_summaries: own_summaries.len(), summaries }
     }
 
     /// Whether the same role speaks at every position so far, waiting messages included.
@@ -208,30 +208,30 @@ fn is_input(record: &Record) -> bool {
 /// The message that the source took right before the model call that `replay` is about to make. Send it
 /// before the call. `None` if there is none, or if the replay was given it already.
 pub fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
-    let beside = Beside::new(replay, rules, recording);
-    let next = beside.next().filter(|_| rules.fed)?;
-    (next.role == Role::User && beside.is_aligned()).then(|| Input::of(next))
+    let alignment = Alignment::new(replay, rules, recording);
+    let next = alignment.next().filter(|_| rules.fed)?;
+    (next.role == Role::User && alignment.is_aligned()).then(|| Input::of(next))
 }
 
 /// The user's next message for a replay at rest: the source's first one that the replay was not given yet.
 /// After a divergence the replay still gets the messages in order, one each time it rests.
 pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
-    let beside = Beside::new(replay, rules, recording);
-    let given = beside.own.iter().filter(|record| is_input(record)).count() + beside.pending;
-    beside.source.iter().filter(|record| is_input(record)).nth(given).map(|record| Input::of(record))
+    let alignment = Alignment::new(replay, rules, recording);
+    let given = alignment.own.iter().filter(|record| is_input(record)).count() + alignment.pending;
+    alignment.source.iter().filter(|record| is_input(record)).nth(given).map(|record| Input::of(record))
 }
 
 /// Whether the replay has reached the end of its source while aligned. It then has nothing more to do, even
 /// if its run ended because the recording did.
 pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) -> bool {
-    let beside = Beside::new(replay, rules, recording);
-    beside.is_aligned() && beside.next().is_none()
+    let alignment = Alignment::new(replay, rules, recording);
+    alignment.is_aligned() && alignment.next().is_none()
 }
 
 /// The source's summary before the answer that `replay` owes next. A replay with recorded answers must write
 /// it first.
 pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -> Option<RecordedAnswer<'a>> {
-    let record = Beside::new(replay, rules, recording).summary()?;
+    let record = Alignment::new(replay, rules, recording).summary()?;
     Some(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
 }
 
@@ -244,11 +244,11 @@ pub fn answer<'a>(
     rules: &Replay,
     recording: &'a Recording,
 ) -> Result<RecordedAnswer<'a>, Fault> {
-    let beside = Beside::new(replay, rules, recording);
+    let alignment = Alignment::new(replay, rules, recording);
     let over = |message: String| Err(Fault::RecordingOver { message });
-    match beside.next() {
+    match alignment.next() {
         None => over("the source has no further answer".to_owned()),
-        Some(_) if !beside.is_aligned() => {
+        Some(_) if !alignment.is_aligned() => {
             over("the replay has diverged from its source, so no recorded answer fits".to_owned())
         }
         Some(record) if record.role == Role::Assistant => {
@@ -288,11 +288,11 @@ pub fn result<'a>(
         }
     }
     let asked_in = &replay.records[at];
-    let beside = Beside::new(replay, rules, recording);
-    let place = beside.own.iter().position(|own| own.message_number == asked_in.message_number)?;
+    let alignment = Alignment::new(replay, rules, recording);
+    let place = alignment.own.iter().position(|own| own.message_number == asked_in.message_number)?;
     let index = asked_in.tool_calls().position(|other| &other.call_id == call_id)?;
-    let beside = beside.source.get(place).copied()?;
-    let recorded = beside.tool_calls().nth(index).filter(|recorded| recorded.name == call.name)?;
+    let alignment = alignment.source.get(place).copied()?;
+    let recorded = alignment.tool_calls().nth(index).filter(|recorded| recorded.name == call.name)?;
     recording.result(&recorded.call_id)
 }
 

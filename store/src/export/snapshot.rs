@@ -18,35 +18,35 @@ pub(super) struct Snapshot {
     pub session: Box<SessionRow>,
     pub last_ordinal: i64,
     pub last_inbox: i64,
-    pub runs: Spool,
-    pub calls: Spool,
-    pub deliveries: Spool,
-    pub inbox: Spool,
+    pub runs: SnapshotRows,
+    pub calls: SnapshotRows,
+    pub deliveries: SnapshotRows,
+    pub inbox: SnapshotRows,
 }
 
 /// Rows that the snapshot read, in order.
-pub(super) struct Spool {
+pub(super) struct SnapshotRows {
     rows: BufReader<SpooledTempFile>,
     next: Option<Line>,
 }
 
-/// A spool being filled.
-struct Filling(SpooledTempFile);
+/// Writes the rows that a [`SnapshotRows`] then reads.
+struct SnapshotRowsWriter(SpooledTempFile);
 
-impl Filling {
-    fn new() -> Filling {
-        Filling(SpooledTempFile::new(IN_MEMORY))
+impl SnapshotRowsWriter {
+    fn new() -> SnapshotRowsWriter {
+        SnapshotRowsWriter(SpooledTempFile::new(IN_MEMORY))
     }
 
     fn push(&mut self, line: &Line) -> Result<()> {
         self.0.write_all(&line.to_bytes()).map_err(|error| spool_failed(&error))
     }
 
-    fn filled(mut self) -> Result<Spool> {
+    fn filled(mut self) -> Result<SnapshotRows> {
         self.0.seek(SeekFrom::Start(0)).map_err(|error| spool_failed(&error))?;
-        let mut spool = Spool { rows: BufReader::new(self.0), next: None };
-        spool.read()?;
-        Ok(spool)
+        let mut rows = SnapshotRows { rows: BufReader::new(self.0), next: None };
+        rows.read()?;
+        Ok(rows)
     }
 }
 
@@ -54,7 +54,7 @@ fn spool_failed(error: &std::io::Error) -> Error {
     Error::corrupt("temporary file", error)
 }
 
-impl Spool {
+impl SnapshotRows {
     /// The next row, without taking it.
     pub fn peek(&self) -> Option<&Line> {
         self.next.as_ref()
@@ -251,8 +251,8 @@ async fn counts(tx: &mut PgConnection, session_id: &str) -> Result<Counted> {
 }
 
 /// A failed run may be retried, so the snapshot reads all runs. They are small.
-async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
-    let mut filling = Filling::new();
+async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
+    let mut writer = SnapshotRowsWriter::new();
     let mut rows = sqlx::query!(
         r#"
         select run_id, status, prompt_message_number, steps, input_tokens, output_tokens, tool_calls, error,
@@ -265,7 +265,7 @@ async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     )
     .fetch(tx);
     while let Some(row) = rows.try_next().await? {
-        filling.push(&Line::Run(RunRow {
+        writer.push(&Line::Run(RunRow {
             run_id: row.run_id,
             status: word("run status", row.status)?,
             prompt_message_number: row.prompt_message_number,
@@ -279,12 +279,12 @@ async fn runs(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
             completed_at: row.completed_at.map(time),
         }))?;
     }
-    filling.filled()
+    writer.filled()
 }
 
 /// Calls that may still change: without a result, or uncertain.
-async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
-    let mut filling = Filling::new();
+async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
+    let mut writer = SnapshotRowsWriter::new();
     let mut rows = sqlx::query!(
         r#"
         select call_id, run_id, step_number, message_number, result_message_number, name, args_sha256, effect, status,
@@ -297,15 +297,15 @@ async fn open_calls(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     )
     .fetch(tx);
     while let Some(row) = rows.try_next().await? {
-        filling.push(&row::call!(row))?;
+        writer.push(&row::call!(row))?;
     }
-    filling.filled()
+    writer.filled()
 }
 
 /// Deliveries that may still change. An operator may send a failed one again. They get their places when they
 /// are written.
-async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
-    let mut filling = Filling::new();
+async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
+    let mut writer = SnapshotRowsWriter::new();
     let mut rows = sqlx::query!(
         r#"
         select ordinal, delivery_id, channel, source_key, content::text as "content!", status, attempt, not_after,
@@ -318,14 +318,14 @@ async fn open_deliveries(tx: &mut PgConnection, session_id: &str) -> Result<Spoo
     )
     .fetch(tx);
     while let Some(row) = rows.try_next().await? {
-        filling.push(&row::delivery!(row))?;
+        writer.push(&row::delivery!(row))?;
     }
-    filling.filled()
+    writer.filled()
 }
 
 /// Pending messages.
-async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
-    let mut filling = Filling::new();
+async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<SnapshotRows> {
+    let mut writer = SnapshotRowsWriter::new();
     let mut rows = sqlx::query!(
         "select inbox_id, client_key, content, content_sha256, sender, attachments, run_id, outcome, created_at
         from session_inbox
@@ -335,7 +335,7 @@ async fn pending(tx: &mut PgConnection, session_id: &str) -> Result<Spool> {
     )
     .fetch(tx);
     while let Some(row) = rows.try_next().await? {
-        filling.push(&row::inbox!(row, InboxStatus::Pending))?;
+        writer.push(&row::inbox!(row, InboxStatus::Pending))?;
     }
-    filling.filled()
+    writer.filled()
 }

@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use std::collections::HashMap;
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive;
-use wakeful_workflow::fork::{self, At, Cut, Line};
+use wakeful_workflow::fork::{self, Cut, CutPoint, Line};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Role, ToolResult};
@@ -40,7 +40,7 @@ pub(super) struct Child<'a> {
 
 impl Parent {
     /// Takes no lock. Loads only the parts of the messages that a cut needs.
-    pub async fn read(tx: &mut PgConnection, session_id: &str, at: &At) -> Result<Parent> {
+    pub async fn read(tx: &mut PgConnection, session_id: &str, at: &CutPoint) -> Result<Parent> {
         let row = sqlx::query!(
             r#"
             select s.conversation_id, s.base_message_number, s.last_event_seq, s.policy, s.initial_state, s.prefix_sha256,
@@ -68,7 +68,7 @@ impl Parent {
             Some(lines) => from_text("messages", lines)?,
             None => Vec::new(),
         };
-        if matches!(at, At::Event(_)) {
+        if matches!(at, CutPoint::Event(_)) {
             let said = said_at(tx, session_id).await?;
             // Messages that the parent itself copied are older than its journal, summaries included.
             let copied = row.forked_at_message_number.unwrap_or(0);

@@ -103,7 +103,7 @@ impl Store {
         let inbox = write::inbox_ids(&mut tx, &summary.inbox).await?;
         let adoption = Adoption::new(&session_id, space_id, &conversation, inbox);
         let mut writer = Writer::new(adoption, &summary);
-        let mut batches = batches(file.to_owned(), limits, Which::Rows);
+        let mut batches = batches(file.to_owned(), limits, Reading::Rows);
         let mut again = None;
         while let Some(batch) = batches.recv().await {
             match batch? {
@@ -125,7 +125,7 @@ impl Store {
 
     async fn import_blobs(&self, file: &Path, limits: Limits, sha256: &str) -> Result<()> {
         let mut blobs = Blobs::default();
-        let mut batches = batches(file.to_owned(), limits, Which::Blobs);
+        let mut batches = batches(file.to_owned(), limits, Reading::Blobs);
         let mut again = None;
         while let Some(batch) = batches.recv().await {
             match batch? {
@@ -151,9 +151,9 @@ fn unchanged(file: &Path, again: Option<&str>, first: &str) -> Result<()> {
     Err(failed(file, std::io::Error::other("the file changed while it was being imported")))
 }
 
-/// What a reading writes.
+/// The rows that a reading of the file writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Which {
+enum Reading {
     Blobs,
     Rows,
 }
@@ -165,10 +165,10 @@ enum Batch {
 }
 
 /// A later reading. Sends lines in batches as they are checked, slightly ahead of the writer.
-fn batches(file: PathBuf, limits: Limits, which: Which) -> mpsc::Receiver<Result<Batch>> {
+fn batches(file: PathBuf, limits: Limits, reading: Reading) -> mpsc::Receiver<Result<Batch>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::task::spawn_blocking(move || {
-        let read = send_batches(&file, limits, which, &sender);
+        let read = send_batches(&file, limits, reading, &sender);
         if let Err(error) = read {
             // If the receiver is gone, the import has stopped already.
             let _ = sender.blocking_send(Err(error));
@@ -180,7 +180,7 @@ fn batches(file: PathBuf, limits: Limits, which: Which) -> mpsc::Receiver<Result
 fn send_batches(
     file: &Path,
     limits: Limits,
-    which: Which,
+    reading: Reading,
     sender: &mpsc::Sender<Result<Batch>>,
 ) -> Result<()> {
     let mut source = Source::open(file, limits)?;
@@ -189,7 +189,7 @@ fn send_batches(
     while let Some(line) = source.line(&checker)? {
         let length = line.len();
         let Checked::Row(row) = checker.line(line)? else { continue };
-        if (row.section() == Section::Blob) != (which == Which::Blobs) {
+        if (row.section() == Section::Blob) != (reading == Reading::Blobs) {
             continue;
         }
         let full = bytes + length > BATCH_BYTES || row.section() != section;

@@ -111,7 +111,7 @@ pub struct Term(u64);
 
 impl Term {
     /// Returns whether that moment is still in the future.
-    pub fn lasts(self) -> bool {
+    pub fn is_ahead(self) -> bool {
         boottime_ms() < self.0
     }
 }

@@ -44,7 +44,7 @@ pub struct Synced {
     /// Paused, because the configuration no longer contains them.
     pub withdrawn: Vec<String>,
     /// Names that belong to schedules of the API, which stay unchanged.
-    pub taken: Vec<String>,
+    pub name_conflicts: Vec<String>,
 }
 
 impl Store {
@@ -71,7 +71,7 @@ impl Store {
             match write(&mut tx, space_id, By::Config { deployment }, definition, now).await? {
                 Written::Created | Written::Changed => synced.written.push(definition.name.clone()),
                 Written::Same => {}
-                Written::OfAnother => synced.taken.push(definition.name.clone()),
+                Written::NameTaken => synced.name_conflicts.push(definition.name.clone()),
             }
         }
         let names: Vec<&str> = definitions.iter().map(|definition| definition.name.as_str()).collect();
@@ -169,7 +169,7 @@ enum Written {
     Changed,
     Same,
     /// The name belongs to a schedule of another source, which was left unchanged.
-    OfAnother,
+    NameTaken,
 }
 
 /// Creates the schedule, or changes its definition.
@@ -185,7 +185,7 @@ async fn write(
     }
     let before = find(tx, space_id, &definition.name).await?;
     if before.source != by.source() {
-        return Ok(Written::OfAnother);
+        return Ok(Written::NameTaken);
     }
     let returns = before.paused_by.as_deref() == Some("config");
     if before.definition == *definition && before.deployment.as_deref() == by.deployment() && !returns {

@@ -9,13 +9,13 @@ use wakeful::channel::{Channel, Found, Outbound, SendError};
 /// Sends by writing `KEY SUBJECT` to a file. What it knows of its keys is chosen by environment, and how it answers by a
 /// second file: `later WHY`, `refused WHY`, `unknown WHY` (it was sent all the same), or `receipt TEXT`.
 pub struct Post {
-    manners: Manners,
+    behaviour: Behaviour,
     sent: PathBuf,
     says: PathBuf,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Manners {
+enum Behaviour {
     /// The same key twice is one message for whoever gets it.
     Idempotent,
     /// It does not know its keys.
@@ -27,13 +27,13 @@ enum Manners {
 impl Post {
     /// The channel that `FIXTURE_POST` (`idempotent`, `guarded` or `askable`) asks for.
     pub fn from_env() -> Option<Post> {
-        let manners = match std::env::var("FIXTURE_POST").ok()?.as_str() {
-            "idempotent" => Manners::Idempotent,
-            "askable" => Manners::Askable,
-            _ => Manners::Guarded,
+        let behaviour = match std::env::var("FIXTURE_POST").ok()?.as_str() {
+            "idempotent" => Behaviour::Idempotent,
+            "askable" => Behaviour::Askable,
+            _ => Behaviour::Guarded,
         };
         let path = |name| std::env::var_os(name).map(PathBuf::from).unwrap_or_default();
-        Some(Post { manners, sent: path("FIXTURE_SENT"), says: path("FIXTURE_POST_SAYS") })
+        Some(Post { behaviour, sent: path("FIXTURE_SENT"), says: path("FIXTURE_POST_SAYS") })
     }
 }
 
@@ -44,7 +44,7 @@ impl Channel for Post {
     }
 
     fn is_idempotent(&self) -> bool {
-        self.manners == Manners::Idempotent
+        self.behaviour == Behaviour::Idempotent
     }
 
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError> {
@@ -71,7 +71,7 @@ impl Channel for Post {
     }
 
     async fn find(&self, delivery_id: &str) -> Result<Found, SendError> {
-        if self.manners != Manners::Askable {
+        if self.behaviour != Behaviour::Askable {
             return Ok(Found::Unknown);
         }
         let sent = std::fs::read_to_string(&self.sent).unwrap_or_default();

@@ -14,7 +14,7 @@ async fn an_edited_message_and_a_further_one_are_what_the_fork_answers() {
     assert!(driver.session.state.is_empty());
     agrees(&world, &edited.session_id).await;
     drop(driver);
-    world.execute("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
+    world.run_sql("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
 
     let both = ForkRequest {
         text: Some("And to Eve.".into()),
@@ -30,7 +30,7 @@ async fn an_edited_message_and_a_further_one_are_what_the_fork_answers() {
     assert_eq!(driver.session.records.last().unwrap().message_number, 6);
     agrees(&world, &both.session_id).await;
     drop(driver);
-    world.execute("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
+    world.run_sql("update jobs set run_at = clock_timestamp() + interval '1 hour'").await;
 
     let prompted = ForkRequest { prompt: Some("Once more.".into()), ..at(&parent_id, "end") };
     let prompted = world.store.fork(&prompted).await.unwrap();

@@ -18,7 +18,7 @@ const TOLERANCE_S: u64 = 300;
 
 /// Why a webhook is refused. Never says what the right value would have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unsigned {
+pub enum SignatureError {
     #[error("the header `{0}` is missing or malformed; the signature needs it")]
     Header(&'static str),
     #[error(
@@ -40,32 +40,32 @@ pub enum Unsigned {
 /// Slack's `v0`: `X-Slack-Signature` over `v0:TIMESTAMP:BODY`.
 ///
 /// # Errors
-/// [`Unsigned`].
+/// [`SignatureError`].
 pub fn slack(
     secrets: &[SecretString],
     headers: &HeaderMap,
     body: &[u8],
     now_unix_s: i64,
-) -> Result<(), Unsigned> {
+) -> Result<(), SignatureError> {
     const SIGNATURE: &str = "x-slack-signature";
     let timestamp = timestamp(headers, "x-slack-request-timestamp", now_unix_s)?;
     let given = text(headers, SIGNATURE)?.strip_prefix("v0=").and_then(|hex| hex::decode(hex).ok());
-    let given = given.ok_or(Unsigned::Header(SIGNATURE))?;
+    let given = given.ok_or(SignatureError::Header(SIGNATURE))?;
     let signed = [b"v0:", timestamp.as_bytes(), b":", body];
     let good = secrets.iter().any(|secret| is_mac(secret.expose_secret().as_bytes(), &signed, &given));
-    if good { Ok(()) } else { Err(Unsigned::Forged) }
+    if good { Ok(()) } else { Err(SignatureError::Forged) }
 }
 
 /// Standard Webhooks: `webhook-signature` (several `v1,BASE64`, separated by spaces) over `ID.TIMESTAMP.BODY`.
 ///
 /// # Errors
-/// [`Unsigned`].
+/// [`SignatureError`].
 pub fn standard_webhooks(
     secrets: &[SecretString],
     headers: &HeaderMap,
     body: &[u8],
     now_unix_s: i64,
-) -> Result<(), Unsigned> {
+) -> Result<(), SignatureError> {
     let id = webhook_id(headers)?;
     let timestamp = timestamp(headers, "webhook-timestamp", now_unix_s)?;
     let signatures = text(headers, "webhook-signature")?;
@@ -76,15 +76,15 @@ pub fn standard_webhooks(
         .filter_map(|signature| signature.strip_prefix("v1,"))
         .filter_map(|signature| BASE64.decode(signature).ok())
         .any(|given| keys.iter().any(|key| is_mac(key, &signed, &given)));
-    if good { Ok(()) } else { Err(Unsigned::Forged) }
+    if good { Ok(()) } else { Err(SignatureError::Forged) }
 }
 
 /// Checks that the signature headers of Standard Webhooks are present, and that the timestamp is recent. This
 /// is all that can be checked before the body arrives.
 ///
 /// # Errors
-/// [`Unsigned::Header`] and [`Unsigned::Stale`].
-pub fn is_fresh(headers: &HeaderMap, now_unix_s: i64) -> Result<(), Unsigned> {
+/// [`SignatureError::Header`] and [`SignatureError::Stale`].
+pub fn is_fresh(headers: &HeaderMap, now_unix_s: i64) -> Result<(), SignatureError> {
     webhook_id(headers)?;
     timestamp(headers, "webhook-timestamp", now_unix_s)?;
     text(headers, "webhook-signature").map(|_| ())
@@ -94,10 +94,10 @@ pub fn is_fresh(headers: &HeaderMap, now_unix_s: i64) -> Result<(), Unsigned> {
 ///
 /// # Errors
 /// When the header is missing, or longer than 200 bytes, or not printable ASCII.
-pub fn webhook_id(headers: &HeaderMap) -> Result<&str, Unsigned> {
+pub fn webhook_id(headers: &HeaderMap) -> Result<&str, SignatureError> {
     let id = text(headers, "webhook-id")?;
     let fits = !id.is_empty() && id.len() <= 200 && id.bytes().all(|byte| byte.is_ascii_graphic());
-    if fits { Ok(id) } else { Err(Unsigned::Header("webhook-id")) }
+    if fits { Ok(id) } else { Err(SignatureError::Header("webhook-id")) }
 }
 
 /// The header `webhook-signature` of an outgoing request: one signature per secret, so the receiver can
@@ -116,23 +116,27 @@ pub fn sign_webhook(secrets: &[SecretString], id: &str, timestamp_unix_s: i64, b
 /// secret itself.
 ///
 /// # Errors
-/// [`Unsigned`].
-pub fn telegram(secrets: &[SecretString], headers: &HeaderMap) -> Result<(), Unsigned> {
-    let given = text(headers, "x-telegram-bot-api-secret-token").map_err(|_| Unsigned::Secret)?;
+/// [`SignatureError`].
+pub fn telegram(secrets: &[SecretString], headers: &HeaderMap) -> Result<(), SignatureError> {
+    let given = text(headers, "x-telegram-bot-api-secret-token").map_err(|_| SignatureError::Secret)?;
     let is = |secret: &SecretString| bool::from(secret.expose_secret().as_bytes().ct_eq(given.as_bytes()));
-    if secrets.iter().any(is) { Ok(()) } else { Err(Unsigned::Secret) }
+    if secrets.iter().any(is) { Ok(()) } else { Err(SignatureError::Secret) }
 }
 
-fn text<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<&'h str, Unsigned> {
+fn text<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<&'h str, SignatureError> {
     let value = headers.get(name).and_then(|value| value.to_str().ok());
-    value.ok_or(Unsigned::Header(name))
+    value.ok_or(SignatureError::Header(name))
 }
 
 /// The timestamp as it was written, because the signature covers that text.
-fn timestamp<'h>(headers: &'h HeaderMap, name: &'static str, now_unix_s: i64) -> Result<&'h str, Unsigned> {
+fn timestamp<'h>(
+    headers: &'h HeaderMap,
+    name: &'static str,
+    now_unix_s: i64,
+) -> Result<&'h str, SignatureError> {
     let written = text(headers, name)?;
-    let at: i64 = written.parse().map_err(|_| Unsigned::Header(name))?;
-    if at.abs_diff(now_unix_s) > TOLERANCE_S { Err(Unsigned::Stale) } else { Ok(written) }
+    let at: i64 = written.parse().map_err(|_| SignatureError::Header(name))?;
+    if at.abs_diff(now_unix_s) > TOLERANCE_S { Err(SignatureError::Stale) } else { Ok(written) }
 }
 
 fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
@@ -175,23 +179,23 @@ mod tests {
         let keys = secrets(&["another", SLACK_SECRET]);
         assert_eq!(slack(&keys, &good, SLACK_BODY, NOW), Ok(()));
         assert_eq!(slack(&keys, &good, SLACK_BODY, NOW + 300), Ok(()));
-        assert_eq!(slack(&keys, &good, SLACK_BODY, NOW + 301), Err(Unsigned::Stale));
-        assert_eq!(slack(&keys, &good, SLACK_BODY, NOW - 301), Err(Unsigned::Stale));
+        assert_eq!(slack(&keys, &good, SLACK_BODY, NOW + 301), Err(SignatureError::Stale));
+        assert_eq!(slack(&keys, &good, SLACK_BODY, NOW - 301), Err(SignatureError::Stale));
         let cut = &SLACK_BODY[..SLACK_BODY.len() - 1];
-        assert_eq!(slack(&keys, &good, cut, NOW), Err(Unsigned::Forged));
-        assert_eq!(slack(&secrets(&["another"]), &good, SLACK_BODY, NOW), Err(Unsigned::Forged));
-        assert_eq!(slack(&[], &good, SLACK_BODY, NOW), Err(Unsigned::Forged));
+        assert_eq!(slack(&keys, &good, cut, NOW), Err(SignatureError::Forged));
+        assert_eq!(slack(&secrets(&["another"]), &good, SLACK_BODY, NOW), Err(SignatureError::Forged));
+        assert_eq!(slack(&[], &good, SLACK_BODY, NOW), Err(SignatureError::Forged));
         // Changing the timestamp breaks the signature.
         let moved = signed("1531420619", SLACK_SIGNATURE);
-        assert_eq!(slack(&keys, &moved, SLACK_BODY, NOW), Err(Unsigned::Forged));
+        assert_eq!(slack(&keys, &moved, SLACK_BODY, NOW), Err(SignatureError::Forged));
         for bad in ["", "v0=", "v0=zz", "v1=00", &SLACK_SIGNATURE[..SLACK_SIGNATURE.len() - 2]] {
             assert!(slack(&keys, &signed("1531420618", bad), SLACK_BODY, NOW).is_err(), "{bad}");
         }
         let none = headers(&[("x-slack-signature", SLACK_SIGNATURE)]);
-        let missing = Unsigned::Header("x-slack-request-timestamp");
+        let missing = SignatureError::Header("x-slack-request-timestamp");
         assert_eq!(slack(&keys, &none, SLACK_BODY, NOW), Err(missing));
         let far = signed("-9223372036854775808", SLACK_SIGNATURE);
-        assert_eq!(slack(&keys, &far, SLACK_BODY, NOW), Err(Unsigned::Stale));
+        assert_eq!(slack(&keys, &far, SLACK_BODY, NOW), Err(SignatureError::Stale));
     }
 
     const WEBHOOK_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -217,13 +221,16 @@ mod tests {
         assert_eq!(standard_webhooks(&keys, &signed(&several), body, now), Ok(()));
         for forged in ["", "v1,", "v1,AAAA", "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="] {
             let refused = standard_webhooks(&keys, &signed(forged), body, now);
-            assert_eq!(refused, Err(Unsigned::Forged), "{forged}");
+            assert_eq!(refused, Err(SignatureError::Forged), "{forged}");
         }
-        assert_eq!(standard_webhooks(&keys, &signed(signature), &body[1..], now), Err(Unsigned::Forged));
-        assert_eq!(standard_webhooks(&keys, &signed(signature), body, now + 301), Err(Unsigned::Stale));
+        assert_eq!(
+            standard_webhooks(&keys, &signed(signature), &body[1..], now),
+            Err(SignatureError::Forged)
+        );
+        assert_eq!(standard_webhooks(&keys, &signed(signature), body, now + 301), Err(SignatureError::Stale));
         // A secret that cannot be decoded is ignored, and without a valid secret every signature is refused.
         let unusable = secrets(&["", "whsec_", "whsec_!", "whsec_c2hvcnQ="]);
-        assert_eq!(standard_webhooks(&unusable, &signed(signature), body, now), Err(Unsigned::Forged));
+        assert_eq!(standard_webhooks(&unusable, &signed(signature), body, now), Err(SignatureError::Forged));
     }
 
     #[test]
@@ -233,7 +240,7 @@ mod tests {
         assert_eq!(telegram(&tokens, &given("old-token")), Ok(()));
         assert_eq!(telegram(&tokens, &given("new-token")), Ok(()));
         for wrong in ["", "new-toke", "new-token-", "NEW-TOKEN"] {
-            assert_eq!(telegram(&tokens, &given(wrong)), Err(Unsigned::Secret), "{wrong:?}");
+            assert_eq!(telegram(&tokens, &given(wrong)), Err(SignatureError::Secret), "{wrong:?}");
         }
         assert!(telegram(&tokens, &HeaderMap::new()).is_err());
         assert!(telegram(&[], &given("new-token")).is_err());

@@ -50,8 +50,8 @@ pub mod channel {
 
 /// Sessions that the program itself starts: [`SessionHandle`] and its types.
 pub mod session {
-    pub use wakeful_engine::origin::CannotBegin;
     pub use wakeful_engine::handle::{Pause, SessionHandle, SessionHandleError as SessionError};
+    pub use wakeful_engine::new_session::CannotBegin;
     pub use wakeful_store::Error as StoreError;
     pub use wakeful_store::event::JournalEntry;
 }

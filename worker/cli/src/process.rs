@@ -5,7 +5,7 @@ use crate::trigger::{Refused, Woken};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::jobs::pool;
-use wakeful_engine::{ingest, origin};
+use wakeful_engine::{ingest, new_session};
 use wakeful_store::wake::NewMessage;
 use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::policy::ReplyRoute;
@@ -46,7 +46,7 @@ impl Process {
         let conversation_id = stored_conversation_id(&incoming.conversation_id)?;
         let agent = incoming.agent.as_deref();
         let (config, tools) = (&self.ctx.config, &self.ctx.plugins.tools);
-        let new = origin::of_message(config, tools, conversation_id, agent, incoming.reply)?;
+        let new = new_session::of_message(config, tools, conversation_id, agent, incoming.reply)?;
         let message = NewMessage {
             client_key: incoming.key,
             text: incoming.text,
@@ -54,7 +54,7 @@ impl Process {
             trace_context: None,
             attachments: Vec::new(),
         };
-        ingest::take(&self.ctx, new, message).await
+        ingest::accept(&self.ctx, new, message).await
     }
 
     /// Runs workers in this process until [`Process::drain`] is called: steps of every session of the database,

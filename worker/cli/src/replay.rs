@@ -13,10 +13,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::jobs::pool;
-use wakeful_engine::replay::give;
+use wakeful_engine::replay::send_input;
 use wakeful_store::fork::{ForkRequest, Model, Purpose};
 use wakeful_store::replay::{Progress, Unfinished};
-use wakeful_workflow::fork::{At, Line, SystemPromptPatch, cut};
+use wakeful_workflow::fork::{CutPoint, Line, SystemPromptPatch, cut};
 use wakeful_workflow::id::SessionId;
 use wakeful_workflow::policy::{Answers, Replay, ToolMode};
 use wakeful_workflow::record::{Record, Role};
@@ -24,7 +24,7 @@ use wakeful_workflow::replay::{self, Recording};
 use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Poll interval of the session's row: a notification may be lost.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The session to run again, and the options.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ pub struct Replayed {
     pub resumed: bool,
     pub end: ReplayEnd,
     /// Why fewer messages were copied than asked for.
-    pub moved: Option<String>,
+    pub cut_note: Option<String>,
     /// Tool calls for which the source has no result, if recorded results were asked for.
     pub unrecorded: Vec<String>,
 }
@@ -69,16 +69,16 @@ pub struct Replayed {
 /// Receives the progress of a replay.
 pub trait Observer: Send + Sync {
     /// An earlier command started this replay, and it is continued now.
-    fn finds(&self, _: &Unfinished) {}
+    fn on_resume(&self, _: &Unfinished) {}
 
     /// Another process, perhaps a killed one, holds the replay's lease for `seconds` more.
-    fn waits(&self, _session_id: &str, _seconds: i64) {}
+    fn on_wait(&self, _session_id: &str, _seconds: i64) {}
 
     /// The replay is about to run. Its source has `answers` model answers after the cut.
-    fn begins(&self, session_id: &str, answers: u64);
+    fn on_start(&self, session_id: &str, answers: u64);
 
     /// `answers` turns of the replay are committed.
-    fn moves(&self, answers: u64, progress: &Progress);
+    fn on_progress(&self, answers: u64, progress: &Progress);
 }
 
 impl Request {
@@ -118,16 +118,16 @@ pub async fn run(
     for older in unfinished {
         ctx.store.abandon_replay(&older.session_id, "another replay was begun in its place").await?;
     }
-    let (session_id, moved, resumed) = match newest {
+    let (session_id, cut_note, resumed) = match newest {
         Some(found) => {
-            observer.finds(&found);
+            observer.on_resume(&found);
             resume(ctx, &found.session_id).await?;
             (found.session_id, None, true)
         }
         None => fork(ctx, request, &runner).await?,
     };
     if let Some(seconds) = ctx.store.held_for_s(&session_id).await? {
-        observer.waits(&session_id, seconds);
+        observer.on_wait(&session_id, seconds);
     }
     ctx.bus.notifier.job();
     let stop = ctx.shutdown.draining.child_token();
@@ -139,7 +139,7 @@ pub async fn run(
     pool.await.context("the replay's pool")??;
     let end = driven?;
     let unrecorded = unrecorded(ctx, &session_id).await?;
-    Ok(Replayed { session_id, resumed, end, moved, unrecorded })
+    Ok(Replayed { session_id, resumed, end, cut_note, unrecorded })
 }
 
 /// Retries a run that failed, from its last commit, as `session retry` would.
@@ -156,7 +156,7 @@ async fn fork(ctx: &Ctx, request: &Request, runner: &str) -> anyhow::Result<(Str
     let before = ctx.store.finished_replay(runner).await?;
     let source = &request.source_session_id;
     let recording = ctx.store.recording(source.as_str()).await?;
-    let at = request.from_message.map_or(At::Start, At::Message);
+    let at = request.from_message.map_or(CutPoint::Start, CutPoint::Message);
     let session = &recording.session;
     // Start a run only if the copied messages end with one that awaits an answer; otherwise the source's next
     // message starts it.
@@ -219,17 +219,17 @@ async fn drive(
     let answers = |records: &[Record]| {
         records.iter().filter(|one| one.message_number > cut && one.role == Role::Assistant).count() as u64
     };
-    observer.begins(session_id, answers(&source.recording.session.records));
+    observer.on_start(session_id, answers(&source.recording.session.records));
     loop {
         let progress = ctx.store.progress(session_id).await?;
-        observer.moves(progress.turns.unsigned_abs(), &progress);
+        observer.on_progress(progress.turns.unsigned_abs(), &progress);
         match progress.status {
             SessionStatus::Queued | SessionStatus::Running => {}
             SessionStatus::Created | SessionStatus::Completed | SessionStatus::WaitingInput => {
                 let session = ctx.store.hydrate(session_id).await?;
                 match replay::next_input(&session, &source.rules, &source.recording) {
                     Some(input) => {
-                        give(&ctx.store, session_id, &input).await?;
+                        send_input(&ctx.store, session_id, &input).await?;
                         ctx.bus.notifier.job();
                         continue;
                     }
@@ -253,7 +253,7 @@ async fn drive(
         tokio::select! {
             () = stop.cancelled() => return Ok(ReplayEnd::Interrupted),
             _ = news.recv() => {}
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
     }
 }

@@ -36,7 +36,7 @@
 #![deny(missing_docs)]
 
 use crate::ctx::Ctx;
-use crate::{origin, telemetry};
+use crate::{new_session, telemetry};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::debug;
@@ -56,7 +56,7 @@ const BATCH: i64 = 200;
 /// follow it.
 const NEWEST: i64 = 20;
 /// How often the database is queried when no notification comes.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Drives one session at a time for a program.
 pub struct SessionHandle {
@@ -112,7 +112,7 @@ pub enum SessionHandleError {
     NotWaiting,
     /// The configuration has no such agent, or the agent has a tool that this process lacks.
     #[error(transparent)]
-    CannotBegin(#[from] origin::CannotBegin),
+    CannotBegin(#[from] new_session::CannotBegin),
     /// The message is empty, or contains a NUL character.
     #[error("the message is empty, or has a NUL character")]
     NoMessage,
@@ -165,7 +165,8 @@ impl SessionHandle {
     ) -> Result<(), SessionHandleError> {
         let ctx = &self.ctx;
         let conversation_id = format!("{}/{}", DEFAULT_SPACE, new_id("conv"));
-        let new = origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, self.agent.as_deref())?;
+        let new =
+            new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, self.agent.as_deref())?;
         let seeds = match system_prompt {
             Some(prompt) => vec![Seed { role: Role::System, content: prompt.to_owned(), is_new: true }],
             None => new.seeds.clone(),
@@ -216,7 +217,7 @@ impl SessionHandle {
             tokio::select! {
                 () = self.ctx.shutdown.abort.cancelled() => return Err(SessionHandleError::Ending),
                 () = heard(&mut news, &active.session_id) => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }

@@ -9,7 +9,7 @@
 #![doc = include_str!("ingest.md")]
 
 use crate::ctx::Ctx;
-use crate::origin::CannotBegin;
+use crate::new_session::CannotBegin;
 use crate::telemetry::{self, names};
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,31 +98,31 @@ fn full() -> Refused {
 /// # Errors
 /// Those of [`wakeful_store::Store::wake`]. [`Refused::Full`] when too many messages come in at once; nothing
 /// was committed then.
-pub async fn take(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<Woken, Refused> {
-    taken(ctx, new, message, None).await
+pub async fn accept(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<Woken, Refused> {
+    accept_message(ctx, new, message, None).await
 }
 
-/// Like [`take`], for a chat that another system kept before and that has no session here: the new session
+/// Like [`accept`], for a chat that another system kept before and that has no session here: the new session
 /// begins with `imported`.
 ///
 /// # Errors
-/// Those of [`take`].
-pub async fn take_imported(
+/// Those of [`accept`].
+pub async fn accept_imported(
     ctx: &Ctx,
     new: NewSession,
     message: NewMessage,
     imported: &Imported,
 ) -> Result<Woken, Refused> {
-    taken(ctx, new, message, Some(imported)).await
+    accept_message(ctx, new, message, Some(imported)).await
 }
 
-async fn taken(
+async fn accept_message(
     ctx: &Ctx,
     new: NewSession,
     message: NewMessage,
     imported: Option<&Imported>,
 ) -> Result<Woken, Refused> {
-    let _turn = ctx.intake.enter().await?;
+    let _permit = ctx.intake.enter().await?;
     let span = send_span(&new.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
@@ -150,7 +150,7 @@ pub async fn send(
     conversation_id: &str,
     message: NewMessage,
 ) -> Result<Woken, Refused> {
-    let _turn = ctx.intake.enter().await?;
+    let _permit = ctx.intake.enter().await?;
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
         let woken = ctx.store.send(session_id, &message).await?;
@@ -161,14 +161,14 @@ pub async fn send(
     .await
 }
 
-/// Like [`take`], for a mail; the same commit records the mail itself. The caller already holds a permit,
+/// Like [`accept`], for a mail; the same commit records the mail itself. The caller already holds a permit,
 /// because it queried the database for the mail before this call.
 ///
 /// # Errors
-/// Those of [`wakeful_store::Store::take_mail`].
-pub async fn take_mail(
+/// Those of [`wakeful_store::Store::accept_mail`].
+pub async fn accept_mail(
     ctx: &Ctx,
-    _turn: &Permit<'_>,
+    _permit: &Permit<'_>,
     mail: &NewMail,
     wakes: MailWakes<'_>,
     message: NewMessage,
@@ -176,7 +176,7 @@ pub async fn take_mail(
     let span = send_span(&mail.conversation_id);
     async {
         let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
-        let woken = ctx.store.take_mail(mail, wakes, &message).await?;
+        let woken = ctx.store.accept_mail(mail, wakes, &message).await?;
         wakeful_store::failpoint!("K2");
         announce(ctx, &woken);
         Ok(woken)

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | one step, hop by hop | [`jobs::step`] |
 //! | the only caller of models and tools | [`perform`] |
-//! | how a message comes in, and how much comes in at once | [`ingest`], [`origin`] |
+//! | how a message comes in, and how much comes in at once | [`ingest`], [`new_session`] |
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
 //! | how a program starts a session and continues it | [`handle`] |
 //! | how a replay gets its source's messages | [`replay`] |
@@ -23,7 +23,7 @@ pub mod identity;
 pub mod ingest;
 pub mod jobs;
 pub mod model;
-pub mod origin;
+pub mod new_session;
 pub mod perform;
 pub mod replay;
 

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::origin;
+use wakeful_engine::new_session;
 use wakeful_store::history;
 use wakeful_store::wake::NewSession;
 use wakeful_workflow::id::stored_conversation_id;
@@ -91,7 +91,7 @@ pub(super) async fn begin_anew(
         Some(agent) => Some(agent),
         None => ctx.store.latest_agent(&conversation_id).await?,
     };
-    let new = origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
+    let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
     let new = NewSession { repository_id: asked.repository_id, ..new };
     let begun = ctx.store.begin_anew(&new, client_key.as_deref()).await?;
     let status = if begun.duplicate { StatusCode::OK } else { StatusCode::CREATED };

@@ -63,7 +63,7 @@ pub(super) async fn show(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asked {
+struct ResendInput {
     reason: Option<String>,
     by: Option<String>,
 }
@@ -75,7 +75,7 @@ pub(super) async fn resend(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Resent>), Problem> {
     let body = body?;
-    let asked: Asked = if body.is_empty() { Asked::default() } else { parse(&body)? };
+    let asked: ResendInput = if body.is_empty() { ResendInput::default() } else { parse(&body)? };
     check_text("reason", asked.reason.as_deref(), REASON_BYTES)?;
     check_text("by", asked.by.as_deref(), 256)?;
     let asked = Resend { by: asked.by, reason: asked.reason, trace_context: telemetry::trace_context() };

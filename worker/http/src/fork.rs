@@ -17,7 +17,7 @@ use wakeful_engine::ingest::send_span;
 use wakeful_engine::telemetry::{self, names};
 use wakeful_store::fork::{ForkRequest, Forked, Model};
 use wakeful_workflow::agent::ToolDefinition;
-use wakeful_workflow::fork::{At, SystemPromptPatch};
+use wakeful_workflow::fork::{CutPoint, SystemPromptPatch};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::policy::ToolMode;
 
@@ -74,7 +74,7 @@ pub(super) async fn fork(
         tool_mode: given.tool_mode,
         start: given.start,
         client_key,
-        ..ForkRequest::new(&id, At::End)
+        ..ForkRequest::new(&id, CutPoint::End)
     };
     // A run that the fork opens is linked to this trace, like a run of any trigger.
     let span = if request.start { send_span(&parent.conversation_id) } else { Span::none() };
@@ -106,18 +106,18 @@ pub(super) async fn tree(State(ctx): State<Arc<Ctx>>, Id(id): Id) -> Result<Json
 
 impl Fork {
     /// The cut. By default the end of the session, or the message whose text is replaced.
-    fn place(&self) -> Result<At, Problem> {
+    fn place(&self) -> Result<CutPoint, Problem> {
         match (&self.at, self.at_message_number) {
             (Some(_), Some(_)) => {
                 Err(Problem::bad_request("`at` and `at_message_number` say the same: give one"))
             }
-            (Some(Place::Number(number)), None) => Ok(At::Message(*number)),
-            (None, Some(number)) => Ok(At::Message(number)),
+            (Some(Place::Number(number)), None) => Ok(CutPoint::Message(*number)),
+            (None, Some(number)) => Ok(CutPoint::Message(number)),
             (Some(Place::Word(word)), None) => {
                 word.parse().map_err(|error| Problem::bad_request(format!("`at`: {error}")))
             }
-            (None, None) if self.text.is_some() => Ok(At::LastUser),
-            (None, None) => Ok(At::End),
+            (None, None) if self.text.is_some() => Ok(CutPoint::LastUser),
+            (None, None) => Ok(CutPoint::End),
         }
     }
 }

@@ -55,7 +55,7 @@ pub async fn shed(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> 
         let full = Problem::from(Refused::Full);
         let is_sns = request.headers().contains_key("x-amz-sns-message-type");
         // SNS sends again what is answered with 5xx, and nothing that is answered with 4xx.
-        let told = if is_sns { full.under(StatusCode::SERVICE_UNAVAILABLE) } else { full };
+        let told = if is_sns { full.with_status(StatusCode::SERVICE_UNAVAILABLE) } else { full };
         return told.into_response();
     }
     next.run(request).await

@@ -46,7 +46,7 @@ impl Problem {
     }
 
     /// The same problem with another status: each webhook sender stops retrying at a status of its own.
-    pub fn under(self, status: StatusCode) -> Problem {
+    pub fn with_status(self, status: StatusCode) -> Problem {
         Problem { status, ..self }
     }
 
@@ -100,7 +100,7 @@ pub fn valid_verbs(status: SessionStatus) -> &'static [&'static str] {
 }
 
 /// A hint for a message to an archived or terminated session.
-fn anew(status: SessionStatus, wanted: &str) -> &'static str {
+fn new_session_hint(status: SessionStatus, wanted: &str) -> &'static str {
     let is_away = matches!(status, SessionStatus::Archived | SessionStatus::Terminated);
     if is_away && wanted == "message" {
         "; `POST /v1/conversations/{id}/new` starts a new session in its conversation"
@@ -124,7 +124,7 @@ impl From<wakeful_store::Error> for Problem {
         match failed {
             Error::NotFound { .. } => Problem::new(StatusCode::NOT_FOUND, detail),
             Error::Conflict { status, wanted, .. } => {
-                Problem::new(StatusCode::CONFLICT, detail + anew(status, wanted))
+                Problem::new(StatusCode::CONFLICT, detail + new_session_hint(status, wanted))
                     .with("session_status", status.as_str())
                     .with("valid", valid_verbs(status).iter().copied().map(Value::from).collect::<Vec<_>>())
             }
@@ -147,8 +147,8 @@ impl From<wakeful_store::Error> for Problem {
     }
 }
 
-impl From<wakeful_engine::origin::CannotBegin> for Problem {
-    fn from(cannot: wakeful_engine::origin::CannotBegin) -> Problem {
+impl From<wakeful_engine::new_session::CannotBegin> for Problem {
+    fn from(cannot: wakeful_engine::new_session::CannotBegin) -> Problem {
         Problem::bad_request(cannot.to_string())
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     #[derive(Debug, serde::Deserialize)]
     #[serde(deny_unknown_fields)]
     #[expect(dead_code, reason = "the test reads only the error")]
-    struct Asked {
+    struct TestQuery {
         limit: Option<i64>,
         all: Option<bool>,
     }
@@ -254,7 +254,7 @@ mod tests {
             ("limits=1", "there is no query parameter `limits`; there is `limit` or `all`"),
         ] {
             let uri: Uri = format!("/x?{query}").parse().unwrap();
-            let refused = Query::<Asked>::try_from_uri(&uri).unwrap_err();
+            let refused = Query::<TestQuery>::try_from_uri(&uri).unwrap_err();
             assert_eq!(Problem::from(refused).to_string(), said, "{query}");
         }
     }

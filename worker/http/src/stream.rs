@@ -32,7 +32,7 @@ const BATCH: i64 = 200;
 /// The last chunk's number when there is no chunk yet; the first chunk has number 0.
 const NONE: i64 = -1;
 /// How often the database is read when no notification comes.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -101,7 +101,7 @@ impl Reader {
                 tokio::select! {
                     () = self.ctx.shutdown.abort.cancelled() => return None,
                     () = heard(&mut self.news, &self.session_id) => {}
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                 }
             }
         }

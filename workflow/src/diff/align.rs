@@ -1,8 +1,8 @@
 //! Pairs the turns of two sessions.
 
-use super::both::Both;
 use super::ids::Ids;
 use super::side::Side;
+use super::sides::Sides;
 use super::turn::Turn;
 use crate::record::text_of;
 use sha2::{Digest, Sha256};
@@ -12,7 +12,7 @@ use std::hash::Hash;
 use std::ops::Range;
 
 /// A turn of the left, of the right, or of both.
-pub(super) type Row = Both<Option<usize>>;
+pub(super) type Row = Sides<Option<usize>>;
 
 type Fingerprint = [u8; 32];
 
@@ -26,7 +26,7 @@ pub(super) fn turns(left: &Side, of_left: &[Turn<'_>], right: &Side, of_right: &
     let alike = one.iter().zip(&other).take_while(|(one, other)| one == other).count();
     let mut rows: Vec<Row> = (0..alike).map(|at| Row { left: Some(at), right: Some(at) }).collect();
     let (shape, other_shape) = (shapes(of_left), shapes(of_right));
-    let rest = Both { left: alike..one.len(), right: alike..other.len() };
+    let rest = Sides { left: alike..one.len(), right: alike..other.len() };
     for block in blocks(&one, &other, rest) {
         match block {
             Block::Same(same) => rows.extend(zip(same)),
@@ -45,7 +45,7 @@ pub(super) fn turns(left: &Side, of_left: &[Turn<'_>], right: &Side, of_right: &
 /// Pairs the calls of two turns: in order if both sides have the same number of calls, otherwise equal calls
 /// first.
 pub(super) fn calls<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<Row> {
-    let whole = Both { left: 0..left.len(), right: 0..right.len() };
+    let whole = Sides { left: 0..left.len(), right: 0..right.len() };
     if left.len() == right.len() {
         return zip(whole).collect();
     }
@@ -59,26 +59,26 @@ pub(super) fn calls<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<Row> {
 
 /// A pair of ranges that are equal, or that have nothing in common.
 enum Block {
-    Same(Both<Range<usize>>),
-    Between(Both<Range<usize>>),
+    Same(Sides<Range<usize>>),
+    Between(Sides<Range<usize>>),
 }
 
 /// Splits `within` into the ranges of a longest common subsequence and the ranges between them, in order.
-fn blocks<K: Hash + Ord>(left: &[K], right: &[K], within: Both<Range<usize>>) -> Vec<Block> {
+fn blocks<K: Hash + Ord>(left: &[K], right: &[K], within: Sides<Range<usize>>) -> Vec<Block> {
     let (one, other) = (&left[within.left.clone()], &right[within.right.clone()]);
     let same = matches(one, other).into_iter().map(|(at, beside, len)| {
         let (at, beside) = (within.left.start + at, within.right.start + beside);
-        Both { left: at..at + len, right: beside..beside + len }
+        Sides { left: at..at + len, right: beside..beside + len }
     });
     let mut blocks = Vec::new();
-    let mut done = Both { left: within.left.start, right: within.right.start };
-    let end = Both { left: within.left.end..within.left.end, right: within.right.end..within.right.end };
+    let mut done = Sides { left: within.left.start, right: within.right.start };
+    let end = Sides { left: within.left.end..within.left.end, right: within.right.end..within.right.end };
     for same in same.chain([end]) {
-        let between = Both { left: done.left..same.left.start, right: done.right..same.right.start };
+        let between = Sides { left: done.left..same.left.start, right: done.right..same.right.start };
         if !between.left.is_empty() || !between.right.is_empty() {
             blocks.push(Block::Between(between));
         }
-        done = Both { left: same.left.end, right: same.right.end };
+        done = Sides { left: same.left.end, right: same.right.end };
         if !same.left.is_empty() {
             blocks.push(Block::Same(same));
         }
@@ -111,7 +111,7 @@ pub(super) fn matches<K: Hash + Ord>(left: &[K], right: &[K]) -> Vec<(usize, usi
 }
 
 /// Pairs first with first and second with second. The rest of the longer range stays unpaired.
-fn zip(range: Both<Range<usize>>) -> impl Iterator<Item = Row> {
+fn zip(range: Sides<Range<usize>>) -> impl Iterator<Item = Row> {
     let longest = range.left.len().max(range.right.len());
     (0..longest).map(move |at| Row {
         left: Some(range.left.start + at).filter(|at| range.left.contains(at)),

@@ -1,13 +1,13 @@
 //! Compares two paired turns part by part.
 
 use super::align::{self, Row};
-use super::both::Both;
 use super::ids::Ids;
 use super::report::{Difference, Level, Part, RequestMatch, SetupDifference, TurnDiff, TurnView};
 use super::side::Side;
+use super::sides::Sides;
 use super::turn::Turn;
-use super::value::{ValueDifference, Values, What};
-use super::words::{Budget, Of, Piece};
+use super::value::{ValueDifference, ValueKind, Values};
+use super::words::{Budget, Piece, WhichSide};
 use crate::derive;
 use crate::id::CallId;
 use crate::record::{Block, Record, Role, ToolCall, ToolResult, text_of};
@@ -23,7 +23,7 @@ const EXCERPT: usize = 240;
 pub(super) struct Comparison<'a> {
     left: &'a Side,
     right: &'a Side,
-    ids: Both<Ids<'a>>,
+    ids: Sides<Ids<'a>>,
     budget: Budget,
 }
 
@@ -55,11 +55,11 @@ impl<'a> Comparison<'a> {
         of_right: &[Turn<'a>],
         rows: &[Row],
     ) -> Comparison<'a> {
-        let blind = Both { left: Ids::blind(left), right: Ids::blind(right) };
-        let mut ids = Both { left: Ids::of(left), right: Ids::of(right) };
+        let blind = Sides { left: Ids::blind(left), right: Ids::blind(right) };
+        let mut ids = Sides { left: Ids::of(left), right: Ids::of(right) };
         let mut number = 0;
         for row in rows {
-            let calls = Both {
+            let calls = Sides {
                 left: row.left.map(|at| keyed(&of_left[at], &blind.left)).unwrap_or_default(),
                 right: row.right.map(|at| keyed(&of_right[at], &blind.right)).unwrap_or_default(),
             };
@@ -127,7 +127,7 @@ impl<'a> Comparison<'a> {
     /// Differences between the final states.
     pub fn state(&mut self) -> Vec<ValueDifference> {
         self.values(
-            What::State,
+            ValueKind::State,
             &Value::Object(self.left.state.clone()),
             &Value::Object(self.right.state.clone()),
         )
@@ -139,8 +139,8 @@ impl<'a> Comparison<'a> {
         match (left, right) {
             (Some(left), Some(right)) if !self.is_same(left, right) => self.parts(&mut found, left, right),
             (Some(_), Some(_)) | (None, None) => {}
-            (Some(turn), None) => alone(&mut found, Of::Left, turn),
-            (None, Some(turn)) => alone(&mut found, Of::Right, turn),
+            (Some(turn), None) => alone(&mut found, WhichSide::Left, turn),
+            (None, Some(turn)) => alone(&mut found, WhichSide::Right, turn),
         }
         found.differences.sort_by_key(|difference| std::cmp::Reverse(difference.level));
         let (left, right) =
@@ -231,19 +231,19 @@ impl<'a> Comparison<'a> {
             pairs.push((at_left, at_right));
             match (at_left, at_right) {
                 (Some(call), Some(beside)) => {
-                    let arguments = self.values(What::Other, &call.arguments, &beside.arguments);
+                    let arguments = self.values(ValueKind::Other, &call.arguments, &beside.arguments);
                     let malformed = call.malformed != beside.malformed;
                     if call.name != beside.name || malformed || !arguments.is_empty() {
-                        let position = Both {
+                        let position = Sides {
                             left: row.left.map_or(0, |at| at + 1),
                             right: row.right.map_or(0, |at| at + 1),
                         };
-                        let name = Both { left: call.name.clone(), right: beside.name.clone() };
+                        let name = Sides { left: call.name.clone(), right: beside.name.clone() };
                         found.add(Level::Tools, Part::Call { position, name, arguments, malformed });
                     }
                 }
-                (Some(call), None) => found.add(Level::Tools, only(Of::Left, call)),
-                (None, Some(call)) => found.add(Level::Tools, only(Of::Right, call)),
+                (Some(call), None) => found.add(Level::Tools, only(WhichSide::Left, call)),
+                (None, Some(call)) => found.add(Level::Tools, only(WhichSide::Right, call)),
                 (None, None) => {}
             }
         }
@@ -257,7 +257,7 @@ impl<'a> Comparison<'a> {
             let updates = results.flat_map(derive::updates).map(|update| (update.key, update.value));
             Value::Object(Map::from_iter(updates))
         };
-        let changes = self.values(What::State, &updates(left), &updates(right));
+        let changes = self.values(ValueKind::State, &updates(left), &updates(right));
         if !changes.is_empty() {
             found.add(Level::State, Part::State { changes });
         }
@@ -292,12 +292,12 @@ impl<'a> Comparison<'a> {
                 result.and_then(|result| result.details.clone()).unwrap_or_default()
             };
             let is_error =
-                Both { left: one.map(|result| result.is_error), right: other.map(|result| result.is_error) };
+                Sides { left: one.map(|result| result.is_error), right: other.map(|result| result.is_error) };
             let words = self.words(content(one), content(other));
-            let details = self.values(What::Other, &details(one), &details(other));
+            let details = self.values(ValueKind::Other, &details(one), &details(other));
             let ended = is_error.left != is_error.right;
             let named = |result: Option<&&'a ToolResult>| result.map(|result| result.name.clone());
-            let name = Both { left: named(one), right: named(other) };
+            let name = Sides { left: named(one), right: named(other) };
             if ended || name.left != name.right || !words.is_empty() || !details.is_empty() {
                 let level = if ended { Level::State } else { Level::Prose };
                 found.add(level, Part::Result { name, is_error, words, details });
@@ -309,7 +309,7 @@ impl<'a> Comparison<'a> {
         self.budget.words((left, &self.ids.left), (right, &self.ids.right))
     }
 
-    fn values(&mut self, of: What, left: &Value, right: &Value) -> Vec<ValueDifference> {
+    fn values(&mut self, of: ValueKind, left: &Value, right: &Value) -> Vec<ValueDifference> {
         Values { left: &self.ids.left, right: &self.ids.right, budget: &mut self.budget, of }
             .differences(left, right)
     }
@@ -346,7 +346,7 @@ impl<'a> Results<'a> {
     }
 }
 
-fn alone(found: &mut Found, on: Of, turn: &Turn<'_>) {
+fn alone(found: &mut Found, on: WhichSide, turn: &Turn<'_>) {
     let calls = turn.calls().next().is_some();
     found.add(if calls { Level::Tools } else { Level::Prose }, Part::Turn { on });
 }

@@ -12,11 +12,11 @@
 #![doc = include_str!("README.md")]
 
 mod align;
-mod both;
 mod compare;
 mod ids;
 mod report;
 mod side;
+mod sides;
 mod turn;
 mod value;
 mod words;
@@ -26,14 +26,14 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
-pub use both::Both;
 pub use report::{
     Difference, Divergence, Level, Part, Report, RequestMatch, Requests, SetupDifference, Subject, Totals,
     TurnDiff, TurnView,
 };
 pub use side::{Answer, Side, Step};
+pub use sides::Sides;
 pub use value::ValueDifference;
-pub use words::{Of, Piece};
+pub use words::{Piece, WhichSide};
 
 use compare::Comparison;
 use turn::Turn;
@@ -43,7 +43,7 @@ pub const FORMAT: &str = "wakeful-diff/1";
 
 /// Compares two sessions.
 pub fn diff(left: &Side, right: &Side) -> Report {
-    let turns = Both { left: Turn::of(&left.records), right: Turn::of(&right.records) };
+    let turns = Sides { left: Turn::of(&left.records), right: Turn::of(&right.records) };
     let rows = align::turns(left, &turns.left, right, &turns.right);
     let mut comparison = Comparison::new(left, right, &turns.left, &turns.right, &rows);
     let setup = comparison.setup();
@@ -61,7 +61,7 @@ pub fn diff(left: &Side, right: &Side) -> Report {
     let state = comparison.state();
     let in_state = if state.is_empty() { Level::Equal } else { Level::State };
     let verdict = rows.iter().map(|row| row.level).max().unwrap_or(Level::Equal).max(in_state);
-    let (mut totals, mut compared) = (Both::default(), Both::default());
+    let (mut totals, mut compared) = (Sides::default(), Sides::default());
     let mut requests = Requests::default();
     for row in &rows {
         add(&mut totals, row.left.as_ref(), row.right.as_ref());
@@ -97,7 +97,7 @@ pub fn diff(left: &Side, right: &Side) -> Report {
     }
 }
 
-fn add(totals: &mut Both<Totals>, left: Option<&TurnView>, right: Option<&TurnView>) {
+fn add(totals: &mut Sides<Totals>, left: Option<&TurnView>, right: Option<&TurnView>) {
     if let Some(turn) = left {
         totals.left.add(turn);
     }

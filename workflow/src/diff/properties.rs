@@ -157,7 +157,7 @@ fn without_sentences(report: &Report) -> Value {
     value
 }
 
-fn joined(words: &[Piece], other: Of) -> String {
+fn joined(words: &[Piece], other: WhichSide) -> String {
     words.iter().filter(|piece| piece.of != other).map(|piece| piece.text.as_str()).collect()
 }
 
@@ -232,8 +232,8 @@ proptest! {
         match report.turns[0].differences.as_slice() {
             [] => prop_assert_eq!(left, right),
             [Difference { part: Part::Input { words }, .. }] => {
-                prop_assert_eq!(joined(words, Of::Right), left);
-                prop_assert_eq!(joined(words, Of::Left), right);
+                prop_assert_eq!(joined(words, WhichSide::Right), left);
+                prop_assert_eq!(joined(words, WhichSide::Left), right);
                 prop_assert!(words.windows(2).all(|pair| pair[0].of != pair[1].of));
             }
             other => prop_assert!(false, "{other:?}"),

@@ -1,9 +1,9 @@
 //! The report: its types, which are its JSON.
 
-use super::both::Both;
 use super::side::Answer;
+use super::sides::Sides;
 use super::value::ValueDifference;
-use super::words::{Of, Piece};
+use super::words::{Piece, WhichSide};
 use crate::record::Usage;
 use serde::Serialize;
 
@@ -52,10 +52,10 @@ pub struct Report {
     /// Differences between the final states.
     pub state: Vec<ValueDifference>,
     pub requests: Requests,
-    pub totals: Both<Totals>,
+    pub totals: Sides<Totals>,
     /// Sums over the paired turns that both sides measured. The cost of a copied beginning is known on one
     /// side only.
-    pub compared: Both<Totals>,
+    pub compared: Sides<Totals>,
 }
 
 /// One of the two sessions.
@@ -156,19 +156,19 @@ pub struct Difference {
 pub enum Part {
     /// The whole turn is on one side only.
     Turn {
-        on: Of,
+        on: WhichSide,
     },
     /// A call that one side alone made.
     CallOnly {
-        on: Of,
+        on: WhichSide,
         name: String,
         arguments: serde_json::Value,
     },
     /// A call of another tool, or with other arguments. A path is a JSON pointer into the arguments.
     Call {
         /// Which call of the turn, from 1, on either side.
-        position: Both<usize>,
-        name: Both<String>,
+        position: Sides<usize>,
+        name: Sides<String>,
         arguments: Vec<ValueDifference>,
         /// Whether the calls differ in argument text that is not a JSON object.
         malformed: bool,
@@ -179,9 +179,9 @@ pub enum Part {
     },
     /// The result of a call.
     Result {
-        name: Both<Option<String>>,
+        name: Sides<Option<String>>,
         /// Whether it failed.
-        is_error: Both<Option<bool>>,
+        is_error: Sides<Option<bool>>,
         words: Vec<Piece>,
         /// Differences in the details, which no model sees.
         details: Vec<ValueDifference>,

@@ -116,7 +116,7 @@ fn an_argument_is_found_by_its_path_and_the_state_by_its_key() {
     else {
         panic!("{parts:#?}")
     };
-    assert_eq!((name.left.as_str(), *position), ("write_file", Both { left: 1, right: 1 }));
+    assert_eq!((name.left.as_str(), *position), ("write_file", Sides { left: 1, right: 1 }));
     assert_eq!(arguments.len(), 1);
     assert_eq!(arguments[0].path, "/path");
     assert_eq!((&arguments[0].left, &arguments[0].right), (&Some(json!("a.txt")), &Some(json!("b.txt"))));
@@ -142,17 +142,17 @@ fn prose_is_compared_word_by_word() {
     );
     assert_eq!(report.first_tool_divergence, None);
     let Part::Text { words } = &report.turns[1].differences[0].part else { panic!("{report:#?}") };
-    let pieces: Vec<(Of, &str)> = words.iter().map(|piece| (piece.of, piece.text.as_str())).collect();
+    let pieces: Vec<(WhichSide, &str)> = words.iter().map(|piece| (piece.of, piece.text.as_str())).collect();
     assert_eq!(
         pieces,
         [
-            (Of::Both, "It is "),
-            (Of::Left, "done"),
-            (Of::Right, "written"),
-            (Of::Both, ", as you "),
-            (Of::Left, "asked"),
-            (Of::Right, "wanted me to"),
-            (Of::Both, "."),
+            (WhichSide::Both, "It is "),
+            (WhichSide::Left, "done"),
+            (WhichSide::Right, "written"),
+            (WhichSide::Both, ", as you "),
+            (WhichSide::Left, "asked"),
+            (WhichSide::Right, "wanted me to"),
+            (WhichSide::Both, "."),
         ]
     );
 }
@@ -166,7 +166,7 @@ fn a_turn_too_many_is_named_and_what_follows_it_stands_side_by_side_again() {
     let report = diff(&one, &other);
     assert_eq!(levels(&report), [Level::Equal, Level::Tools, Level::Equal, Level::Equal]);
     assert_eq!(report.turns[1].left, None);
-    assert_eq!(report.turns[1].differences[0].part, Part::Turn { on: Of::Right });
+    assert_eq!(report.turns[1].differences[0].part, Part::Turn { on: WhichSide::Right });
     assert_eq!(report.first_divergence.unwrap().what, "only on the right");
 }
 
@@ -198,7 +198,7 @@ fn parallel_calls_are_compared_each_with_its_own() {
     fewer[1].content.remove(1);
     fewer.pop();
     let report = diff(&one, &side("s2", fewer));
-    let [Difference { level: Level::Tools, part: Part::CallOnly { on: Of::Left, name, arguments } }] =
+    let [Difference { level: Level::Tools, part: Part::CallOnly { on: WhichSide::Left, name, arguments } }] =
         report.turns[0].differences.as_slice()
     else {
         panic!("{report:#?}")
@@ -277,8 +277,9 @@ fn what_they_were_given_is_shown_and_does_not_count() {
     assert_eq!(report.verdict, Level::Equal);
     let what: Vec<&str> = report.setup.iter().map(|difference| difference.what).collect();
     assert_eq!(what, ["model", "system_prompt", "seeds"]);
-    let inserted: Vec<&Piece> = report.setup[1].words.iter().filter(|piece| piece.of == Of::Right).collect();
-    assert_eq!(inserted, [&Piece { of: Of::Right, text: "very ".into() }]);
+    let inserted: Vec<&Piece> =
+        report.setup[1].words.iter().filter(|piece| piece.of == WhichSide::Right).collect();
+    assert_eq!(inserted, [&Piece { of: WhichSide::Right, text: "very ".into() }]);
 }
 
 #[test]

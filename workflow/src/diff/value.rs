@@ -33,12 +33,12 @@ pub(super) struct Values<'b, 'a> {
     pub left: &'b Ids<'a>,
     pub right: &'b Ids<'a>,
     pub budget: &'b mut Budget,
-    pub of: What,
+    pub of: ValueKind,
 }
 
 /// What the values are.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum What {
+pub(super) enum ValueKind {
     /// The top-level keys may end in a call id.
     State,
     Other,
@@ -137,8 +137,8 @@ impl Values<'_, '_> {
         ids: &Ids<'_>,
     ) -> BTreeMap<String, (&'m String, &'m Value)> {
         let read = |key: &str| match self.of {
-            What::State if depth == 0 => ids.key(key),
-            What::State | What::Other => ids.text(key).into_owned(),
+            ValueKind::State if depth == 0 => ids.key(key),
+            ValueKind::State | ValueKind::Other => ids.text(key).into_owned(),
         };
         map.iter().map(|(key, value)| (read(key), (key, value))).collect()
     }

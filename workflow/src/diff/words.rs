@@ -15,19 +15,19 @@ const BUDGET: usize = 60_000_000;
 /// The side to which something belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Of {
+pub enum WhichSide {
     Both,
     Left,
     Right,
 }
 
-impl Of {
+impl WhichSide {
     /// The side's name in reports.
     pub fn as_str(self) -> &'static str {
         match self {
-            Of::Both => "both sides",
-            Of::Left => "left",
-            Of::Right => "right",
+            WhichSide::Both => "both sides",
+            WhichSide::Left => "left",
+            WhichSide::Right => "right",
         }
     }
 }
@@ -37,7 +37,7 @@ impl Of {
 /// spelling.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Piece {
-    pub of: Of,
+    pub of: WhichSide,
     pub text: String,
 }
 
@@ -64,7 +64,7 @@ impl Budget {
                 return pieces;
             }
         }
-        let whole = [(Of::Left, left.0), (Of::Right, right.0)];
+        let whole = [(WhichSide::Left, left.0), (WhichSide::Right, right.0)];
         let said = whole.into_iter().filter(|(_, text)| !text.is_empty());
         said.map(|(of, text)| Piece { of, text: text.to_owned() }).collect()
     }
@@ -94,9 +94,9 @@ fn pieces(one: &[&str], ids: &Ids<'_>, other: &[&str], other_ids: &Ids<'_>) -> (
             beside = join(beside, at_other..at_other + len);
             continue;
         }
-        push(&mut pieces, Of::Left, &one[changed.clone()]);
-        push(&mut pieces, Of::Right, &other[beside.clone()]);
-        push(&mut pieces, Of::Both, &one[at..at + len]);
+        push(&mut pieces, WhichSide::Left, &one[changed.clone()]);
+        push(&mut pieces, WhichSide::Right, &other[beside.clone()]);
+        push(&mut pieces, WhichSide::Both, &one[at..at + len]);
         (changed, beside) = (done.0..done.0, done.1..done.1);
     }
     (pieces, compared)
@@ -106,7 +106,7 @@ fn join(before: Range<usize>, after: Range<usize>) -> Range<usize> {
     if before.is_empty() { after } else { before.start..after.end }
 }
 
-fn push(pieces: &mut Vec<Piece>, of: Of, words: &[&str]) {
+fn push(pieces: &mut Vec<Piece>, of: WhichSide, words: &[&str]) {
     if !words.is_empty() {
         pieces.push(Piece { of, text: words.concat() });
     }

@@ -61,7 +61,7 @@ fn lines(history: &[Said]) -> Vec<Line> {
     records.iter().map(line).collect()
 }
 
-fn at(history: &[Said], place: &str) -> Result<Cut, Uncut> {
+fn at(history: &[Said], place: &str) -> Result<Cut, CannotCut> {
     cut(&lines(history), BASE, &place.parse().unwrap(), false)
 }
 
@@ -72,12 +72,12 @@ const TURN: [Said; 6] =
 #[test]
 fn each_place_is_read_as_it_is_shown() {
     for place in ["start", "end", "7", "msg_0af", "last-user", "last-tool", "step:3", "event:12"] {
-        assert_eq!(place.parse::<At>().unwrap().to_string(), place);
+        assert_eq!(place.parse::<CutPoint>().unwrap().to_string(), place);
     }
     for nonsense in
         ["", "-1", "last", "step:", "step:x", "event:-2", "turn:4", "7.5", "MSG_1", "99999999999999999999"]
     {
-        assert!(nonsense.parse::<At>().is_err(), "{nonsense}");
+        assert!(nonsense.parse::<CutPoint>().is_err(), "{nonsense}");
     }
 }
 
@@ -151,7 +151,7 @@ fn an_edited_message_is_left_out_and_only_a_users_can_be() {
     assert!(edited("6").unwrap_err().to_string().contains("message 6 is the assistant's"));
     assert!(edited("start").is_err());
     let steered = [Said::User, Said::Calls(1), Said::User, Said::Result(0)];
-    let cut = cut(&lines(&steered), BASE, &At::Message(4), true).unwrap();
+    let cut = cut(&lines(&steered), BASE, &CutPoint::Message(4), true).unwrap();
     assert_eq!((cut.asked_message_number, cut.at_message_number), (4, 2));
     assert!(cut.moved.is_some());
 }
@@ -162,7 +162,7 @@ fn messages_of_before_the_journal_are_before_its_first_entry() {
     for line in &mut lines[..5] {
         line.seq = None;
     }
-    let cut = cut(&lines, BASE, &At::Event(1), false).unwrap();
+    let cut = cut(&lines, BASE, &CutPoint::Event(1), false).unwrap();
     assert_eq!(cut.at_message_number, 6);
 }
 
@@ -179,7 +179,7 @@ fn a_summary_is_copied_and_changes_neither_who_is_to_answer_nor_the_step() {
     // A summary ends no turn: a call before it may be answered after it.
     let mut summed_up = lines(&[Said::User, Said::Calls(1), Said::Text, Said::Result(0)]);
     summed_up[2].summary = true;
-    assert_eq!(cut(&summed_up, BASE, &At::Message(4), false).unwrap().at_message_number, 2);
+    assert_eq!(cut(&summed_up, BASE, &CutPoint::Message(4), false).unwrap().at_message_number, 2);
 }
 
 fn tool(name: &str) -> ToolDefinition {
@@ -287,11 +287,11 @@ proptest! {
     #[test]
     fn every_cut_of_every_history_needs_no_repair_that_its_parent_does_not(history in history()) {
         let (lines, records) = (lines(&history), records(&history));
-        let whole = cut(&lines, BASE, &At::End, false);
+        let whole = cut(&lines, BASE, &CutPoint::End, false);
         let parent_awaits = records.last().is_some_and(|one| matches!(one.role, Role::User | Role::Tool));
         let parents = repairs(&records, parent_awaits);
         for asked in 0..=records.len() {
-            let Ok(cut) = cut(&lines, BASE, &At::Message(BASE + asked as i64), false) else {
+            let Ok(cut) = cut(&lines, BASE, &CutPoint::Message(BASE + asked as i64), false) else {
                 // A cut is refused only if the session begins with a turn that is open there.
                 prop_assert_eq!(records[0].role, Role::Assistant);
                 continue;
@@ -307,7 +307,7 @@ proptest! {
         if let Ok(whole) = whole {
             // Cutting a fork at its end changes nothing, so a fork of a fork is also a valid fork of the
             // first session.
-            let again = cut(&lines[..whole.kept], BASE, &At::End, false).unwrap();
+            let again = cut(&lines[..whole.kept], BASE, &CutPoint::End, false).unwrap();
             prop_assert_eq!((again.kept, again.moved), (whole.kept, None));
         }
     }

@@ -141,7 +141,12 @@ pub fn reply_route(
 /// `answer` is the [`reply_route`] of the answer. `proved` means that the answer passed DMARC. Without proof,
 /// the recipients stay the same. With proof, messages go to the answer's sender, and the earlier recipients
 /// get copies.
-pub fn renewed(asked: &ReplyRoute, question: Option<&str>, answer: &ReplyRoute, proved: bool) -> ReplyRoute {
+pub fn route_after_answer(
+    asked: &ReplyRoute,
+    question: Option<&str>,
+    answer: &ReplyRoute,
+    proved: bool,
+) -> ReplyRoute {
     let texts = |list: &Value| -> Vec<String> {
         list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
     };
@@ -412,7 +417,7 @@ mod tests {
             };
             let answer =
                 reply_route(&facts, "s@example.org", proved, Some("s+t@example.org".into())).unwrap();
-            renewed(&asked, Some("q@example.org"), &answer, proved).to
+            route_after_answer(&asked, Some("q@example.org"), &answer, proved).to
         };
         let (ann, bob) = (json!(["ann@example.com"]), json!(["bob@example.com"]));
         let thread = json!(["m1@example.com", "q@example.org", "m2@example.com"]);

@@ -14,7 +14,7 @@ use wakeful_config::Config;
 use wakeful_config::chat::{Legacy, OnError};
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
-use wakeful_store::legacy::{Asked, LegacyCount};
+use wakeful_store::legacy::{CacheMiss, LegacyCount};
 use wakeful_store::wake::NewSession;
 
 /// How many entries are read at once. Each may be as large as `max_kb` allows.
@@ -34,7 +34,7 @@ pub(super) async fn find(
 ) -> Result<Option<Chat>, Problem> {
     let Some(cache) = cache else { return Ok(None) };
     {
-        let _turn = ctx.intake.enter().await?;
+        let _permit = ctx.intake.enter().await?;
         if ctx.store.has_session(&new.conversation_id).await? {
             return Ok(None);
         }
@@ -60,12 +60,12 @@ pub(super) async fn find(
             return Ok(Some(chat));
         }
         Ok(None) => {
-            count(ctx, Asked::Missed).await;
+            count(ctx, CacheMiss::Missed).await;
             return Ok(None);
         }
         Err(failed) => failed,
     };
-    count(ctx, Asked::Failed).await;
+    count(ctx, CacheMiss::Failed).await;
     error!(conversation, error = %failed, "The old chat of a conversation could not be read");
     match (cache.settings.on_error, failed) {
         (OnError::Ignore, _) => Ok(None),
@@ -84,7 +84,7 @@ pub(super) async fn find(
 }
 
 /// Counts a lookup. A failed count is only logged: the message is still accepted.
-async fn count(ctx: &Ctx, asked: Asked) {
+async fn count(ctx: &Ctx, asked: CacheMiss) {
     if let Err(error) = ctx.store.count_legacy(asked).await {
         warn!(%error, "The lookup in the old cache could not be counted");
     }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::{ingest, origin};
+use wakeful_engine::{ingest, new_session};
 use wakeful_http::body::{answer, check_text, idempotency_key, message_text, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
@@ -74,19 +74,19 @@ async fn wake(
         // opens a session of its own with the same agent.
         None => {
             // When too much comes in, this query is refused just as the message would be.
-            let _turn = ctx.intake.enter().await?;
+            let _permit = ctx.intake.enter().await?;
             let latest = ctx.store.latest_trigger(&conversation_id).await?;
             latest.filter(|(latest, _)| opens_beside(latest, CHAT).is_some()).map(|(_, agent)| agent)
         }
     };
-    let new = origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
+    let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
     let new = NewSession { repository_id, ..new };
     match legacy::find(ctx, (*chats.cache).as_ref(), &new, message.sender.as_deref()).await? {
         Some(chat) => {
-            let (new, imported) = chat.begins(new);
-            Ok(ingest::take_imported(ctx, new, message, &imported).await?)
+            let (new, imported) = chat.into_session(new);
+            Ok(ingest::accept_imported(ctx, new, message, &imported).await?)
         }
-        None => Ok(ingest::take(ctx, new, message).await?),
+        None => Ok(ingest::accept(ctx, new, message).await?),
     }
 }
 

@@ -18,7 +18,7 @@ pub struct Chat {
 
 impl Chat {
     /// What its session begins with: today's system prompt, then the old messages.
-    pub(crate) fn begins(self, mut new: NewSession) -> (NewSession, Imported) {
+    pub(crate) fn into_session(self, mut new: NewSession) -> (NewSession, Imported) {
         let mut said_at = vec![None; new.seeds.len()];
         new.seeds.extend(self.seeds);
         said_at.extend(self.said_at);

@@ -1,7 +1,7 @@
 //! `/v1/schedules`: schedules from the configuration and from the API. The path takes a schedule's name or
 //! its id.
 
-use super::definition::{Asked, read, session_of};
+use super::definition::{ScheduleInput, read, session_of};
 use super::view::{self, View};
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
@@ -49,7 +49,7 @@ async fn create(
     State(ctx): State<Arc<Ctx>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<View>), Problem> {
-    let asked: Asked = parse(&body?)?;
+    let asked: ScheduleInput = parse(&body?)?;
     let definition = read(asked, &ctx.config).map_err(Problem::bad_request)?;
     let (schedule, created) = ctx.store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
     Ok((if created { StatusCode::CREATED } else { StatusCode::OK }, Json(View::of(schedule))))
@@ -62,14 +62,14 @@ async fn change(
     Id(id): Id,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<View>, Problem> {
-    let asked: Asked = parse(&body?)?;
+    let asked: ScheduleInput = parse(&body?)?;
     let name = ctx.store.schedule(DEFAULT_SPACE, &id).await?.definition.name;
     if !asked.name.is_empty() && asked.name != name {
         return Err(Problem::bad_request(
             "a schedule keeps its name: create another one, and delete this one",
         ));
     }
-    let definition = read(Asked { name, ..asked }, &ctx.config).map_err(Problem::bad_request)?;
+    let definition = read(ScheduleInput { name, ..asked }, &ctx.config).map_err(Problem::bad_request)?;
     Ok(Json(View::of(ctx.store.change_schedule(DEFAULT_SPACE, &definition, None).await?)))
 }
 

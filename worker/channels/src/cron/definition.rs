@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use wakeful_config::address::is_address;
 use wakeful_config::{AgentError, Config, DEFAULT_AGENT, cron};
-use wakeful_engine::origin::{self, CannotBegin};
+use wakeful_engine::new_session::{self, CannotBegin};
 use wakeful_engine::tool::registry::Registry;
 use wakeful_store::schedule::{Definition, Schedule};
 use wakeful_store::wake::NewSession;
@@ -19,7 +19,7 @@ const PROMPT_BYTES: usize = 64 << 10;
 /// A definition as the user gives it, or the changes to an existing one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct ScheduleInput {
     /// Letters, digits, - and _, at most 64.
     #[serde(default)]
     pub name: String,
@@ -52,11 +52,11 @@ pub struct Asked {
     pub overlap: Option<Overlap>,
 }
 
-impl Asked {
+impl ScheduleInput {
     /// Fills in the missing fields from `before`, and keeps its name.
-    pub fn over(self, before: &Definition) -> Asked {
+    pub fn over(self, before: &Definition) -> ScheduleInput {
         let conversation = before.conversation_id.split_once('/').map(|(_, id)| id.to_owned());
-        Asked {
+        ScheduleInput {
             name: before.name.clone(),
             cron: self.cron.or_else(|| Some(before.cron.clone())),
             time_zone: self.time_zone.or_else(|| Some(before.time_zone.clone())),
@@ -120,7 +120,7 @@ pub fn shown(value: &Value) -> String {
 ///
 /// # Errors
 /// A sentence that says what is wrong.
-pub fn read(asked: Asked, config: &Config) -> Result<Definition, String> {
+pub fn read(asked: ScheduleInput, config: &Config) -> Result<Definition, String> {
     if !cron::is_name(&asked.name) {
         return Err(format!("`name` is {:?}: it {}", asked.name, cron::NAME_RULE));
     }
@@ -196,7 +196,8 @@ pub(super) fn of_config(config: &Config) -> Vec<Definition> {
 /// When this process does not know the agent.
 pub fn session_of(config: &Config, tools: &Registry, schedule: &Schedule) -> Result<NewSession, CannotBegin> {
     let definition = &schedule.definition;
-    let new = origin::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
+    let new =
+        new_session::of_chat(config, tools, definition.conversation_id.clone(), Some(&definition.agent))?;
     Ok(NewSession { policy: mailing(config, &definition.mail_to, &definition.name), ..new })
 }
 

@@ -7,7 +7,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tracing::{info, warn};
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::announce;
-use wakeful_engine::origin;
+use wakeful_engine::new_session;
 use wakeful_store::queue;
 use wakeful_store::schedule::{Fired, Schedule};
 use wakeful_workflow::id::DEFAULT_SPACE;
@@ -81,7 +81,7 @@ async fn sync(ctx: &Ctx) -> wakeful_store::Result<()> {
             deployment, "Paused schedule {name}: deployment {deployment} no longer configures it"
         );
     }
-    for name in &synced.taken {
+    for name in &synced.name_conflicts {
         warn!(
             schedule = name,
             "schedules.{name} of the configuration is not used: a schedule of that name was made through the API (delete it, or rename \
@@ -113,7 +113,8 @@ fn tell(ctx: &Ctx, fired: &Fired) {
 /// have them.
 fn agents(ctx: &Ctx) -> Vec<String> {
     let known = |name: &String| {
-        origin::of_chat(&ctx.config, &ctx.plugins.tools, format!("{DEFAULT_SPACE}/any"), Some(name)).is_ok()
+        new_session::of_chat(&ctx.config, &ctx.plugins.tools, format!("{DEFAULT_SPACE}/any"), Some(name))
+            .is_ok()
     };
     ctx.config.agent_names().into_iter().filter(known).collect()
 }

@@ -1,8 +1,8 @@
 //! Reads the bodies of requests that bring mail.
 //!
 //! A signature covers the whole body, so until the last byte arrives the sender has proved nothing, and we
-//! hold what came so far. So a large body needs a permit, and each door has its own permits: strangers at one
-//! door cannot block another. A body must also arrive at a minimum rate. A sender who stops is cut off within
+//! hold what came so far. So a large body needs a permit, and each gate has its own permits: strangers at one
+//! gate cannot block another. A body must also arrive at a minimum rate. A sender who stops is cut off within
 //! seconds, and one who goes on has to spend bandwidth.
 
 use axum::body::Body;
@@ -17,8 +17,8 @@ use wakeful_http::problem::Problem;
 /// A body larger than this needs a permit.
 const SMALL: usize = 1 << 20;
 
-/// How many large bodies a door holds at a time.
-const PLACES: usize = 2;
+/// How many large bodies a gate holds at a time.
+const PERMITS: usize = 2;
 
 /// How long a large body waits for a permit.
 const WAIT: Duration = Duration::from_secs(5);
@@ -32,26 +32,26 @@ const GUARDED_BYTES_PER_S: u32 = 32 << 10;
 
 /// A group of entry points that share permits: those with one kind of proof.
 #[derive(Debug)]
-pub(super) struct Door {
-    places: Semaphore,
+pub(super) struct BodyGate {
+    permits: Semaphore,
     bytes_per_s: u32,
 }
 
 /// A body, with its permit for as long as it is held.
 #[derive(Debug)]
-pub(super) struct Held<'d> {
+pub(super) struct ReceivedBody<'d> {
     pub bytes: Bytes,
-    _place: Option<SemaphorePermit<'d>>,
+    _permit: Option<SemaphorePermit<'d>>,
 }
 
-impl Door {
-    pub const fn new() -> Door {
-        Door { places: Semaphore::const_new(PLACES), bytes_per_s: STRANGERS_BYTES_PER_S }
+impl BodyGate {
+    pub const fn new() -> BodyGate {
+        BodyGate { permits: Semaphore::const_new(PERMITS), bytes_per_s: STRANGERS_BYTES_PER_S }
     }
 
-    /// A door for callers who prove who they are before their body arrives.
-    pub const fn guarded() -> Door {
-        Door { places: Semaphore::const_new(PLACES), bytes_per_s: GUARDED_BYTES_PER_S }
+    /// A gate for callers who prove who they are before their body arrives.
+    pub const fn guarded() -> BodyGate {
+        BodyGate { permits: Semaphore::const_new(PERMITS), bytes_per_s: GUARDED_BYTES_PER_S }
     }
 
     /// Reads the whole body, of at most `limit` bytes.
@@ -59,7 +59,12 @@ impl Door {
     /// # Errors
     /// 413 for a larger body, as soon as that is known; 408 for one that arrives too slowly; 429 when there
     /// are too many large ones; 400 for one that breaks off.
-    pub async fn hold(&self, headers: &HeaderMap, body: Body, limit: usize) -> Result<Held<'_>, Problem> {
+    pub async fn receive(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        limit: usize,
+    ) -> Result<ReceivedBody<'_>, Problem> {
         let too_large =
             || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {limit} bytes"));
         let slow = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly; send it again");
@@ -69,7 +74,7 @@ impl Door {
         if announced > limit {
             return Err(too_large());
         }
-        let (mut bytes, mut place, mut body) = (BytesMut::new(), None, body.into_data_stream());
+        let (mut bytes, mut permit, mut body) = (BytesMut::new(), None, body.into_data_stream());
         let mut until = Instant::now() + GRACE;
         while let Some(chunk) = timeout_at(until, body.next()).await.map_err(slow)? {
             let chunk =
@@ -77,9 +82,9 @@ impl Door {
             if bytes.len() + chunk.len() > limit {
                 return Err(too_large());
             }
-            if bytes.len() + chunk.len() > SMALL && place.is_none() {
+            if bytes.len() + chunk.len() > SMALL && permit.is_none() {
                 let begun = Instant::now();
-                place = Some(self.place().await?);
+                permit = Some(self.permit().await?);
                 // The sender could not send while we waited for the permit.
                 until += begun.elapsed();
                 // Reserve everything at once: doubling the buffer would hold the body twice.
@@ -88,13 +93,13 @@ impl Door {
             bytes.extend_from_slice(&chunk);
             until += Duration::from_secs(chunk.len() as u64) / self.bytes_per_s;
         }
-        Ok(Held { bytes: bytes.freeze(), _place: place })
+        Ok(ReceivedBody { bytes: bytes.freeze(), _permit: permit })
     }
 
-    async fn place(&self) -> Result<SemaphorePermit<'_>, Problem> {
+    async fn permit(&self) -> Result<SemaphorePermit<'_>, Problem> {
         // The semaphore is never closed.
-        let place = timeout(WAIT, self.places.acquire()).await.ok().and_then(Result::ok);
-        place.ok_or_else(|| {
+        let permit = timeout(WAIT, self.permits.acquire()).await.ok().and_then(Result::ok);
+        permit.ok_or_else(|| {
             Problem::too_many(
                 "too many large mails come in at once; nothing was taken, send it again later",
                 5,
@@ -126,42 +131,42 @@ mod tests {
         Body::from_stream(sent.chain(rest))
     }
 
-    async fn hold(door: &Door, body: Body) -> Result<Held<'_>, StatusCode> {
-        door.hold(&HeaderMap::new(), body, LIMIT).await.map_err(|problem| problem.status())
+    async fn receive(gate: &BodyGate, body: Body) -> Result<ReceivedBody<'_>, StatusCode> {
+        gate.receive(&HeaderMap::new(), body, LIMIT).await.map_err(|problem| problem.status())
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_stops_gives_its_place_back_and_one_that_keeps_its_pace_is_taken() {
-        let door = Door::new();
+        let gate = BodyGate::new();
         let begun = Instant::now();
-        let stalled = hold(&door, body(4, Duration::ZERO, false)).await;
+        let stalled = receive(&gate, body(4, Duration::ZERO, false)).await;
         assert_eq!(stalled.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
         assert_eq!(begun.elapsed().as_secs(), 14, "ten seconds, and one per half mebibyte");
-        assert_eq!(door.places.available_permits(), PLACES);
-        let steady = hold(&door, body(16, Duration::from_secs(1), true)).await.unwrap();
+        assert_eq!(gate.permits.available_permits(), PERMITS);
+        let steady = receive(&gate, body(16, Duration::from_secs(1), true)).await.unwrap();
         assert_eq!(steady.bytes.len(), LIMIT);
-        let slow = hold(&door, body(16, Duration::from_secs(4), true)).await;
+        let slow = receive(&gate, body(16, Duration::from_secs(4), true)).await;
         assert_eq!(slow.unwrap_err(), StatusCode::REQUEST_TIMEOUT);
-        let known = Door::guarded();
-        let slow = hold(&known, body(16, Duration::from_secs(4), true)).await;
+        let known = BodyGate::guarded();
+        let slow = receive(&known, body(16, Duration::from_secs(4), true)).await;
         assert_eq!(slow.unwrap().bytes.len(), LIMIT, "a caller with the token may have a slow line");
         assert_eq!(
-            hold(&known, body(2, Duration::ZERO, false)).await.unwrap_err(),
+            receive(&known, body(2, Duration::ZERO, false)).await.unwrap_err(),
             StatusCode::REQUEST_TIMEOUT
         );
     }
 
     #[tokio::test(start_paused = true)]
     async fn large_bodies_are_as_many_as_there_are_places_and_small_ones_any_number() {
-        let door = Door::new();
+        let gate = BodyGate::new();
         let large = || body(4, Duration::ZERO, true);
         let mut held = Vec::new();
-        for _ in 0..PLACES {
-            held.push(hold(&door, large()).await.unwrap());
+        for _ in 0..PERMITS {
+            held.push(receive(&gate, large()).await.unwrap());
         }
-        assert_eq!(hold(&door, large()).await.unwrap_err(), StatusCode::TOO_MANY_REQUESTS);
-        held.push(hold(&door, body(2, Duration::ZERO, true)).await.unwrap());
-        let waits = hold(&door, large());
+        assert_eq!(receive(&gate, large()).await.unwrap_err(), StatusCode::TOO_MANY_REQUESTS);
+        held.push(receive(&gate, body(2, Duration::ZERO, true)).await.unwrap());
+        let waits = receive(&gate, large());
         let (one, ()) = tokio::join!(waits, async {
             tokio::time::sleep(WAIT / 2).await;
             held.remove(0);
@@ -171,11 +176,11 @@ mod tests {
 
     #[tokio::test]
     async fn one_byte_too_many_is_known_before_the_end() {
-        let door = Door::new();
-        let more = hold(&door, body(17, Duration::ZERO, false)).await;
+        let gate = BodyGate::new();
+        let more = receive(&gate, body(17, Duration::ZERO, false)).await;
         assert_eq!(more.unwrap_err(), StatusCode::PAYLOAD_TOO_LARGE);
         let headers = HeaderMap::from_iter([(header::CONTENT_LENGTH, (LIMIT + 1).into())]);
-        let announced = door.hold(&headers, body(0, Duration::ZERO, false), LIMIT).await;
+        let announced = gate.receive(&headers, body(0, Duration::ZERO, false), LIMIT).await;
         assert_eq!(announced.unwrap_err().status(), StatusCode::PAYLOAD_TOO_LARGE);
     }
 }

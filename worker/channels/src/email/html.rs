@@ -70,7 +70,7 @@ pub(super) fn text(html: &str) -> String {
                     hidden = Some((tag.name, 1));
                 } else if &**tag.name == b"a".as_slice() {
                     // Links do not nest: a new link ends the one before.
-                    lead(&mut out, link.take());
+                    append_link_address(&mut out, link.take());
                     link = address(&tag).map(|address| (address, out.len()));
                 } else {
                     break_line(&mut out, &tag.name);
@@ -83,7 +83,7 @@ pub(super) fn text(html: &str) -> String {
                         hidden = None;
                     }
                 } else if &**tag.name == b"a".as_slice() {
-                    lead(&mut out, link.take());
+                    append_link_address(&mut out, link.take());
                 } else if &**tag.name == b"p".as_slice() {
                     out.truncate(out.trim_end().len());
                     out.push_str("\n\n");
@@ -95,7 +95,7 @@ pub(super) fn text(html: &str) -> String {
             Token::String(_) | Token::Comment(_) | Token::Doctype(_) | Token::Error(_) => {}
         }
     }
-    lead(&mut out, link);
+    append_link_address(&mut out, link);
     out.trim().to_owned()
 }
 
@@ -113,7 +113,7 @@ fn address(tag: &StartTag<()>) -> Option<String> {
 }
 
 /// Appends the address of the link that ends here.
-fn lead(out: &mut String, link: Option<(String, usize)>) {
+fn append_link_address(out: &mut String, link: Option<(String, usize)>) {
     let Some((address, start)) = link else { return };
     let shown = out[out.floor_char_boundary(start)..].trim();
     if shown.is_empty() || without_scheme(shown).eq_ignore_ascii_case(without_scheme(&address)) {

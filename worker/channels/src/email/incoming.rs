@@ -2,7 +2,7 @@
 
 use super::bounce::{self, Bounce};
 use super::mailbox::{Addressed, mailboxes_of};
-use super::not_taken::NotTaken;
+use super::not_accepted::NotAccepted;
 use super::parse::{self, Read, Unreadable};
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest;
 use wakeful_engine::ingest::Refused;
-use wakeful_engine::origin::{self, Trigger};
+use wakeful_engine::new_session::{self, Trigger};
 use wakeful_store::Error;
 use wakeful_store::mail::{KnownMail, MailWakes, NewMail};
 use wakeful_store::wake::{Continues, NewMessage, Woken};
@@ -56,7 +56,7 @@ pub struct Arrived {
 
 /// The outcome for one mailbox.
 #[derive(Clone, Debug)]
-pub enum Taken {
+pub enum Accepted {
     /// It woke a session, now or earlier (`duplicate`).
     Woke(Woken),
     /// It is withheld from the agents for good, and its server need not retry: automatic mail, a loop, or a
@@ -64,7 +64,7 @@ pub enum Taken {
     Dropped { reason: String },
 }
 
-/// A mail that was parsed and not yet taken.
+/// A mail that was parsed and not yet accepted.
 #[derive(Clone)]
 pub(super) struct Incoming {
     read: Arc<Read>,
@@ -74,11 +74,11 @@ pub(super) struct Incoming {
     unwanted: Option<String>,
 }
 
-/// Takes a mail: one session for each of our mailboxes that it is addressed to.
+/// Accepts a mail: one session for each of our mailboxes that it is addressed to.
 ///
 /// # Errors
-/// [`NotTaken`].
-pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, NotTaken> {
+/// [`NotAccepted`].
+pub async fn accept(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Accepted>, NotAccepted> {
     let recipients = arrived.recipients.clone();
     let incoming = read(arrived).await?;
     let mut to: Vec<&str> = recipients.iter().map(String::as_str).collect();
@@ -88,26 +88,26 @@ pub async fn take(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Taken>, NotTaken> {
     }
     let mailboxes = mailboxes_of(&ctx.config.email, &to);
     if mailboxes.is_empty() {
-        return Err(NotTaken::NoMailbox);
+        return Err(NotAccepted::NoMailbox);
     }
-    let mut taken = Vec::new();
+    let mut accepted = Vec::new();
     for addressed in &mailboxes {
-        taken.push(take_for(ctx, &incoming, addressed).await?);
+        accepted.push(accept_for(ctx, &incoming, addressed).await?);
     }
-    Ok(taken)
+    Ok(accepted)
 }
 
 /// Parses a mail on a blocking thread.
 ///
 /// # Errors
-/// [`NotTaken::Unreadable`], [`NotTaken::ReadersBusy`] and [`NotTaken::Defect`].
-pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotTaken> {
+/// [`NotAccepted::Unreadable`], [`NotAccepted::ReadersBusy`] and [`NotAccepted::Defect`].
+pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotAccepted> {
     if arrived.raw.len() > MAIL_BYTES {
         return Err(Unreadable::from(Hostile::TooLarge).into());
     }
     let Arrived { raw, mail_from, recipients: _, dmarc_passed, unwanted } = arrived;
     let permit = tokio::time::timeout(READING_WAIT, READING.acquire()).await;
-    let permit = permit.map_err(|_| NotTaken::ReadersBusy)?;
+    let permit = permit.map_err(|_| NotAccepted::ReadersBusy)?;
     let read = tokio::task::spawn_blocking(move || {
         // Kept until parsing ends, even if the caller has gone.
         let _permit = permit;
@@ -117,7 +117,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotTaken> {
     // A panic here is our own bug, and must not lose the mail.
     let read = read.map_err(|error| {
         warn!(%error, "A mail could not be read");
-        NotTaken::Defect
+        NotAccepted::Defect
     })?;
     let (mut read, bounces) = read?;
     if mail_from.is_some() {
@@ -126,15 +126,15 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotTaken> {
     Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc_passed, unwanted })
 }
 
-/// Takes a mail for one mailbox.
+/// Accepts a mail for one mailbox.
 ///
 /// # Errors
-/// [`NotTaken::Refused`].
-pub(super) async fn take_for(
+/// [`NotAccepted::Refused`].
+pub(super) async fn accept_for(
     ctx: &Ctx,
     incoming: &Incoming,
     addressed: &Addressed<'_>,
-) -> Result<Taken, NotTaken> {
+) -> Result<Accepted, NotAccepted> {
     let Read { facts, files, body_sha256, .. } = &*incoming.read;
     let settings = &ctx.config.email.incoming;
     // Take the permit before the first query: an overload then answers 429, and not "no connection". One
@@ -149,8 +149,8 @@ pub(super) async fn take_for(
     }
     let known = ctx.store.known_mail(DEFAULT_SPACE, &addressed.mailbox_id, &key).await?;
     match known {
-        Some(KnownMail::Woke(woken)) => return Ok(Taken::Woke(woken)),
-        Some(KnownMail::Dropped { reason }) => return Ok(Taken::Dropped { reason }),
+        Some(KnownMail::Woke(woken)) => return Ok(Accepted::Woke(woken)),
+        Some(KnownMail::Dropped { reason }) => return Ok(Accepted::Dropped { reason }),
         None => {}
     }
     let rules = MailboxRules {
@@ -214,8 +214,8 @@ pub(super) async fn take_for(
     if let Some(session_id) = asking.filter(|_| suspicion.is_empty()) {
         let wakes =
             MailWakes::Answer { session_id: &session_id, reply: route.as_ref(), proved: dmarc_passed };
-        match ingest::take_mail(ctx, &permit, &mail, wakes, message.clone()).await {
-            Ok(woken) => return Ok(Taken::Woke(woken)),
+        match ingest::accept_mail(ctx, &permit, &mail, wakes, message.clone()).await {
+            Ok(woken) => return Ok(Accepted::Woke(woken)),
             // Somebody else answered the question meanwhile.
             Err(Refused::Store(Error::Conflict { .. } | Error::Refused { .. } | Error::Schedule { .. })) => {}
             Err(refused) => return Err(refused.into()),
@@ -230,9 +230,14 @@ pub(super) async fn take_for(
         thread: if mail.joined { earlier(ctx, &mail.conversation_id).await? } else { Vec::new() },
     };
     let agent = addressed.agent.as_deref();
-    let new =
-        origin::of_trigger(&ctx.config, &ctx.plugins.tools, mail.conversation_id.clone(), agent, trigger)?;
-    Ok(Taken::Woke(ingest::take_mail(ctx, &permit, &mail, MailWakes::New(&new), message).await?))
+    let new = new_session::of_trigger(
+        &ctx.config,
+        &ctx.plugins.tools,
+        mail.conversation_id.clone(),
+        agent,
+        trigger,
+    )?;
+    Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::OwnSession(&new), message).await?))
 }
 
 /// Records a mail that no agent sees. Its bounces are recorded first: if the process dies in between, the
@@ -242,7 +247,7 @@ async fn dropped(
     mail: &NewMail,
     incoming: &Incoming,
     reasons: &[String],
-) -> Result<Taken, NotTaken> {
+) -> Result<Accepted, NotAccepted> {
     for one in incoming.bounces.iter() {
         bounce::take_bounce(ctx, one).await?;
     }
@@ -253,11 +258,11 @@ async fn dropped(
     let _permit = ctx.intake.enter().await?;
     ctx.store.drop_mail(mail, &reason).await?;
     info!(mailbox = %mail.mailbox_id, message_id = %mail.message_id, reason, "A mail was dropped");
-    Ok(Taken::Dropped { reason })
+    Ok(Accepted::Dropped { reason })
 }
 
 /// The conversation named by the plus-address, if we signed it and the mailbox has that conversation.
-async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, NotTaken> {
+async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, NotAccepted> {
     let settings = &ctx.config.email.incoming;
     let (Some(secret), Some(address), Some(token)) =
         (settings.thread_key(), &addressed.address, addressed.token)
@@ -271,7 +276,7 @@ async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, 
 }
 
 /// The earlier mails of the conversation, newest last, cut to what a further session is given.
-async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, NotTaken> {
+async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, NotAccepted> {
     let said = ctx.store.mail_thread(conversation_id, THREAD_MAILS).await?;
     let mut left = THREAD_BYTES;
     let mut seeds: Vec<Seed> = said

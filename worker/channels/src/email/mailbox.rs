@@ -39,7 +39,9 @@ pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Add
     let mailboxes = &email.incoming.mailboxes;
     if mailboxes.is_empty() {
         let address = sender(email);
-        let token = address.as_deref().and_then(|own| recipients.iter().find_map(|one| token(own, one)?));
+        let token = address
+            .as_deref()
+            .and_then(|own| recipients.iter().find_map(|recipient| match_address(own, recipient)?.token()));
         return vec![Addressed {
             mailbox_id: DEFAULT.to_owned(),
             address,
@@ -53,7 +55,9 @@ pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Add
         // Try the exact address first: a mailbox's own address may contain a plus sign.
         let exact = mailboxes.iter().find(|mailbox| mailbox.address.eq_ignore_ascii_case(recipient));
         let named = exact.map(|mailbox| (mailbox, None)).or_else(|| {
-            mailboxes.iter().find_map(|mailbox| Some((mailbox, token(&mailbox.address, recipient)?)))
+            mailboxes
+                .iter()
+                .find_map(|mailbox| Some((mailbox, match_address(&mailbox.address, recipient)?.token())))
         });
         let Some((mailbox, token)) = named else { continue };
         if let Some(before) = found.iter_mut().find(|before| before.mailbox_id == mailbox.address) {
@@ -83,20 +87,35 @@ fn sender(email: &Email) -> Option<String> {
     Some(named.email.to_string().to_lowercase())
 }
 
-/// Compares `recipient` with the mailbox `own`. `None` if it is another address, `Some(None)` if it is equal,
-/// `Some(Some(…))` with the part after a plus sign.
-fn token<'a>(own: &str, recipient: &'a str) -> Option<Option<&'a str>> {
+/// How a recipient's address names one of our mailboxes.
+enum Match<'a> {
+    Exact,
+    /// With a plus sign before the `@`: the part after it.
+    Plus(&'a str),
+}
+
+impl<'a> Match<'a> {
+    fn token(self) -> Option<&'a str> {
+        match self {
+            Match::Exact => None,
+            Match::Plus(token) => Some(token),
+        }
+    }
+}
+
+/// Compares `recipient` with the mailbox `own`. `None` if it is another address.
+fn match_address<'a>(own: &str, recipient: &'a str) -> Option<Match<'a>> {
     let (own_local, own_domain) = own.rsplit_once('@')?;
     let (local, domain) = recipient.rsplit_once('@')?;
     if !domain.eq_ignore_ascii_case(own_domain) {
         return None;
     }
     if local.eq_ignore_ascii_case(own_local) {
-        return Some(None);
+        return Some(Match::Exact);
     }
     let (before, after) = (local.get(..own_local.len())?, local.get(own_local.len()..)?);
     let after = after.strip_prefix('+')?;
-    before.eq_ignore_ascii_case(own_local).then_some(Some(after))
+    before.eq_ignore_ascii_case(own_local).then_some(Match::Plus(after))
 }
 
 #[cfg(test)]

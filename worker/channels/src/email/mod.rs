@@ -20,7 +20,7 @@ pub mod incoming;
 mod lmtp;
 mod mailbox;
 pub mod maildir;
-mod not_taken;
+mod not_accepted;
 mod parse;
 mod provider;
 mod raw;

@@ -1,7 +1,7 @@
 //! `POST /v1/triggers/email/raw`: a whole mail as the body of a request.
 
-use super::body::Door;
-use super::incoming::{self, Arrived, Taken};
+use super::body::BodyGate;
+use super::incoming::{self, Accepted, Arrived};
 use crate::signed::{is_fresh, standard_webhooks};
 use axum::Json;
 use axum::body::Body;
@@ -22,9 +22,9 @@ use wakeful_workflow::mail::scan::MAIL_BYTES;
 /// The most recipients of one mail.
 const RECIPIENTS: usize = 100;
 
-/// Two doors, so that a request that only claims to be signed cannot block a caller with the token.
-static GUARDED: Door = Door::guarded();
-static SIGNED: Door = Door::new();
+/// Two gates, so that a request that only claims to be signed cannot block a caller with the token.
+static GUARDED: BodyGate = BodyGate::guarded();
+static SIGNED: BodyGate = BodyGate::new();
 
 const SIGNATURE: &str = "webhook-signature";
 
@@ -68,16 +68,16 @@ pub(super) async fn post(
         let detail = "the body is a mail: send it as `Content-Type: message/rfc822`";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
     }
-    let door = if is_signed { &SIGNED } else { &GUARDED };
-    let held = door.hold(&headers, body, MAIL_BYTES).await?;
-    let raw = held.bytes.clone();
+    let gate = if is_signed { &SIGNED } else { &GUARDED };
+    let received = gate.receive(&headers, body, MAIL_BYTES).await?;
+    let raw = received.bytes.clone();
     if is_signed {
         let secrets = &ctx.config.email.incoming.raw_secrets;
         standard_webhooks(secrets, &headers, &raw, Utc::now().timestamp())
             .map_err(|error| Problem::new(StatusCode::UNAUTHORIZED, error.to_string()))?;
     }
     let arrived = Arrived { raw, mail_from, recipients, dmarc_passed: None, unwanted: None };
-    Ok(answer(incoming::take(&ctx, arrived).await?))
+    Ok(answer(incoming::accept(&ctx, arrived).await?))
 }
 
 /// The envelope: `mail_from`, and one `rcpt` per recipient, in the query or as headers.
@@ -119,14 +119,14 @@ fn envelope(
     Ok((mail_from, recipients))
 }
 
-fn answer(taken: Vec<Taken>) -> Response {
+fn answer(accepted: Vec<Accepted>) -> Response {
     let mut woke = false;
     let mut first = None;
     let mut duplicate = false;
-    let items: Vec<Value> = taken
+    let items: Vec<Value> = accepted
         .iter()
         .map(|one| match one {
-            Taken::Woke(woken) => {
+            Accepted::Woke(woken) => {
                 woke |= !woken.duplicate;
                 duplicate |= woken.duplicate;
                 first.get_or_insert(woken.session_id.clone());
@@ -137,7 +137,7 @@ fn answer(taken: Vec<Taken>) -> Response {
                     "duplicate": woken.duplicate,
                 })
             }
-            Taken::Dropped { reason } => json!({ "dropped": reason }),
+            Accepted::Dropped { reason } => json!({ "dropped": reason }),
         })
         .collect();
     let status = if woke { StatusCode::ACCEPTED } else { StatusCode::OK };

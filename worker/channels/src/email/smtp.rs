@@ -49,7 +49,7 @@ pub struct Smtp {
     hello: ClientId,
     provider: Option<Provider>,
     /// The limit for each phase before the message itself.
-    patience: Duration,
+    handshake_timeout: Duration,
     slots: Semaphore,
     from: Mailbox,
     signer: Option<Signer>,
@@ -84,7 +84,7 @@ impl Smtp {
             credentials,
             hello: ClientId::Domain(hello.to_owned()),
             provider: Provider::of(&config.host),
-            patience: Duration::from_secs(config.timeout_s),
+            handshake_timeout: Duration::from_secs(config.timeout_s),
             slots: Semaphore::new(config.max_connections),
             from,
             signer,
@@ -96,13 +96,13 @@ impl Smtp {
     /// # Errors
     /// A sentence, with the server's own words if there are any.
     pub async fn greet(&self) -> Result<(), String> {
-        match timeout(self.patience, self.connect()).await {
+        match timeout(self.handshake_timeout, self.connect()).await {
             Ok(Ok(mut connection)) => {
                 let _ = timeout(QUIT, connection.quit()).await;
                 Ok(())
             }
             Ok(Err(error)) => Err(self.at(&error)),
-            Err(_) => Err(self.at(&silence(self.patience))),
+            Err(_) => Err(self.at(&silence(self.handshake_timeout))),
         }
     }
 
@@ -112,22 +112,27 @@ impl Smtp {
             Security::Starttls | Security::None => None,
         };
         let address = (self.host.as_str(), self.port);
-        let mut connection =
-            AsyncSmtpConnection::connect_tokio1(address, Some(self.patience), &self.hello, wrapped, None)
-                .await
-                .map_err(|error| words(&error))?;
+        let mut connection = AsyncSmtpConnection::connect_tokio1(
+            address,
+            Some(self.handshake_timeout),
+            &self.hello,
+            wrapped,
+            None,
+        )
+        .await
+        .map_err(|error| error_text(&error))?;
         if let (Security::Starttls, Some(tls)) = (self.security, &self.tls) {
             // Never continue without TLS: an attacker on the way could have removed the offer.
             if !connection.can_starttls() {
                 return Err("it does not offer STARTTLS, and security = \"starttls\" asks for it".to_owned());
             }
-            connection.starttls(tls.clone(), &self.hello).await.map_err(|error| words(&error))?;
+            connection.starttls(tls.clone(), &self.hello).await.map_err(|error| error_text(&error))?;
         }
         if let Some(credentials) = &self.credentials {
             let mechanisms = [Mechanism::Plain, Mechanism::Login];
             let proven = connection.auth(&mechanisms, credentials).await;
             proven.map_err(|error| {
-                format!("it rejects the user and password of [email.smtp]: {}", words(&error))
+                format!("it rejects the user and password of [email.smtp]: {}", error_text(&error))
             })?;
         }
         Ok(connection)
@@ -149,18 +154,18 @@ impl Smtp {
             options.push(MailParameter::SmtpUtfEight);
         }
         let begun = connection.command(Mail::new(envelope.from().cloned(), options)).await;
-        begun.map_err(|error| self.judged(&error))?;
+        begun.map_err(|error| self.not_sent_error(&error))?;
         let mut refused = Vec::new();
         for recipient in envelope.to() {
             match connection.command(Rcpt::new(recipient.clone(), Vec::new())).await {
                 Ok(_) => {}
                 Err(error) if error.is_permanent() => refused.push(Refused {
                     address: recipient.to_string(),
-                    reply: words(&error).chars().take(REPLY_CHARS).collect(),
+                    reply: error_text(&error).chars().take(REPLY_CHARS).collect(),
                 }),
                 // If one recipient is refused temporarily, the whole mail waits: after sending it to the
                 // others, a retry would send it to them twice.
-                Err(error) => return Err(self.judged(&error)),
+                Err(error) => return Err(self.not_sent_error(&error)),
             }
         }
         if refused.len() == envelope.to().len() {
@@ -168,7 +173,7 @@ impl Smtp {
                 refused.iter().map(|one| format!("{}: {}", one.address, one.reply)).collect();
             return Err(SendError::Refused(format!("every recipient was refused: {}", all.join("; "))));
         }
-        let go = connection.command(Data).await.map_err(|error| self.judged(&error))?;
+        let go = connection.command(Data).await.map_err(|error| self.not_sent_error(&error))?;
         if !go.has_code(354) {
             return Err(SendError::Later(self.at(&format!("it answered DATA with {}", go.code()))));
         }
@@ -205,15 +210,17 @@ impl Smtp {
                 Ok(format!("{} {}", reply.code(), text.join(" ")).chars().take(REPLY_CHARS).collect())
             }
             Ok(Ok(reply)) => Err(lost(format!("it answered {}", reply.code()))),
-            Ok(Err(error)) if error.is_permanent() || error.is_transient() => Err(self.judged(&error)),
-            Ok(Err(error)) => Err(lost(words(&error))),
+            Ok(Err(error)) if error.is_permanent() || error.is_transient() => {
+                Err(self.not_sent_error(&error))
+            }
+            Ok(Err(error)) => Err(lost(error_text(&error))),
             Err(_) => Err(lost("the time limit passed".to_owned())),
         }
     }
 
     /// The error for a failure before the hand-over, or for a refusal: nothing was sent.
-    fn judged(&self, error: &Error) -> SendError {
-        let text = self.at(&words(error));
+    fn not_sent_error(&self, error: &Error) -> SendError {
+        let text = self.at(&error_text(error));
         if error.is_permanent() { SendError::Refused(text) } else { SendError::Later(text) }
     }
 
@@ -289,7 +296,7 @@ impl Channel for Smtp {
         }
         let until = Instant::now() + SEND.saturating_sub(SPARE);
         // When all our connections are busy, the mail is not at fault, so waiting costs no attempt.
-        let slot = timeout(self.patience, self.slots.acquire()).await;
+        let slot = timeout(self.handshake_timeout, self.slots.acquire()).await;
         let Ok(Ok(_slot)) = slot else {
             let error = "all connections to the mail server are in use".to_owned();
             return Err(SendError::Throttled { error, after: BUSY });
@@ -305,9 +312,9 @@ impl Channel for Smtp {
             };
             Ok((connection, refused))
         };
-        let (mut connection, refused) = timeout(self.patience, before)
+        let (mut connection, refused) = timeout(self.handshake_timeout, before)
             .await
-            .unwrap_or_else(|_| Err(SendError::Later(self.at(&silence(self.patience)))))?;
+            .unwrap_or_else(|_| Err(SendError::Later(self.at(&silence(self.handshake_timeout)))))?;
         let said = self.hand_over(&mut connection, &mail.bytes, until).await?;
         let _ = timeout(QUIT, connection.quit()).await;
         let mut receipt =
@@ -331,15 +338,15 @@ fn tls(config: &mail_out::Smtp) -> Result<TlsParameters, String> {
             .map_err(|error| format!("email.smtp.ca_file: {shown} has no PEM certificate: {error}"))?;
         builder = builder.add_root_certificate(certificate);
     }
-    builder.build().map_err(|error| format!("email.smtp: TLS cannot be set up: {}", words(&error)))
+    builder.build().map_err(|error| format!("email.smtp: TLS cannot be set up: {}", error_text(&error)))
 }
 
-fn silence(patience: Duration) -> String {
-    format!("no answer within {} seconds", patience.as_secs())
+fn silence(waited: Duration) -> String {
+    format!("no answer within {} seconds", waited.as_secs())
 }
 
 /// The server's reply, as in `550 5.1.1 No such user`, or else the error.
-fn words(error: &Error) -> String {
+fn error_text(error: &Error) -> String {
     let source = error.source().map(ToString::to_string);
     match (error.status(), source) {
         (Some(code), Some(text)) => format!("{code} {text}"),

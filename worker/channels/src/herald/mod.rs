@@ -18,7 +18,7 @@ use std::sync::Arc;
 use wakeful_config::DEFAULT_AGENT;
 use wakeful_config::address::is_address;
 use wakeful_engine::ctx::Ctx;
-use wakeful_engine::{ingest, origin};
+use wakeful_engine::{ingest, new_session};
 use wakeful_http::body::{answer, check_text, idempotency_key, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
@@ -28,7 +28,7 @@ use wakeful_workflow::trigger::HERALD;
 
 /// `/v1/triggers/herald`.
 pub(super) fn routes() -> Router<Arc<Ctx>> {
-    Router::new().route("/triggers/herald", post(take))
+    Router::new().route("/triggers/herald", post(accept))
 }
 
 /// The body of `POST /v1/triggers/herald`.
@@ -101,7 +101,7 @@ impl Notice {
 }
 
 /// Accepts a notice: 202, or 200 with the first answer when its `client_key` was used before.
-async fn take(
+async fn accept(
     State(ctx): State<Arc<Ctx>>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -132,7 +132,7 @@ async fn take(
         trigger_id: format!("{}:{conversation}:{client_key}", conversation.len()),
         continues: Continues::Trigger,
         policy: mailing(&ctx.config, &mail_to, &subject),
-        ..origin::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, Some(agent))?
+        ..new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, Some(agent))?
     };
     let message = NewMessage {
         client_key: Some(client_key),
@@ -141,7 +141,7 @@ async fn take(
         trace_context: None,
         attachments: Vec::new(),
     };
-    Ok(answer(ingest::take(&ctx, new, message).await?))
+    Ok(answer(ingest::accept(&ctx, new, message).await?))
 }
 
 /// The notice as the agent reads it, and a subject for mails about it. The text starts by saying that no user

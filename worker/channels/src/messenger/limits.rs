@@ -42,7 +42,7 @@ struct Bucket {
     /// When the wait ends that the messenger asked for.
     closed_until: Duration,
     /// The next refused caller is told to wait at least until this time. Earlier times are already given out.
-    promised: Duration,
+    next_turn_at: Duration,
 }
 
 impl Limits {
@@ -68,17 +68,17 @@ impl Limits {
         if buckets.len() > KEPT {
             buckets.retain(|_, bucket| bucket.full_at.max(bucket.closed_until) > now);
         }
-        let mut come_again = None;
+        let mut retry_at = None;
         for (name, rate) in wanted {
             let bucket = buckets.entry(name.clone()).or_default();
             let open_at = bucket.full_at.saturating_sub(rate.slack()).max(bucket.closed_until);
             if open_at > now {
-                let turn = open_at.max(bucket.promised);
-                bucket.promised = turn + rate.every;
-                come_again = come_again.max(Some(turn));
+                let turn = open_at.max(bucket.next_turn_at);
+                bucket.next_turn_at = turn + rate.every;
+                retry_at = retry_at.max(Some(turn));
             }
         }
-        if let Some(turn) = come_again {
+        if let Some(turn) = retry_at {
             return Err(turn - now);
         }
         for (name, rate) in wanted {

@@ -10,7 +10,7 @@ mod slack;
 mod telegram;
 mod webhook;
 
-use super::signed::Unsigned;
+use super::signed::SignatureError;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
@@ -23,7 +23,7 @@ use wakeful_config::webhook::webhook_key;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::Refused;
-use wakeful_engine::{ingest, origin};
+use wakeful_engine::{ingest, new_session};
 use wakeful_http::problem::Problem;
 use wakeful_store::Error;
 use wakeful_store::wake::{NewMessage, Woken};
@@ -138,10 +138,11 @@ struct Incoming {
 }
 
 /// Commits the message. It goes to the latest session of its conversation, or starts one.
-async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
+async fn accept(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
     let conversation_id = stored_conversation_id(&incoming.conversation_id)?;
     let agent = incoming.agent.as_deref();
-    let new = origin::of_message(&ctx.config, &ctx.plugins.tools, conversation_id, agent, incoming.reply)?;
+    let new =
+        new_session::of_message(&ctx.config, &ctx.plugins.tools, conversation_id, agent, incoming.reply)?;
     let message = NewMessage {
         client_key: Some(incoming.key),
         text: incoming.text,
@@ -149,13 +150,13 @@ async fn take(ctx: &Ctx, incoming: Incoming) -> Result<Woken, Refused> {
         trace_context: None,
         attachments: Vec::new(),
     };
-    ingest::take(ctx, new, message).await
+    ingest::accept(ctx, new, message).await
 }
 
 /// Answers a messenger that repeats a message until it gets a 2xx. A message that would be refused every time
 /// is acknowledged with 200, and the log says why it was dropped.
-fn received(messenger: &str, taken: Result<Woken, Refused>) -> Result<StatusCode, Problem> {
-    match taken {
+fn received(messenger: &str, accepted: Result<Woken, Refused>) -> Result<StatusCode, Problem> {
+    match accepted {
         Ok(_) => Ok(StatusCode::OK),
         Err(Refused::Store(Error::Bundle(_) | Error::KeyReused { .. })) => {
             // The same key with other text: a second event for a message that was already taken.
@@ -183,9 +184,9 @@ fn ignored(messenger: &str, why: &str) -> Result<StatusCode, Problem> {
 }
 
 /// 401 for a wrong signature. The body was not parsed.
-fn unsigned(messenger: &str, unsigned: Unsigned) -> Problem {
-    warn!(error = %unsigned, "A webhook that claims to be from {messenger} was refused");
-    Problem::new(StatusCode::UNAUTHORIZED, unsigned.to_string())
+fn not_signed(messenger: &str, error: SignatureError) -> Problem {
+    warn!(error = %error, "A webhook that claims to be from {messenger} was refused");
+    Problem::new(StatusCode::UNAUTHORIZED, error.to_string())
 }
 
 /// Parses a verified body as JSON.

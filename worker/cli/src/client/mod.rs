@@ -16,7 +16,7 @@ use std::time::Duration;
 /// How long a server may take to answer one request.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Interval between two looks at a session that is still busy.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A server, and the token for it.
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Failed`] on a refusal, or when the server stays unreachable for longer than 30 s.
-    pub async fn rest(&self, session_id: &str) -> Result<Rested, Failed> {
+    pub async fn wait_until_rest(&self, session_id: &str) -> Result<Rested, Failed> {
         let mut silent_since = None;
         loop {
             match self.session(session_id).await {
@@ -132,7 +132,7 @@ impl Client {
                 }
                 Err(refused @ Failed::Refused { .. }) => return Err(refused),
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

@@ -64,9 +64,9 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
         return Err(Usage("`wakeful dev url`, `stop` and `reset` take --data-dir only".to_owned()).into());
     }
     match verb {
-        Verb::Url => url(home, &place(&args)).await,
+        Verb::Url => url(home, &data_dir_option(&args)).await,
         Verb::Stop => stop(home).await,
-        Verb::Reset => reset(home, &place(&args)).await,
+        Verb::Reset => reset(home, &data_dir_option(&args)).await,
     }
 }
 
@@ -96,7 +96,7 @@ async fn stop(home: Home) -> anyhow::Result<Exit> {
 }
 
 async fn reset(home: Home, place: &str) -> anyhow::Result<Exit> {
-    if given_url(&home)?.is_some() {
+    if given_database_url(&home)?.is_some() {
         return Err(Usage(not_ours("reset")).into());
     }
     let Some(lock) = home.lock()? else { return occupied(&home, place) };
@@ -107,11 +107,11 @@ async fn reset(home: Home, place: &str) -> anyhow::Result<Exit> {
 }
 
 async fn start(app: App, mut config: Config, args: Args, home: Home) -> anyhow::Result<Exit> {
-    let given = given_url(&home)?;
+    let given = given_database_url(&home)?;
     if args.fresh && given.is_some() {
         return Err(Usage(not_ours("--fresh")).into());
     }
-    let Some(mut lock) = home.lock()? else { return occupied(&home, &place(&args)) };
+    let Some(mut lock) = home.lock()? else { return occupied(&home, &data_dir_option(&args)) };
     config.server.listen = args.listen.unwrap_or(config.server.listen);
     let listener = serve::bind(config.server.listen).await?;
     let listen = listener.local_addr()?;
@@ -193,7 +193,7 @@ fn configure(
     with_samples: bool,
 ) -> anyhow::Result<()> {
     config.database.url = Some(url.into());
-    assume(config, app, home)?;
+    apply_dev_defaults(config, app, home)?;
     if config.email.incoming.thread_secret.is_none() {
         config.email.incoming.thread_secret = Some(home.thread_secret()?);
     }
@@ -208,7 +208,7 @@ fn configure(
 
 /// Fills in a model, every tool, folders for mail and files, and a short lease. After `kill -9`, the short
 /// lease lets the next start take over the killed process's jobs soon. Writes nothing.
-fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
+fn apply_dev_defaults(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
     if config.server.deployment == DEFAULT_DEPLOYMENT {
         // A deployment name of dev's own: on a shared database it leaves other deployments' schedules alone.
         config.server.deployment = "dev".to_owned();
@@ -243,10 +243,10 @@ fn assume(config: &mut Config, app: &App, home: &Home) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the program's tools cannot be registered.
-pub(super) fn adopt(config: &mut Config, app: &App) -> anyhow::Result<Option<Home>> {
+pub(super) fn apply_if_dev_database(config: &mut Config, app: &App) -> anyhow::Result<Option<Home>> {
     let home = config.database.url.as_ref().and_then(|url| home_of(url.expose_secret()));
     if let Some(home) = &home {
-        assume(config, app, home)?;
+        apply_dev_defaults(config, app, home)?;
     }
     Ok(home)
 }
@@ -297,7 +297,7 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
         workspaces: &shown_path(&ctx.config.workspace.dir),
         guarded: ctx.config.server.token.is_some(),
         program: &std::env::args().next().unwrap_or_else(|| "wakeful".to_owned()),
-        place: &place(args),
+        place: &data_dir_option(args),
         samples: &states,
         once: args.once,
         style: Style::of(&std::io::stdout()),
@@ -309,7 +309,7 @@ async fn show(ctx: &Ctx, listen: SocketAddr, args: &Args, home: &Home, given: bo
 }
 
 /// The options that make another command use the same data directory.
-fn place(args: &Args) -> String {
+fn data_dir_option(args: &Args) -> String {
     args.data_dir.as_ref().map(|dir| format!(" --data-dir {}", dir.display())).unwrap_or_default()
 }
 
@@ -323,7 +323,7 @@ fn log_settings() -> telemetry::Settings {
 
 /// Returns `DATABASE_URL` if it names another database than dev's own. A user may have set it to the output
 /// of `wakeful dev url`, which still means dev's own.
-fn given_url(home: &Home) -> anyhow::Result<Option<String>> {
+fn given_database_url(home: &Home) -> anyhow::Result<Option<String>> {
     let own = Cluster::future_url(home.dir(), DATABASE)?;
     Ok(std::env::var("DATABASE_URL").ok().filter(|url| !url.trim().is_empty() && *url != own))
 }

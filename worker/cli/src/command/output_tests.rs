@@ -1,4 +1,4 @@
-use super::super::printable::acts;
+use super::super::printable::is_active_char;
 use super::*;
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn plain(width: Option<u16>, colour: bool) -> Output {
 #[test]
 fn hostile_text_is_one_line_of_characters_that_do_nothing() {
     let shown = printable(HOSTILE);
-    assert!(!shown.contains(acts), "{shown:?}");
+    assert!(!shown.contains(is_active_char), "{shown:?}");
     assert_eq!(
         shown,
         "a\\u{1b}[2J\\u{1b}]0;title\\u{7}\\nsess_1\\tcompleted\\r\\u{9b}31m\\u{202e}gnp.exe\\u{2066}\\u{200b}\\u{7f}"
@@ -27,7 +27,7 @@ fn json_reads_back_as_it_was_and_holds_no_character_that_acts() {
     let value = json!({"text": HOSTILE, "tag": "\u{e0041}", "plain": "é"});
     for pretty in [true, false] {
         let text = json(&value, pretty).unwrap();
-        assert!(!text.contains(|c| c != '\n' && acts(c)), "{text:?}");
+        assert!(!text.contains(|c| c != '\n' && is_active_char(c)), "{text:?}");
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 }

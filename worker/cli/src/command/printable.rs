@@ -4,9 +4,9 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Returns whether a character acts on the terminal or on the order of the text around it, instead of being
+/// Returns whether a character is_active_char on the terminal or on the order of the text around it, instead of being
 /// shown. Joiners do not count: scripts and emoji need them.
-pub(super) fn acts(c: char) -> bool {
+pub(super) fn is_active_char(c: char) -> bool {
     c.is_control()
         || matches!(c,
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}'
@@ -14,14 +14,14 @@ pub(super) fn acts(c: char) -> bool {
             | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Puts `text` on one line, with every character that acts shown as an escape: `\n`, `\u{1b}`, `\u{202e}`.
+/// Puts `text` on one line, with every character that is_active_char shown as an escape: `\n`, `\u{1b}`, `\u{202e}`.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(acts) {
+    if !text.contains(is_active_char) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        if acts(c) {
+        if is_active_char(c) {
             shown.extend(c.escape_default());
         } else {
             shown.push(c);
@@ -39,17 +39,17 @@ pub(super) fn printable_lines(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Serializes `item` as JSON whose strings hold no character that acts. Those that JSON itself does not
+/// Serializes `item` as JSON whose strings hold no character that is_active_char. Those that JSON itself does not
 /// escape are written as `\u…`.
 pub(super) fn json<T: Serialize>(item: &T, pretty: bool) -> Result<String, serde_json::Error> {
     let text = if pretty { serde_json::to_string_pretty(item)? } else { serde_json::to_string(item)? };
-    if !text.contains(|c| c != '\n' && acts(c)) {
+    if !text.contains(|c| c != '\n' && is_active_char(c)) {
         return Ok(text);
     }
     let mut safe = String::with_capacity(text.len() + 16);
     let mut units = [0; 2];
     for c in text.chars() {
-        if c == '\n' || !acts(c) {
+        if c == '\n' || !is_active_char(c) {
             safe.push(c);
         } else {
             for unit in c.encode_utf16(&mut units) {

@@ -156,10 +156,10 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
     let ctx = app.context(config, &url).await?;
     let signals = tokio::spawn(crate::serve::drain_on_signal(Arc::clone(&ctx)));
     let output = Output::new(&args.output);
-    let wish = Wish { system_prompt, args };
-    let ran = match (&wish.args.suite, &wish.args.source) {
-        (Some(dir), _) => suite::run(&ctx, &wish, dir, &output).await,
-        (None, Some(source)) => single(&ctx, &wish, source, &output).await,
+    let options = SharedOptions { system_prompt, args };
+    let ran = match (&options.args.suite, &options.args.source) {
+        (Some(dir), _) => suite::run(&ctx, &options, dir, &output).await,
+        (None, Some(source)) => single(&ctx, &options, source, &output).await,
         (None, None) => Err(Usage("name a session or a file, or a folder with --suite".to_owned()).into()),
     };
     signals.abort();
@@ -171,21 +171,26 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
 }
 
 /// Options that every replay of this command shares.
-struct Wish {
+struct SharedOptions {
     system_prompt: Option<String>,
     args: Args,
 }
 
-async fn single(ctx: &Arc<Ctx>, wish: &Wish, source: &str, output: &Output) -> anyhow::Result<Exit> {
+async fn single(
+    ctx: &Arc<Ctx>,
+    options: &SharedOptions,
+    source: &str,
+    output: &Output,
+) -> anyhow::Result<Exit> {
     let meter = Meter::start();
-    let compared = replayed(ctx, wish, source, &meter).await;
+    let compared = replayed(ctx, options, source, &meter).await;
     meter.end();
     let Some(compared) = compared? else {
         eprintln!("interrupted: the same command goes on where this one stopped");
         return Ok(Exit::Failed);
     };
-    let printed = output.one(&compared, || told(&compared, output, wish.args.full));
-    if let Some(path) = &wish.args.report {
+    let printed = output.one(&compared, || format_comparison(&compared, output, options.args.full));
+    if let Some(path) = &options.args.report {
         report::write_page(&compared.diff, path)?;
     }
     // The result is printed, so the replay is finished. A command that is killed before this prints it again.
@@ -193,7 +198,7 @@ async fn single(ctx: &Arc<Ctx>, wish: &Wish, source: &str, output: &Output) -> a
     printed?;
     Ok(match &compared.replay.failed {
         Some(_) => Exit::Failed,
-        None if wish.args.fail_on.is_reached(&compared) => Exit::Divergence,
+        None if options.args.fail_on.is_reached(&compared) => Exit::Divergence,
         None => Exit::Ok,
     })
 }
@@ -201,12 +206,12 @@ async fn single(ctx: &Arc<Ctx>, wish: &Wish, source: &str, output: &Output) -> a
 /// Runs one replay to its end and compares it with its source. Returns `None` when it was interrupted.
 async fn replayed(
     ctx: &Arc<Ctx>,
-    wish: &Wish,
+    options: &SharedOptions,
     source: &str,
     observer: &dyn Observer,
 ) -> anyhow::Result<Option<Compared>> {
-    let mut request = request(wish, source)?;
-    let unfinished = if wish.args.fresh {
+    let mut request = request(options, source)?;
+    let unfinished = if options.args.fresh {
         None
     } else {
         ctx.store.unfinished_replays(&request.runner()).await?.into_iter().next()
@@ -220,8 +225,8 @@ async fn replayed(
         (None, _) if is_session(source) => source.into(),
         (None, path) => SessionId::from(import_file(ctx, path).await?),
     };
-    let replayed = replay::run(ctx, &request, wish.args.fresh, observer).await?;
-    let Replayed { session_id, resumed, end, moved, unrecorded } = replayed;
+    let replayed = replay::run(ctx, &request, options.args.fresh, observer).await?;
+    let Replayed { session_id, resumed, end, cut_note: moved, unrecorded } = replayed;
     let failed = match end {
         ReplayEnd::Over => None,
         ReplayEnd::Failed(reason) => Some(reason),
@@ -237,8 +242,8 @@ async fn replayed(
 }
 
 /// Builds the request. The caller sets the source session, which a file does not have yet.
-fn request(wish: &Wish, source: &str) -> anyhow::Result<Request> {
-    let (answers, model) = match wish.args.model.as_deref() {
+fn request(options: &SharedOptions, source: &str) -> anyhow::Result<Request> {
+    let (answers, model) = match options.args.model.as_deref() {
         Some("recorded") => (Answers::Recorded, None),
         Some(model) => (Answers::Live, Some(model.to_owned())),
         None => (Answers::Live, None),
@@ -246,11 +251,11 @@ fn request(wish: &Wish, source: &str) -> anyhow::Result<Request> {
     Ok(Request {
         source_session_id: SessionId::from(""),
         source_name: if is_session(source) { source.to_owned() } else { sha256_of(Path::new(source))? },
-        from_message: wish.args.from_message,
+        from_message: options.args.from_message,
         answers,
         model,
-        system_prompt: wish.system_prompt.clone(),
-        tool_mode: wish.args.tools.into(),
+        system_prompt: options.system_prompt.clone(),
+        tool_mode: options.args.tools.into(),
     })
 }
 
@@ -287,7 +292,7 @@ async fn import_file(ctx: &Ctx, path: &Path) -> anyhow::Result<String> {
 }
 
 /// Formats the result for people: the comparison, then facts about the replay itself.
-fn told(compared: &Compared, output: &Output, full: bool) -> String {
+fn format_comparison(compared: &Compared, output: &Output, full: bool) -> String {
     let replay = &compared.replay;
     let mut text = report::text(output, &compared.diff, full);
     let mut line = |said: String| text.push_str(&format!("{}\n", printable(&said)));

@@ -5,7 +5,7 @@ use super::{Exit, Usage};
 use crate::App;
 use chrono::{DateTime, Utc};
 use std::fmt::Write as _;
-use wakeful_channels::cron::definition::{Asked, MISSED_RULE, OVERLAP_RULE, read, session_of};
+use wakeful_channels::cron::definition::{MISSED_RULE, OVERLAP_RULE, ScheduleInput, read, session_of};
 use wakeful_channels::cron::view::{NEXT_LIMIT, Next, View, next};
 use wakeful_config::Config;
 use wakeful_store::Store;
@@ -100,8 +100,8 @@ struct Fields {
 
 impl Fields {
     /// What was asked for, without a name.
-    fn asked(self) -> Asked {
-        Asked {
+    fn asked(self) -> ScheduleInput {
+        ScheduleInput {
             name: String::new(),
             cron: self.cron,
             time_zone: self.time_zone,
@@ -126,7 +126,7 @@ fn overlap(word: &str) -> Result<Overlap, &'static str> {
 
 pub(super) async fn run(app: &App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
     // On the database of `wakeful dev`, use dev's agent and model.
-    super::dev::adopt(&mut config, app)?;
+    super::dev::apply_if_dev_database(&mut config, app)?;
     let store = super::open_store(&config, "wakeful schedule").await?;
     let output = Output::new(&args.output);
     let ran = steer(app, &config, &store, &output, args.verb).await;
@@ -157,14 +157,14 @@ async fn steer(
             })?;
         }
         Verb::Create { name, asked } => {
-            let asked = Asked { name, ..asked.asked() };
+            let asked = ScheduleInput { name, ..asked.asked() };
             let definition = read(asked, config).map_err(Usage)?;
             let (schedule, created) = store.create_schedule(DEFAULT_SPACE, &definition, None).await?;
             say(output, schedule, if created { "is made" } else { "is there already" })?;
         }
         Verb::Edit { name, asked } => {
             let mut asked = asked.asked();
-            if asked == Asked::default() {
+            if asked == ScheduleInput::default() {
                 let text = "say what is to be another, such as --cron \"0 9 * * MON\"";
                 return Err(Usage(text.to_owned()).into());
             }

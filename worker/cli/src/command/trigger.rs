@@ -108,7 +108,7 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     let output = Output::new(&args.output);
     let taken = match client.send(request).await {
         Ok(taken) => taken,
-        Err(failed) => return Ok(told(&failed, proof)),
+        Err(failed) => return Ok(report_failure(&failed, proof)),
     };
     let sessions = taken.sessions();
     if !args.wait {
@@ -124,9 +124,9 @@ pub(super) async fn run(config: Config, args: Args) -> anyhow::Result<Exit> {
     }
     let mut rested = Vec::new();
     for session_id in &sessions {
-        match client.rest(session_id).await {
+        match client.wait_until_rest(session_id).await {
             Ok(one) => rested.push(one),
-            Err(failed) => return Ok(told(&failed, Proof::Token)),
+            Err(failed) => return Ok(report_failure(&failed, Proof::Token)),
         }
     }
     for one in rested.iter().filter(|one| !one.silenced.is_empty()) {
@@ -262,7 +262,7 @@ enum Proof {
 }
 
 /// Prints why the request failed and what to do, and returns the exit status.
-fn told(failed: &Failed, proof: Proof) -> Exit {
+fn report_failure(failed: &Failed, proof: Proof) -> Exit {
     let (exit, remedy) = match failed {
         Failed::Unreachable { .. } => (
             Exit::Unavailable,

@@ -11,7 +11,7 @@ use super::account::Account;
 use super::{Cluster, directory, postgres};
 
 /// Time that a process gets to end: to drain its steps, and to shut its server down.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// File of the webhook secret.
 const WEBHOOK_SECRET: &str = "webhook.secret";
@@ -144,7 +144,7 @@ impl Home {
         }
         let began = Instant::now();
         while self.holder()? == Some(pid) {
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 bail!("process {pid} does not end");
             }
             std::thread::sleep(Duration::from_millis(20));

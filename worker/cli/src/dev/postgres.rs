@@ -19,13 +19,13 @@ use super::directory;
 mod pidfile;
 
 /// Time that a start may take, crash recovery included, and a stop.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time that a server without an owner gets to end: after a kill of its owner it shuts down by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Poll interval for files that other processes write.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 const PORT: u16 = 5432;
 
@@ -80,7 +80,7 @@ impl Cluster {
         let lock_path = pgdata.with_extension("lock");
         let lock =
             File::create(&lock_path).with_context(|| format!("{} cannot be made", lock_path.display()))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !try_lock(&lock)? {
             if let Some(running) = pidfile::read(&pgdata).filter(pidfile::Running::answers) {
                 return Ok(Cluster::adopted(data_dir, running, None));
@@ -88,7 +88,7 @@ impl Cluster {
             if Instant::now() > deadline {
                 bail!("Another process holds {} and its Postgres does not answer", pgdata.display());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
 
         if !pgdata.exists() {
@@ -122,9 +122,9 @@ impl Cluster {
 
         let server = Child::spawn(command, libc::SIGINT)?;
         let ready = || pidfile::read(&pgdata).is_some_and(|file| file.pid == server.pid() && file.answers());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !ready() {
-            if let Some(status) = server.wait(LOOK) {
+            if let Some(status) = server.wait(POLL_INTERVAL) {
                 bail!("Postgres ended at once ({status}). {} ends with:\n{}", log.display(), tail(&log));
             }
             if Instant::now() > deadline {
@@ -204,7 +204,7 @@ impl Cluster {
 
     fn end(&mut self) -> Result<()> {
         let Some(server) = self.server.take() else { return Ok(()) };
-        for (signal, patience) in [(libc::SIGINT, PATIENCE), (libc::SIGQUIT, GRACE), (libc::SIGKILL, GRACE)] {
+        for (signal, patience) in [(libc::SIGINT, TIMEOUT), (libc::SIGQUIT, GRACE), (libc::SIGKILL, GRACE)] {
             server.signal(signal);
             if server.wait(patience).is_some() {
                 if !self.socket_dir.starts_with(&self.data_dir) {
@@ -303,10 +303,10 @@ fn wait_for_former(pgdata: &Path) -> Result<Option<pidfile::Running>> {
         {
             return Ok(Some(running));
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TIMEOUT {
             bail!("A Postgres in {} neither ends nor answers", pgdata.display());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -27,12 +27,12 @@ pub struct Sample {
     /// Its name: the conversation's id, or a part of the trigger's id.
     pub conversation: &'static str,
     pub text: &'static str,
-    pub door: Door,
+    pub kind: TriggerKind,
 }
 
 /// The trigger that a sample uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Door {
+pub enum TriggerKind {
     Chat,
     Email,
     /// The signed webhook, as an example of all messengers.
@@ -43,32 +43,33 @@ pub enum Door {
 }
 
 /// A chat that calls a tool.
-pub const CLOCK: Sample = Sample { conversation: "sample-clock", text: "What time is it?", door: Door::Chat };
+pub const CLOCK: Sample =
+    Sample { conversation: "sample-clock", text: "What time is it?", kind: TriggerKind::Chat };
 /// A chat that writes a file, reads it, and sends a mail.
 pub const NOTE: Sample = Sample {
     conversation: "sample-note",
     text: "Write a note about Friday's meeting and email it to me at you@example.com.",
-    door: Door::Chat,
+    kind: TriggerKind::Chat,
 };
 /// A chat that asks the user a question.
 pub const COLOUR: Sample = Sample {
     conversation: "sample-colour",
     text: "Help me choose a colour for the bike shed. Ask me which one I like.",
-    door: Door::Chat,
+    kind: TriggerKind::Chat,
 };
 /// A mail.
 pub const EMAIL: Sample =
-    Sample { conversation: "sample-email", text: "What time is it?", door: Door::Email };
+    Sample { conversation: "sample-email", text: "What time is it?", kind: TriggerKind::Email };
 /// A messenger's message.
 const WEBHOOK: Sample =
-    Sample { conversation: "sample-webhook", text: "What time is it?", door: Door::Webhook };
+    Sample { conversation: "sample-webhook", text: "What time is it?", kind: TriggerKind::Webhook };
 /// A schedule's firing. Its text is the prompt of [`schedule`].
-pub const CRON: Sample = Sample { conversation: "sample-cron", text: "", door: Door::Cron };
+pub const CRON: Sample = Sample { conversation: "sample-cron", text: "", kind: TriggerKind::Cron };
 /// A notice from another system.
 pub const HERALD: Sample = Sample {
     conversation: "sample-herald",
     text: "The nightly backup took an hour more than it should.",
-    door: Door::Herald,
+    kind: TriggerKind::Herald,
 };
 
 /// The samples that a first start sends, in this order.
@@ -93,15 +94,15 @@ impl Sample {
     /// Builds the trigger to send. `secret` signs a webhook's message.
     pub fn trigger(&self, secret: &SecretString) -> Trigger {
         let name = self.conversation.to_owned();
-        match self.door {
-            Door::Chat => Trigger::Chat {
+        match self.kind {
+            TriggerKind::Chat => Trigger::Chat {
                 conversation_id: name,
                 text: self.text.to_owned(),
                 user_id: None,
                 agent: Some(DEFAULT_AGENT.to_owned()),
                 client_key: Some("wakeful-dev-sample".to_owned()),
             },
-            Door::Email => Trigger::Email {
+            TriggerKind::Email => Trigger::Email {
                 raw: format!(
                     "From: You <you@example.com>\r\nTo: Wakeful <wakeful@localhost>\r\nSubject: A question\r\n\
                      Message-ID: <{name}@example.com>\r\nDate: {}\r\nMIME-Version: 1.0\r\n\
@@ -111,7 +112,7 @@ impl Sample {
                 )
                 .into_bytes(),
             },
-            Door::Webhook => Trigger::Message {
+            TriggerKind::Webhook => Trigger::Message {
                 via: Via::Webhook,
                 body: Via::Webhook
                     .message(self.conversation, "you", self.text, self.conversation, 0)
@@ -120,8 +121,8 @@ impl Sample {
                 secret: secret.clone(),
                 message_id: name,
             },
-            Door::Cron => Trigger::Cron { schedule: name },
-            Door::Herald => Trigger::Herald {
+            TriggerKind::Cron => Trigger::Cron { schedule: name },
+            TriggerKind::Herald => Trigger::Herald {
                 body: json!({
                     "conversation_id": name,
                     "client_key": name,
@@ -135,20 +136,20 @@ impl Sample {
 
     /// Returns the trigger type of the sample's session.
     fn trigger_type(&self) -> &'static str {
-        match self.door {
-            Door::Chat => "chat",
-            Door::Email => "email",
-            Door::Webhook => "message",
-            Door::Cron => "cron",
-            Door::Herald => "herald",
+        match self.kind {
+            TriggerKind::Chat => "chat",
+            TriggerKind::Email => "email",
+            TriggerKind::Webhook => "message",
+            TriggerKind::Cron => "cron",
+            TriggerKind::Herald => "herald",
         }
     }
 
     /// Returns whether the sample started this session.
     fn made(&self, session: &SessionSummary) -> bool {
-        match self.door {
-            Door::Chat => session.conversation_id == self.conversation,
-            Door::Email | Door::Webhook | Door::Cron | Door::Herald => {
+        match self.kind {
+            TriggerKind::Chat => session.conversation_id == self.conversation,
+            TriggerKind::Email | TriggerKind::Webhook | TriggerKind::Cron | TriggerKind::Herald => {
                 session.trigger_type == self.trigger_type()
                     && (session.trigger_id.contains(self.conversation)
                         || session.conversation_id.contains(self.conversation))
@@ -158,17 +159,19 @@ impl Sample {
 
     /// Returns the sample's newest session.
     async fn session(&self, store: &Store) -> Result<Option<SessionSummary>> {
-        let filter = match self.door {
-            Door::Chat => SessionFilter {
+        let filter = match self.kind {
+            TriggerKind::Chat => SessionFilter {
                 conversation_id: Some(stored_conversation_id(self.conversation)?),
                 limit: 1,
                 ..SessionFilter::default()
             },
-            Door::Email | Door::Webhook | Door::Cron | Door::Herald => SessionFilter {
-                trigger_type: Some(self.trigger_type().to_owned()),
-                limit: 100,
-                ..SessionFilter::default()
-            },
+            TriggerKind::Email | TriggerKind::Webhook | TriggerKind::Cron | TriggerKind::Herald => {
+                SessionFilter {
+                    trigger_type: Some(self.trigger_type().to_owned()),
+                    limit: 100,
+                    ..SessionFilter::default()
+                }
+            }
         };
         Ok(store.sessions(&filter).await?.into_iter().find(|session| self.made(session)))
     }
@@ -210,7 +213,7 @@ pub async fn send(ctx: &Ctx, listen: SocketAddr, home: &Home) -> Result<usize> {
         Client::new(&url, ctx.config.server.token.clone())?.context("the address of this process")?;
     let secret = home.webhook_secret()?;
     for sample in &missing {
-        if sample.door == Door::Cron {
+        if sample.kind == TriggerKind::Cron {
             defined(&ctx.store, sample.conversation).await?;
         }
         let request = sample.trigger(&secret).request(chrono::Utc::now().timestamp())?;
@@ -239,12 +242,12 @@ async fn defined(store: &Store, schedule: &str) -> Result<()> {
 /// Returns their final states.
 pub async fn wait(store: &Store, limit: Duration, mut rested: impl FnMut(&State)) -> Result<Vec<State>> {
     let began = Instant::now();
-    let mut told: Vec<&str> = Vec::new();
+    let mut seen: Vec<&str> = Vec::new();
     loop {
         let states = states(store).await?;
         for state in states.iter().filter(|state| state.rests) {
-            if !told.contains(&state.conversation) {
-                told.push(state.conversation);
+            if !seen.contains(&state.conversation) {
+                seen.push(state.conversation);
                 rested(state);
             }
         }

@@ -14,7 +14,7 @@ use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::delivery::{ClaimedDelivery, Settled, Terms};
 use wakeful_store::queue::{self, Job, Term};
 use wakeful_workflow::agent::Limits;
-use wakeful_workflow::delivery::{self, Answer, Attempt, Before, Decision, Doubt, Facts};
+use wakeful_workflow::delivery::{self, Answer, Attempt, Decision, Doubt, Facts, PriorAttempt};
 
 /// How long the worker tries to send a message before it gives up. This is enough for a receiver that is
 /// down, greylists or throttles. It is limited because the conversation's later messages wait behind this
@@ -41,7 +41,7 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
     let work = ctx.watchdog.watch(job.lease.token, what, UNYIELDING, work(&ctx, &job));
     let work = AssertUnwindSafe(work).catch_unwind();
     let end = tokio::select! {
-        end = work => end.unwrap_or_else(|_| Err(Again::later("internal error: the delivery panicked"))),
+        end = work => end.unwrap_or_else(|_| Err(GiveBack::later("internal error: the delivery panicked"))),
         () = job.lease.lost().cancelled() => Ok(()),
         () = ctx.shutdown.abort.cancelled() => {
             if let Err(error) = ctx.store.release(&job.lease).await {
@@ -50,7 +50,7 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
             Ok(())
         }
     };
-    if let Err(Again { error, after }) = end {
+    if let Err(GiveBack { error, after }) = end {
         let given_back = match after {
             None => {
                 let delay = queue::delay(job.stuck, None);
@@ -82,20 +82,20 @@ pub async fn deliver(job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> {
 
 /// Why a job is given back before everything was sent.
 #[derive(Debug)]
-struct Again {
+struct GiveBack {
     error: String,
     /// How long the receiver asks us to wait, which does not count as a fault. `None` after a fault: the
     /// delay then grows with each retry.
     after: Option<Duration>,
 }
 
-impl Again {
-    fn later(error: impl ToString) -> Again {
-        Again { error: error.to_string(), after: None }
+impl GiveBack {
+    fn later(error: impl ToString) -> GiveBack {
+        GiveBack { error: error.to_string(), after: None }
     }
 }
 
-async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
+async fn work(ctx: &Ctx, job: &Job) -> Result<(), GiveBack> {
     let channel_name = job.channel.as_deref().unwrap_or_default();
     let terms = Terms {
         max_age: ctx.config.max_age(channel_name),
@@ -108,7 +108,7 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
     loop {
         // Read this counter before claiming. A delivery that is enqueued later changes it, and then
         // `end_deliver_job` keeps the job.
-        let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(Again::later)? else {
+        let Some(seen) = ctx.store.pending_deliveries(&job.lease).await.map_err(GiveBack::later)? else {
             return Ok(());
         };
         loop {
@@ -123,10 +123,10 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
             let term = job.lease.term();
             let claimed =
                 ctx.store.claim_delivery(&job.lease, &job.conversation_id, channel_name, terms).await;
-            let Some(claimed) = claimed.map_err(Again::later)? else { break };
+            let Some(claimed) = claimed.map_err(GiveBack::later)? else { break };
             let span = delivery_span(job, channel_name, &claimed);
             let given_up = given_up(&claimed, deaths);
-            let sent = one(ctx, job, channel_name, &claimed, given_up.as_deref(), term);
+            let sent = send_one(ctx, job, channel_name, &claimed, given_up.as_deref(), term);
             let sent = sent.instrument(span.clone()).await;
             sent.inspect_err(|again| {
                 if again.after.is_none() {
@@ -135,7 +135,7 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
             })?;
             deaths = 0;
         }
-        if ctx.store.end_deliver_job(&job.lease, seen).await.map_err(Again::later)? {
+        if ctx.store.end_deliver_job(&job.lease, seen).await.map_err(GiveBack::later)? {
             return Ok(());
         }
     }
@@ -144,32 +144,32 @@ async fn work(ctx: &Ctx, job: &Job) -> Result<(), Again> {
 /// Sends one claimed delivery, if it may be sent, and records how it ended.
 ///
 /// # Errors
-/// [`Again`], when the job must be given back and tried later.
-async fn one(
+/// [`GiveBack`], when the job must be given back and tried later.
+async fn send_one(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
     claimed: &ClaimedDelivery,
     given_up: Option<&str>,
     term: Term,
-) -> Result<(), Again> {
-    let settled = match next(ctx, job, channel_name, claimed, given_up, term).await {
-        Next::Settle(settled) => settled,
-        Next::Again { error, unsent } => {
+) -> Result<(), GiveBack> {
+    let settled = match next_action(ctx, job, channel_name, claimed, given_up, term).await {
+        NextAction::Settle(settled) => settled,
+        NextAction::GiveBack { error, unsent } => {
             if unsent {
-                ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(Again::later)?;
+                ctx.store.unsend(&job.lease, &claimed.delivery_id, &error).await.map_err(GiveBack::later)?;
             }
-            return Err(Again::later(error));
+            return Err(GiveBack::later(error));
         }
-        Next::Throttled { error, after, unsent } => {
+        NextAction::Throttled { error, after, unsent } => {
             let given_back =
                 ctx.store.postpone_delivery(&job.lease, &claimed.delivery_id, unsent, &error).await;
-            given_back.map_err(Again::later)?;
-            return Err(Again { error, after: Some(after) });
+            given_back.map_err(GiveBack::later)?;
+            return Err(GiveBack { error, after: Some(after) });
         }
     };
     wakeful_store::failpoint!("K13");
-    let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(Again::later)?;
+    let held = settle(ctx, job, channel_name, claimed, &settled).await.map_err(GiveBack::later)?;
     wakeful_store::failpoint!("K14");
     ctx.bus.notifier.session(&claimed.session_id);
     match settled {
@@ -206,11 +206,11 @@ fn given_up(claimed: &ClaimedDelivery, deaths: i64) -> Option<String> {
     (claimed.tried_for >= TRY_FOR).then(|| format!("it was tried for {hours} hours"))
 }
 
-/// What [`one`] does with a claimed delivery.
-enum Next {
+/// What [`send_one`] does with a claimed delivery.
+enum NextAction {
     Settle(Settled),
     /// Gives the job back after a fault. `unsent`: the delivery certainly was not sent, so it may expire.
-    Again {
+    GiveBack {
         error: String,
         unsent: bool,
     },
@@ -224,14 +224,14 @@ enum Next {
 
 /// Sends a claimed delivery if it may be sent now. [`delivery::decide`] and [`delivery::after`] decide. This
 /// function asks the channel, sends, and writes the error texts.
-async fn next(
+async fn next_action(
     ctx: &Ctx,
     job: &Job,
     channel_name: &str,
     claimed: &ClaimedDelivery,
     given_up: Option<&str>,
     mut term: Term,
-) -> Next {
+) -> NextAction {
     let channel = ctx.plugins.channels.get(channel_name);
     let facts = Facts {
         maybe_sent: claimed.maybe_sent,
@@ -255,13 +255,15 @@ async fn next(
     };
     let outbound = Outbound::new(&claimed.delivery_id, &claimed.content);
     if decision == Decision::Ask {
-        let found = ask(channel.as_ref(), &outbound).await;
+        let found = look_up(channel.as_ref(), &outbound).await;
         decision = delivery::decide(&facts, Some(answer(&found)));
         match (decision, found) {
             (Decision::Send(_), _) => {}
-            (Decision::Sent, Ok(Found::Sent { receipt })) => return Next::Settle(Settled::Sent { receipt }),
-            (Decision::Again(before), Err(SendError::Throttled { error, after })) => {
-                return Next::Throttled { error, after, unsent: before == Before::Unsent };
+            (Decision::Sent, Ok(Found::Sent { receipt })) => {
+                return NextAction::Settle(Settled::Sent { receipt });
+            }
+            (Decision::GiveBack(before), Err(SendError::Throttled { error, after })) => {
+                return NextAction::Throttled { error, after, unsent: before == PriorAttempt::Unsent };
             }
             (Decision::Uncertain(_), Err(error)) => {
                 return end(decision, &format!("{DIED}, and the channel does not say: {error}"));
@@ -275,14 +277,14 @@ async fn next(
                 let why = given_up.unwrap_or_default();
                 return end(decision, &format!("its attempts ended without an answer ({why})"));
             }
-            (Decision::Again(_), Ok(_)) => {
+            (Decision::GiveBack(_), Ok(_)) => {
                 return end(decision, "an earlier attempt may still be under way");
             }
             (_, Ok(_)) => return end(decision, "its attempts ended without an answer"),
         }
     }
     let Decision::Send(before) = decision else { return end(decision, DIED) };
-    let again = |error: String| Next::Again { error, unsent: before == Before::Unsent };
+    let again = |error: String| NextAction::GiveBack { error, unsent: before == PriorAttempt::Unsent };
     if claimed.maybe_sent {
         term = job.lease.term();
         match ctx.store.send_again(&job.lease, &claimed.delivery_id, attempt_limit(ctx)).await {
@@ -292,7 +294,7 @@ async fn next(
         }
     }
     // Never send on a lease that may have ended: the next holder of the job may be sending.
-    if !job.lease.is_live() || !term.lasts() {
+    if !job.lease.is_live() || !term.is_ahead() {
         return again("the lease may have ended before it was sent".to_owned());
     }
     wakeful_store::failpoint!("K12");
@@ -300,22 +302,24 @@ async fn next(
     let unknown = || SendError::Unknown(format!("no answer within {} seconds", SEND.as_secs()));
     let after = |attempt| delivery::after(&facts, before, attempt);
     match sent.unwrap_or_else(|_| Err(unknown())) {
-        Ok(receipt) => Next::Settle(Settled::Sent { receipt }),
+        Ok(receipt) => NextAction::Settle(Settled::Sent { receipt }),
         Err(SendError::Refused(error)) => match after(Attempt::Refused) {
-            Decision::Failed => Next::Settle(Settled::Failed { error }),
+            Decision::Failed => NextAction::Settle(Settled::Failed { error }),
             decision => end(decision, &error),
         },
         Err(SendError::Later(error)) => end(after(Attempt::Later), &error),
         Err(SendError::Throttled { error, after: pause }) => match after(Attempt::Later) {
-            Decision::Again(before) => {
-                Next::Throttled { error, after: pause, unsent: before == Before::Unsent }
+            Decision::GiveBack(before) => {
+                NextAction::Throttled { error, after: pause, unsent: before == PriorAttempt::Unsent }
             }
             decision => end(decision, &error),
         },
         Err(SendError::Unknown(error)) => {
-            let found = ask(channel.as_ref(), &outbound).await;
+            let found = look_up(channel.as_ref(), &outbound).await;
             match (after(Attempt::Unknown(answer(&found))), found) {
-                (Decision::Sent, Ok(Found::Sent { receipt })) => Next::Settle(Settled::Sent { receipt }),
+                (Decision::Sent, Ok(Found::Sent { receipt })) => {
+                    NextAction::Settle(Settled::Sent { receipt })
+                }
                 (decision, _) => end(decision, &error),
             }
         }
@@ -331,30 +335,32 @@ fn answer(found: &Result<Found, SendError>) -> Answer {
     }
 }
 
-/// Turns a decision that ends this attempt without a receipt into its [`Next`]. `error` says why.
-fn end(channel_name: &str, given_up: Option<&str>, decision: Decision, error: &str) -> Next {
+/// Turns a decision that ends this attempt without a receipt into its [`NextAction`]. `error` says why.
+fn end(channel_name: &str, given_up: Option<&str>, decision: Decision, error: &str) -> NextAction {
     match decision {
-        Decision::Again(before) => Next::Again { error: error.to_owned(), unsent: before == Before::Unsent },
+        Decision::GiveBack(before) => {
+            NextAction::GiveBack { error: error.to_owned(), unsent: before == PriorAttempt::Unsent }
+        }
         Decision::Failed => {
             let why = given_up.unwrap_or_default();
-            Next::Settle(Settled::Failed { error: format!("{error} ({why})") })
+            NextAction::Settle(Settled::Failed { error: format!("{error} ({why})") })
         }
         Decision::Expired => {
             let error = format!("it was not sent by {channel_name} in time, and is not sent late");
-            Next::Settle(Settled::Expired { error })
+            NextAction::Settle(Settled::Expired { error })
         }
-        Decision::Uncertain(_) => Next::Settle(Settled::Uncertain { error: error.to_owned() }),
+        Decision::Uncertain(_) => NextAction::Settle(Settled::Uncertain { error: error.to_owned() }),
         // These decisions need the channel or its receipt, which this caller does not have. The next claim
         // asks again.
         Decision::Ask | Decision::Send(_) | Decision::Sent => {
-            Next::Again { error: error.to_owned(), unsent: false }
+            NextAction::GiveBack { error: error.to_owned(), unsent: false }
         }
     }
 }
 
 const DIED: &str = "a worker stopped while sending it; it may have gone out";
 
-async fn ask(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, SendError> {
+async fn look_up(channel: &dyn Channel, message: &Outbound<'_>) -> Result<Found, SendError> {
     let answer = tokio::time::timeout(SEND, channel.find_message(message)).await;
     answer.unwrap_or_else(|_| Err(SendError::Later(format!("no answer within {} seconds", SEND.as_secs()))))
 }

@@ -17,7 +17,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{Instrument, Span, debug, warn};
-use tries::Tries;
+use tries::RetryCounts;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
@@ -90,7 +90,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     let mut faults = 0;
     // `run` resets these when a step makes progress. They live outside the loop so that a database fault
     // after the reset does not bring the old counts back.
-    let mut counts = Counts { tries: Tries::of(job), attempt: job.attempt };
+    let mut counts = Counts { tries: RetryCounts::of(job), attempt: job.attempt };
     loop {
         match hydrate_and_run(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
@@ -152,7 +152,7 @@ async fn hydrate_and_run(
 
 /// Retry counters of this step, and the attempt number.
 struct Counts {
-    tries: Tries,
+    tries: RetryCounts,
     attempt: i32,
 }
 
@@ -216,7 +216,7 @@ async fn run_steps(
                 // Reset the counters before the next statement that can fail: the commit is progress,
                 // whatever follows.
                 if transition.step.is_some() || !transition.records.is_empty() {
-                    counts.tries = Tries::default();
+                    counts.tries = RetryCounts::default();
                 }
                 if transition.step.is_some() {
                     (counts.attempt, began) = (1, Instant::now());
@@ -229,7 +229,7 @@ async fn run_steps(
                 }
                 if transition.step.is_some() {
                     steps += 1;
-                    if ctx.shutdown.draining.is_cancelled() || gives_way(ctx, job, steps).await? {
+                    if ctx.shutdown.draining.is_cancelled() || should_yield(ctx, job, steps).await? {
                         return Ok(release(ctx, job).await);
                     }
                 }
@@ -250,7 +250,7 @@ async fn run_steps(
                 // Our own commit may have moved the session, if the connection broke before its answer
                 // arrived. So new records and new steps count as progress.
                 if read.last_message_number > session.last_message_number {
-                    counts.tries = Tries::default();
+                    counts.tries = RetryCounts::default();
                 }
                 if read.last_step_number > session.last_step_number {
                     (counts.attempt, began) = (1, Instant::now());
@@ -280,10 +280,10 @@ async fn decide(
     job: &Job,
     session: &mut Session,
     agent: &Agent,
-    tries: Tries,
+    tries: RetryCounts,
 ) -> wakeful_store::Result<Decided> {
     let action = plan(session, &agent.limits);
-    if replay::feed(&ctx.store, &ctx.recordings, session, &action).await? {
+    if replay::send_due_input(&ctx.store, &ctx.recordings, session, &action).await? {
         return Ok(Decided::Again);
     }
     if action == Action::Rest {
@@ -381,7 +381,7 @@ fn no_summary(session: &Session, outcome: &Outcome) -> Option<ClaimEnd> {
 
 /// Returns whether to give the job back after `steps` steps of this claim: at the end of each slice
 /// (`queue.slice_steps`), if other step jobs wait.
-async fn gives_way(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bool> {
+async fn should_yield(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bool> {
     Ok(steps.is_multiple_of(ctx.config.queue.slice_steps)
         && ctx.store.others_wait(Kind::Step, &job.runner).await?)
 }

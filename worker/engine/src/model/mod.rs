@@ -17,6 +17,7 @@ use wakeful_workflow::record::{FinishReason, Reply, ToolCall};
 use wakeful_workflow::wire::Request;
 
 pub mod anthropic;
+#[allow(missing_docs, reason = "not part of the library's front")]
 pub mod call;
 #[cfg(test)]
 mod faults;

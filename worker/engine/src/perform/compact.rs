@@ -1,7 +1,7 @@
 //! Compaction: a separate model call that summarises the context. Readers do not see its text.
 
 use super::Abandoned;
-use super::intent::{self, Begun, Intent};
+use super::intent::{self, Intent, RecordedIntent};
 use crate::ctx::Ctx;
 use crate::model::{Model, NoDeltas};
 use crate::telemetry;
@@ -50,7 +50,7 @@ pub(super) async fn compact(
             purpose: Purpose::Compaction,
             context_strategy: Strategy::Compaction,
         };
-        let Begun { generation_id, started_at, repairs } =
+        let RecordedIntent { generation_id, started_at, repairs } =
             intent::begin(ctx, lease, session, &intent).await?;
         wakeful_store::failpoint!("K28");
         let answered = call(ctx, lease, session, agent, model.as_ref(), &request).await;

@@ -3,7 +3,7 @@
 
 use super::Abandoned;
 use super::chunks::{Piece, Writer};
-use super::intent::{self, Begun, Intent};
+use super::intent::{self, Intent, RecordedIntent};
 use crate::ctx::Ctx;
 use crate::model::Deltas;
 use crate::telemetry::{self, names};
@@ -67,7 +67,8 @@ pub(super) async fn call_model(
         purpose: Purpose::Reply,
         context_strategy: agent.context.strategy,
     };
-    let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
+    let RecordedIntent { generation_id, started_at, repairs } =
+        intent::begin(ctx, lease, session, &intent).await?;
     ctx.bus.notifier.session(session.session_id.as_str());
     wakeful_store::failpoint!("K6");
 

@@ -29,7 +29,7 @@ pub(super) struct Intent<'a> {
 }
 
 /// A call whose intent is recorded.
-pub(super) struct Begun {
+pub(super) struct RecordedIntent {
     pub generation_id: GenerationId,
     /// By the database's clock.
     pub started_at: String,
@@ -53,7 +53,7 @@ pub(super) async fn begin(
     lease: &Lease,
     session: &Session,
     intent: &Intent<'_>,
-) -> Result<Begun, Abandoned> {
+) -> Result<RecordedIntent, Abandoned> {
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
     let repairs = intent.request.repairs.total() as i64;
     let new = NewGeneration {
@@ -70,7 +70,7 @@ pub(super) async fn begin(
         context_strategy: intent.context_strategy,
     };
     match ctx.store.begin_generation(lease, &new).await? {
-        Some(started_at) => Ok(Begun { generation_id, started_at, repairs }),
+        Some(started_at) => Ok(RecordedIntent { generation_id, started_at, repairs }),
         None => Err(Abandoned::Moved),
     }
 }

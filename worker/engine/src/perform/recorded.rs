@@ -2,7 +2,7 @@
 //! calling a model or a tool.
 
 use super::Abandoned;
-use super::intent::{self, Begun, Intent};
+use super::intent::{self, Intent, RecordedIntent};
 use crate::ctx::Ctx;
 use tracing::{info, warn};
 use wakeful_store::queue::Lease;
@@ -31,7 +31,7 @@ pub(super) async fn answer(
     let answer = replay::answer(session, rules, recording)?;
     let model_name = answer.call.map_or(&agent.model, |call| &call.model);
     let model = ctx.plugins.models.get(model_name)?;
-    let agent = as_then(agent, answer.call);
+    let agent = with_recorded_strategy(agent, answer.call);
     // A rebase names messages by number. If this answer has the same number as in the source, reuse the
     // source's rebase, so that the context begins at the same message.
     let number = session.last_message_number + session.inbox.len() as i64 + 1;
@@ -67,7 +67,8 @@ pub(super) async fn answer(
         purpose: Purpose::Reply,
         context_strategy: agent.context.strategy,
     };
-    let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
+    let RecordedIntent { generation_id, started_at, repairs } =
+        intent::begin(ctx, lease, session, &intent).await?;
     wakeful_store::failpoint!("K6");
     let details = &answer.record.details;
     Ok(Outcome::Replied(Generated {
@@ -122,7 +123,8 @@ pub(super) async fn summary(
         purpose: Purpose::Compaction,
         context_strategy: Strategy::Compaction,
     };
-    let Begun { generation_id, started_at, repairs } = intent::begin(ctx, lease, session, &intent).await?;
+    let RecordedIntent { generation_id, started_at, repairs } =
+        intent::begin(ctx, lease, session, &intent).await?;
     wakeful_store::failpoint!("K28");
     let details = &answer.record.details;
     // A rebase names messages by number, so the source's rebase fits only if the summary has the same number
@@ -157,7 +159,7 @@ fn compare(session: &Session, answer: &RecordedAnswer<'_>, request_sha256: &str)
 
 /// Returns the agent with the context strategy of the recorded call. The configuration of this process may
 /// name another strategy.
-fn as_then(agent: &Agent, call: Option<&RecordedCall>) -> Agent {
+fn with_recorded_strategy(agent: &Agent, call: Option<&RecordedCall>) -> Agent {
     let mut agent = agent.clone();
     if let Some(call) = call {
         agent.context.strategy = call.context_strategy;
@@ -168,7 +170,7 @@ fn as_then(agent: &Agent, call: Option<&RecordedCall>) -> Agent {
 /// How a tool call ended in the source.
 pub(super) enum Recorded {
     /// It settled. The number is that of the result's message in the source.
-    Ending(CallEnd, i64),
+    Settled(CallEnd, i64),
     /// It asked the user a question, and a person answered: the replay asks again.
     Asked,
     Never,
@@ -190,7 +192,7 @@ pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Re
                 }
             };
             let outcome = CallOutcome { content, is_error: result.is_error, details: result.details.clone() };
-            Recorded::Ending(CallEnd::Settled(status, outcome), message_number)
+            Recorded::Settled(CallEnd::Settled(status, outcome), message_number)
         }
         Some(RecordedResult::Asked) => Recorded::Asked,
         None => {

@@ -32,10 +32,10 @@ pub(super) async fn call_tools(
     agent: &Agent,
     calls: Vec<PlannedCall>,
 ) -> Result<Outcome, Abandoned> {
-    let turn = Turn { ctx, lease, session, agent };
+    let tool_run = ToolRun { ctx, lease, session, agent };
     // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
     // uncertain without need.
-    let performed = join_all(calls.into_iter().map(|planned| turn.one(planned))).await;
+    let performed = join_all(calls.into_iter().map(|planned| tool_run.perform(planned))).await;
     let mut performed = performed.into_iter().collect::<Result<Vec<_>, _>>()?;
     // In a replay, results follow the source's order. The sort is stable, so other calls keep their own
     // order.
@@ -43,7 +43,7 @@ pub(super) async fn call_tools(
     Ok(Outcome::Called(performed.into_iter().map(|(performed, _)| performed).collect()))
 }
 
-struct Turn<'a> {
+struct ToolRun<'a> {
     ctx: &'a Ctx,
     lease: &'a Lease,
     session: &'a Session,
@@ -51,17 +51,17 @@ struct Turn<'a> {
 }
 
 /// How a tool's own code ended.
-enum Ran {
+enum ToolEnd {
     Output(ToolOutput),
     Error(ToolError),
     /// The tool returned nothing: it timed out or panicked.
     Lost(String),
 }
 
-impl Turn<'_> {
+impl ToolRun<'_> {
     /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
     /// (`i64::MAX` if it has none).
-    async fn one(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Abandoned> {
+    async fn perform(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Abandoned> {
         let mut place = i64::MAX;
         let ending = match how {
             How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
@@ -72,7 +72,7 @@ impl Turn<'_> {
                 ToolMode::Live => self.run(&call).await?,
                 ToolMode::Dry => self.rehearse(&call).await,
                 ToolMode::Recorded => match recorded::result(self.ctx, self.session, &call.call_id).await? {
-                    Recorded::Ending(ending, number) => {
+                    Recorded::Settled(ending, number) => {
                         place = number;
                         ending
                     }
@@ -95,9 +95,9 @@ impl Turn<'_> {
             return failed(refusal.0);
         }
         match self.invoke(call).await {
-            Ran::Output(output) => done(output),
-            Ran::Error(error) => failed(error.0),
-            Ran::Lost(reason) => failed(reason),
+            ToolEnd::Output(output) => done(output),
+            ToolEnd::Error(error) => failed(error.0),
+            ToolEnd::Lost(reason) => failed(reason),
         }
     }
 
@@ -117,9 +117,9 @@ impl Turn<'_> {
         };
         match effect {
             Effect::Pure => Ok(match self.invoke(call).await {
-                Ran::Output(output) => done(output),
-                Ran::Error(error) => failed(error.0),
-                Ran::Lost(reason) => failed(reason),
+                ToolEnd::Output(output) => done(output),
+                ToolEnd::Error(error) => failed(error.0),
+                ToolEnd::Lost(reason) => failed(reason),
             }),
             Effect::Idempotent | Effect::Guarded => self.run_effect(call, effect, status).await,
         }
@@ -149,14 +149,14 @@ impl Turn<'_> {
         wakeful_store::failpoint!("K18");
         // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
         // after it, another worker may take over the session.
-        if !self.lease.is_live() || !term.lasts() {
+        if !self.lease.is_live() || !term.is_ahead() {
             return Err(Abandoned::Moved);
         }
         let ending = match self.invoke(call).await {
-            Ran::Output(output) => done(output),
-            Ran::Error(error) => failed(error.0),
-            Ran::Lost(reason) if effect == Effect::Idempotent => failed(reason),
-            Ran::Lost(reason) => {
+            ToolEnd::Output(output) => done(output),
+            ToolEnd::Error(error) => failed(error.0),
+            ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
+            ToolEnd::Lost(reason) => {
                 warn!(session.id = %session_id, call.id = %call.call_id, reason, "A guarded call timed out or panicked");
                 return Ok(CallEnd::Uncertain { known: false });
             }
@@ -195,7 +195,7 @@ impl Turn<'_> {
     }
 
     /// Runs the tool's code with the agent's time limit, and catches a panic.
-    async fn invoke(&self, call: &ToolCall) -> Ran {
+    async fn invoke(&self, call: &ToolCall) -> ToolEnd {
         let limit = Duration::from_secs(self.agent.limits.tool_s);
         let cancelled = self.lease.lost().child_token();
         // Dropping this future cancels the token, so that tasks that the tool has spawned can stop.
@@ -229,14 +229,15 @@ impl Turn<'_> {
         let watched = self.ctx.watchdog.watch(self.lease.token, what, limit, running);
         let ran = tokio::time::timeout(limit, watched).await;
         let (kind, ran) = match ran {
-            Ok(Ok(Ok(output))) => return Ran::Output(output),
-            Ok(Ok(Err(error))) => ("tool_error", Ran::Error(error)),
+            Ok(Ok(Ok(output))) => return ToolEnd::Output(output),
+            Ok(Ok(Err(error))) => ("tool_error", ToolEnd::Error(error)),
             Ok(Err(_)) => {
-                ("panic", Ran::Lost("The tool failed inside; this is a defect of the tool.".to_owned()))
+                ("panic", ToolEnd::Lost("The tool failed inside; this is a defect of the tool.".to_owned()))
             }
-            Err(_) => {
-                ("timeout", Ran::Lost(format!("The tool did not finish within {} seconds.", limit.as_secs())))
-            }
+            Err(_) => (
+                "timeout",
+                ToolEnd::Lost(format!("The tool did not finish within {} seconds.", limit.as_secs())),
+            ),
         };
         telemetry::failed(&span, kind);
         ran

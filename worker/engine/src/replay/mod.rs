@@ -16,7 +16,7 @@ use wakeful_workflow::session::Session;
 ///
 /// # Errors
 /// [`wakeful_store::Error`].
-pub(crate) async fn feed(
+pub(crate) async fn send_due_input(
     store: &Store,
     recordings: &Recordings,
     session: &mut Session,
@@ -31,14 +31,14 @@ pub(crate) async fn feed(
     let Some(input) = replay::due(session, &source.rules, &source.recording) else {
         return Ok(false);
     };
-    give(store, session.session_id.as_str(), &input).await?;
+    send_input(store, session.session_id.as_str(), &input).await?;
     store.refresh(session).await?;
     Ok(true)
 }
 
 /// Sends a replay one of its source's messages. Sending it again has no effect, because its `client_key` is
 /// the same.
-pub async fn give(store: &Store, session_id: &str, input: &Input) -> wakeful_store::Result<()> {
+pub async fn send_input(store: &Store, session_id: &str, input: &Input) -> wakeful_store::Result<()> {
     let message = NewMessage {
         client_key: Some(input.client_key()),
         text: input.text.clone(),

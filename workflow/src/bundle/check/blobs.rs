@@ -1,7 +1,7 @@
 //! Checks the blobs of a bundle: exactly those that rows refer to, each once, and each with the right hash.
 
 use super::super::{BLOB_BYTES, BlobPart, Line, PART_BYTES, scan};
-use super::fits::Fits;
+use super::fits::CheckResult;
 use crate::prefix::Prefix;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -45,7 +45,7 @@ struct Current {
 
 impl Blobs {
     /// Notes that `line` refers to a blob.
-    pub(super) fn want(&mut self, sha256: &str, line: &Line) -> Fits {
+    pub(super) fn want(&mut self, sha256: &str, line: &Line) -> CheckResult {
         if !scan::is_sha256(sha256) {
             return Err("a blob's name is 64 hexadecimal digits in lower case".to_owned());
         }
@@ -71,7 +71,7 @@ impl Blobs {
         Ok(())
     }
 
-    pub(super) fn part(&mut self, part: &BlobPart) -> Fits {
+    pub(super) fn part(&mut self, part: &BlobPart) -> CheckResult {
         let mut current = match self.current.take() {
             Some(current) => current,
             None => self.begin(part)?,
@@ -141,7 +141,7 @@ impl Blobs {
     }
 }
 
-fn end(current: Current) -> Fits {
+fn end(current: Current) -> CheckResult {
     let sha256 = hex::encode(current.hash.finalize());
     if sha256 != current.sha256 {
         return Err(format!("blob {} has another hash: {sha256}", current.sha256));

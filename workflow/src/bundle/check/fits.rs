@@ -4,12 +4,12 @@ use crate::bundle::scan;
 use sha2::{Digest, Sha256};
 
 /// `Err` says, to a person, why a row does not fit.
-pub(super) type Fits = Result<(), String>;
+pub(super) type CheckResult = Result<(), String>;
 
 /// Maximum of any number in a bundle, so that sums cannot overflow.
 pub(super) const MOST_NUMBER: i64 = 1 << 40;
 
-pub(super) fn times(times: &[(&str, Option<&String>)]) -> Fits {
+pub(super) fn times(times: &[(&str, Option<&String>)]) -> CheckResult {
     match times.iter().find(|(_, time)| time.is_some_and(|time| !scan::is_time(time))) {
         Some((name, _)) => Err(format!("{name}: a time looks like 2026-01-31T12:00:00.000000Z")),
         None => Ok(()),

@@ -1,7 +1,7 @@
 //! Checks journal, ledger, outbox and inbox: the target of every reference must exist.
 
 use super::super::{CallRow, DeliveryRow, EventRow, InboxRow, RecordRow, SessionRow, scan};
-use super::fits::{Fits, Key, key, times};
+use super::fits::{CheckResult, Key, key, times};
 use super::rows::{Rows, calls_of};
 use crate::derive;
 use crate::event::Event;
@@ -47,7 +47,7 @@ impl Logs {
         self.fold = initial;
     }
 
-    pub(super) fn record(&mut self, row: &RecordRow) -> Fits {
+    pub(super) fn record(&mut self, row: &RecordRow) -> CheckResult {
         for (call_id, is_result) in calls_of(row) {
             if !scan::is_name(call_id) {
                 return Err("call_id: 1 to 512 bytes without control characters".to_owned());
@@ -91,7 +91,7 @@ impl Logs {
         Ok(())
     }
 
-    pub(super) fn event(&mut self, row: &EventRow, rows: &Rows) -> Fits {
+    pub(super) fn event(&mut self, row: &EventRow, rows: &Rows) -> CheckResult {
         self.next_seq += 1;
         let seq = row.seq;
         if seq != self.next_seq {
@@ -121,7 +121,7 @@ impl Logs {
 
     /// # Errors
     /// The missing target.
-    fn points(&mut self, event: &Event, rows: &Rows) -> Fits {
+    fn points(&mut self, event: &Event, rows: &Rows) -> CheckResult {
         let call = |id: &str, known: &HashMap<Key, i64>| match known.contains_key(&key(id)) {
             true => Ok(()),
             false => Err(format!("call {id:?}")),
@@ -198,7 +198,7 @@ impl Logs {
         Ok(())
     }
 
-    pub(super) fn call(&mut self, row: &CallRow, rows: &Rows) -> Fits {
+    pub(super) fn call(&mut self, row: &CallRow, rows: &Rows) -> CheckResult {
         let place = (row.message_number, row.call_id.clone());
         if place <= self.last_call {
             return Err(format!("call {:?} is out of order", row.call_id));
@@ -242,7 +242,7 @@ impl Logs {
         }
     }
 
-    pub(super) fn delivery(&mut self, row: &DeliveryRow) -> Fits {
+    pub(super) fn delivery(&mut self, row: &DeliveryRow) -> CheckResult {
         if row.place != self.deliveries + 1 {
             return Err(format!("delivery {} is out of order", row.place));
         }
@@ -269,7 +269,7 @@ impl Logs {
         Ok(())
     }
 
-    pub(super) fn inbox(&mut self, row: &InboxRow) -> Fits {
+    pub(super) fn inbox(&mut self, row: &InboxRow) -> CheckResult {
         if self.inbox_ids.last().is_some_and(|last| *last >= row.inbox_id) || row.inbox_id < 1 {
             return Err(format!("inbox row {} is out of order", row.inbox_id));
         }
@@ -285,7 +285,7 @@ impl Logs {
         Ok(())
     }
 
-    pub(super) fn close(&self, session: &SessionRow) -> Fits {
+    pub(super) fn close(&self, session: &SessionRow) -> CheckResult {
         if self.next_seq != session.last_event_seq {
             return Err(format!(
                 "the last entry is {}, the session says {}",

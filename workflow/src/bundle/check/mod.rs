@@ -14,7 +14,7 @@ mod session;
 use super::scan;
 use super::{Counts, Header, Limits, Line, Section, SessionRow, Trailer, VERSION, blobs_of};
 use blobs::Blobs;
-use fits::Fits;
+use fits::CheckResult;
 use logs::Logs;
 use rows::Rows;
 use sha2::{Digest, Sha256};
@@ -244,7 +244,7 @@ impl Open {
         }
     }
 
-    fn row(&mut self, line: &Line) -> Fits {
+    fn row(&mut self, line: &Line) -> CheckResult {
         let section = line.section();
         if section < self.section {
             return Err(format!("a {} after a {}", section.as_str(), self.section.as_str()));
@@ -275,7 +275,7 @@ impl Open {
     }
 
     /// Counts a row. Refuses more rows than the header promised.
-    fn count(&mut self, section: Section) -> Fits {
+    fn count(&mut self, section: Section) -> CheckResult {
         let (count, promised) = match section {
             Section::Session | Section::Blob => return Ok(()),
             Section::Seed => (&mut self.counts.seeds, self.header.counts.seeds),

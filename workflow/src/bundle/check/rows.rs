@@ -1,7 +1,7 @@
 //! Checks seeds, runs, messages and steps: no missing numbers, and sums that match.
 
 use super::super::{BLOB_BYTES, Header, RecordRow, RunRow, SeedRow, SessionRow, StepRow, scan};
-use super::fits::{Fits, MOST_NUMBER, times};
+use super::fits::{CheckResult, MOST_NUMBER, times};
 use crate::record::{Attachment, Block, Role, Usage};
 use std::collections::HashMap;
 
@@ -66,7 +66,7 @@ impl Rows {
         self.ended = row.forked_at_message_number.unwrap_or(row.base_message_number);
     }
 
-    pub(super) fn seed(&mut self, row: &SeedRow) -> Fits {
+    pub(super) fn seed(&mut self, row: &SeedRow) -> CheckResult {
         if row.ordinal != self.seeds {
             return Err(format!("seed {} stands where {} is due", row.ordinal, self.seeds));
         }
@@ -77,7 +77,7 @@ impl Rows {
         }
     }
 
-    pub(super) fn run(&mut self, row: &RunRow) -> Fits {
+    pub(super) fn run(&mut self, row: &RunRow) -> CheckResult {
         if !scan::is_id(&row.run_id) {
             return Err("run_id: an id has letters, digits, _ and - only".to_owned());
         }
@@ -108,7 +108,7 @@ impl Rows {
         Ok(())
     }
 
-    pub(super) fn record(&mut self, row: &RecordRow) -> Fits {
+    pub(super) fn record(&mut self, row: &RecordRow) -> CheckResult {
         let number = row.message_number;
         let due = self.due(number);
         if number != due {
@@ -157,7 +157,7 @@ impl Rows {
         due
     }
 
-    pub(super) fn step(&mut self, row: &StepRow) -> Fits {
+    pub(super) fn step(&mut self, row: &StepRow) -> CheckResult {
         let number = row.step_number;
         if number != self.next_step {
             return Err(format!("step {number} stands where {} is due", self.next_step));
@@ -227,7 +227,7 @@ impl Rows {
         self.last_step
     }
 
-    pub(super) fn close(&self, session: &SessionRow) -> Fits {
+    pub(super) fn close(&self, session: &SessionRow) -> CheckResult {
         let newest = self.records.last().map_or(self.base_message, |(number, _)| *number);
         if newest.max(self.base_message) != self.last_message {
             return Err(format!("the last message is {newest}, the cut is at {}", self.last_message));
@@ -266,7 +266,7 @@ impl Rows {
 }
 
 /// A step may take over its message's usage, so both have the same bounds.
-fn usage(row: &RecordRow) -> Fits {
+fn usage(row: &RecordRow) -> CheckResult {
     let Some(usage) = row.details.get("usage") else { return Ok(()) };
     let Ok(usage) = serde_json::from_value::<Option<Usage>>(usage.clone()) else {
         return Err(format!("message {} has an invalid usage", row.message_number));
@@ -282,7 +282,7 @@ fn usage(row: &RecordRow) -> Fits {
 }
 
 /// Hydration parses a message's attachments, so they must have the right form.
-fn attachments(row: &RecordRow) -> Fits {
+fn attachments(row: &RecordRow) -> CheckResult {
     let Some(files) = row.details.get("attachments") else { return Ok(()) };
     match serde_json::from_value::<Vec<Attachment>>(files.clone()) {
         Ok(files) if files.iter().all(|file| file.bytes as i64 <= BLOB_BYTES) => Ok(()),

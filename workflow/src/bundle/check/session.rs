@@ -1,13 +1,13 @@
 //! Checks the session's row: it matches the header, its words and numbers are valid, and its paths stay in
 //! the workspace.
 
-use super::fits::{Fits, MOST_NUMBER, times};
+use super::fits::{CheckResult, MOST_NUMBER, times};
 use super::{Open, scan};
 use crate::bundle::SessionRow;
 use crate::policy::SessionPolicy;
 
 impl Open {
-    pub(super) fn session(&mut self, row: &SessionRow) -> Fits {
+    pub(super) fn session(&mut self, row: &SessionRow) -> CheckResult {
         if self.session.is_some() {
             return Err("a second session".to_owned());
         }

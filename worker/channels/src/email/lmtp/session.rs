@@ -1,9 +1,9 @@
 //! One LMTP connection with a mail server.
 
 use super::wire::{self, Data, Line};
-use crate::email::incoming::{self, Arrived, Taken};
+use crate::email::incoming::{self, Accepted, Arrived};
 use crate::email::mailbox::mailboxes_of;
-use crate::email::not_taken::NotTaken;
+use crate::email::not_accepted::NotAccepted;
 use crate::email::parse::Unreadable;
 use smtp_proto::{Error as Syntax, Request};
 use std::borrow::Cow;
@@ -225,8 +225,8 @@ impl Connection<'_> {
         let arrived = Arrived { raw, mail_from: Some(from), recipients, dmarc_passed: None, unwanted: None };
         let incoming = match incoming::read(arrived).await {
             Ok(incoming) => incoming,
-            Err(not_taken) => {
-                self.say_each(&envelope.to, &refusal(&not_taken));
+            Err(not_accepted) => {
+                self.say_each(&envelope.to, &refusal(&not_accepted));
                 return Ok(Next::GoOn);
             }
         };
@@ -236,10 +236,10 @@ impl Connection<'_> {
         let recipients: Vec<&str> = envelope.to.iter().map(String::as_str).collect();
         let mut replies = Vec::new();
         for addressed in mailboxes_of(email, &recipients) {
-            let reply = match incoming::take_for(self.ctx, &incoming, &addressed).await {
-                Ok(Taken::Woke(woken)) => format!("250 2.0.0 Taken as {}", woken.session_id),
-                Ok(Taken::Dropped { .. }) => "250 2.0.0 Accepted, but not shown to the agents".to_owned(),
-                Err(not_taken) => refusal(&not_taken),
+            let reply = match incoming::accept_for(self.ctx, &incoming, &addressed).await {
+                Ok(Accepted::Woke(woken)) => format!("250 2.0.0 Taken as {}", woken.session_id),
+                Ok(Accepted::Dropped { .. }) => "250 2.0.0 Accepted, but not shown to the agents".to_owned(),
+                Err(not_accepted) => refusal(&not_accepted),
             };
             replies.push((addressed.mailbox_id, reply));
         }
@@ -274,24 +274,26 @@ impl Connection<'_> {
 
 /// The reply for a mail that was not accepted: 5xx if a retry cannot help, and otherwise 4xx, so that its
 /// server keeps it.
-fn refusal(not_taken: &NotTaken) -> String {
-    let (code, text) = match not_taken {
-        NotTaken::Unreadable(Unreadable::Hostile(Hostile::TooLarge)) => ("552 5.3.4", not_taken.to_string()),
-        NotTaken::Unreadable(
+fn refusal(not_accepted: &NotAccepted) -> String {
+    let (code, text) = match not_accepted {
+        NotAccepted::Unreadable(Unreadable::Hostile(Hostile::TooLarge)) => {
+            ("552 5.3.4", not_accepted.to_string())
+        }
+        NotAccepted::Unreadable(
             Unreadable::Hostile(Hostile::Headers | Hostile::Parts | Hostile::Depth | Hostile::Ambiguous)
             | Unreadable::NoMail,
         )
-        | NotTaken::NoMailbox
-        | NotTaken::Refused(Refused::Store(Error::KeyReused { .. } | Error::Bundle(_))) => {
-            ("554 5.6.0", not_taken.to_string())
+        | NotAccepted::NoMailbox
+        | NotAccepted::Refused(Refused::Store(Error::KeyReused { .. } | Error::Bundle(_))) => {
+            ("554 5.6.0", not_accepted.to_string())
         }
         // The reply tells the server why: it sends too much at once. Nothing here is broken, so no warning.
-        NotTaken::ReadersBusy
-        | NotTaken::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
-            ("451 4.3.2", not_taken.to_string())
+        NotAccepted::ReadersBusy
+        | NotAccepted::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
+            ("451 4.3.2", not_accepted.to_string())
         }
-        NotTaken::Unreadable(Unreadable::NoThread) | NotTaken::Defect | NotTaken::Refused(_) => {
-            warn!(error = %not_taken, "A mail was not taken, and is left with its server");
+        NotAccepted::Unreadable(Unreadable::NoThread) | NotAccepted::Defect | NotAccepted::Refused(_) => {
+            warn!(error = %not_accepted, "A mail was not taken, and is left with its server");
             ("451 4.3.0", "Not now: try again later".to_owned())
         }
     };

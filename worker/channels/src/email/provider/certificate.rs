@@ -50,7 +50,8 @@ impl Certificates {
         if let Some(kept) = self.kept(url) {
             return Ok(kept);
         }
-        let none = |why: &str| super::unproved(format!("there is no certificate at SigningCertURL: {why}"));
+        let none =
+            |why: &str| super::unauthorized(format!("there is no certificate at SigningCertURL: {why}"));
         let (status, pem) = self.fetch(url).await?;
         if status.is_client_error() {
             return Err(none(status.as_str()));

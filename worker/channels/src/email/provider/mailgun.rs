@@ -12,8 +12,8 @@
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::form::{self, Encoding, Field};
 use super::rebuild::{File, Parts};
-use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, forbidden, not_set_up, unproved};
-use crate::email::body::Door;
+use super::{Arrived, MAIL_LIMIT, Notice, ProviderState, answer, forbidden, not_set_up, unauthorized};
+use crate::email::body::BodyGate;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
@@ -31,7 +31,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 use wakeful_store::webhook::TokenUse;
 
-static DOOR: Door = Door::new();
+static GATE: BodyGate = BodyGate::new();
 
 /// How far Mailgun's clock may be ahead of ours, in seconds.
 const AHEAD_S: i64 = 300;
@@ -42,10 +42,10 @@ const SIGNED_BYTES: usize = 256;
 /// `POST /v1/triggers/email/mailgun` and `…/mailgun/mime`.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
-    Extension(doors): Extension<Arc<Doors>>,
+    Extension(state): Extension<Arc<ProviderState>>,
     request: Request,
 ) -> Result<Json<Value>, Problem> {
-    let Some(mailgun) = &doors.providers.mailgun else {
+    let Some(mailgun) = &state.providers.mailgun else {
         return Err(not_set_up("Mailgun", "email.mailgun.signing_keys"));
     };
     let (head, body) = request.into_parts();
@@ -54,18 +54,18 @@ pub(super) async fn receive(
             "multipart/form-data, application/x-www-form-urlencoded or application/json is expected";
         Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, expected)
     })?;
-    let held = DOOR.hold(&head.headers, body, MAIL_LIMIT).await?;
-    let signed = Signed::read(&encoding, &held.bytes).await?;
+    let received = GATE.receive(&head.headers, body, MAIL_LIMIT).await?;
+    let signed = Signed::read(&encoding, &received.bytes).await?;
     signed.prove(mailgun, chrono::Utc::now().timestamp())?;
     // Mailgun stops retrying at 406.
-    let (notice, digest) = translate(&encoding, &held.bytes)
+    let (notice, digest) = translate(&encoding, &received.bytes)
         .await
-        .map_err(|problem| problem.under(StatusCode::NOT_ACCEPTABLE))?;
+        .map_err(|problem| problem.with_status(StatusCode::NOT_ACCEPTABLE))?;
     // Counted from now, not from the signing, so the signature expires before its token is forgotten.
     let keep = Duration::from_secs(mailgun.max_age_s + 2 * AHEAD_S.unsigned_abs());
     let used = {
         // Dropped before the mail takes a permit of its own.
-        let _turn = ctx.intake.enter().await?;
+        let _permit = ctx.intake.enter().await?;
         ctx.store.use_token("mailgun", &signed.token, &digest, keep).await?
     };
     match used {
@@ -100,12 +100,12 @@ impl Signed {
             let event = serde_json::from_slice::<Event>(body);
             return event
                 .map(|event| event.signature)
-                .map_err(|error| unproved(format!("it is not signed: {error}")));
+                .map_err(|error| unauthorized(format!("it is not signed: {error}")));
         }
         let is_signed = |name: &str| matches!(name, "timestamp" | "token" | "signature");
         let fields = form::fields(encoding, body, SIGNED_BYTES, is_signed)
             .await
-            .map_err(|error| unproved(format!("it is not signed: {error}")))?;
+            .map_err(|error| unauthorized(format!("it is not signed: {error}")))?;
         let mut signed = Signed::default();
         for field in fields {
             let place = match field.name.as_str() {
@@ -114,10 +114,10 @@ impl Signed {
                 _ => &mut signed.signature,
             };
             if !place.is_empty() {
-                return Err(unproved(format!("`{}` is there twice", field.name)));
+                return Err(unauthorized(format!("`{}` is there twice", field.name)));
             }
             *place = String::from_utf8(field.bytes)
-                .map_err(|_| unproved(format!("`{}` is no text", field.name)))?;
+                .map_err(|_| unauthorized(format!("`{}` is no text", field.name)))?;
         }
         Ok(signed)
     }
@@ -129,23 +129,26 @@ impl Signed {
             (1..=bytes).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric())
         };
         if !plain(&self.timestamp, 20) || !plain(&self.token, 128) {
-            return Err(unproved("`timestamp`, `token` and `signature` are needed, as Mailgun signs them"));
+            return Err(unauthorized(
+                "`timestamp`, `token` and `signature` are needed, as Mailgun signs them",
+            ));
         }
         let signature = hex::decode(&self.signature).unwrap_or_default();
         // Always try all keys, so that the time taken does not reveal which one fits.
         let fits = mailgun.signing_keys.iter().fold(false, |fits, key| fits | self.is_of(key, &signature));
         if !fits {
-            return Err(unproved("no key of email.mailgun.signing_keys made this signature"));
+            return Err(unauthorized("no key of email.mailgun.signing_keys made this signature"));
         }
-        let signed_at: i64 = self.timestamp.parse().map_err(|_| unproved("`timestamp` is not a number"))?;
+        let signed_at: i64 =
+            self.timestamp.parse().map_err(|_| unauthorized("`timestamp` is not a number"))?;
         if signed_at > now_unix_s.saturating_add(AHEAD_S) {
-            return Err(unproved(format!(
+            return Err(unauthorized(format!(
                 "its timestamp is more than {AHEAD_S} seconds ahead of this machine's clock"
             )));
         }
         let max_age_s = mailgun.max_age_s;
         if signed_at.saturating_add_unsigned(max_age_s) < now_unix_s {
-            return Err(unproved(format!(
+            return Err(unauthorized(format!(
                 "it was signed more than {max_age_s} seconds ago (email.mailgun.max_age_s)"
             )));
         }
@@ -274,16 +277,16 @@ fn event(body: &[u8]) -> Result<(Notice, Vec<u8>), Problem> {
 fn bounce(event: Event) -> Notice {
     match (event.event.as_str(), event.severity.as_deref()) {
         ("failed", Some("temporary")) => {
-            return Notice::Nothing { reason: "a failure after which Mailgun goes on trying".to_owned() };
+            return Notice::Irrelevant { reason: "a failure after which Mailgun goes on trying".to_owned() };
         }
         ("failed" | "complained" | "rejected", _) => {}
-        (other, _) => return Notice::Nothing { reason: format!("an event of the type {other:?}") },
+        (other, _) => return Notice::Irrelevant { reason: format!("an event of the type {other:?}") },
     }
     let message_id = event.message.headers.get("message-id").and_then(Value::as_str);
     let told =
         || event.user_variables["delivery_id"].as_str().filter(|id| is_delivery(id)).map(str::to_owned);
     let Some(delivery_id) = message_id.and_then(delivery_of).or_else(told) else {
-        return Notice::Nothing { reason: "a bounce that names no delivery of ours".to_owned() };
+        return Notice::Irrelevant { reason: "a bounce that names no delivery of ours".to_owned() };
     };
     let status = event.delivery_status;
     let said = [status.message, status.description, event.reason].into_iter().flatten();

@@ -153,7 +153,7 @@ fn failures_for_good_are_told_of_the_delivery_that_they_name() {
         ("failed", "permanent", "x@example.org"),
     ];
     for (kind, severity, message_id) in others {
-        assert!(matches!(read(kind, severity, message_id), Notice::Nothing { .. }), "{kind} {severity}");
+        assert!(matches!(read(kind, severity, message_id), Notice::Irrelevant { .. }), "{kind} {severity}");
     }
     assert!(event(b"{\"signature\":{}}").is_err());
 }

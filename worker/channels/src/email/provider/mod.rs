@@ -13,7 +13,7 @@ mod rebuild;
 mod ses;
 mod sns;
 
-use super::incoming::{self, Arrived, Taken};
+use super::incoming::{self, Accepted, Arrived};
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
@@ -33,7 +33,7 @@ const MAIL_LIMIT: usize = 55_000_000;
 const SNS_LIMIT: usize = 2 << 20;
 
 /// State shared by the endpoints of one process.
-struct Doors {
+struct ProviderState {
     providers: EmailProviders,
     certificates: Certificates,
 }
@@ -44,7 +44,7 @@ enum Notice {
     Mail(Arrived),
     Bounced(Vec<Bounce>),
     /// Nothing that concerns a session.
-    Nothing {
+    Irrelevant {
         reason: String,
     },
 }
@@ -53,14 +53,14 @@ enum Notice {
 pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     let providers = ctx.config.email.providers.clone();
     let sns_url = providers.ses.as_ref().and_then(|ses| ses.sns_url.clone());
-    let doors = Arc::new(Doors { providers, certificates: Certificates::new(sns_url) });
+    let state = Arc::new(ProviderState { providers, certificates: Certificates::new(sns_url) });
     Router::new()
         .route("/email/postmark", post(postmark::receive))
         .route("/email/mailgun", post(mailgun::receive))
         // Mailgun posts the raw mail only to addresses that end in "mime".
         .route("/email/mailgun/mime", post(mailgun::receive))
         .route("/email/ses", post(ses::receive))
-        .layer(axum::Extension(doors))
+        .layer(axum::Extension(state))
 }
 
 /// 404 that names the keys to set.
@@ -69,7 +69,7 @@ fn not_set_up(provider: &str, keys: &str) -> Problem {
 }
 
 /// 401: the sender did not prove its identity.
-fn unproved(detail: impl Into<String>) -> Problem {
+fn unauthorized(detail: impl Into<String>) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, detail)
 }
 
@@ -83,15 +83,15 @@ fn forbidden(detail: impl Into<String>) -> Problem {
 /// Providers retry after any other answer. `give_up` is the status at which this provider stops retrying; it
 /// answers a notice that would be refused every time.
 async fn answer(ctx: &Ctx, notice: Notice, give_up: StatusCode) -> Result<Json<Value>, Problem> {
-    let said = match notice {
+    let answered = match notice {
         Notice::Mail(arrived) => mail(ctx, arrived).await,
         Notice::Bounced(bounces) => bounced(ctx, &bounces).await,
-        Notice::Nothing { reason } => {
+        Notice::Irrelevant { reason } => {
             info!(reason, "A webhook concerned no session");
             Ok(json!({ "ignored": reason }))
         }
     };
-    said.map(Json).map_err(|problem| {
+    answered.map(Json).map_err(|problem| {
         let status = problem.status();
         let for_good = matches!(
             status,
@@ -101,19 +101,19 @@ async fn answer(ctx: &Ctx, notice: Notice, give_up: StatusCode) -> Result<Json<V
                 | StatusCode::PAYLOAD_TOO_LARGE
                 | StatusCode::UNPROCESSABLE_ENTITY
         );
-        if for_good { problem.under(give_up) } else { problem }
+        if for_good { problem.with_status(give_up) } else { problem }
     })
 }
 
 async fn mail(ctx: &Ctx, arrived: Arrived) -> Result<Value, Problem> {
     let (mut sessions, mut dropped, mut duplicate) = (Vec::new(), Vec::new(), true);
-    for taken in incoming::take(ctx, arrived).await? {
-        match taken {
-            Taken::Woke(woken) => {
+    for accepted in incoming::accept(ctx, arrived).await? {
+        match accepted {
+            Accepted::Woke(woken) => {
                 duplicate &= woken.duplicate;
                 sessions.push(woken);
             }
-            Taken::Dropped { reason } => {
+            Accepted::Dropped { reason } => {
                 info!(reason, "Dropped a mail: no agent sees it");
                 dropped.push(reason);
             }

@@ -5,8 +5,8 @@
 
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::rebuild::{File, Parts, mailbox};
-use super::{Arrived, Doors, MAIL_LIMIT, Notice, answer, not_set_up, unproved};
-use crate::email::body::Door;
+use super::{Arrived, MAIL_LIMIT, Notice, ProviderState, answer, not_set_up, unauthorized};
+use crate::email::body::BodyGate;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -24,7 +24,7 @@ use wakeful_config::email_providers::Postmark;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 
-static DOOR: Door = Door::new();
+static GATE: BodyGate = BodyGate::new();
 
 /// The domain of Postmark's own addresses, to which an operator's mailbox may forward.
 const FORWARDED_TO: &str = "@inbound.postmarkapp.com";
@@ -32,15 +32,15 @@ const FORWARDED_TO: &str = "@inbound.postmarkapp.com";
 /// `POST /v1/triggers/email/postmark`.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
-    Extension(doors): Extension<Arc<Doors>>,
+    Extension(state): Extension<Arc<ProviderState>>,
     request: Request,
 ) -> Response {
-    match taken(&ctx, &doors, request).await {
+    match accept(&ctx, &state, request).await {
         Ok(said) => said.into_response(),
         Err(problem) => {
-            let unproved = problem.status() == StatusCode::UNAUTHORIZED;
+            let unauthorized = problem.status() == StatusCode::UNAUTHORIZED;
             let mut response = problem.into_response();
-            if unproved {
+            if unauthorized {
                 let basic = HeaderValue::from_static("Basic realm=\"wakeful\"");
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, basic);
             }
@@ -49,22 +49,22 @@ pub(super) async fn receive(
     }
 }
 
-async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>, Problem> {
-    let Some(postmark) = &doors.providers.postmark else {
+async fn accept(ctx: &Ctx, state: &ProviderState, request: Request) -> Result<Json<Value>, Problem> {
+    let Some(postmark) = &state.providers.postmark else {
         return Err(not_set_up("Postmark", "email.postmark.user and email.postmark.passwords"));
     };
     let (head, body) = request.into_parts();
     prove(postmark, &head.headers)?;
-    let held = DOOR.hold(&head.headers, body, MAIL_LIMIT).await?;
+    let received = GATE.receive(&head.headers, body, MAIL_LIMIT).await?;
     // Postmark stops retrying at 403.
-    answer(ctx, translate(&held.bytes)?, StatusCode::FORBIDDEN).await
+    answer(ctx, translate(&received.bytes)?, StatusCode::FORBIDDEN).await
 }
 
 /// # Errors
 /// 401 if user and password are not the configured ones.
 fn prove(postmark: &Postmark, headers: &HeaderMap) -> Result<(), Problem> {
     let refused =
-        || unproved("basic auth is needed, with email.postmark.user and one of email.postmark.passwords");
+        || unauthorized("basic auth is needed, with email.postmark.user and one of email.postmark.passwords");
     let given =
         headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).ok_or_else(refused)?;
     let (scheme, coded) = given.split_once(' ').ok_or_else(refused)?;
@@ -142,7 +142,7 @@ fn translate(body: &[u8]) -> Result<Notice, Problem> {
     match posted.record_type.as_deref() {
         None | Some("Inbound") => mail(posted).map(Notice::Mail),
         Some("Bounce" | "SpamComplaint") => Ok(bounce(&posted)),
-        Some(other) => Ok(Notice::Nothing { reason: format!("a webhook of the type {other:?}") }),
+        Some(other) => Ok(Notice::Irrelevant { reason: format!("a webhook of the type {other:?}") }),
     }
 }
 
@@ -228,7 +228,7 @@ fn bounce(posted: &Posted) -> Notice {
         // Postmark tries it again.
         "Transient" | "DnsError" => false,
         _ if is_complaint => true,
-        other => return Notice::Nothing { reason: format!("a bounce of the type {other:?}") },
+        other => return Notice::Irrelevant { reason: format!("a bounce of the type {other:?}") },
     };
     // For mail sent by SMTP the key comes from a header's name, so its case may differ.
     let told = posted.metadata.iter().find(|(name, _)| name.eq_ignore_ascii_case("delivery_id"));
@@ -242,7 +242,7 @@ fn bounce(posted: &Posted) -> Notice {
         ids.find_map(|(_, id)| delivery_of(id))
     };
     let Some(delivery_id) = told.map(str::to_owned).or_else(quoted) else {
-        return Notice::Nothing { reason: "a bounce that names no delivery of ours".to_owned() };
+        return Notice::Irrelevant { reason: "a bounce that names no delivery of ours".to_owned() };
     };
     let said = format!("{} {}", posted.details, posted.description);
     let diagnostic = [&posted.details, &posted.description].into_iter().find(|text| !text.is_empty());

@@ -148,7 +148,7 @@ fn bounces_are_told_of_the_delivery_that_they_name() {
         ("HardBounce", json!({"RecordType": "Open"})),
     ];
     for (kind, more) in others {
-        assert!(matches!(bounce(kind, more), Notice::Nothing { .. }), "{kind}");
+        assert!(matches!(bounce(kind, more), Notice::Irrelevant { .. }), "{kind}");
     }
     let complaint = json!({"RecordType": "SpamComplaint", "Metadata": {"delivery_id": "dlv_01"}});
     assert!(matches!(bounce("SpamComplaint", complaint), Notice::Bounced(_)));

@@ -2,8 +2,8 @@
 
 use super::bounced::{Bounce, delivery_of, is_delivery, status_in};
 use super::sns::{Envelope, Kind};
-use super::{Arrived, Doors, Notice, SNS_LIMIT, answer, not_set_up};
-use crate::email::body::Door;
+use super::{Arrived, Notice, ProviderState, SNS_LIMIT, answer, not_set_up};
+use crate::email::body::BodyGate;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 
-static DOOR: Door = Door::new();
+static GATE: BodyGate = BodyGate::new();
 
 /// The error for a notification that does not contain the mail.
 const NO_CONTENT: &str = "the notification has no mail in it: the receipt rule's action must be SNS with the whole mail \
@@ -27,33 +27,36 @@ const NO_CONTENT: &str = "the notification has no mail in it: the receipt rule's
 /// `POST /v1/triggers/email/ses`.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
-    Extension(doors): Extension<Arc<Doors>>,
+    Extension(state): Extension<Arc<ProviderState>>,
     request: Request,
 ) -> Result<Json<Value>, Problem> {
-    taken(&ctx, &doors, request).await.map_err(|problem| match problem.status() {
+    accept(&ctx, &state, request).await.map_err(|problem| match problem.status() {
         // SNS drops a message that is answered with 4xx, even 429. So a temporary refusal becomes 503:
         // <https://docs.aws.amazon.com/sns/latest/dg/SendMessageToHttp.prepare.html>.
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-            problem.under(StatusCode::SERVICE_UNAVAILABLE)
+            problem.with_status(StatusCode::SERVICE_UNAVAILABLE)
         }
         _ => problem,
     })
 }
 
-async fn taken(ctx: &Ctx, doors: &Doors, request: Request) -> Result<Json<Value>, Problem> {
-    let topic_arns = doors.providers.ses.as_ref().map(|ses| &ses.topic_arns[..]).unwrap_or_default();
+async fn accept(ctx: &Ctx, state: &ProviderState, request: Request) -> Result<Json<Value>, Problem> {
+    let topic_arns = state.providers.ses.as_ref().map(|ses| &ses.topic_arns[..]).unwrap_or_default();
     if topic_arns.is_empty() {
         return Err(not_set_up("SES", "email.ses.topic_arns"));
     }
     let (head, body) = request.into_parts();
     if head.headers.contains_key("x-amz-sns-rawdelivery") {
-        return Err(super::unproved("raw message delivery is not signed: turn it off at the subscription"));
+        return Err(super::unauthorized(
+            "raw message delivery is not signed: turn it off at the subscription",
+        ));
     }
-    let held = DOOR.hold(&head.headers, body, SNS_LIMIT).await?;
-    let envelope = Envelope::prove(&held.bytes, topic_arns, &doors.certificates, chrono::Utc::now()).await?;
+    let received = GATE.receive(&head.headers, body, SNS_LIMIT).await?;
+    let envelope =
+        Envelope::prove(&received.bytes, topic_arns, &state.certificates, chrono::Utc::now()).await?;
     match envelope.kind {
         Kind::SubscriptionConfirmation => {
-            let (status, _) = doors.certificates.fetch(&envelope.confirmation()?).await?;
+            let (status, _) = state.certificates.fetch(&envelope.confirmation()?).await?;
             if !status.is_success() {
                 return Err(Problem::unavailable(
                     format!("SNS does not confirm the subscription: {status}"),
@@ -170,7 +173,9 @@ fn translate(message: &str) -> Result<Notice, Problem> {
         Ok(published) => published,
         // SES tests a new topic with a plain sentence.
         Err(_) if !message.trim_start().starts_with('{') => {
-            return Ok(Notice::Nothing { reason: "a message that is not a notification of SES".to_owned() });
+            return Ok(Notice::Irrelevant {
+                reason: "a message that is not a notification of SES".to_owned(),
+            });
         }
         Err(error) => return Err(refused(format!("the message is not a notification of SES: {error}"))),
     };
@@ -179,7 +184,7 @@ fn translate(message: &str) -> Result<Notice, Problem> {
         "Received" => mail(published).map_err(refused),
         "Bounce" => Ok(bounce(published)),
         "Complaint" => Ok(complaint(published)),
-        other => Ok(Notice::Nothing { reason: format!("a notification of the type {other:?}") }),
+        other => Ok(Notice::Irrelevant { reason: format!("a notification of the type {other:?}") }),
     }
 }
 
@@ -192,7 +197,7 @@ fn mail(published: Published) -> Result<Notice, String> {
     let Some(content) = content else {
         // SNS leaves out a large mail. This one is unwanted anyway, so the operator need not change the
         // receipt rule.
-        return unwanted.map(|reason| Notice::Nothing { reason }).ok_or_else(|| NO_CONTENT.into());
+        return unwanted.map(|reason| Notice::Irrelevant { reason }).ok_or_else(|| NO_CONTENT.into());
     };
     let is_base64 = receipt.action.encoding.is_some_and(|encoding| encoding.eq_ignore_ascii_case("BASE64"));
     let raw = if is_base64 {
@@ -218,7 +223,7 @@ fn delivery(mail: &Mail) -> Option<String> {
 
 fn bounce(published: Published) -> Notice {
     let Some(delivery_id) = delivery(&published.mail) else {
-        return Notice::Nothing { reason: "a bounce that names no delivery of ours".to_owned() };
+        return Notice::Irrelevant { reason: "a bounce that names no delivery of ours".to_owned() };
     };
     let for_good = published.bounce.bounce_type == "Permanent";
     let of = |recipient: Recipient| {
@@ -239,7 +244,7 @@ fn bounce(published: Published) -> Notice {
 
 fn complaint(published: Published) -> Notice {
     let Some(delivery_id) = delivery(&published.mail) else {
-        return Notice::Nothing { reason: "a complaint that names no delivery of ours".to_owned() };
+        return Notice::Irrelevant { reason: "a complaint that names no delivery of ours".to_owned() };
     };
     let kind = published.complaint.complaint_feedback_type.unwrap_or_else(|| "complaint".to_owned());
     let of = |recipient: Recipient| Bounce {

@@ -85,7 +85,7 @@ fn a_mail_that_is_elsewhere_or_broken_is_refused_with_what_to_do() {
         assert!(refused.to_string().contains(says), "{refused}");
     }
     let hello = "Successfully validated SNS topic for Amazon SES event publishing.";
-    assert!(matches!(translate(hello), Ok(Notice::Nothing { .. })));
+    assert!(matches!(translate(hello), Ok(Notice::Irrelevant { .. })));
 }
 
 #[test]
@@ -126,6 +126,6 @@ fn bounces_and_complaints_are_told_of_the_delivery_that_they_name() {
     for (kind, mail) in
         [("Bounce", json!({})), ("Complaint", json!({})), ("Bounce", forged), ("Delivery", headers)]
     {
-        assert!(matches!(told("eventType", kind, mail), Notice::Nothing { .. }), "{kind}");
+        assert!(matches!(told("eventType", kind, mail), Notice::Irrelevant { .. }), "{kind}");
     }
 }

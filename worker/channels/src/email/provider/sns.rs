@@ -5,7 +5,7 @@
 //! <https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html>.
 
 use super::certificate::Certificates;
-use super::{forbidden, unproved};
+use super::{forbidden, unauthorized};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use chrono::{DateTime, Utc};
@@ -70,7 +70,7 @@ impl Envelope {
         now: DateTime<Utc>,
     ) -> Result<Envelope, Problem> {
         let envelope: Envelope = serde_json::from_slice(body)
-            .map_err(|error| unproved(format!("the body is no signed message of SNS: {error}")))?;
+            .map_err(|error| unauthorized(format!("the body is no signed message of SNS: {error}")))?;
         let url = envelope.certificate_url(topic_arns, now)?;
         let certificate = certificates.get(&url).await?;
         envelope.verify(&certificate)?;
@@ -92,9 +92,9 @@ impl Envelope {
             ));
         }
         let sent = DateTime::parse_from_rfc3339(&self.timestamp)
-            .map_err(|error| unproved(format!("`Timestamp` cannot be read: {error}")))?;
+            .map_err(|error| unauthorized(format!("`Timestamp` cannot be read: {error}")))?;
         if now.signed_duration_since(sent).num_seconds().abs() > MAX_AGE_S {
-            return Err(unproved(format!("it was signed more than {MAX_AGE_S} seconds from now")));
+            return Err(unauthorized(format!("it was signed more than {MAX_AGE_S} seconds from now")));
         }
         let refused = || forbidden(format!("SigningCertURL is not a certificate of https://{host}"));
         let url = Url::parse(&self.signing_cert_url).map_err(|_| refused())?;
@@ -112,7 +112,7 @@ impl Envelope {
     /// # Errors
     /// 401 when the certificate's key did not make this signature.
     fn verify(&self, certificate: &CertificateDer<'_>) -> Result<(), Problem> {
-        let refused = |why: &str| unproved(format!("the signature of SNS is not valid: {why}"));
+        let refused = |why: &str| unauthorized(format!("the signature of SNS is not valid: {why}"));
         let signature = STANDARD.decode(&self.signature).map_err(|_| refused("it is not base64"))?;
         let certificate = EndEntityCert::try_from(certificate)
             .map_err(|error| refused(&format!("the certificate: {error}")))?;

@@ -60,7 +60,7 @@ fn confirmation() -> Value {
 /// Verifies a message without fetching the certificate.
 fn prove(message: &Value, signer: &Signer) -> Result<Envelope, Problem> {
     let envelope: Envelope =
-        serde_json::from_value(message.clone()).map_err(|error| unproved(error.to_string()))?;
+        serde_json::from_value(message.clone()).map_err(|error| unauthorized(error.to_string()))?;
     let topics = ["arn:aws:sns:eu-central-1:123456789012:other".to_owned(), TOPIC.to_owned()];
     envelope.certificate_url(&topics, now())?;
     envelope.verify(&signer.certificate)?;

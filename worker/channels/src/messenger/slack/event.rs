@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 pub(super) enum Event {
     /// Slack verifies that this address is ours.
     Challenge(String),
-    Said(Said),
+    Message(PersonMessage),
     /// The event is ignored, for this reason.
     NotForUs(&'static str),
 }
 
 /// A message from a person.
 #[derive(Debug, PartialEq)]
-pub(super) struct Said {
+pub(super) struct PersonMessage {
     pub team: String,
     pub channel: String,
     pub user: String,
@@ -30,10 +30,10 @@ pub(super) struct Said {
     pub text: String,
 }
 
-impl Said {
+impl PersonMessage {
     /// A thread is a conversation, and so is a direct-message channel.
     pub fn conversation_id(&self) -> String {
-        let Said { team, channel, .. } = self;
+        let PersonMessage { team, channel, .. } = self;
         if self.is_direct {
             format!("slack/{team}/{channel}")
         } else {
@@ -62,12 +62,12 @@ pub(super) fn read(body: &Value) -> Event {
             Some(challenge) => Event::Challenge(challenge.to_owned()),
             None => Event::NotForUs("the challenge is missing"),
         },
-        Some("event_callback") => said(body).map_or_else(Event::NotForUs, Event::Said),
+        Some("event_callback") => message_of(body).map_or_else(Event::NotForUs, Event::Message),
         Some(_) | None => Event::NotForUs("it is not an event"),
     }
 }
 
-fn said(body: &Value) -> Result<Said, &'static str> {
+fn message_of(body: &Value) -> Result<PersonMessage, &'static str> {
     let event = &body["event"];
     let is_mention = match event["type"].as_str() {
         Some("app_mention") => true,
@@ -103,7 +103,7 @@ fn said(body: &Value) -> Result<Said, &'static str> {
     if text.is_empty() {
         return Err("it is empty");
     }
-    Ok(Said {
+    Ok(PersonMessage {
         team,
         user,
         ts,
@@ -157,32 +157,32 @@ mod tests {
         event
     }
 
-    fn taken(more: Value) -> Said {
+    fn accepted(more: Value) -> PersonMessage {
         match read(&callback(message(more))) {
-            Event::Said(said) => said,
+            Event::Message(message) => message,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn a_thread_is_a_conversation_and_a_direct_one_has_none() {
-        let root = taken(json!({}));
+        let root = accepted(json!({}));
         assert_eq!(root.conversation_id(), "slack/T1/C1/1.000001");
         assert_eq!(root.reply_to(), json!({"channel": "C1", "thread_ts": "1.000001"}));
         assert!(!root.addressed);
-        let reply = taken(json!({"ts": "2.000002", "thread_ts": "1.000001"}));
+        let reply = accepted(json!({"ts": "2.000002", "thread_ts": "1.000001"}));
         assert_eq!(reply.conversation_id(), root.conversation_id());
-        let direct = taken(json!({"channel": "D1", "channel_type": "im", "thread_ts": "1.0"}));
+        let direct = accepted(json!({"channel": "D1", "channel_type": "im", "thread_ts": "1.0"}));
         assert_eq!((direct.conversation_id().as_str(), direct.addressed), ("slack/T1/D1", true));
         assert_eq!(direct.reply_to(), json!({"channel": "D1"}));
     }
 
     #[test]
     fn whoever_mentions_the_agent_speaks_to_it() {
-        assert!(taken(json!({"text": "<@UBOT> hi"})).addressed);
-        assert!(taken(json!({"text": "hi <@UBOT|agent>"})).addressed);
-        assert!(taken(json!({"type": "app_mention"})).addressed);
-        assert!(!taken(json!({"text": "<@UBOTTOM> hi"})).addressed);
+        assert!(accepted(json!({"text": "<@UBOT> hi"})).addressed);
+        assert!(accepted(json!({"text": "hi <@UBOT|agent>"})).addressed);
+        assert!(accepted(json!({"type": "app_mention"})).addressed);
+        assert!(!accepted(json!({"text": "<@UBOTTOM> hi"})).addressed);
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn files_are_told_of_and_not_fetched() {
         let files = json!([{"name": "a\nb.pdf", "mimetype": "application/pdf", "size": 7}]);
-        let said = taken(json!({"subtype": "file_share", "text": "look", "files": files}));
-        assert_eq!(said.text, "look\n[file: ab.pdf, application/pdf, 7 bytes; it was not fetched]");
+        let message = accepted(json!({"subtype": "file_share", "text": "look", "files": files}));
+        assert_eq!(message.text, "look\n[file: ab.pdf, application/pdf, 7 bytes; it was not fetched]");
     }
 }

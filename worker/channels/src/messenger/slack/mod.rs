@@ -6,7 +6,7 @@ mod text;
 
 pub(super) use send::Slack;
 
-use super::{Incoming, ignored, parsed, received, take, unsigned};
+use super::{Incoming, accept, ignored, not_signed, parsed, received};
 use crate::signed;
 use axum::Json;
 use axum::body::Bytes;
@@ -14,7 +14,7 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use event::{Event, Said};
+use event::{Event, PersonMessage};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,21 +45,22 @@ pub(super) async fn receive(
     let body = body?;
     let config = &ctx.config.messenger.slack;
     let now = chrono::Utc::now().timestamp();
-    signed::slack(&config.signing_secrets, &headers, &body, now).map_err(|error| unsigned("Slack", error))?;
-    let said = match event::read(&parsed(&body)?) {
+    signed::slack(&config.signing_secrets, &headers, &body, now)
+        .map_err(|error| not_signed("Slack", error))?;
+    let message = match event::read(&parsed(&body)?) {
         Event::Challenge(challenge) => return Ok(Json(json!({ "challenge": challenge })).into_response()),
         Event::NotForUs(why) => return Ok(ignored("Slack", why)?.into_response()),
-        Event::Said(said) => said,
+        Event::Message(message) => message,
     };
-    if !config.allow.allows(&said.user, &said.channel) {
+    if !config.allow.allows(&message.user, &message.channel) {
         let why = "messenger.slack.allow_users or allow_channels does not list its sender or its channel";
         return Ok(ignored("Slack", why)?.into_response());
     }
     // Run as a task of its own, so that a late answer does not cancel the write. A cancelled write would free
     // its permit while its connection is still busy.
-    let taking = tokio::spawn(admit(Arc::clone(&ctx), said).in_current_span());
+    let taking = tokio::spawn(admit(Arc::clone(&ctx), message).in_current_span());
     match tokio::time::timeout(ANSWER, taking).await {
-        Ok(Ok(taken)) => Ok(taken?.into_response()),
+        Ok(Ok(accepted)) => Ok(accepted?.into_response()),
         Ok(Err(panicked)) => std::panic::resume_unwind(panicked.into_panic()),
         Err(_) => {
             warn!("A message from Slack was not taken in time: Slack sends it again");
@@ -69,28 +70,32 @@ pub(super) async fn receive(
 }
 
 /// Takes the message if it is for the agent.
-async fn admit(ctx: Arc<Ctx>, said: Said) -> Result<StatusCode, Problem> {
+async fn admit(ctx: Arc<Ctx>, message: PersonMessage) -> Result<StatusCode, Problem> {
     let config = &ctx.config.messenger.slack;
-    if config.answers == Answers::Mentions && !said.addressed && !is_known(&ctx, &said).await? {
+    if config.answers == Answers::Mentions && !message.addressed && !is_known(&ctx, &message).await? {
         return ignored("Slack", "it does not mention the agent, and the agent is not in its thread");
     }
     let incoming = Incoming {
-        conversation_id: said.conversation_id(),
+        conversation_id: message.conversation_id(),
         // A mention arrives as two events for one message, and Slack repeats each event whose answer got
         // lost.
-        key: format!("slack/{}/{}", said.channel, said.ts),
-        reply: Some(ReplyRoute { channel: NAME.to_owned(), to: said.reply_to(), split_at: Some(SPLIT_AT) }),
-        text: said.text,
-        sender: Some(said.user),
+        key: format!("slack/{}/{}", message.channel, message.ts),
+        reply: Some(ReplyRoute {
+            channel: NAME.to_owned(),
+            to: message.reply_to(),
+            split_at: Some(SPLIT_AT),
+        }),
+        text: message.text,
+        sender: Some(message.user),
         agent: config.agent.clone(),
     };
-    received("Slack", take(&ctx, incoming).await)
+    received("Slack", accept(&ctx, incoming).await)
 }
 
 /// Whether the thread already has a session.
-async fn is_known(ctx: &Ctx, said: &Said) -> Result<bool, Problem> {
+async fn is_known(ctx: &Ctx, message: &PersonMessage) -> Result<bool, Problem> {
     // When too much comes in, this query is refused just as the message would be.
-    let _turn = ctx.intake.enter().await?;
-    let conversation_id = wakeful_workflow::id::stored_conversation_id(&said.conversation_id())?;
+    let _permit = ctx.intake.enter().await?;
+    let conversation_id = wakeful_workflow::id::stored_conversation_id(&message.conversation_id())?;
     Ok(ctx.store.latest_agent(&conversation_id).await?.is_some())
 }

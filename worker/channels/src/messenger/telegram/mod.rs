@@ -5,7 +5,7 @@ mod update;
 
 pub(super) use send::Telegram;
 
-use super::{Incoming, ignored, parsed, received, take, unsigned};
+use super::{Incoming, accept, ignored, not_signed, parsed, received};
 use crate::signed;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -29,7 +29,7 @@ const NAME: &str = "telegram";
 const SPLIT_AT: usize = 4096;
 
 /// The reply in a chat that accepts no more messages. At most one is sent per chat and minute.
-const NOT_TAKEN: &str = "I have too many messages here to read, and did not take yours. What you write in the next minutes may be lost \
+const NOT_ACCEPTED: &str = "I have too many messages here to read, and did not take yours. What you write in the next minutes may be lost \
                          as well: please send it again later.";
 
 /// Accepts one update. Telegram repeats an update until it gets a 2xx, and holds back the bot's other updates
@@ -42,47 +42,47 @@ pub(super) async fn receive(
 ) -> Result<StatusCode, Problem> {
     let body = body?;
     let config = &ctx.config.messenger.telegram;
-    signed::telegram(&config.webhook_secrets, &headers).map_err(|error| unsigned("Telegram", error))?;
-    let said = match update::read(&parsed(&body)?) {
-        Ok(said) => said,
+    signed::telegram(&config.webhook_secrets, &headers).map_err(|error| not_signed("Telegram", error))?;
+    let message = match update::read(&parsed(&body)?) {
+        Ok(message) => message,
         Err(why) => return ignored("Telegram", why),
     };
-    if !config.allow.allows(&said.user, &said.chat.to_string()) {
+    if !config.allow.allows(&message.user, &message.chat.to_string()) {
         let why = "messenger.telegram.allow_users or allow_channels does not list its sender or its chat";
         return ignored("Telegram", why);
     }
     let bot = config.token.as_ref().map_or("bot", |token| bot(token.expose_secret()));
-    let conversation_id = said.conversation_id(bot);
-    let route = ReplyRoute { channel: NAME.to_owned(), to: said.reply_to(), split_at: Some(SPLIT_AT) };
+    let conversation_id = message.conversation_id(bot);
+    let route = ReplyRoute { channel: NAME.to_owned(), to: message.reply_to(), split_at: Some(SPLIT_AT) };
     let incoming = Incoming {
         conversation_id: conversation_id.clone(),
         // The message number stays the same when Telegram repeats the update.
-        key: format!("telegram/{}/{}", said.chat, said.message),
+        key: format!("telegram/{}/{}", message.chat, message.number),
         reply: Some(route.clone()),
-        text: said.text,
-        sender: Some(said.user),
+        text: message.text,
+        sender: Some(message.user),
         agent: config.agent.clone(),
     };
-    match take(&ctx, incoming).await {
+    match accept(&ctx, incoming).await {
         Err(Refused::Store(full @ Error::InboxFull { .. })) => {
-            turn_away(&ctx, &conversation_id, &route, &full).await
+            notify_chat_full(&ctx, &conversation_id, &route, &full).await
         }
-        taken => received("Telegram", taken),
+        accepted => received("Telegram", accepted),
     }
 }
 
 /// Tells the sender in a full chat that the message was not accepted. Answers 2xx once that notice is
 /// committed.
-async fn turn_away(
+async fn notify_chat_full(
     ctx: &Ctx,
     conversation_id: &str,
     route: &ReplyRoute,
     full: &Error,
 ) -> Result<StatusCode, Problem> {
-    let _turn = ctx.intake.enter().await?;
+    let _permit = ctx.intake.enter().await?;
     let stored = stored_conversation_id(conversation_id)?;
-    for word in outgoing(route, NAME, NOT_TAKEN) {
-        if ctx.store.turn_away(&stored, NAME, &word.content).await? {
+    for word in outgoing(route, NAME, NOT_ACCEPTED) {
+        if ctx.store.enqueue_full_notice(&stored, NAME, &word.content).await? {
             ctx.bus.notifier.job();
         }
     }

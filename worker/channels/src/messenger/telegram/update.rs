@@ -5,18 +5,18 @@ use serde_json::{Value, json};
 
 /// A message from a person.
 #[derive(Debug, PartialEq)]
-pub(super) struct Said {
+pub(super) struct PersonMessage {
     /// Negative for a group.
     pub chat: i64,
     /// The message's number in its chat.
-    pub message: i64,
+    pub number: i64,
     /// The forum topic that the message is in.
     topic: Option<i64>,
     pub user: String,
     pub text: String,
 }
 
-impl Said {
+impl PersonMessage {
     /// A chat is a conversation. In a chat with topics, each topic is one.
     pub fn conversation_id(&self, bot: &str) -> String {
         let chat = format!("telegram/{bot}/{}", self.chat);
@@ -41,7 +41,7 @@ const FILES: [&str; 8] =
 ///
 /// # Errors
 /// The reason why the message is not for the agent.
-pub(super) fn read(update: &Value) -> Result<Said, &'static str> {
+pub(super) fn read(update: &Value) -> Result<PersonMessage, &'static str> {
     if !update["update_id"].is_i64() {
         return Err("it is not an update");
     }
@@ -63,7 +63,7 @@ pub(super) fn read(update: &Value) -> Result<Said, &'static str> {
     if text.is_empty() {
         return Err("it has no text and no file");
     }
-    Ok(Said { chat, message: number, topic, user: user.to_string(), text })
+    Ok(PersonMessage { chat, number, topic, user: user.to_string(), text })
 }
 
 fn text(message: &Value) -> String {
@@ -94,12 +94,12 @@ mod tests {
 
     #[test]
     fn a_chat_is_a_conversation_and_so_is_a_topic() {
-        let said = read(&update(json!({"message_thread_id": 3}))).unwrap();
-        assert_eq!(said.conversation_id("99"), "telegram/99/-42");
-        assert_eq!(said.reply_to(), json!({"chat_id": -42}));
-        let said = read(&update(json!({"message_thread_id": 3, "is_topic_message": true}))).unwrap();
-        assert_eq!(said.conversation_id("99"), "telegram/99/-42/3");
-        assert_eq!(said.reply_to(), json!({"chat_id": -42, "message_thread_id": 3}));
+        let message = read(&update(json!({"message_thread_id": 3}))).unwrap();
+        assert_eq!(message.conversation_id("99"), "telegram/99/-42");
+        assert_eq!(message.reply_to(), json!({"chat_id": -42}));
+        let message = read(&update(json!({"message_thread_id": 3, "is_topic_message": true}))).unwrap();
+        assert_eq!(message.conversation_id("99"), "telegram/99/-42/3");
+        assert_eq!(message.reply_to(), json!({"chat_id": -42, "message_thread_id": 3}));
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod send;
 
 pub(super) use send::Webhook;
 
-use super::{Incoming, take, unsigned};
+use super::{Incoming, accept, not_signed};
 use crate::signed;
 use axum::Json;
 use axum::body::Bytes;
@@ -48,7 +48,7 @@ pub(super) async fn receive(
     let now = chrono::Utc::now().timestamp();
     let verified = signed::standard_webhooks(&config.secrets, &headers, &body, now);
     let id = verified.and_then(|()| signed::webhook_id(&headers));
-    let key = format!("webhook/{}", id.map_err(|error| unsigned("a webhook", error))?);
+    let key = format!("webhook/{}", id.map_err(|error| not_signed("a webhook", error))?);
     let message = read(&body)?;
     let reply = config.reply_url.is_some().then(|| ReplyRoute {
         channel: NAME.to_owned(),
@@ -64,7 +64,7 @@ pub(super) async fn receive(
         agent: message.agent.or_else(|| config.agent.clone()),
         reply,
     };
-    let woken = take(&ctx, incoming).await?;
+    let woken = accept(&ctx, incoming).await?;
     let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(woken)))
 }

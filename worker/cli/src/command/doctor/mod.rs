@@ -68,7 +68,7 @@ impl Report {
 /// Runs every check of a configuration that loads.
 pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
     let mut report = Report::default();
-    let dev = super::dev::adopt(&mut config, &app)?;
+    let dev = super::dev::apply_if_dev_database(&mut config, &app)?;
     match &config.file {
         Some(file) => report.ok("configuration", file.display().to_string()),
         None => report.ok("configuration", "no file; environment and defaults"),

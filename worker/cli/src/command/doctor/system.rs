@@ -12,7 +12,7 @@ use wakeful_store::{Error, Store};
 
 /// Time for all database checks together. The whole command, like any health check, must end within ten
 /// seconds.
-const PATIENCE: Duration = Duration::from_secs(8);
+const TIMEOUT: Duration = Duration::from_secs(8);
 const CONNECT: Duration = Duration::from_secs(3);
 const NOTIFICATION: Duration = Duration::from_secs(2);
 const SERVER: Duration = Duration::from_secs(3);
@@ -92,7 +92,7 @@ pub(super) async fn mail(config: &Config) -> Report {
             return report;
         }
     };
-    match tokio::time::timeout(PATIENCE, sender.greet()).await {
+    match tokio::time::timeout(TIMEOUT, sender.greet()).await {
         Ok(Ok(())) => report.ok("mail", format!("{address} answers")),
         Ok(Err(error)) => report.problem(
             "mail",
@@ -101,7 +101,7 @@ pub(super) async fn mail(config: &Config) -> Report {
         ),
         Err(_) => report.problem(
             "mail",
-            format!("{address} does not answer within {}", span(PATIENCE.as_secs_f64())),
+            format!("{address} does not answer within {}", span(TIMEOUT.as_secs_f64())),
             "check [email.smtp] host and port, and the firewall between: many networks close port 25",
         ),
     }
@@ -115,7 +115,7 @@ pub(super) async fn database(config: &Config) -> Report {
         report.problem("database", "no database is configured", "set DATABASE_URL, or [database] url");
         return report;
     };
-    match tokio::time::timeout(PATIENCE, ask(config, &url, &mut report)).await {
+    match tokio::time::timeout(TIMEOUT, ask(config, &url, &mut report)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => report.problem(
             "database",
@@ -124,7 +124,7 @@ pub(super) async fn database(config: &Config) -> Report {
         ),
         Err(_) => report.problem(
             "database",
-            format!("its answers take more than {}", span(PATIENCE.as_secs_f64())),
+            format!("its answers take more than {}", span(TIMEOUT.as_secs_f64())),
             "look at the server's load, its locks (pg_stat_activity) and the network between",
         ),
     }

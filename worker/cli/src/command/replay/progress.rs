@@ -39,28 +39,28 @@ impl Meter {
 }
 
 impl Observer for Meter {
-    fn finds(&self, found: &Unfinished) {
+    fn on_resume(&self, found: &Unfinished) {
         let (id, age) = (printable(&found.session_id), span(found.age_s as f64));
         self.bar.suspend(|| {
             eprintln!("going on with {id}, begun {age} ago by the same command (--fresh begins anew)");
         });
     }
 
-    fn waits(&self, session_id: &str, seconds: i64) {
+    fn on_wait(&self, session_id: &str, seconds: i64) {
         let id = printable(session_id);
         self.bar.suspend(|| {
             eprintln!("{id} is held by another process: if that one is gone, this goes on in {seconds} s");
         });
     }
 
-    fn begins(&self, session_id: &str, answers: u64) {
+    fn on_start(&self, session_id: &str, answers: u64) {
         self.bar.set_length(answers);
         if !self.terminal {
             eprintln!("replay {session_id}: {} to run", count(answers as i64, "turn"));
         }
     }
 
-    fn moves(&self, answers: u64, progress: &Progress) {
+    fn on_progress(&self, answers: u64, progress: &Progress) {
         let spent = format!("{} tokens, {}", progress.tokens, dollars(progress.cost_micros));
         self.bar.set_position(answers);
         self.bar.set_message(spent.clone());
@@ -73,10 +73,10 @@ impl Observer for Meter {
 }
 
 /// An observer that shows nothing, for the replays of a suite.
-pub(super) struct Unseen;
+pub(super) struct Silent;
 
-impl Observer for Unseen {
-    fn begins(&self, _: &str, _: u64) {}
+impl Observer for Silent {
+    fn on_start(&self, _: &str, _: u64) {}
 
-    fn moves(&self, _: u64, _: &Progress) {}
+    fn on_progress(&self, _: u64, _: &Progress) {}
 }

@@ -1,8 +1,8 @@
 //! `wakeful replay --suite DIR`: runs every bundle of a folder, several at a time, and prints a line for
 //! each.
 
-use super::progress::Unseen;
-use super::{Compared, Wish, replayed};
+use super::progress::Silent;
+use super::{Compared, SharedOptions, replayed};
 use crate::command::output::{Cell, Column, Format, Output, Table, Tone, count, dollars, printable, span};
 use crate::command::{Exit, Usage};
 use futures::StreamExt;
@@ -35,13 +35,18 @@ struct Line {
     error: Option<String>,
 }
 
-pub(super) async fn run(ctx: &Arc<Ctx>, wish: &Wish, dir: &Path, output: &Output) -> anyhow::Result<Exit> {
+pub(super) async fn run(
+    ctx: &Arc<Ctx>,
+    options: &SharedOptions,
+    dir: &Path,
+    output: &Output,
+) -> anyhow::Result<Exit> {
     let bundles = bundles(dir)?;
     let all = bundles.len();
     let mut lines = Vec::new();
     let mut running = futures::stream::iter(bundles)
-        .map(|path| async move { line(ctx, wish, &path).await })
-        .buffer_unordered(wish.args.jobs);
+        .map(|path| async move { line(ctx, options, &path).await })
+        .buffer_unordered(options.args.jobs);
     while let Some(line) = running.next().await {
         lines.extend(line);
         if let Some(line) = lines.last() {
@@ -94,13 +99,13 @@ fn bundles(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 /// Runs one bundle. Returns `None` when it was interrupted.
-async fn line(ctx: &Arc<Ctx>, wish: &Wish, path: &Path) -> Option<Line> {
+async fn line(ctx: &Arc<Ctx>, options: &SharedOptions, path: &Path) -> Option<Line> {
     let bundle = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if ctx.shutdown.draining.is_cancelled() {
         return None;
     }
     let source = path.display().to_string();
-    let compared = match replayed(ctx, wish, &source, &Unseen).await {
+    let compared = match replayed(ctx, options, &source, &Silent).await {
         Ok(Some(compared)) => compared,
         Ok(None) => return None,
         Err(error) => return Some(failed(bundle, format!("{error:#}"))),
@@ -109,10 +114,10 @@ async fn line(ctx: &Arc<Ctx>, wish: &Wish, path: &Path) -> Option<Line> {
     if let Err(error) = ctx.store.end_replay(session_id).await {
         return Some(failed(bundle, error.to_string()));
     }
-    Some(of(bundle, &compared, wish))
+    Some(of(bundle, &compared, options))
 }
 
-fn of(bundle: String, compared: &Compared, wish: &Wish) -> Line {
+fn of(bundle: String, compared: &Compared, options: &SharedOptions) -> Line {
     let (replay, diff) = (&compared.replay, &compared.diff);
     let totals = &diff.totals.right;
     Line {
@@ -121,7 +126,7 @@ fn of(bundle: String, compared: &Compared, wish: &Wish) -> Line {
         session_id: Some(replay.session_id.clone()),
         turns: totals.turns,
         verdict: if replay.failed.is_some() { "failed" } else { diff.verdict.as_str() },
-        diverged: replay.failed.is_none() && wish.args.fail_on.is_reached(compared),
+        diverged: replay.failed.is_none() && options.args.fail_on.is_reached(compared),
         first_divergence: diff
             .first_divergence
             .as_ref()

@@ -3,7 +3,7 @@
 use super::super::output::Tone;
 use super::super::printable::printable_lines;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
-use wakeful_workflow::diff::{Of, Piece};
+use wakeful_workflow::diff::{Piece, WhichSide};
 
 /// A part of a line in one tone. Its text is already escaped.
 #[derive(Clone)]
@@ -19,9 +19,9 @@ pub(super) fn span(tone: Tone, text: &str) -> Span {
 /// Marks a piece `[-left-]` or `{+right+}`, so that it also reads without colours.
 pub(super) fn marked(piece: &Piece) -> Span {
     match piece.of {
-        Of::Both => span(Tone::Plain, &piece.text),
-        Of::Left => span(Tone::Bad, &format!("[-{}-]", piece.text)),
-        Of::Right => span(Tone::Good, &format!("{{+{}+}}", piece.text)),
+        WhichSide::Both => span(Tone::Plain, &piece.text),
+        WhichSide::Left => span(Tone::Bad, &format!("[-{}-]", piece.text)),
+        WhichSide::Right => span(Tone::Good, &format!("{{+{}+}}", piece.text)),
     }
 }
 

@@ -3,10 +3,12 @@
 
 use super::super::output::dollars;
 use super::super::printable::printable_lines;
-use super::{TOTALS, TotalsLine, change, ends, measured_on_both, note_on_change, range, time, value};
+use super::{
+    TOTALS, TotalsLine, change, measured_on_both, note_on_change, range, shorten_middle, time, value,
+};
 use askama::Template;
 use wakeful_workflow::diff::{
-    Level, Of, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference,
+    Level, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference, WhichSide,
 };
 
 /// Most characters shown at each end of an unchanged text, and at the start of a changed one.
@@ -87,7 +89,7 @@ struct Mapped {
 
 enum Block {
     Equal { name: String, turns: Vec<EqualTurn>, unlisted: usize },
-    Turn(Turn),
+    Turn(TurnBlock),
 }
 
 struct EqualTurn {
@@ -96,7 +98,7 @@ struct EqualTurn {
     other_bytes: bool,
 }
 
-struct Turn {
+struct TurnBlock {
     turn: usize,
     level: &'static str,
     sign: &'static str,
@@ -218,7 +220,7 @@ fn equal_turn(turn: &TurnDiff) -> EqualTurn {
     EqualTurn { turn: turn.turn, said: safe(&said), other_bytes: turn.request == RequestMatch::Differs }
 }
 
-fn turn(turn: &TurnDiff) -> Turn {
+fn turn(turn: &TurnDiff) -> TurnBlock {
     let side = |name: &str, view: &Option<TurnView>| {
         view.as_ref().map(|view| TurnSide {
             messages: format!("{name} messages {}", range(view.first_message, view.last_message)),
@@ -234,7 +236,7 @@ fn turn(turn: &TurnDiff) -> Turn {
             }),
         })
     };
-    Turn {
+    TurnBlock {
         turn: turn.turn,
         level: turn.level.as_str(),
         sign: sign(turn.level),
@@ -292,21 +294,24 @@ fn changed(change: &ValueDifference) -> Texts {
     if !change.words.is_empty() {
         return words(&change.path, &change.words);
     }
-    let left = Piece { of: Of::Left, text: value(change.left.as_ref()) };
-    let right = Piece { of: Of::Right, text: value(change.right.as_ref()) };
+    let left = Piece { of: WhichSide::Left, text: value(change.left.as_ref()) };
+    let right = Piece { of: WhichSide::Right, text: value(change.right.as_ref()) };
     words(&change.path, &[left, right])
 }
 
 fn words(name: &str, pieces: &[Piece]) -> Texts {
-    let of = |side: Of| {
-        let own = pieces.iter().filter(|piece| piece.of == Of::Both || piece.of == side);
+    let of = |side: WhichSide| {
+        let own = pieces.iter().filter(|piece| piece.of == WhichSide::Both || piece.of == side);
         own.map(|piece| {
-            let most = if piece.of == Of::Both { CONTEXT } else { CHANGED };
-            Run { changed: piece.of != Of::Both, text: safe(&ends(&piece.text, most, CONTEXT)) }
+            let most = if piece.of == WhichSide::Both { CONTEXT } else { CHANGED };
+            Run {
+                changed: piece.of != WhichSide::Both,
+                text: safe(&shorten_middle(&piece.text, most, CONTEXT)),
+            }
         })
         .collect()
     };
-    Texts { name: safe(name), left: of(Of::Left), right: of(Of::Right) }
+    Texts { name: safe(name), left: of(WhichSide::Left), right: of(WhichSide::Right) }
 }
 
 fn totals(report: &Report) -> Vec<Total> {

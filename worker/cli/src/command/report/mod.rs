@@ -8,7 +8,7 @@ use super::output::{Format, Output, count, dollars, printable};
 use super::{Exit, Usage};
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
-use wakeful_workflow::diff::{Both, Level, Report, Totals};
+use wakeful_workflow::diff::{Level, Report, Sides, Totals};
 
 /// A line of the totals: its name, the getter of its value, and the formatter.
 type TotalsLine = (&'static str, fn(&Totals) -> i64, fn(i64) -> String);
@@ -126,14 +126,14 @@ pub(crate) fn write_page(report: &Report, file: &Path) -> anyhow::Result<()> {
 
 /// Returns the totals that the CHANGE column compares. A prefix copied by a fork was measured on one side
 /// only and would look like a change, so it is left out.
-fn measured_on_both(report: &Report) -> &Both<Totals> {
+fn measured_on_both(report: &Report) -> &Sides<Totals> {
     if report.compared.left.turns == 0 { &report.totals } else { &report.compared }
 }
 
 /// Returns a note when the CHANGE column covers only a part of the turns.
 fn note_on_change(report: &Report) -> Option<String> {
     let measured = measured_on_both(report);
-    let turns = |of: &Both<Totals>| (of.left.turns, of.right.turns);
+    let turns = |of: &Sides<Totals>| (of.left.turns, of.right.turns);
     (turns(measured) != turns(&report.totals))
         .then(|| format!("change: over the {} that both sides made", count(measured.left.turns, "answer")))
 }
@@ -158,7 +158,7 @@ fn value(value: Option<&serde_json::Value>) -> String {
 }
 
 /// Returns the first `head` and the last `tail` characters of `text`.
-fn ends(text: &str, head: usize, tail: usize) -> String {
+fn shorten_middle(text: &str, head: usize, tail: usize) -> String {
     let characters = text.chars().count();
     if characters <= head + tail + 3 {
         return text.to_owned();
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_ends_of_a_long_text_are_kept() {
-        assert_eq!(ends("abcdefghijklmnop", 3, 2), "abc … op");
-        assert_eq!(ends("abcdefgh", 3, 2), "abcdefgh");
+        assert_eq!(shorten_middle("abcdefghijklmnop", 3, 2), "abc … op");
+        assert_eq!(shorten_middle("abcdefgh", 3, 2), "abcdefgh");
     }
 }

@@ -2,12 +2,12 @@
 
 use super::super::output::{Column, Output, Table, Tone, count, dollars};
 use super::columns::{Span, lay, marked, span};
-use super::{TOTALS, change, ends, measured_on_both, note_on_change, range, time, value};
+use super::{TOTALS, change, measured_on_both, note_on_change, range, shorten_middle, time, value};
 use std::fmt::Write as _;
 use unicode_width::UnicodeWidthStr;
 use wakeful_workflow::diff::{
-    Both, Difference, Divergence, Level, Of, Part, Piece, Report, RequestMatch, TurnDiff, TurnView,
-    ValueDifference,
+    Difference, Divergence, Level, Part, Piece, Report, RequestMatch, Sides, TurnDiff, TurnView,
+    ValueDifference, WhichSide,
 };
 
 /// Width from which two texts are shown side by side.
@@ -210,8 +210,8 @@ impl Text<'_> {
                 self.line(&[span(Tone::Head, &format!("{:INDENT$}{}", "", change.path))]);
             }
             if change.words.is_empty() {
-                let left = Piece { of: Of::Left, text: value(change.left.as_ref()) };
-                let right = Piece { of: Of::Right, text: value(change.right.as_ref()) };
+                let left = Piece { of: WhichSide::Left, text: value(change.left.as_ref()) };
+                let right = Piece { of: WhichSide::Right, text: value(change.right.as_ref()) };
                 self.words(&[left, right]);
             } else {
                 self.words(&change.words);
@@ -227,7 +227,7 @@ impl Text<'_> {
             Column::number("RIGHT"),
             Column::number("CHANGE"),
         ]);
-        let Both { left, right } = &report.totals;
+        let Sides { left, right } = &report.totals;
         let measured = measured_on_both(report);
         for (name, of, show) in TOTALS {
             let change = change(of(&measured.left), of(&measured.right));
@@ -258,14 +258,14 @@ impl Text<'_> {
     fn words(&mut self, pieces: &[Piece]) {
         let pieces = self.shortened(pieces);
         let width = self.output.width().map(usize::from);
-        let spans = |sides: &[Of]| -> Vec<Span> {
+        let spans = |sides: &[WhichSide]| -> Vec<Span> {
             pieces.iter().filter(|piece| sides.contains(&piece.of)).map(marked).collect()
         };
         match width {
             Some(width) if width >= WIDE => {
                 let column = (width - INDENT - 3) / 2;
-                let left = lay(&spans(&[Of::Both, Of::Left]), column);
-                let right = lay(&spans(&[Of::Both, Of::Right]), column);
+                let left = lay(&spans(&[WhichSide::Both, WhichSide::Left]), column);
+                let right = lay(&spans(&[WhichSide::Both, WhichSide::Right]), column);
                 for at in 0..left.len().max(right.len()) {
                     let none = Vec::new();
                     let (one, other) = (left.get(at).unwrap_or(&none), right.get(at).unwrap_or(&none));
@@ -282,7 +282,7 @@ impl Text<'_> {
             }
             width => {
                 let room = width.map_or(usize::MAX, |width| width.saturating_sub(INDENT).max(20));
-                for spans in lay(&spans(&[Of::Both, Of::Left, Of::Right]), room) {
+                for spans in lay(&spans(&[WhichSide::Both, WhichSide::Left, WhichSide::Right]), room) {
                     let mut line = vec![Span { tone: Tone::Plain, text: " ".repeat(INDENT) }];
                     line.extend(spans);
                     self.line(&line);
@@ -299,11 +299,11 @@ impl Text<'_> {
         let last = pieces.len().saturating_sub(1);
         let cut = |(at, piece): (usize, &Piece)| {
             let (head, tail) = match piece.of {
-                Of::Both if pieces.len() == 1 => (CHANGED, 0),
-                Of::Both => (if at == 0 { 0 } else { CONTEXT }, if at == last { 0 } else { CONTEXT }),
-                Of::Left | Of::Right => (CHANGED, CONTEXT),
+                WhichSide::Both if pieces.len() == 1 => (CHANGED, 0),
+                WhichSide::Both => (if at == 0 { 0 } else { CONTEXT }, if at == last { 0 } else { CONTEXT }),
+                WhichSide::Left | WhichSide::Right => (CHANGED, CONTEXT),
             };
-            Piece { of: piece.of, text: ends(&piece.text, head, tail) }
+            Piece { of: piece.of, text: shorten_middle(&piece.text, head, tail) }
         };
         pieces.iter().enumerate().map(cut).collect()
     }

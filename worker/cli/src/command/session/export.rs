@@ -165,8 +165,8 @@ fn finish(output: &Output, args: &Args, target: Target, bytes: u64) -> anyhow::R
     file.as_file().sync_all()?;
     file.persist(&named).with_context(|| named.display().to_string())?;
     let name = named.display().to_string();
-    let told = json!({"session_id": args.id, "file": name, "bytes": bytes, "redacted": args.redact});
-    output.one(&told, || format!("{}\n", printable(&name)))?;
+    let summary = json!({"session_id": args.id, "file": name, "bytes": bytes, "redacted": args.redact});
+    output.one(&summary, || format!("{}\n", printable(&name)))?;
     Ok(Exit::Ok)
 }
 

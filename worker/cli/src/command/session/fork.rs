@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use wakeful_config::Config;
 use wakeful_store::Store;
 use wakeful_store::fork::{ForkRequest, Forked, Model};
-use wakeful_workflow::fork::{At, SystemPromptPatch};
+use wakeful_workflow::fork::{CutPoint, SystemPromptPatch};
 use wakeful_workflow::policy::ToolMode;
 
 #[derive(Debug, clap::Args)]
@@ -19,7 +19,7 @@ pub(super) struct Args {
     /// The message to cut after: its number or its id, start, end, last-user, last-tool, step:N or event:N.
     /// Default: the last message; with --text the last one of a user.
     #[arg(long, value_name = "PLACE")]
-    at: Option<At>,
+    at: Option<CutPoint>,
     /// Use another model, as provider/model.
     #[arg(long)]
     model: Option<String>,
@@ -71,7 +71,7 @@ pub(super) async fn fork(
     if forked.run_id.is_some() && !forked.duplicate {
         store.announce(&forked.session_id).await?;
     }
-    output.one(&forked, || told(&forked))?;
+    output.one(&forked, || format_fork(&forked))?;
     Ok(Exit::Ok)
 }
 
@@ -125,7 +125,10 @@ fn request(app: &App, config: &Config, args: Args) -> anyhow::Result<ForkRequest
         start: !args.no_start,
         client_key: args.client_key,
         trace_context: wakeful_engine::telemetry::trace_context(),
-        ..ForkRequest::new(&args.id, args.at.unwrap_or(if edited { At::LastUser } else { At::End }))
+        ..ForkRequest::new(
+            &args.id,
+            args.at.unwrap_or(if edited { CutPoint::LastUser } else { CutPoint::End }),
+        )
     })
 }
 
@@ -139,7 +142,7 @@ fn prompt_of(file: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn told(forked: &Forked) -> String {
+fn format_fork(forked: &Forked) -> String {
     let mut text = format!(
         "{}: forked from {} after message {}",
         printable(&forked.session_id),

@@ -28,8 +28,8 @@ pub(super) async fn into_database(
 ) -> anyhow::Result<Exit> {
     let (file, _spooled) = source(&args.file, limits)?;
     let progress = progress("importing", &file);
-    let told = progress.clone();
-    let imported = store.import(&file, DEFAULT_SPACE, limits, move |bytes| told.at(bytes)).await;
+    let shown = progress.clone();
+    let imported = store.import(&file, DEFAULT_SPACE, limits, move |bytes| shown.at(bytes)).await;
     progress.end();
     print(output, &imported?)
 }
@@ -37,8 +37,8 @@ pub(super) async fn into_database(
 pub(super) async fn verify(output: &Output, args: &Args, limits: Limits) -> anyhow::Result<Exit> {
     let (file, _spooled) = source(&args.file, limits)?;
     let progress = progress("checking", &file);
-    let told = progress.clone();
-    let checked = import::check(&file, limits, move |bytes| told.at(bytes)).await;
+    let shown = progress.clone();
+    let checked = import::check(&file, limits, move |bytes| shown.at(bytes)).await;
     progress.end();
     print(output, &checked?)
 }

@@ -4,7 +4,7 @@ use super::super::output::{Output, printable};
 use super::{Exit, Usage};
 use crate::App;
 use wakeful_config::Config;
-use wakeful_engine::origin;
+use wakeful_engine::new_session;
 use wakeful_store::Store;
 use wakeful_store::session::SessionFilter;
 use wakeful_store::wake::NewSession;
@@ -54,7 +54,7 @@ pub(super) async fn new(
     };
     // If the configuration names no model, as with `wakeful dev`, use the conversation's own.
     let config = Config { fallback_model: before.map(|session| session.model_id), ..config.clone() };
-    let new = origin::of_chat(&config, &app.registry()?, conversation_id, agent.as_deref())
+    let new = new_session::of_chat(&config, &app.registry()?, conversation_id, agent.as_deref())
         .map_err(|cannot| Usage(cannot.to_string()))?;
     let new = NewSession { repository_id: args.repository, ..new };
     let begun = store.begin_anew(&new, args.client_key.as_deref()).await?;

@@ -24,7 +24,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn verify(store: &Store, output: &Output, args: Args) -> anyhow::Result<Exit> {
-    let mut told = Told { output: *output, brief: args.all, json: Vec::new(), sessions: 0, differ: 0 };
+    let mut results = Results { output: *output, brief: args.all, json: Vec::new(), sessions: 0, differ: 0 };
     let mut ids = args.ids;
     loop {
         if args.all {
@@ -32,9 +32,9 @@ pub(super) async fn verify(store: &Store, output: &Output, args: Args) -> anyhow
         }
         for id in &ids {
             match look(store, id, args.rebuild).await {
-                Ok((verification, rebuilt)) => told.tell(&verification, rebuilt.as_ref())?,
+                Ok((verification, rebuilt)) => results.add(&verification, rebuilt.as_ref())?,
                 // Report an unreadable log and go on with the other sessions.
-                Err(error @ Error::Corrupt { .. }) if args.all => told.unreadable(id, &error),
+                Err(error @ Error::Corrupt { .. }) if args.all => results.unreadable(id, &error),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -42,7 +42,7 @@ pub(super) async fn verify(store: &Store, output: &Output, args: Args) -> anyhow
             break;
         }
     }
-    told.end()
+    results.end()
 }
 
 async fn look(
@@ -60,7 +60,7 @@ async fn look(
 }
 
 /// The results so far, printed or collected for JSON.
-struct Told {
+struct Results {
     output: Output,
     /// Show only differing sessions in full.
     brief: bool,
@@ -69,8 +69,8 @@ struct Told {
     differ: usize,
 }
 
-impl Told {
-    fn tell(&mut self, verification: &Verification, rebuilt: Option<&Rebuilt>) -> anyhow::Result<()> {
+impl Results {
+    fn add(&mut self, verification: &Verification, rebuilt: Option<&Rebuilt>) -> anyhow::Result<()> {
         self.sessions += 1;
         self.differ += usize::from(!verification.agrees);
         let mut item = serde_json::to_value(verification)?;

@@ -47,7 +47,7 @@ pub(super) async fn why(store: &Store, config: &Config, output: &Output, id: &st
         attempts: config.agent(&standing.session.agent).ok().map(|agent| agent.limits.attempts),
     };
     let mut findings = explain(&standing, around);
-    findings.extend(store.loop_suspicion(&standing.session.session_id).await?.into_iter().map(cut_off));
+    findings.extend(store.loop_suspicion(&standing.session.session_id).await?.into_iter().map(loop_finding));
     output
         .one(&json!({"findings": findings, "standing": standing}), || text(&standing, &findings, output))?;
     Ok(Exit::Ok)
@@ -72,7 +72,7 @@ fn text(standing: &Standing, findings: &[Finding], output: &Output) -> String {
 }
 
 /// Explains why the session's replies are not sent: its mails look like a loop.
-fn cut_off(reason: String) -> Finding {
+fn loop_finding(reason: String) -> Finding {
     // Both reasons name a limit, but only the loop limit is configurable.
     let remedy = if reason.contains("email.loop_limit") {
         "Read who writes to it (`GET /v1/mails`). For a person, raise email.loop_limit, and answer this one by hand."

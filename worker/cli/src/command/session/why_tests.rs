@@ -280,7 +280,7 @@ fn a_repeated_text_has_another_remedy_than_too_many_mails() {
     let reasons = wakeful_workflow::mail::policy::loop_suspicion(many, 10);
     let says: Vec<bool> = reasons
         .into_iter()
-        .map(|reason| cut_off(reason).remedy.unwrap().contains("raise email.loop_limit"))
+        .map(|reason| loop_finding(reason).remedy.unwrap().contains("raise email.loop_limit"))
         .collect();
     assert_eq!(says, [true, false]);
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::super::child::Child;
-use super::{LEASE_S, LOOK, PATIENCE, maildir, workspaces};
+use super::{LEASE_S, POLL_INTERVAL, TIMEOUT, maildir, workspaces};
 
 /// The role of a process.
 #[derive(Clone, Copy, Debug)]
@@ -97,10 +97,10 @@ impl Cast {
                 return Ok(Ready { pid: actor.child.pid(), detail });
             }
             self.check()?;
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 bail!("{name} does not start:\n{}", self.of(name)?.tail());
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -119,7 +119,7 @@ impl Cast {
         let actor = self.actors.iter_mut().find(|actor| actor.name == name).context("no such process")?;
         actor.over = true;
         actor.child.signal(libc::SIGKILL);
-        actor.child.wait(PATIENCE).with_context(|| format!("{name} survives SIGKILL"))?;
+        actor.child.wait(TIMEOUT).with_context(|| format!("{name} survives SIGKILL"))?;
         Ok(actor.child.pid())
     }
 
@@ -133,10 +133,10 @@ impl Cast {
                 if let Some(status) = actor.child.wait(Duration::ZERO) {
                     break status;
                 }
-                if began.elapsed() > PATIENCE {
+                if began.elapsed() > TIMEOUT {
                     bail!("{} does not end:\n{}", actor.name, actor.tail());
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             };
             if !status.success() {
                 bail!("{} ended badly ({status}):\n{}", actor.name, actor.tail());
@@ -175,7 +175,7 @@ impl Drop for Cast {
             actor.child.signal(libc::SIGKILL);
         }
         for actor in &self.actors {
-            actor.child.wait(PATIENCE);
+            actor.child.wait(TIMEOUT);
         }
     }
 }

@@ -21,10 +21,10 @@ use super::samples::{self, Sample};
 use super::{Style, Throwaway};
 
 /// Interval between two reads of the database.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Longest time that any one thing may take; after it the demo fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Seconds without a heartbeat after which a worker loses its leases.
 const LEASE_S: u64 = 3;
@@ -142,10 +142,10 @@ impl Play {
                 return Ok(found);
             }
             self.cast.check()?;
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 bail!("waited in vain: {what}");
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

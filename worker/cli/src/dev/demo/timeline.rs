@@ -207,7 +207,7 @@ impl Timeline {
                 "GEN_RESUMED" => chat.attempt += 1,
                 _ => {}
             }
-            if let Some((tone, text)) = told(&entry) {
+            if let Some((tone, text)) = format_entry(&entry) {
                 // Entries without a step come from the API process that accepted a message. This includes the
                 // tool result that a user's answer becomes.
                 let from_outside = entry.kind == "MESSAGE_RECEIVED" || entry.step_number.is_none();
@@ -283,7 +283,7 @@ fn short(sample: Sample) -> &'static str {
 }
 
 /// Returns the entry as `session tail` shows it, or `None` if the demo leaves it out.
-fn told(entry: &JournalEntry) -> Option<(Tone, String)> {
+fn format_entry(entry: &JournalEntry) -> Option<(Tone, String)> {
     let text = |key: &str| entry.payload[key].as_str().unwrap_or_default();
     let of_interest = match entry.kind.as_str() {
         "GEN_COMPLETE" => !text("text").trim().is_empty(),

@@ -7,14 +7,14 @@ use wakeful_workflow::fault::Fault;
 /// Claims of this step since the last progress (`stuck`, this claim included), and how many of the earlier
 /// ones lost their process (`died`). Both are 0 once this claim has made progress.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Tries {
+pub(super) struct RetryCounts {
     pub(super) stuck: i64,
     died: i64,
 }
 
-impl Tries {
-    pub(super) fn of(job: &Job) -> Tries {
-        Tries { stuck: i64::from(job.stuck), died: i64::from(job.died) }
+impl RetryCounts {
+    pub(super) fn of(job: &Job) -> RetryCounts {
+        RetryCounts { stuck: i64::from(job.stuck), died: i64::from(job.died) }
     }
 
     /// Returns how many claims gave the job back after a fault. Counts the present claim as one of them.
@@ -47,22 +47,22 @@ mod tests {
             // A job that kills its worker takes its neighbours along twice, and once more each time it makes
             // progress.
             for died in 0..5 {
-                let tries = Tries { stuck: died + 1, died };
+                let tries = RetryCounts { stuck: died + 1, died };
                 assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
                 assert_eq!(tries.ended_by_faults(), 1, "a first fault counts as one");
             }
         }
-        let dead = Tries { stuck: 6, died: 5 };
+        let dead = RetryCounts { stuck: 6, died: 5 };
         assert_eq!(dead.used_up(1, None), Some(Fault::WorkerDied { attempts: 5 }));
         assert_eq!(dead.used_up(6, None), None);
-        assert!(Tries { stuck: 7, died: 6 }.used_up(6, None).is_some());
+        assert!(RetryCounts { stuck: 7, died: 6 }.used_up(6, None).is_some());
     }
 
     #[test]
     fn faults_use_up_attempts_one_by_one() {
-        assert_eq!(Tries { stuck: 2, died: 0 }.used_up(2, Some("429")), None);
-        let stuck = Tries { stuck: 3, died: 0 }.used_up(2, Some("429"));
+        assert_eq!(RetryCounts { stuck: 2, died: 0 }.used_up(2, Some("429")), None);
+        let stuck = RetryCounts { stuck: 3, died: 0 }.used_up(2, Some("429"));
         assert_eq!(stuck, Some(Fault::Stuck { attempts: 2, last_error: "429".to_owned() }));
-        assert_eq!(Tries::default().ended_by_faults(), 1);
+        assert_eq!(RetryCounts::default().ended_by_faults(), 1);
     }
 }

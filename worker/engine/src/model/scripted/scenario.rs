@@ -36,13 +36,13 @@ pub struct Scenario {
     #[serde(default)]
     pub delay_ms: u64,
     #[serde(rename = "turn")]
-    pub turns: Vec<Turn>,
+    pub turns: Vec<ScriptedTurn>,
 }
 
 /// The replies to one user text, one for each model call.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Turn {
+pub struct ScriptedTurn {
     #[serde(default)]
     when: When,
     #[serde(rename = "reply", deserialize_with = "some_replies")]
@@ -118,7 +118,7 @@ impl Scenario {
     }
 
     /// Returns the first turn that matches `user`.
-    pub fn turn(&self, user: &str) -> Option<&Turn> {
+    pub fn turn(&self, user: &str) -> Option<&ScriptedTurn> {
         let user = user.to_lowercase();
         self.turns.iter().find(|turn| turn.when.fits(&user))
     }

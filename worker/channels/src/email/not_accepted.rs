@@ -1,15 +1,15 @@
-//! Why a mail was not taken. HTTP and LMTP each say it in their own words.
+//! Why a mail was not accepted. HTTP and LMTP each say it in their own words.
 
 use super::parse::Unreadable;
 use axum::http::StatusCode;
 use wakeful_engine::ingest::Refused;
-use wakeful_engine::origin::CannotBegin;
+use wakeful_engine::new_session::CannotBegin;
 use wakeful_http::problem::Problem;
 use wakeful_workflow::mail::scan::Hostile;
 
-/// Why a mail was not taken.
+/// Why a mail was not accepted.
 #[derive(Debug, thiserror::Error)]
-pub enum NotTaken {
+pub enum NotAccepted {
     /// It is not a mail, is too large, or no thread was free to read it.
     #[error(transparent)]
     Unreadable(#[from] Unreadable),
@@ -29,34 +29,34 @@ pub enum NotTaken {
     Refused(#[from] Refused),
 }
 
-impl From<wakeful_store::Error> for NotTaken {
-    fn from(error: wakeful_store::Error) -> NotTaken {
-        NotTaken::Refused(error.into())
+impl From<wakeful_store::Error> for NotAccepted {
+    fn from(error: wakeful_store::Error) -> NotAccepted {
+        NotAccepted::Refused(error.into())
     }
 }
 
-impl From<CannotBegin> for NotTaken {
-    fn from(cannot: CannotBegin) -> NotTaken {
-        NotTaken::Refused(cannot.into())
+impl From<CannotBegin> for NotAccepted {
+    fn from(cannot: CannotBegin) -> NotAccepted {
+        NotAccepted::Refused(cannot.into())
     }
 }
 
-impl From<NotTaken> for Problem {
-    fn from(not_taken: NotTaken) -> Problem {
-        let detail = not_taken.to_string();
-        match not_taken {
-            NotTaken::Unreadable(Unreadable::Hostile(Hostile::TooLarge)) => {
+impl From<NotAccepted> for Problem {
+    fn from(not_accepted: NotAccepted) -> Problem {
+        let detail = not_accepted.to_string();
+        match not_accepted {
+            NotAccepted::Unreadable(Unreadable::Hostile(Hostile::TooLarge)) => {
                 Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
             }
-            NotTaken::Unreadable(
+            NotAccepted::Unreadable(
                 Unreadable::Hostile(Hostile::Headers | Hostile::Parts | Hostile::Depth | Hostile::Ambiguous)
                 | Unreadable::NoMail,
             )
-            | NotTaken::NoMailbox => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
-            NotTaken::Unreadable(Unreadable::NoThread) => Problem::unavailable(detail, 5),
-            NotTaken::ReadersBusy => Problem::too_many(detail, 1),
-            NotTaken::Defect => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail),
-            NotTaken::Refused(refused) => refused.into(),
+            | NotAccepted::NoMailbox => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail),
+            NotAccepted::Unreadable(Unreadable::NoThread) => Problem::unavailable(detail, 5),
+            NotAccepted::ReadersBusy => Problem::too_many(detail, 1),
+            NotAccepted::Defect => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail),
+            NotAccepted::Refused(refused) => refused.into(),
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// The same value for both sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Both<T> {
+pub struct Sides<T> {
     pub left: T,
     pub right: T,
 }
