@@ -85,6 +85,7 @@ struct Shared {
 }
 
 impl Messengers {
+    #[expect(clippy::unused_async, reason = "tests start every kind of server with `.await`")]
     pub async fn start() -> Messengers {
         let listener = super::servers::listen();
         let url = format!("http://{}", listener.local_addr().expect("an address"));

@@ -55,6 +55,7 @@ struct Shared {
 impl ModelServer {
     /// Answers each request with the result of `script` for its body and its number (from 0). Where requests
     /// may be repeated, the answer should depend only on the body.
+    #[expect(clippy::unused_async, reason = "tests start every kind of server with `.await`")]
     pub async fn start(script: impl Fn(&Value, usize) -> Answer + Send + Sync + 'static) -> ModelServer {
         let shared = Arc::new(Shared {
             bodies: Mutex::default(),

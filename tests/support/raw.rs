@@ -112,6 +112,7 @@ struct Shared {
 
 impl RawModel {
     /// Answers each request with the result of `script` for its body and its number (from 0).
+    #[expect(clippy::unused_async, reason = "tests start every kind of server with `.await`")]
     pub async fn start(
         protocol: Protocol,
         script: impl Fn(&Value, usize) -> Sent + Send + Sync + 'static,

@@ -56,6 +56,7 @@ struct Shared {
 }
 
 impl SmtpServer {
+    #[expect(clippy::unused_async, reason = "tests start every kind of server with `.await`")]
     pub async fn start() -> SmtpServer {
         let listener = super::servers::listen();
         let port = listener.local_addr().expect("an address").port();

@@ -35,7 +35,7 @@ impl Level {
 /// The result of comparing two sessions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// [`FORMAT`](super::FORMAT).
     pub format: &'static str,
     /// The highest level of any difference.
     pub verdict: Level,
