@@ -77,7 +77,7 @@ pub(super) struct Incoming {
 /// Accepts a mail: one session for each of our mailboxes that it is addressed to.
 ///
 /// # Errors
-/// [`NotAccepted`].
+/// `NotAccepted`.
 pub async fn accept(ctx: &Ctx, arrived: Arrived) -> Result<Vec<Accepted>, NotAccepted> {
     let recipients = arrived.recipients.clone();
     let incoming = read(arrived).await?;
