@@ -77,7 +77,7 @@ impl Store {
         reason: &str,
     ) -> Result<Noted> {
         let noted = self.try_note_bounce(delivery_id, recipient, status, reason).await;
-        self.noted(noted)
+        self.note_refusal(noted)
     }
 
     async fn try_note_bounce(

@@ -3,7 +3,9 @@
 //! The conversation's row is locked first. So two first messages at the same time create one session. A message that arrives
 //! during a restart goes to the old session or to the new one, and is never lost.
 #![doc = include_str!("create.md")]
-use crate::hydrate::from_text;
+
+pub(crate) mod notice;
+
 use crate::run::{self, Locked};
 use crate::session::shown;
 use crate::{Error, Result, Store, new_id};
@@ -12,13 +14,9 @@ use sqlx::PgConnection;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
-use wakeful_workflow::record::{Block, Role, text_of};
 use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::SessionStatus;
-use wakeful_workflow::trigger::{NEW, opens_beside};
-
-/// How many texts of a notice's session become seeds of the chat about it, at most.
-const SAID: i64 = 100;
+use wakeful_workflow::trigger::{NEW, separate_session_type};
 
 /// Which existing session a trigger continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,7 +75,7 @@ impl Store {
     /// session of another agent, [`Error::Database`].
     pub async fn begin_anew(&self, new: &NewSession, client_key: Option<&str>) -> Result<Begun> {
         let begun = self.try_begin_anew(new, client_key).await;
-        self.noted(begun)
+        self.note_refusal(begun)
     }
 
     /// The agent of the conversation's latest session.
@@ -177,8 +175,8 @@ pub(crate) async fn find_or_create(
         Continues::Conversation => match sent_before(tx, &new.conversation_id, client_key).await? {
             Some(session_id) => Some(session_id),
             None => match latest(tx, &new.conversation_id).await? {
-                Some(latest) => match opens_beside(&latest.trigger_type, &new.trigger_type) {
-                    Some(own) => return open_beside(tx, new, latest, own).await,
+                Some(latest) => match separate_session_type(&latest.trigger_type, &new.trigger_type) {
+                    Some(own) => return notice::open_separate(tx, new, latest, own).await,
                     None => Some(latest.session_id),
                 },
                 None => None,
@@ -255,83 +253,6 @@ async fn latest(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<L
     )
     .fetch_optional(tx)
     .await?)
-}
-
-/// Creates a separate session for a chat about the notice whose session is `latest`. The new session has the
-/// restrictions of `latest`, but not its reply route. It gets the texts of `latest` when its first run begins
-/// ([`take_over`]), because the run of `latest` may still be working.
-async fn open_beside(
-    tx: &mut PgConnection,
-    new: &NewSession,
-    latest: Latest,
-    trigger_type: &str,
-) -> Result<Locked> {
-    let policy = match policy_of(latest.policy)? {
-        Some(before) => new.policy.clone().restricted_as(&before),
-        None => new.policy.clone(),
-    };
-    let session_id = new_id("sess");
-    let new = NewSession {
-        trigger_type: trigger_type.to_owned(),
-        trigger_id: latest.session_id,
-        policy,
-        ..new.clone()
-    };
-    insert(tx, &session_id, &new, None).await?;
-    run::lock_session(tx, &session_id).await
-}
-
-/// Copies the texts of a notice's session into the chat about it, as seeds, when the chat's first run begins.
-/// That run holds the conversation, so the notice's run has ended or waits for a person.
-pub(crate) async fn take_over(tx: &mut PgConnection, session: &Locked) -> Result<()> {
-    // An earlier version of Wakeful copied the texts when it created the session.
-    let given = sqlx::query_scalar!(
-        r#"select exists (
-            select from session_seed_messages where session_id = $1 and role <> 'system'
-        ) as "given!""#,
-        session.session_id
-    )
-    .fetch_one(&mut *tx)
-    .await?;
-    if given {
-        return Ok(());
-    }
-    let seeds = said(tx, &session.trigger_id).await?;
-    let before = sqlx::query_scalar!(
-        "update conversation_sessions
-        set seed_message_count = seed_message_count + $2
-        where session_id = $1
-        returning seed_message_count - $2 as \"before!\"",
-        session.session_id,
-        seeds.len() as i32
-    )
-    .fetch_one(&mut *tx)
-    .await?;
-    insert_seeds(tx, &session.session_id, &session.conversation_id, before, &seeds).await
-}
-
-/// Returns the newest texts of a session as seeds for another one.
-async fn said(tx: &mut PgConnection, session_id: &str) -> Result<Vec<Seed>> {
-    let records = sqlx::query!(
-        r#"select role, content::text as "content!" from conversation_records
-        where session_id = $1 and role in ('user', 'assistant')
-        order by message_number desc
-        limit $2"#,
-        session_id,
-        SAID
-    )
-    .fetch_all(tx)
-    .await?;
-    let mut seeds = Vec::new();
-    for record in records.into_iter().rev() {
-        let role = Role::parse(&record.role).ok_or_else(|| Error::corrupt("role", &record.role))?;
-        let content: Vec<Block> = from_text("message", &record.content)?;
-        let text = text_of(&content);
-        if !text.trim().is_empty() {
-            seeds.push(Seed { role, content: text, is_new: true });
-        }
-    }
-    Ok(seeds)
 }
 
 /// Returns the policy of a restarted conversation: see [`SessionPolicy::restarted`].

@@ -327,7 +327,7 @@ impl Store {
         settled: &Settled,
     ) -> Result<bool> {
         let done = self.try_settle(lease, claimed, channel, settled).await;
-        self.noted(done)
+        self.note_refusal(done)
     }
 
     async fn try_settle(

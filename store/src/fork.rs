@@ -10,7 +10,7 @@
 mod copy;
 
 use crate::run::{self, Wakes};
-use crate::wake::{NewMessage, accept};
+use crate::wake::{NewMessage, put_in_inbox};
 use crate::{Error, Result, Store, new_id};
 use copy::{Child, Parent};
 use serde::{Deserialize, Serialize};
@@ -197,7 +197,7 @@ impl Store {
     /// [`Error::KeyReused`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn fork(&self, request: &ForkRequest) -> Result<Forked> {
         let forked = self.try_fork(request).await;
-        self.noted(forked)
+        self.note_refusal(forked)
     }
 
     async fn try_fork(&self, request: &ForkRequest) -> Result<Forked> {
@@ -341,7 +341,7 @@ async fn start(tx: &mut PgConnection, request: &ForkRequest, session_id: &str) -
             attachments: Vec::new(),
         };
         let session = run::lock_session(tx, session_id).await?;
-        run_id = Some(accept(tx, session, &message).await?.run_id);
+        run_id = Some(put_in_inbox(tx, session, &message).await?.run_id);
     }
     if let Some(run_id) = run_id {
         return Ok(run_id);

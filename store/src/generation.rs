@@ -90,7 +90,7 @@ impl Store {
         chunk_no: i64,
         text: &str,
     ) -> Result<bool> {
-        // The insert and the last line see the same snapshot, and only this caller writes chunks of the generation.
+        // The last line does not see the insert. That is safe: only this caller writes chunks of this generation.
         let appended = sqlx::query_scalar!(
             r#"
             with g as (

@@ -3,7 +3,7 @@
 
 use crate::create::find_or_create;
 use crate::run::{self, Wakes};
-use crate::wake::{NewMessage, NewSession, Woken, accept};
+use crate::wake::{NewMessage, NewSession, Woken, put_in_inbox};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, NaiveDate, Utc};
 use serde::Serialize;
@@ -72,7 +72,7 @@ impl Store {
         imported: &Imported,
     ) -> Result<Woken> {
         let woken = self.try_wake_imported(new, message, imported).await;
-        self.noted(woken)
+        self.note_refusal(woken)
     }
 
     async fn try_wake_imported(
@@ -84,7 +84,7 @@ impl Store {
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         let made = adopt(&mut tx, &session.session_id, new, imported).await?;
-        let woken = accept(&mut tx, session, message).await?;
+        let woken = put_in_inbox(&mut tx, session, message).await?;
         if made {
             // Last, to hold the lock on the counter's row as briefly as possible.
             count(&mut tx, "imported", imported.left_out).await?;

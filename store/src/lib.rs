@@ -69,6 +69,7 @@ pub mod schema;
 pub mod session;
 pub mod side;
 pub mod standing;
+pub mod steer;
 pub mod step;
 pub mod tree;
 pub mod verify;

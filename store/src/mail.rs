@@ -1,7 +1,7 @@
 //! Incoming mail: which mails are known, which conversations they name, and how they reach a session.
 
 use crate::create::find_or_create;
-use crate::wake::{By, NewMessage, NewSession, Woken, accept, acceptance_of, conflict};
+use crate::wake::{By, NewMessage, NewSession, Woken, acceptance_of, conflict, put_in_inbox};
 use crate::{Error, Result, Store, run};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -147,7 +147,7 @@ impl Store {
         message: &NewMessage,
     ) -> Result<Woken> {
         let woken = self.try_take_mail(mail, wakes, message).await;
-        self.noted(woken)
+        self.note_refusal(woken)
     }
 
     async fn try_take_mail(
@@ -160,7 +160,7 @@ impl Store {
         let woken = match wakes {
             MailWakes::OwnSession(new) => {
                 match find_or_create(&mut tx, new, message.client_key.as_deref()).await {
-                    Ok(session) => accept(&mut tx, session, message).await?,
+                    Ok(session) => put_in_inbox(&mut tx, session, message).await?,
                     // The same mail came in by another way before, into another conversation, and has its
                     // session there.
                     Err(refused) if made_elsewhere(&refused) => {
@@ -174,7 +174,7 @@ impl Store {
                 let session = run::lock(&mut tx, session_id).await?;
                 By::Anyone.may_wake(&session)?;
                 let refused = conflict(session.clone(), "an answer");
-                let woken = accept(&mut tx, session, message).await?;
+                let woken = put_in_inbox(&mut tx, session, message).await?;
                 if !woken.duplicate && woken.outcome != Acceptance::Delivered {
                     return Err(refused);
                 }
@@ -213,7 +213,7 @@ impl Store {
     pub async fn drop_mail(&self, mail: &NewMail, reason: &str) -> Result<()> {
         let mut connection = self.intake.acquire().await?;
         let dropped = remember(&mut connection, mail, None, Some(reason)).await.map(|_| ());
-        self.noted(dropped)
+        self.note_refusal(dropped)
     }
 
     /// The conversations of the mailbox that contain a message with one of these ids, in the order of `ids`.

@@ -58,7 +58,7 @@ impl Store {
     }
 
     /// Remembers the result of a write that adds rows.
-    pub(crate) fn noted<T>(&self, done: Result<T>) -> Result<T> {
+    pub(crate) fn note_refusal<T>(&self, done: Result<T>) -> Result<T> {
         match &done {
             Ok(_) => self.refusal.set(None),
             Err(error) => self.note(error),

@@ -155,7 +155,7 @@ impl Store {
     /// Those of [`Store::send`].
     pub async fn feed(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let woken = self.try_send(session_id, message, By::Replay).await;
-        self.noted(woken)
+        self.note_refusal(woken)
     }
 
     /// Retries a failed run of a replay, as the process that drives it.

@@ -7,7 +7,7 @@
 use crate::delivery::enqueue;
 use crate::run::{self, Locked, Wakes, append_events};
 use crate::step::to_json;
-use crate::wake::{NewMessage, accept};
+use crate::wake::{NewMessage, put_in_inbox};
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -195,7 +195,7 @@ async fn tell(
         trace_context: decision.trace_context.clone(),
         attachments: Vec::new(),
     };
-    accept(tx, session.clone(), &message).await?;
+    put_in_inbox(tx, session.clone(), &message).await?;
     Ok(())
 }
 

@@ -249,3 +249,16 @@ pub(crate) async fn newest(tx: &mut PgConnection, session_id: &str) -> Result<Op
 pub(crate) fn new_run_id() -> String {
     new_id("run")
 }
+
+/// Removes a request to cancel, if there is one.
+pub(crate) async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Result<()> {
+    sqlx::query!(
+        "update conversation_sessions
+        set cancel_requested = false, cancel_reason = null
+        where session_id = $1 and (cancel_requested or cancel_reason is not null)",
+        session_id
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}

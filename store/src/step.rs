@@ -61,7 +61,7 @@ impl Store {
                 }
                 Next::Close(_) => self.close_run(lease, session, transition.clone(), performance).await,
             };
-            return match self.noted(done) {
+            return match self.note_refusal(done) {
                 // Find out whether the lease is lost or only the session moved.
                 Err(Error::Database(error)) if missed_fence(&error) => {
                     if !self.holds(lease).await? {

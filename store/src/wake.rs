@@ -1,5 +1,4 @@
-//! The wake: everything from outside reaches a session here. Triggers send messages, and operators retry or
-//! cancel.
+//! A message wakes a session. Every trigger's message reaches its session here; [`crate::steer`] has what operators do.
 //!
 //! A message writes an inbox row and a journal entry, increments `wake_seq`, and opens a run if the session
 //! needs one. A worker runs the agent later. A duplicate message changes nothing and gets the first message's
@@ -15,7 +14,6 @@ use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::inbox::{self, Acceptance, Arrival};
 use wakeful_workflow::record::{Attachment, without_nul};
-use wakeful_workflow::session::SessionStatus;
 
 /// How many messages may wait in one session, at most.
 const INBOX_LIMIT: i64 = 1000;
@@ -89,14 +87,14 @@ impl Store {
     /// [`Error::Database`].
     pub async fn wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let woken = self.try_wake(new, message).await;
-        self.noted(woken)
+        self.note_refusal(woken)
     }
 
     async fn try_wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
-        let woken = accept(&mut tx, session, message).await?;
+        let woken = put_in_inbox(&mut tx, session, message).await?;
         crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
@@ -108,14 +106,14 @@ impl Store {
     /// Those of [`Store::wake`], [`Error::NotFound`], and [`Error::Refused`] for a replay's session.
     pub async fn send(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let woken = self.try_send(session_id, message, By::Anyone).await;
-        self.noted(woken)
+        self.note_refusal(woken)
     }
 
     pub(crate) async fn try_send(&self, session_id: &str, message: &NewMessage, by: By) -> Result<Woken> {
         let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
-        let woken = accept(&mut tx, session, message).await?;
+        let woken = put_in_inbox(&mut tx, session, message).await?;
         tx.commit().await?;
         Ok(woken)
     }
@@ -126,7 +124,7 @@ impl Store {
     /// Those of [`Store::send`], and [`Error::Conflict`] if no question is open.
     pub async fn answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
         let woken = self.try_answer(session_id, message).await;
-        self.noted(woken)
+        self.note_refusal(woken)
     }
 
     async fn try_answer(&self, session_id: &str, message: &NewMessage) -> Result<Woken> {
@@ -134,119 +132,21 @@ impl Store {
         let session = run::lock(&mut tx, session_id).await?;
         By::Anyone.may_wake(&session)?;
         let refused = conflict(session.clone(), "an answer");
-        let woken = accept(&mut tx, session, message).await?;
+        let woken = put_in_inbox(&mut tx, session, message).await?;
         if !woken.duplicate && woken.outcome != Acceptance::Delivered {
             return Err(refused);
         }
         tx.commit().await?;
         Ok(woken)
     }
-
-    /// Continues a failed run, or one that needs attention, from its last commit. `reason` goes into the
-    /// journal. Returns the run's id.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] in any other status, [`Error::Refused`] for a replay's session,
-    /// [`Error::Database`].
-    pub async fn retry(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
-        self.try_retry(session_id, reason, By::Anyone).await
-    }
-
-    pub(crate) async fn try_retry(&self, session_id: &str, reason: Option<&str>, by: By) -> Result<String> {
-        let mut tx = self.pool.begin().await?;
-        let session = run::lock(&mut tx, session_id).await?;
-        by.may_wake(&session)?;
-        if !matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention) {
-            return Err(conflict(session, "retry"));
-        }
-        let Some(run_id) = run::newest(&mut tx, session_id).await? else {
-            return Err(conflict(session, "retry"));
-        };
-        let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
-        clear_cancel(&mut tx, session_id).await?;
-        run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
-        tx.commit().await?;
-        Ok(run_id)
-    }
-
-    /// Returns whether someone asked to cancel the session's open run.
-    ///
-    /// # Errors
-    /// [`Error::Database`].
-    pub async fn cancel_requested(&self, session_id: &str) -> Result<bool> {
-        Ok(sqlx::query_scalar!(
-            "select cancel_requested from conversation_sessions where session_id = $1",
-            session_id
-        )
-        .fetch_optional(&self.pool)
-        .await?
-        .unwrap_or(false))
-    }
-
-    /// Cancels the open run and returns its id. The worker that holds the job closes the run soon. A queued
-    /// run that never began is closed at once. The journal gets `reason` with the end of the run.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when no run is open, [`Error::Database`].
-    pub async fn cancel(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
-        let mut tx = self.pool.begin().await?;
-        let session = run::lock(&mut tx, session_id).await?;
-        let open = matches!(
-            session.status,
-            SessionStatus::Queued
-                | SessionStatus::Running
-                | SessionStatus::WaitingInput
-                | SessionStatus::NeedsAttention
-        );
-        let run_id = match run::newest(&mut tx, session_id).await? {
-            Some(run_id) if open => run_id,
-            Some(_) | None => return Err(conflict(session, "cancel")),
-        };
-        sqlx::query!(
-            "update conversation_sessions
-            set cancel_requested = true, cancel_reason = coalesce($2, cancel_reason), wake_seq = wake_seq + 1
-            where session_id = $1",
-            session_id,
-            reason
-        )
-        .execute(&mut *tx)
-        .await?;
-        match session.status {
-            // Resume the run. Its step job gives each open call a result for the model, and closes the run.
-            SessionStatus::WaitingInput | SessionStatus::NeedsAttention => {
-                let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
-                run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
-            }
-            SessionStatus::Queued => {
-                // A resumed run that is queued may have open calls. Its step job closes them once the run
-                // holds the conversation.
-                let unbegun = sqlx::query_scalar!(
-                    r#"select status = 'queued' and started_at is null as "unbegun!" from session_runs where run_id = $1"#,
-                    run_id
-                )
-                .fetch_one(&mut *tx)
-                .await?;
-                if unbegun {
-                    close_queued(&mut tx, &session, &run_id, reason).await?;
-                }
-            }
-            SessionStatus::Created
-            | SessionStatus::Running
-            | SessionStatus::Completed
-            | SessionStatus::Failed
-            | SessionStatus::Archived
-            | SessionStatus::Terminated => {}
-        }
-        if !session.runner.is_empty() {
-            hand_over(&mut tx, session_id).await?;
-        }
-        tx.commit().await?;
-        Ok(run_id)
-    }
 }
 
-/// Puts the message into the inbox, and opens or resumes a run if [`inbox::accept`] says so.
-pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &NewMessage) -> Result<Woken> {
+/// Puts the message into the inbox, and opens or resumes a run if [`inbox::on_arrival`] says so.
+pub(crate) async fn put_in_inbox(
+    tx: &mut PgConnection,
+    session: Locked,
+    message: &NewMessage,
+) -> Result<Woken> {
     let client_key = match &message.client_key {
         Some(key) => key.clone(),
         None => new_id("key"),
@@ -275,7 +175,7 @@ pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &New
         });
     }
     let newest = run::newest(tx, &session.session_id).await?;
-    let Some(arrival) = inbox::accept(session.status, session.cancel_requested, newest.is_some()) else {
+    let Some(arrival) = inbox::on_arrival(session.status, session.cancel_requested, newest.is_some()) else {
         return Err(conflict(session, "message"));
     };
     let pending = sqlx::query_scalar!(
@@ -317,17 +217,18 @@ pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &New
     run::append_events(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event])
         .await?;
     if let Some(notices) = bounce::take_notices(&mut *tx, &session.conversation_id).await? {
-        bring_along(&mut *tx, &session.session_id, &run_id, outcome, &notices).await?;
+        add_notices(&mut *tx, &session.session_id, &run_id, outcome, &notices).await?;
     }
     match arrival {
-        // The commit that closes the cancelled run opens the next one.
+        // `JoinsRun`: the open run reads it. `AwaitsNextRun`: the commit that closes the cancelled run opens
+        // the next one.
         Arrival::AwaitsNextRun | Arrival::JoinsRun => {}
         Arrival::AnswersQuestion | Arrival::OpensRun => {
             let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
             if arrival == Arrival::OpensRun {
-                clear_cancel(tx, &session.session_id).await?;
+                run::clear_cancel(tx, &session.session_id).await?;
             }
-            // While another session of the conversation runs, this run is queued. The message waits in the inbox.
+            // `open` starts the run at once, or queues it while another session's run holds the conversation.
             let _: Opened =
                 run::open(tx, &conversation, &session, &run_id, message.trace_context.as_deref(), None)
                     .await?;
@@ -338,7 +239,7 @@ pub(crate) async fn accept(tx: &mut PgConnection, session: Locked, message: &New
 
 /// Puts a notice for the agent into the inbox, after the message that was just accepted. The order matters:
 /// the message, not the notice, must open the run or answer the question.
-async fn bring_along(
+async fn add_notices(
     tx: &mut PgConnection,
     session_id: &str,
     run_id: &str,
@@ -399,75 +300,6 @@ async fn attach(tx: &mut PgConnection, files: &[NewAttachment]) -> Result<Option
         return Ok(None);
     }
     Ok(Some(serde_json::to_value(attachments).map_err(|error| Error::corrupt("attachments", error))?))
-}
-
-/// Gives a cancelled replay's job to the deployed workers, because the replay's own process may have ended.
-/// The workers only close the run, which calls no model and no tool. If someone runs the same replay command
-/// later, it begins a new replay.
-async fn hand_over(tx: &mut PgConnection, session_id: &str) -> Result<()> {
-    sqlx::query!(
-        "update conversation_sessions set replayed_at = coalesce(replayed_at, clock_timestamp())
-        where session_id = $1",
-        session_id
-    )
-    .execute(&mut *tx)
-    .await?;
-    sqlx::query!("update jobs set runner = '' where session_id = $1 and kind = 'step'", session_id)
-        .execute(tx)
-        .await?;
-    Ok(())
-}
-
-/// Closes a queued run that never began. It waited behind another run of its conversation.
-async fn close_queued(
-    tx: &mut PgConnection,
-    session: &Locked,
-    run_id: &str,
-    reason: Option<&str>,
-) -> Result<()> {
-    let event = Event::StateTransition {
-        from_state: session.status.as_str().to_owned(),
-        to_state: SessionStatus::Failed.as_str().to_owned(),
-        reason: Some(reason.map_or_else(|| "cancelled".to_owned(), |reason| format!("cancelled: {reason}"))),
-    };
-    let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
-    run::append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
-    sqlx::query!(
-        "update conversation_sessions
-        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
-            cancel_reason = null
-        where session_id = $1",
-        session.session_id
-    )
-    .execute(&mut *tx)
-    .await?;
-    sqlx::query!(
-        "update session_runs
-        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp()
-        where run_id = $1",
-        run_id
-    )
-    .execute(&mut *tx)
-    .await?;
-    sqlx::query!(
-        "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
-        session.conversation_id
-    )
-    .execute(&mut *tx)
-    .await?;
-    Ok(())
-}
-
-pub(crate) async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Result<()> {
-    sqlx::query!(
-        "update conversation_sessions
-        set cancel_requested = false, cancel_reason = null
-        where session_id = $1 and (cancel_requested or cancel_reason is not null)",
-        session_id
-    )
-    .execute(tx)
-    .await?;
-    Ok(())
 }
 
 /// Reads a stored acceptance.

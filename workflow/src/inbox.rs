@@ -74,7 +74,7 @@ impl Arrival {
 /// | waiting_input | either | answers the question |
 /// | created, completed, failed | either | opens a run |
 /// | archived, terminated | either | is refused |
-pub fn accept(status: SessionStatus, cancel_requested: bool, has_run: bool) -> Option<Arrival> {
+pub fn on_arrival(status: SessionStatus, cancel_requested: bool, has_run: bool) -> Option<Arrival> {
     Some(match status {
         SessionStatus::Queued | SessionStatus::Running if cancel_requested => Arrival::AwaitsNextRun,
         SessionStatus::Queued | SessionStatus::Running | SessionStatus::NeedsAttention if has_run => {
@@ -225,7 +225,7 @@ mod tests {
             (SessionStatus::Archived, None, None),
             (SessionStatus::Terminated, None, None),
         ] {
-            let answer = |cancelled| accept(status, cancelled, true).map(Arrival::acceptance);
+            let answer = |cancelled| on_arrival(status, cancelled, true).map(Arrival::acceptance);
             assert_eq!((answer(false), answer(true)), (ordinary, cancelled), "{status:?}");
         }
     }
@@ -235,7 +235,7 @@ mod tests {
         for status in SessionStatus::ALL {
             for cancelled in [false, true] {
                 for has_run in [false, true] {
-                    let arrival = accept(status, cancelled, has_run);
+                    let arrival = on_arrival(status, cancelled, has_run);
                     assert_eq!(arrival.is_some(), status.takes_messages(), "{status:?}");
                     let defers = arrival == Some(Arrival::AwaitsNextRun);
                     assert_eq!(defers, status.is_open() && cancelled, "{status:?}");

@@ -15,7 +15,8 @@ use crate::session::{CallOutcome, CallStatus, OpenTurn, Session, SessionStatus};
 /// What the worker must perform next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Begin the run's first step.
+    /// Set the session from `queued` to `running`, in a commit of its own. No step begins by it. A run that
+    /// goes on after a pause begins again, too.
     Begin,
     /// Ask the model for its next answer.
     CallModel,

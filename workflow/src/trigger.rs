@@ -25,13 +25,13 @@ pub const OWN: [&str; 11] =
 /// The herald rule. A session of a notice replies by mail, but a person who writes in the chat reads replies
 /// there. So if the conversation's latest session is a notice's, a chat message opens a session of its own,
 /// of the returned type. `None`: the message goes to the latest session.
-pub fn opens_beside(latest: &str, arriving: &str) -> Option<&'static str> {
+pub fn separate_session_type(latest: &str, arriving: &str) -> Option<&'static str> {
     (latest == HERALD && arriving == CHAT).then_some(HERALD_CHAT)
 }
 
 /// Returns whether a session must now copy the texts of the notice's session as seeds. It does so when its
 /// first run begins, because the notice's run may still be working before that.
-pub fn takes_over(trigger_type: &str, started: bool) -> bool {
+pub fn copies_notice_texts(trigger_type: &str, started: bool) -> bool {
     trigger_type == HERALD_CHAT && !started
 }
 
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn only_a_chat_on_a_notice_opens_a_session_beside_it() {
-        assert_eq!(opens_beside("herald", "chat"), Some("herald-chat"));
+        assert_eq!(separate_session_type("herald", "chat"), Some("herald-chat"));
         for (latest, arriving) in [
             ("herald-chat", "chat"),
             ("chat", "chat"),
@@ -121,15 +121,15 @@ mod tests {
             ("herald", "message"),
             (NEW, "chat"),
         ] {
-            assert_eq!(opens_beside(latest, arriving), None, "{latest} {arriving}");
+            assert_eq!(separate_session_type(latest, arriving), None, "{latest} {arriving}");
         }
     }
 
     #[test]
     fn only_the_first_run_of_a_chat_about_a_notice_takes_over_its_texts() {
         for own in OWN {
-            assert_eq!(takes_over(own, false), own == HERALD_CHAT, "{own}");
-            assert!(!takes_over(own, true), "{own}");
+            assert_eq!(copies_notice_texts(own, false), own == HERALD_CHAT, "{own}");
+            assert!(!copies_notice_texts(own, true), "{own}");
         }
     }
 

@@ -16,7 +16,6 @@ pub use search::{Cursor, Page};
 
 use crate::delivery::deliver_jobs;
 use crate::run::{self, Conversation, Locked, Wakes, append_events};
-use crate::wake::clear_cancel;
 use crate::{Result, Store};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
@@ -180,7 +179,7 @@ async fn owe(
     };
     if !reopened {
         // The cancel request was for an earlier run.
-        clear_cancel(tx, &session.session_id).await?;
+        run::clear_cancel(tx, &session.session_id).await?;
     }
     let session = if session.status == SessionStatus::Running {
         correct_status(tx, &session, &run_id, healed).await?

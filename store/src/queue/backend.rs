@@ -132,8 +132,8 @@ impl Claimer {
             let wait = if free == 0 {
                 None
             } else {
-                // Reserve the process's only place for a suspect before the claim, because its queues share
-                // that place.
+                // All queues of a process together may hold one suspect. Reserve that right before the claim,
+                // and give it back if the claim found none.
                 let take_suspect = !self.holdings.suspect.swap(true, Ordering::AcqRel);
                 let claimed = self.store.claim(&self.settings, &self.worker_id, free, take_suspect).await;
                 let found_suspect = claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect));

@@ -7,8 +7,8 @@
 //!
 //! `stuck` counts claims since the last progress (a committed message, a settled call, a step), including claims that
 //! `kill -9` ended. A job is a suspect if at least two claims in a row made no progress and the last holder
-//! did not give it back. A process holds at most one suspect, so a job that kills its worker takes no other
-//! suspect down with it. A job that was given back after a fault, for example because a provider is down, is
+//! did not give it back. A process holds at most one suspect, so if it kills the process, no other
+//! suspect is blamed for that death. A job that was given back after a fault, for example because a provider is down, is
 //! not a suspect.
 #![doc = include_str!("README.md")]
 

@@ -8,7 +8,8 @@ use wakeful_workflow::inbox::{self, Place, Question};
 use wakeful_workflow::session::{ClosedCall, InboxMessage};
 use wakeful_workflow::trigger;
 
-/// Starts a queued run. The run holds the conversation from now on and continues its message numbers. Waiting
+/// Starts a queued run: the run becomes `running`. Its session stays `queued` until a worker's first commit
+/// (`Action::Begin`). The run holds the conversation from now on and continues its message numbers. Waiting
 /// messages become records, an answered or expired question gets its result, and the session gets a step job.
 pub(crate) async fn start(
     tx: &mut PgConnection,
@@ -17,8 +18,8 @@ pub(crate) async fn start(
     run_id: &str,
     trace_context: Option<&str>,
 ) -> Result<()> {
-    if trigger::takes_over(&session.trigger_type, session.started) {
-        create::take_over(&mut *tx, session).await?;
+    if trigger::copies_notice_texts(&session.trigger_type, session.started) {
+        create::notice::copy_notice_texts(&mut *tx, session).await?;
     }
     let question = sqlx::query!(
         "select call_id, name, outcome from tool_calls

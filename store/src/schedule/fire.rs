@@ -2,7 +2,7 @@
 
 use super::{FIRINGS_KEPT, Schedule, clock, find, timing};
 use crate::create::find_or_create;
-use crate::wake::{Continues, NewMessage, NewSession, Woken, accept, acceptance_of};
+use crate::wake::{Continues, NewMessage, NewSession, Woken, acceptance_of, put_in_inbox};
 use crate::{Error, Result, Store, new_id};
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, PgConnection};
@@ -39,7 +39,7 @@ impl Store {
         compose: &Compose<'_>,
     ) -> Result<Option<Fired>> {
         let fired = self.try_fire_due(now, agents, compose).await;
-        self.noted(fired)
+        self.note_refusal(fired)
     }
 
     async fn try_fire_due(
@@ -225,7 +225,7 @@ async fn wake(
         attachments: Vec::new(),
     };
     let session = find_or_create(&mut *tx, &new, None).await?;
-    accept(tx, session, &message).await
+    put_in_inbox(tx, session, &message).await
 }
 
 /// The answer to the first firing with this trigger, if there was one.

@@ -26,6 +26,7 @@
 //!         Pause::Completed { result } => break println!("{result}"),
 //!         Pause::Failed { error } => anyhow::bail!(error),
 //!         Pause::NeedsAttention { reason } => anyhow::bail!("an operator has to look: {reason}"),
+//!         other => anyhow::bail!("{other:?}"),
 //!     }
 //! }
 //! ctx.shutdown.draining.cancel();

@@ -15,7 +15,7 @@ use wakeful_http::body::{answer, check_text, idempotency_key, message_text, pars
 use wakeful_http::problem::Problem;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::id::stored_conversation_id;
-use wakeful_workflow::trigger::{CHAT, opens_beside};
+use wakeful_workflow::trigger::{CHAT, separate_session_type};
 
 /// What the routes of chats share.
 #[derive(Clone)]
@@ -59,7 +59,7 @@ pub(super) async fn post_message(
     Ok(answer(wake(&chats, conversation_id, agent, repository_id, new).await?))
 }
 
-/// Wakes the conversation's latest session with a message.
+/// Gives the message to the conversation's latest session, or to a new one.
 async fn wake(
     chats: &Chats,
     conversation_id: String,
@@ -70,13 +70,12 @@ async fn wake(
     let ctx = &*chats.ctx;
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
-        // If the latest session is of a type that a chat does not continue, such as a notice's, the chat
-        // opens a session of its own with the same agent.
+        // After a herald's notice, a chat message gets a session of its own with the same agent.
         None => {
-            // When too much comes in, this query is refused just as the message would be.
+            // The query needs a permit too, so an overload refuses it with the same error.
             let _permit = ctx.intake.enter().await?;
             let latest = ctx.store.latest_trigger(&conversation_id).await?;
-            latest.filter(|(latest, _)| opens_beside(latest, CHAT).is_some()).map(|(_, agent)| agent)
+            latest.filter(|(latest, _)| separate_session_type(latest, CHAT).is_some()).map(|(_, agent)| agent)
         }
     };
     let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;

@@ -92,7 +92,7 @@ async fn each_answer_says_whether_it_may_have_gone_out() {
             SendError::Refused(_) => Said::Refused,
             SendError::Later(_) => Said::Later,
             SendError::Unknown(_) => Said::Unknown,
-            SendError::Throttled { .. } => panic!("SES names no time: {error}"),
+            other => panic!("SES names no time to wait: {other}"),
         };
         assert_eq!(said, expected, "{status} {code}: {error}");
         assert!(error.to_string().contains(code), "{error}");

@@ -1,7 +1,7 @@
 //! Notices from other systems. Each notice wakes a session without a message from a user.
 //!
 //! A user who then writes in a notice's conversation gets a separate session there. That session has seen the
-//! notice and the agent's reaction to it: [`wakeful_workflow::trigger::opens_beside`].
+//! notice and the agent's reaction to it: [`wakeful_workflow::trigger::separate_session_type`].
 
 use crate::cron::definition::{addresses, mailing, shown};
 use axum::body::Bytes;

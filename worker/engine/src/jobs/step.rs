@@ -1,6 +1,7 @@
-//! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate (2, `claim`), plan
-//! and perform (3 to 5, `decide`), advance (6) and commit (7, `commit`). Hop 8 is the loop in `run`: it keeps
-//! the lease and takes the next step, until the run closes or pauses, or other jobs need the slot.
+//! The step job. It takes a claimed session through the hops of ARCHITECTURE.md: hydrate (2,
+//! `hydrate_and_run`), plan and perform (3 to 5, `decide`), advance (6) and commit (7, `commit`). `run_steps`
+//! is the loop (8). Before the first step is complete it usually goes round three times, each with a commit:
+//! begin, model call, tool calls. It goes on until the run closes or pauses, or other jobs need the slot.
 
 mod commit;
 mod span;
@@ -88,7 +89,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     // A transient database fault does not count as an attempt: this loop tries the step again under the same
     // lease.
     let mut faults = 0;
-    // `run` resets these when a step makes progress. They live outside the loop so that a database fault
+    // `run_steps` resets these when a step makes progress. They live outside the loop so that a database fault
     // after the reset does not bring the old counts back.
     let mut counts = Counts { tries: RetryCounts::of(job), attempt: job.attempt };
     loop {
@@ -137,7 +138,7 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
     }
 }
 
-/// Hop 2: hydrates the session once. [`run`] then takes step after step with this copy in memory.
+/// Hop 2: hydrates the session once. [`run_steps`] then takes step after step with this copy in memory.
 async fn hydrate_and_run(
     ctx: &Ctx,
     job: &Job,
@@ -199,7 +200,7 @@ async fn run_steps(
         if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let no_summary = no_summary(&session, &outcome);
+        let ends_claim = retry_summary_later(&session, &outcome);
         let transition = advance::advance(&session, outcome, policy);
         let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt: counts.attempt };
         commit::failpoint_before(&transition);
@@ -224,7 +225,7 @@ async fn run_steps(
                 if wake_seq != session.wake_seq {
                     ctx.store.refresh(&mut session).await?;
                 }
-                if let Some(end) = no_summary {
+                if let Some(end) = ends_claim {
                     return Ok(end);
                 }
                 if transition.step.is_some() {
@@ -360,10 +361,10 @@ async fn decide(
     })
 }
 
-/// Returns a later retry when `outcome` is a summary that failed and that the run will ask for again: the
-/// provider gets time to recover. Returns `None` when the run goes on in this claim: there was no failed
-/// summary, a retry cannot help, or the run has used up its [`compaction::FAILURES`] summaries.
-fn no_summary(session: &Session, outcome: &Outcome) -> Option<ClaimEnd> {
+/// If a summary failed and the run will ask for it again, ends this claim and retries later, so that the
+/// provider can recover. Otherwise `None`: there was no failed summary, a retry cannot help, or the run has
+/// used up its [`compaction::FAILURES`] summaries.
+fn retry_summary_later(session: &Session, outcome: &Outcome) -> Option<ClaimEnd> {
     let Outcome::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = outcome else {
         return None;
     };

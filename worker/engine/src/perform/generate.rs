@@ -34,7 +34,7 @@ pub(super) async fn call_model(
     agent: &Agent,
 ) -> Result<Outcome, Abandoned> {
     let model = ctx.plugins.models.get(&agent.model)?;
-    let (Built { context, rebase }, effects) = told(ctx, session, agent)?;
+    let (Built { context, rebase }, effects) = context_and_effects(ctx, session, agent)?;
     let base = model.request(&context);
     let base_sha256 = base.sha256();
     let next =
@@ -141,7 +141,7 @@ pub(super) async fn call_model(
 }
 
 /// Returns the context that the model sees, and the effect class of each tool in it.
-pub(super) fn told(
+pub(super) fn context_and_effects(
     ctx: &Ctx,
     session: &Session,
     agent: &Agent,

@@ -68,6 +68,7 @@ pub async fn perform(
         Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
         Action::Stop(stop) => Ok(Outcome::Stopped(stop)),
         Action::Pause => Ok(Outcome::Paused),
+        // Never reached: the step job ends the job itself when nothing is left to do.
         Action::Rest => Ok(Outcome::Stopped(Stop::Finished)),
     }
 }

@@ -42,7 +42,7 @@ pub(super) async fn answer(
             let effects = super::generate::effects(ctx, &built);
             (built, effects)
         } else {
-            super::generate::told(ctx, session, &agent)?
+            super::generate::context_and_effects(ctx, session, &agent)?
         };
     let base = model.request(&context);
     let base_sha256 = base.sha256();

@@ -139,7 +139,8 @@ impl ToolRun<'_> {
         if !self.lease.is_live() {
             return Err(Abandoned::Moved);
         }
-        // The lease's end as known now. `start_call` records this end or a later one.
+        // Remember the lease's end before `start_call` stores it. A heartbeat can only move it later, so checking
+        // this value is on the safe side.
         let term = self.lease.term();
         wakeful_store::failpoint!("K17");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;

@@ -1,0 +1,169 @@
+//! What operators do to a run: retry it, or cancel it.
+
+use crate::run::{self, Locked, Wakes};
+use crate::wake::{By, conflict};
+use crate::{Result, Store};
+use sqlx::PgConnection;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::session::SessionStatus;
+
+impl Store {
+    /// Continues a failed run, or one that needs attention, from its last commit. `reason` goes into the
+    /// journal. Returns the run's id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Conflict`] in any other status, [`Error::Refused`] for a replay's session,
+    /// [`Error::Database`].
+    pub async fn retry(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
+        self.try_retry(session_id, reason, By::Anyone).await
+    }
+
+    pub(crate) async fn try_retry(&self, session_id: &str, reason: Option<&str>, by: By) -> Result<String> {
+        let mut tx = self.pool.begin().await?;
+        let session = run::lock(&mut tx, session_id).await?;
+        by.may_wake(&session)?;
+        if !matches!(session.status, SessionStatus::Failed | SessionStatus::NeedsAttention) {
+            return Err(conflict(session, "retry"));
+        }
+        let Some(run_id) = run::newest(&mut tx, session_id).await? else {
+            return Err(conflict(session, "retry"));
+        };
+        let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
+        run::clear_cancel(&mut tx, session_id).await?;
+        run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
+        tx.commit().await?;
+        Ok(run_id)
+    }
+
+    /// Returns whether someone asked to cancel the session's open run.
+    ///
+    /// # Errors
+    /// [`Error::Database`].
+    pub async fn cancel_requested(&self, session_id: &str) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            "select cancel_requested from conversation_sessions where session_id = $1",
+            session_id
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .unwrap_or(false))
+    }
+
+    /// Cancels the open run and returns its id. The worker that holds the job closes the run soon. A queued
+    /// run that never began is closed at once. The journal gets `reason` with the end of the run.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Conflict`] when no run is open, [`Error::Database`].
+    pub async fn cancel(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
+        let mut tx = self.pool.begin().await?;
+        let session = run::lock(&mut tx, session_id).await?;
+        let open = matches!(
+            session.status,
+            SessionStatus::Queued
+                | SessionStatus::Running
+                | SessionStatus::WaitingInput
+                | SessionStatus::NeedsAttention
+        );
+        let run_id = match run::newest(&mut tx, session_id).await? {
+            Some(run_id) if open => run_id,
+            Some(_) | None => return Err(conflict(session, "cancel")),
+        };
+        sqlx::query!(
+            "update conversation_sessions
+            set cancel_requested = true, cancel_reason = coalesce($2, cancel_reason), wake_seq = wake_seq + 1
+            where session_id = $1",
+            session_id,
+            reason
+        )
+        .execute(&mut *tx)
+        .await?;
+        match session.status {
+            // Resume the run. Its step job gives each open call a result for the model, and closes the run.
+            SessionStatus::WaitingInput | SessionStatus::NeedsAttention => {
+                let conversation = run::lock_conversation(&mut tx, &session.conversation_id).await?;
+                run::open(&mut tx, &conversation, &session, &run_id, None, reason).await?;
+            }
+            SessionStatus::Queued => {
+                // A resumed run that is queued may have open calls. Its step job closes them once the run
+                // holds the conversation.
+                let unbegun = sqlx::query_scalar!(
+                    r#"select status = 'queued' and started_at is null as "unbegun!" from session_runs where run_id = $1"#,
+                    run_id
+                )
+                .fetch_one(&mut *tx)
+                .await?;
+                if unbegun {
+                    close_unbegun(&mut tx, &session, &run_id, reason).await?;
+                }
+            }
+            SessionStatus::Created
+            | SessionStatus::Running
+            | SessionStatus::Completed
+            | SessionStatus::Failed
+            | SessionStatus::Archived
+            | SessionStatus::Terminated => {}
+        }
+        if !session.runner.is_empty() {
+            give_to_deployed_workers(&mut tx, session_id).await?;
+        }
+        tx.commit().await?;
+        Ok(run_id)
+    }
+}
+
+/// Gives a cancelled replay's job to the deployed workers, because the replay's own process may have ended.
+/// The workers only close the run, which calls no model and no tool. If someone runs the same replay command
+/// later, it begins a new replay.
+async fn give_to_deployed_workers(tx: &mut PgConnection, session_id: &str) -> Result<()> {
+    sqlx::query!(
+        "update conversation_sessions set replayed_at = coalesce(replayed_at, clock_timestamp())
+        where session_id = $1",
+        session_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!("update jobs set runner = '' where session_id = $1 and kind = 'step'", session_id)
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
+/// Closes a queued run that never began. It waited behind another run of its conversation.
+async fn close_unbegun(
+    tx: &mut PgConnection,
+    session: &Locked,
+    run_id: &str,
+    reason: Option<&str>,
+) -> Result<()> {
+    let event = Event::StateTransition {
+        from_state: session.status.as_str().to_owned(),
+        to_state: SessionStatus::Failed.as_str().to_owned(),
+        reason: Some(reason.map_or_else(|| "cancelled".to_owned(), |reason| format!("cancelled: {reason}"))),
+    };
+    let events = [event, Event::invocation_result(SessionStatus::Failed, Some("cancelled"))];
+    run::append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
+    sqlx::query!(
+        "update conversation_sessions
+        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp(), cancel_requested = false,
+            cancel_reason = null
+        where session_id = $1",
+        session.session_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!(
+        "update session_runs
+        set status = 'failed', error = 'cancelled', completed_at = clock_timestamp()
+        where run_id = $1",
+        run_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query!(
+        "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
+        session.conversation_id
+    )
+    .execute(&mut *tx)
+    .await?;
+    Ok(())
+}
