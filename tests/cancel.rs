@@ -49,8 +49,8 @@ async fn reasons(client: &Client, id: &str) -> Vec<Value> {
     moved.map(|entry| entry["payload"]["reason"].clone()).collect()
 }
 
-/// A worker that was stopped in the middle of what `text` asks for, cancelled, and killed; and the worker
-/// that replaces it.
+/// The worker was stopped in the middle of the call that `text` asks for, the run was cancelled, and the
+/// worker was killed. Another worker replaces it.
 struct Died {
     _database: Database,
     model: ModelServer,

@@ -21,7 +21,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Texts stream for longer than the time in which pieces are gathered, so a reader sees them grow.
+/// The model server sends its text slowly, in several pieces. So the process writes more than one chunk, and
+/// a reader sees the text grow.
 const SLOW: (usize, u64) = (4, 400);
 
 #[derive(Clone, Copy)]

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use std::process::ExitStatus;
 use wakeful_store::Store;
 
-/// A database and a model. At a message `poison MODE` the model charges a card, then misbehaves, then
-/// replies.
+/// A database and a model. When a message says `poison MODE`, the model calls `charge`, then `misbehave`,
+/// then replies.
 struct Ward {
     database: Database,
     model: ModelServer,
@@ -46,12 +46,12 @@ impl Ward {
         wake(&self.store, conversation, "openai/test", text).await
     }
 
-    /// A process that must not end by itself.
+    /// Starts a process that must not end by itself.
     async fn serve(&self) -> Process {
         self.options.serve(&self.database).await
     }
 
-    /// One life of a process, until its work kills it.
+    /// Starts a process and waits until its work kills it.
     async fn life(&self) -> (ExitStatus, Process) {
         self.options.spawn(&self.database.url).ended().await
     }
@@ -164,7 +164,8 @@ async fn k36_code_that_takes_every_thread_ends_the_process_too() {
     let log = process.log();
     assert!(log.contains("has kept its thread for"), "{log}");
     let last = log.lines().find(|line| line.contains("Aborting. On the threads: ")).unwrap();
-    // Each thread has one of them. On a busy machine the watchdog may act before all have begun.
+    // Each thread runs one of the sessions. On a busy machine the watchdog may act before all threads have
+    // begun.
     let named = sessions.iter().filter(|id| last.contains(id.as_str())).count();
     assert!((1..=threads).contains(&named), "{log}");
     // Nothing of their work is lost.
@@ -190,7 +191,7 @@ async fn k36_a_process_that_was_stopped_for_long_is_not_taken_for_one_that_hangs
     // test.
     std::thread::sleep(std::time::Duration::from_secs(8));
     process.signal(libc::SIGCONT);
-    // It answers, so it runs again. After two more checks of the watchdog it must still be there.
+    // The process answers, so it runs again. It must survive two more checks of the watchdog.
     let client = process.client();
     let resumed = std::time::Instant::now();
     eventually("two looks", || async { (resumed.elapsed().as_millis() > 600).then_some(()) }).await;

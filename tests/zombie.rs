@@ -8,7 +8,7 @@ use crate::support::{ModelServer, Options, Process, World, eventually};
 const GUARDED: &[&str] = &["charge"];
 const MAIL: &[&str] = &["compose_email"];
 
-/// A process with a run in hand, and everything it talks to.
+/// A process that holds a run, and everything it talks to.
 struct Zombie {
     /// The database, and everything else that the other process uses.
     world: World,

@@ -213,8 +213,7 @@ impl Store {
         }
         runs_what_is_there(request, &parent)?;
         let cut = cut(request, &parent)?;
-        // The live agent would believe that a rehearsed call was really made, and so nobody would ever make
-        // it.
+        // The live agent would believe that a rehearsed call was really made, and would never make it.
         if request.tool_mode == Some(ToolMode::Live)
             && let Some(number) = parent.rehearsed(&mut tx, &cut).await?
         {

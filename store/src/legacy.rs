@@ -13,7 +13,7 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::state::State;
 
-/// What a cache knew of a chat, besides its messages, which become seeds.
+/// The cached data of a chat without its messages, which become seeds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Imported {
     /// The chat's state. The session's state starts from it.
@@ -94,7 +94,7 @@ impl Store {
         Ok(woken)
     }
 
-    /// Counts a question to the cache that led to no import.
+    /// Counts a lookup in the cache that led to no import.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -375,8 +375,8 @@ impl Store {
         Ok(said.collect())
     }
 
-    /// Why nothing that the session says is sent: its trigger looks like the answer of a machine. Empty if
-    /// nothing is suspected.
+    /// The reasons why the session sends no replies: its trigger looks like the answer of a machine. Empty if
+    /// there is no such sign.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a policy that cannot be read, [`Error::Database`].

@@ -87,7 +87,7 @@ async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_ge
     assert!(process.terminate().success());
 }
 
-/// Telegram sends a bot its updates one by one, and one that is refused holds up all that follow.
+/// Telegram sends a bot its updates one by one. If the bot refuses one, Telegram holds back all later ones.
 #[tokio::test]
 async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_other_chats_go_on() {
     let desk = Desk::new().await;
@@ -172,8 +172,8 @@ async fn no_webhook_is_answered_before_its_message_is_committed() {
     assert!(process.terminate().success());
 }
 
-/// Sends 200 messages 50 times each, shuffled, 100 at a time. Every second copy of a Slack message is the
-/// same message as another event.
+/// Sends 200 messages 50 times each, shuffled, 100 at a time. Every second copy of a Slack message has
+/// another event id.
 #[tokio::test]
 #[ignore = "slow: make soak"]
 async fn ten_thousand_duplicate_and_reordered_webhooks_are_one_run_each_message() {

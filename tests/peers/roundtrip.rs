@@ -270,14 +270,14 @@ async fn machines_duplicates_and_strangers_cost_no_reply() {
         assert_eq!(said["error"], "SMTPRecipientsRefused", "{said}");
         assert_eq!(said["refused"], json!({nobody: [550, "5.1.1 There is no such mailbox here"]}));
     }
-    // The same mail twice at once, and again after it was answered.
+    // Send the same mail twice at once, and again after it was answered.
     let twice = json!({"id": "m1@example.com", "rcpt": SUPPORT, "text": "Once."});
     tokio::join!(post.taken(twice.clone()), post.taken(twice.clone()));
     let (came, read) = post.received(1).await;
     check(&came, &read, &delivery_ids(&post).await);
     post.taken(twice).await;
-    // `Auto-Submitted: no` marks a person's mail, so it is answered. A wrong run from above would end before
-    // it.
+    // `Auto-Submitted: no` marks a person's mail, so it is answered. If one of the mails above had wrongly
+    // started a run, that run would end before this one.
     let no = json!({"Auto-Submitted": "no"});
     post.taken(json!({"id": "m2@example.com", "rcpt": SUPPORT, "text": "Twice.", "headers": no})).await;
     eventually("nothing to be left to do", || async {

@@ -213,8 +213,8 @@ pub fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<In
     (next.role == Role::User && alignment.is_aligned()).then(|| Input::of(next))
 }
 
-/// The user's next message for a replay at rest: the source's first one that the replay was not given yet.
-/// After a divergence the replay still gets the messages in order, one each time it rests.
+/// The user's next message for a replay at rest: the first user message of the source that the replay does
+/// not have yet. After a divergence the replay still gets the messages in order, one each time it rests.
 pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
     let alignment = Alignment::new(replay, rules, recording);
     let given = alignment.own.iter().filter(|record| is_input(record)).count() + alignment.pending;
@@ -320,7 +320,7 @@ pub fn prefill(answer: &RecordedAnswer<'_>) -> Option<String> {
     text.get(..bytes).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// Whether the session takes its answers from its source.
+/// Returns whether the session is a replay that reuses the model answers of its source.
 pub fn has_recorded_answers(session: &Session) -> bool {
     session.policy.replay.as_ref().is_some_and(|replay| replay.answers == Answers::Recorded)
 }

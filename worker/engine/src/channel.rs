@@ -26,8 +26,8 @@ pub trait Channel: Send + Sync {
     /// [`SendError`], which says whether the message may have gone out.
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
 
-    /// Looks up what became of a delivery whose sending was interrupted. The default, for a channel that
-    /// cannot look it up, is [`Found::Unknown`]: the delivery is then sent again if the channel is
+    /// Looks up whether a delivery was sent, after its sending was interrupted. The default, for a channel
+    /// that cannot look it up, is [`Found::Unknown`]: the delivery is then sent again if the channel is
     /// idempotent, and otherwise shown as uncertain.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl<'a> Outbound<'a> {
     }
 }
 
-/// Why a message was not certainly sent.
+/// How an attempt to send a message failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {

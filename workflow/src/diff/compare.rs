@@ -189,8 +189,8 @@ impl<'a> Comparison<'a> {
         if one != other {
             found.add(Level::Prose, Part::FinishReason { left: one, right: other });
         }
-        // If the numbers of messages differ, another part already reports it. Compare visibility and order
-        // only where the numbers are equal.
+        // If one side has more messages, another part already reports it. Compare visibility and order only
+        // if both sides have the same number.
         let as_many = left.records().count() == right.records().count();
         for (what, differs) in [
             ("the visibility of a message differs", as_many && internal(left) != internal(right)),

@@ -87,7 +87,7 @@ struct Fields {
     /// An address that its replies are mailed to; may be given several times. '' in an edit: none.
     #[arg(long, value_name = "ADDRESS")]
     mail_to: Option<Vec<String>>,
-    /// What becomes of ticks that nobody was there for: skip, one (without it), all.
+    /// What happens to ticks that were missed while no scheduler ran: skip, one (the default), all.
     #[arg(long, value_name = "POLICY", value_parser = missed)]
     missed: Option<Missed>,
     /// How many ticks are made good at most, with `all`; 10 without it.

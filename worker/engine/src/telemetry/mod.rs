@@ -62,7 +62,7 @@ pub struct Settings {
     pub traces_endpoint: Option<String>,
     /// `None` if `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` sets it.
     pub service_name: Option<String>,
-    /// Most spans that may wait for the collector.
+    /// Maximum number of spans that may wait for the collector.
     pub queue_size: usize,
     /// Time limit of one request to the collector.
     pub timeout_ms: u64,

@@ -21,15 +21,15 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::CallId;
 
-/// Most bytes that `read_file` returns.
+/// Maximum number of bytes that `read_file` returns.
 const MAX_READ_BYTES: usize = 256 * 1024;
 
-/// Most bytes that `write_file` accepts.
+/// Maximum number of bytes that `write_file` accepts.
 const MAX_WRITE_BYTES: usize = 1024 * 1024;
 
 const MAX_PATH_BYTES: usize = 1024;
 
-/// Most half-written files of one call that are tolerated. Each attempt that died leaves one.
+/// Maximum number of half-written files of one call. Each attempt that died leaves one.
 const MAX_PARTS: usize = 100;
 
 /// Reads a text file of the session.
