@@ -137,7 +137,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns a generation's text, as far as its chunks go.
+    /// Returns the text of a generation's chunks.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

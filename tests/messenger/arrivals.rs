@@ -62,8 +62,8 @@ async fn a_door_that_is_not_set_up_says_which_section_opens_it() {
     assert!(process.terminate().success());
 }
 
-/// Slack counts it against an app that does not answer within three seconds. It sends a message again after a
-/// 503.
+/// If an app does not answer within three seconds, Slack counts that as a failure. After a 503 it sends the
+/// message again.
 #[tokio::test]
 async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_gets_it_taken_once() {
     let desk = Desk::new().await;

@@ -154,7 +154,7 @@ impl App {
                 return Err(Invalid(text).into());
             }
         }
-        // A wrong address of the old cache is told now, and not when the first chat comes.
+        // Report a wrong address of the old cache now, and not when the first chat comes.
         wakeful_channels::chat::legacy::Cache::of(&config)?;
         Ok(Arc::new(Ctx {
             bus: Bus { notifier: Notifier::start(store.clone()), news: News::listen(&store, abort.clone()) },

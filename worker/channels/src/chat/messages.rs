@@ -17,7 +17,7 @@ use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::trigger::{CHAT, opens_beside};
 
-/// What the routes of chats share.
+/// State shared by the routes of chats.
 #[derive(Clone)]
 pub(super) struct Chats {
     pub ctx: Arc<Ctx>,

@@ -23,7 +23,7 @@ pub struct ScheduleInput {
     /// Letters, digits, - and _, at most 64.
     #[serde(default)]
     pub name: String,
-    /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
+    /// A cron pattern: five fields, or six with seconds before them, or @daily and similar words.
     #[serde(default)]
     pub cron: Option<String>,
     /// The IANA name of the time zone that the pattern is read in.

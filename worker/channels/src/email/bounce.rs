@@ -8,7 +8,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_store::Result;
 use wakeful_store::bounce::Noted;
 
-/// The most parts, and the most recipients, that are read.
+/// Maximum number of parts, and of recipients, that are read.
 const MAX_PARTS: usize = 20;
 const MAX_RECIPIENTS: usize = 100;
 

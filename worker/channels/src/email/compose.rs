@@ -10,7 +10,7 @@ use lettre::message::{Mailbox, MessageBuilder};
 use serde_json::Value;
 use wakeful_engine::channel::{Outbound, SendError};
 
-/// The most ids in `References`: the first one, which names the thread, and the newest ones.
+/// Maximum number of ids in `References`: the first one, which names the thread, and the newest ones.
 const MAX_REFERENCES: usize = 50;
 
 /// A longer id is dropped; mail programs make none like it.

@@ -26,8 +26,8 @@ use wakeful_config::mail_out::{self, Security};
 use wakeful_engine::channel::SEND;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
 
-/// An attempt ends this much before the deliver job's own limit, because the job would have to call it
-/// uncertain.
+/// An attempt ends this much before the deliver job's own limit. If the job had to stop the attempt, it would
+/// have to call the delivery uncertain.
 const SPARE: Duration = Duration::from_secs(2);
 
 /// How long a mail waits after it found no free connection.
@@ -36,7 +36,7 @@ const BUSY: Duration = Duration::from_secs(5);
 /// How long we wait for the server's answer to QUIT.
 const QUIT: Duration = Duration::from_secs(1);
 
-/// The most characters that are kept of the reply for a refused recipient.
+/// Maximum number of characters that are kept of the reply for a refused recipient.
 const REPLY_CHARS: usize = 200;
 
 /// Hands mail to an SMTP server. Each mail has its own connection; the number of connections is limited.

@@ -274,8 +274,8 @@ fn replace(
     content: &[u8],
     stop: &CancellationToken,
 ) -> io::Result<()> {
-    // The name comes from the call id, so that an attempt after a crash finds and removes what the dead one
-    // left.
+    // The name comes from the call id, so that an attempt after a crash finds and removes the files of the
+    // attempt that died.
     let key = hex::encode(&Sha256::digest(call_id.as_str())[..8]);
     let part = |n: usize| format!(".{key}.{n}.part");
     let mut options = OpenOptions::new();

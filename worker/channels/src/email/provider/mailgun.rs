@@ -36,7 +36,7 @@ static GATE: BodyGate = BodyGate::new();
 /// How far Mailgun's clock may be ahead of ours, in seconds.
 const AHEAD_S: i64 = 300;
 
-/// The longest that a signed field may be, in bytes.
+/// Maximum size of a signed field, in bytes.
 const SIGNED_BYTES: usize = 256;
 
 /// `POST /v1/triggers/email/mailgun` and `…/mailgun/mime`.

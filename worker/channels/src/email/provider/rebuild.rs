@@ -128,7 +128,7 @@ impl Content {
 }
 
 fn part(file: File) -> SinglePart {
-    // A reader would open a file with the type of a container as one.
+    // A mail reader would treat a file of such a type as a container of parts, and not as a file.
     let container =
         ["multipart/", "message/"].iter().any(|kind| file.media_type.to_ascii_lowercase().starts_with(kind));
     let known = if container { None } else { ContentType::parse(&file.media_type).ok() };
