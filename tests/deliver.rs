@@ -22,7 +22,7 @@ impl Office {
                 return Answer::text("It is on its way.");
             }
             let messages = body["messages"].as_array().unwrap();
-            // A note about a failed mail comes after the user's message in the request.
+            // In the request, a note about a failed mail may follow the user's message. Skip such notes.
             let said = messages.iter().rev().filter(|message| message["role"] == "user");
             let mut said = said.map(|message| message["content"].as_str().unwrap());
             let asked = said.find(|text| !text.starts_with("[A note of the system")).unwrap();

@@ -110,7 +110,7 @@ impl World {
     }
 }
 
-/// Posts each talk's next message after the one before is answered, until all talks end.
+/// Posts each talk's next message after the previous one is answered, until all talks end.
 async fn talk(store: Store, ids: Vec<String>) {
     let mut said = vec![1; ids.len()];
     loop {

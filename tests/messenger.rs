@@ -1,5 +1,5 @@
-//! Slack, Telegram and the signed webhook, both ways. A message that comes in is one message, however often
-//! it is repeated. A message that goes out is sent once where the messenger can tell.
+//! Slack, Telegram and the signed webhook, both ways. An incoming message counts once, however often the
+//! messenger repeats it. An outgoing message is sent once if the messenger can tell whether it was sent.
 
 mod arrivals;
 mod kills;

@@ -120,8 +120,8 @@ async fn tool_loop(protocol: Protocol) {
     let requests = aimock.requests().await;
     assert_eq!(requests.len(), 3);
     requests.iter().for_each(check);
-    // Each request repeats the messages of the one before unchanged. A provider's prompt cache depends on
-    // that.
+    // Each request repeats the messages of the previous request unchanged. A provider's prompt cache depends
+    // on that.
     for pair in requests.windows(2) {
         let (before, after) = (messages(&pair[0]), messages(&pair[1]));
         assert_eq!(before, &after[..before.len()]);

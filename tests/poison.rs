@@ -224,7 +224,7 @@ async fn k36_the_user_is_told_once_though_the_failing_commit_is_killed_before_an
     let client = process.client();
     let failed = client.wait_for(&poisoned, "failed").await;
     assert!(failed["error"].as_str().unwrap().contains("its worker died each time"), "{failed}");
-    // A reader of the whole stream is told once. It sees everything up to the end of the next run.
+    // A reader of the whole stream sees the failure once, and then everything up to the end of the next run.
     client.chat("poisoned", "Are you there?").await;
     let mut frames = client.stream(&poisoned, None).await;
     let mut told = Vec::new();

@@ -1,6 +1,6 @@
-//! Replays: a process of their own runs the same loop again, next to the log. A replay sends and writes
-//! nothing, and its source stays as it is. With recorded answers and tools every request and every message is
-//! the same.
+//! Replays: a separate process runs the same loop again and reads the log of the source. A replay sends and
+//! writes nothing, and its source stays as it is. With recorded answers and tools every request and every
+//! message is the same.
 
 mod stage;
 

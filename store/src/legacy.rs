@@ -1,5 +1,5 @@
-//! Imports a chat from before sessions existed, which only a cache knows. The chat becomes the beginning of a
-//! session, once.
+//! Imports a chat that is older than sessions and is stored only in a cache. The chat becomes the beginning
+//! of a session, once.
 
 use crate::create::find_or_create;
 use crate::run::{self, Wakes};
@@ -46,7 +46,7 @@ pub struct LegacyCount {
 }
 
 impl Store {
-    /// Whether the conversation has a session. `conversation_id` is `space/id`, as stored.
+    /// Returns whether the conversation has a session. `conversation_id` is `space/id`, as stored.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -108,7 +108,8 @@ impl Store {
         Ok(Some(KnownMail::Woke(Woken { session_id, run_id, outcome, duplicate: true })))
     }
 
-    /// Whether the mailbox knows a different mail with this id: from another sender, or with another text.
+    /// Returns whether the mailbox knows a different mail with this id: from another sender, or with another
+    /// text.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -270,7 +271,7 @@ impl Store {
         Ok(candidates.collect())
     }
 
-    /// Whether the mailbox has this conversation.
+    /// Returns whether the mailbox has this conversation.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -413,8 +414,8 @@ impl Store {
     }
 }
 
-/// Whether a trigger's session could not be created because it exists already, in another conversation. A
-/// transaction that ended a moment ago may have created it.
+/// Returns whether a trigger's session could not be created because it exists already, in another
+/// conversation. A transaction that ended a moment ago may have created it.
 fn made_elsewhere(refused: &Error) -> bool {
     match refused {
         Error::Database(sqlx::Error::Database(error)) => error.is_unique_violation(),

@@ -114,7 +114,7 @@ async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_ot
     // One notice, or two if the clock passed a full minute in between.
     assert!((1..=2).contains(&told), "{told}");
     Post::new(Medium::Telegram, 2, 1, "elsewhere").send(&client).await;
-    // The API refuses with 429 instead: its clients can come again later, and hold up no one else.
+    // The API refuses with 429 instead: its clients can retry later, and a retry blocks no one else.
     let body = json!({"text": "x"});
     let path = format!("/v1/sessions/{session_id}/messages");
     let (status, problem) = client.post(&path, &body).await;

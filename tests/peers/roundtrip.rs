@@ -249,7 +249,7 @@ async fn a_question_goes_out_and_the_answer_to_its_plus_address_goes_on_with_the
 async fn machines_duplicates_and_strangers_cost_no_reply() {
     let model = numbering().await;
     let post = Post::new(&model).await;
-    // From a machine: accepted from its server, and never answered.
+    // Mail from a machine is accepted from its server, but never answered.
     for (at, headers) in [
         json!({"Auto-Submitted": "auto-replied"}),
         json!({"Auto-Submitted": "auto-generated; owner-email=\"ann@example.com\""}),
@@ -264,7 +264,7 @@ async fn machines_duplicates_and_strangers_cost_no_reply() {
             .await;
     }
     assert_eq!(post.count("select count(*) from mails where dropped is not null and $1 = ''").await, 4);
-    // For an unknown address: refused at RCPT, as smtplib reports it.
+    // Mail for an unknown address is refused at RCPT, and smtplib reports that.
     for nobody in [DESK, "nobody@example.org", "support@example.com"] {
         let said = post.post(json!({"id": "x@example.com", "rcpt": nobody, "text": "Hello?"})).await;
         assert_eq!(said["error"], "SMTPRecipientsRefused", "{said}");

@@ -195,7 +195,7 @@ impl Process {
         assert_eq!(sent, 0, "the process takes signals");
     }
 
-    /// Whether the process has ended, by itself or by a signal.
+    /// Returns whether the process has ended, by itself or by a signal.
     pub fn has_ended(&mut self) -> bool {
         self.child.as_mut().is_none_or(|child| child.try_wait().expect("it can be waited for").is_some())
     }

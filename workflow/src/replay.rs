@@ -40,7 +40,7 @@ pub struct RecordedCall {
     pub request_sha256: String,
     /// How its context was selected.
     pub context_strategy: Strategy,
-    /// For a call for a summary: the rebase that it led to.
+    /// If the call wrote a summary: the rebase that was committed with it.
     pub rebase: Option<Rebase>,
     /// Bytes of the answer's text that were a prefill in the request, because the call resumed a text that
     /// was cut off.
@@ -167,7 +167,7 @@ impl<'r, 's> Alignment<'r, 's> {
         Alignment { own, source, pending: replay.inbox.len(), own_summaries: own_summaries.len(), summaries }
     }
 
-    /// Whether the same role speaks at every position so far, waiting messages included.
+    /// Returns whether the same role speaks at every position so far, waiting messages included.
     fn is_aligned(&self) -> bool {
         let place = self.own.len() + self.pending;
         self.source.len() >= place
@@ -221,8 +221,8 @@ pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Op
     alignment.source.iter().filter(|record| is_input(record)).nth(given).map(|record| Input::of(record))
 }
 
-/// Whether the replay has reached the end of its source while aligned. It then has nothing more to do, even
-/// if its run ended because the recording did.
+/// Returns whether the replay has reached the end of its source while aligned. It then has nothing more to
+/// do, even if its run ended because the recording did.
 pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) -> bool {
     let alignment = Alignment::new(replay, rules, recording);
     alignment.is_aligned() && alignment.next().is_none()
@@ -235,7 +235,7 @@ pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -
     Some(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
 }
 
-/// The source's answer at the position where `replay` owes one.
+/// The source's answer at the position where `replay` needs one.
 ///
 /// # Errors
 /// [`Fault::RecordingOver`] if the source has no answer there.

@@ -380,7 +380,7 @@ impl Config {
         self.models.get(model).and_then(|settings| settings.price).unwrap_or_default()
     }
 
-    /// Whether the configuration gives a price for `model`.
+    /// Returns whether the configuration gives a price for `model`.
     pub fn has_price(&self, model: &str) -> bool {
         self.models.get(model).is_some_and(|settings| settings.price.is_some())
     }

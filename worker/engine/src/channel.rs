@@ -16,7 +16,7 @@ pub trait Channel: Send + Sync {
     /// The word in `deliveries.channel`.
     fn name(&self) -> &str;
 
-    /// Whether sending the same delivery id again has no further effect. If not, a delivery that was
+    /// Returns whether sending the same delivery id again has no further effect. If not, a delivery that was
     /// interrupted while it was being sent is shown as uncertain and is never sent again automatically.
     fn is_idempotent(&self) -> bool;
 
@@ -54,7 +54,7 @@ pub enum Found {
         /// What [`Channel::send`] would have returned.
         receipt: Value,
     },
-    /// It was certainly not sent. The channel need not know about an attempt that is still under way.
+    /// It was certainly not sent. The channel may not know yet about an attempt that is still under way.
     NotSent,
     /// The channel cannot tell.
     Unknown,

@@ -62,7 +62,7 @@ pub async fn shed(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> 
     next.run(request).await
 }
 
-/// Whether a `Host` or an `Origin` names this machine.
+/// Returns whether a `Host` or an `Origin` names this machine.
 fn is_local(value: &str) -> bool {
     let authority = value.split_once("://").map_or(value, |(_, authority)| authority);
     let Ok(authority) = authority.parse::<axum::http::uri::Authority>() else {

@@ -161,7 +161,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether the turns have no difference that counts.
+    /// Returns whether the turns have no difference that counts.
     fn is_same(&self, left: &Turn<'a>, right: &Turn<'a>) -> bool {
         let read = |turn: &Turn<'a>, ids: &Ids<'a>| -> Vec<Value> {
             turn.records().map(|record| ids.record(record)).collect()

@@ -177,7 +177,7 @@ fn addresses(list: &Value) -> Result<Vec<Mailbox>, String> {
     list.iter().map(|one| mailbox(one.as_str().unwrap_or_default())).collect()
 }
 
-/// Whether two lists of addresses share an address.
+/// Returns whether two lists of addresses share an address.
 fn shares(one: &Value, other: &Value) -> bool {
     let plain = |list: &Value| -> Vec<String> {
         let all = addresses(list).unwrap_or_default();

@@ -37,7 +37,7 @@ pub fn mailbox(name: &str, address: &str) -> String {
 }
 
 impl Parts {
-    /// Whether a header of this name exists, ignoring case.
+    /// Returns whether a header of this name exists, ignoring case.
     pub fn has(&self, name: &str) -> bool {
         self.headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name))
     }
