@@ -74,7 +74,7 @@ async fn cancelled_and_killed(text: &str, until: impl AsyncFn(&ModelServer, &Opt
     let client = api.client();
     let id = id(&client.chat("c1", text).await);
     until(&model, &options, &database).await;
-    // A stopped process hears nothing, so to the cancel it is the same as a dead one.
+    // A stopped process does not notice the cancel, so it is like a dead one.
     worker.signal(libc::SIGSTOP);
     let (status, first) = cancel(&client, &id).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{first}");

@@ -187,8 +187,8 @@ async fn k36_a_process_that_was_stopped_for_long_is_not_taken_for_one_that_hangs
     eventually("the tool to run", || async { (ward.effects("misbehave", &session_id) == 1).then_some(()) })
         .await;
     process.signal(libc::SIGSTOP);
-    // Longer than the six seconds for which a call may keep its thread. The stop itself is the case under
-    // test.
+    // Stop the process for longer than the six seconds that a call may keep its thread. The time of the stop
+    // must not count.
     std::thread::sleep(std::time::Duration::from_secs(8));
     process.signal(libc::SIGCONT);
     // The process answers, so it runs again. It must survive two more checks of the watchdog.

@@ -124,8 +124,8 @@ impl ForkRequest {
         }
     }
 
-    /// The child's conversation, without its space. The same key gives the same conversation. Its row decides
-    /// which of two forks with one key is made.
+    /// The child's conversation, without its space. The same key gives the same conversation. Two requests
+    /// with one key try to insert the same row, so only one of them makes a fork.
     fn conversation(&self) -> String {
         let purpose = self.purpose.as_str();
         match &self.client_key {

@@ -86,7 +86,7 @@ impl Store {
         let made = adopt(&mut tx, &session.session_id, new, imported).await?;
         let woken = accept(&mut tx, session, message).await?;
         if made {
-            // Last, to hold the lock on the counter's row as briefly as possible.
+            // Do this last, to hold the lock on the counter's row as briefly as possible.
             count(&mut tx, "imported", imported.left_out).await?;
         }
         crate::failpoint!("K1");

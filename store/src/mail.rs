@@ -162,8 +162,8 @@ impl Store {
             MailWakes::OwnSession(new) => {
                 match find_or_create(&mut tx, new, message.client_key.as_deref()).await {
                     Ok(session) => accept(&mut tx, session, message).await?,
-                    // The same mail came in by another way before, into another conversation, and has its
-                    // session there.
+                    // The same mail was already received through another entry point, and has its session in
+                    // another conversation.
                     Err(refused) if made_elsewhere(&refused) => {
                         tx.rollback().await?;
                         return self.woken_before(mail, refused).await;
@@ -197,8 +197,8 @@ impl Store {
         Ok(woken)
     }
 
-    /// The first answer to a mail that came in by another way meanwhile. Returns `refused` if that mail woke
-    /// no session.
+    /// Returns the first answer to a mail that another entry point has received in the meantime. Returns
+    /// `refused` if that mail woke no session.
     async fn woken_before(&self, mail: &NewMail, refused: Error) -> Result<Woken> {
         let known = self.known_mail(&mail.space_id, &mail.mailbox_id, &mail.message_id).await?;
         match known {

@@ -78,7 +78,7 @@ pub struct Pgbench {
 }
 
 impl Pgbench {
-    /// Makes `clients` sessions whose ids come from the client's number, and the script.
+    /// Creates the script, and one session per client. The session's id contains the client's number.
     pub async fn new(database: &Database, store: &Store, clients: usize) -> Result<Pgbench> {
         let held = fixture::hold_sessions(store, clients).await?;
         let mut connection = database.connect().await?;

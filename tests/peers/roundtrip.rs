@@ -50,7 +50,7 @@ impl Post {
         post("lmtp", self.lmtp, mail).await
     }
 
-    /// The same for a mail that must be accepted.
+    /// Like `post`, for a mail that must be accepted.
     async fn taken(&self, mail: Value) {
         let said = self.post(mail).await;
         assert_eq!((&said["error"], &said["refused"]), (&Value::Null, &json!({})), "{said}");

@@ -222,8 +222,8 @@ impl Process {
         status
     }
 
-    /// The same without blocking the test's runtime, and with a time limit: a process that should have ended
-    /// says in its log what it did instead.
+    /// Like [`Process::wait`], but does not block the test's runtime and has a time limit. If the process
+    /// does not end in time, the panic shows its log.
     pub async fn ended(mut self) -> (ExitStatus, Process) {
         let began = Instant::now();
         while !self.has_ended() {

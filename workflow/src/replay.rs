@@ -228,7 +228,7 @@ pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) ->
     alignment.is_aligned() && alignment.next().is_none()
 }
 
-/// The source's summary before the answer that `replay` owes next. A replay with recorded answers must write
+/// The source's summary before the answer that `replay` needs next. A replay with recorded answers must write
 /// it first.
 pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -> Option<RecordedAnswer<'a>> {
     let record = Alignment::new(replay, rules, recording).summary()?;

@@ -138,7 +138,7 @@ impl App {
         for channel in wakeful_channels::senders(&config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
         }
-        // Ends the LISTEN task too: after this fires, the process only closes its connections.
+        // This signal also ends the LISTEN task. After it the process only closes its connections.
         let abort = CancellationToken::new();
         for name in config.agent_names() {
             // Without a sender, `compose_email` would tell the model that the mail is on its way, and no mail

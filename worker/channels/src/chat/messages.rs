@@ -21,7 +21,7 @@ use wakeful_workflow::trigger::{CHAT, opens_beside};
 #[derive(Clone)]
 pub(super) struct Chats {
     pub ctx: Arc<Ctx>,
-    /// The cache of chats from before there were sessions, where one is configured.
+    /// The cache of chats that are older than sessions, if one is configured.
     pub cache: Arc<Option<Cache>>,
 }
 

@@ -396,7 +396,7 @@ mod tests {
         after: Option<usize>,
         provider: Option<Provider>,
     ) -> (Result<Value, SendError>, String) {
-        // A small window: data that the server does not read stays with the client and blocks its writes.
+        // Use a small receive buffer, so that data that the server does not read blocks the client's writes.
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

@@ -413,7 +413,7 @@ fn regular_file(path: &str, kind: cap_std::fs::FileType) -> Result<(), ToolError
 }
 
 fn io_fault(verb: &str, path: &str, error: &io::Error) -> ToolError {
-    // cap-std reports an escape as a denied permission that no system call gave.
+    // cap-std reports an escape as `PermissionDenied` without an error code of the system.
     if error.kind() == ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
         return ToolError(format!(
             "{path:?} leads out of the workspace. Only files inside it can be {verb}."

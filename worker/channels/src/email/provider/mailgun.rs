@@ -196,7 +196,7 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
         Some(whole) => Bytes::from(whole.bytes.clone()),
         None => rebuild(&text, &fields)?,
     };
-    // Mailgun reports no DMARC result. A header that does comes from the sender.
+    // Mailgun reports no DMARC result. If the mail has a header with one, the sender wrote it.
     Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 
