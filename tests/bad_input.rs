@@ -53,7 +53,7 @@ async fn a_body_of_one_mebibyte_is_taken_and_one_byte_more_is_not() {
     let before = database.rows().await;
     let request = client.post_request("/v1/chat/c1/messages").body(body(LIMIT + 1));
     refused(request, StatusCode::PAYLOAD_TOO_LARGE, "1048576 bytes").await.unwrap();
-    // The same when the length is not announced.
+    // The same for a body without a Content-Length.
     let chunks = body(LIMIT + 1).into_bytes();
     let stream = futures::stream::iter(
         chunks.chunks(65536).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect::<Vec<_>>(),

@@ -49,8 +49,8 @@ async fn reasons(client: &Client, id: &str) -> Vec<Value> {
     moved.map(|entry| entry["payload"]["reason"].clone()).collect()
 }
 
-/// A worker that was stopped in the middle of what `text` asks for, cancelled, and killed; and the worker
-/// that replaces it.
+/// The worker was stopped in the middle of the call that `text` asks for, the run was cancelled, and the
+/// worker was killed. Another worker replaces it.
 struct Died {
     _database: Database,
     model: ModelServer,
@@ -74,7 +74,7 @@ async fn cancelled_and_killed(text: &str, until: impl AsyncFn(&ModelServer, &Opt
     let client = api.client();
     let id = id(&client.chat("c1", text).await);
     until(&model, &options, &database).await;
-    // A stopped process hears nothing, so to the cancel it is the same as a dead one.
+    // A stopped process does not notice the cancel, so it is like a dead one.
     worker.signal(libc::SIGSTOP);
     let (status, first) = cancel(&client, &id).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{first}");

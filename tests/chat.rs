@@ -1,4 +1,4 @@
-//! The way of a message: a chat comes in, steps run, a reply goes out.
+//! The path of a message: a chat message comes in, steps run, a reply goes out.
 
 use crate::support::client::{numbers, texts};
 use crate::support::{Answer, Database, ModelServer, Options};

@@ -19,7 +19,8 @@ impl Ran {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}{}", self.out, self.err))
     }
 
-    /// Whether the output has no control characters that act on a terminal or change the text direction.
+    /// Returns whether the output has no control characters that act on a terminal or change the text
+    /// direction.
     fn is_tame(&self) -> bool {
         let acts =
             |c: char| c != '\n' && c != '\t' && (c.is_control() || ('\u{202a}'..='\u{202e}').contains(&c));

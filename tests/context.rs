@@ -39,7 +39,7 @@ impl Talk {
         Talk { database: Database::new().await, model, options }
     }
 
-    /// Says all of `messages`, each after the reply to the one before, and returns the session's id.
+    /// Sends all of `messages`, each one after the reply to the previous one, and returns the session's id.
     async fn says(&self, client: &Client, messages: &[&str]) -> String {
         let mut id = String::new();
         for text in messages {
@@ -50,7 +50,8 @@ impl Talk {
         id
     }
 
-    /// Says all of `messages`. A failpoint kills the first process on the way, and a second one finishes.
+    /// Sends all of `messages`. A failpoint kills the first process before the end, and a second process
+    /// finishes.
     async fn survives(&self, failpoint: &str, messages: &[&str]) -> (String, Process) {
         let killed = self.options.clone().env("FAILPOINTS", failpoint).serve(&self.database).await;
         let client = killed.client();

@@ -82,7 +82,7 @@ async fn finished(database: &Database, id: &str, model: &RawModel, options: &Opt
         .into_iter()
         .map(|called| called["request_sha256"].as_str().expect("a hash"))
         .collect();
-    // A process that is killed before its request has already written the intent, so there can be more
+    // A process writes the intent before it sends the request. If it is killed in between, there are more
     // entries than bodies.
     assert_eq!(
         called[called.len() - sent.len()..],

@@ -22,7 +22,7 @@ impl Office {
                 return Answer::text("It is on its way.");
             }
             let messages = body["messages"].as_array().unwrap();
-            // A note about a failed mail comes after the user's message in the request.
+            // In the request, a note about a failed mail may follow the user's message. Skip such notes.
             let said = messages.iter().rev().filter(|message| message["role"] == "user");
             let mut said = said.map(|message| message["content"].as_str().unwrap());
             let asked = said.find(|text| !text.starts_with("[A note of the system")).unwrap();
@@ -42,7 +42,7 @@ impl Office {
         self.options.serve(&self.database).await
     }
 
-    /// Posts a message. Its run ends, whatever happens to the mail.
+    /// Posts a message. Its run ends even if the mail cannot be sent.
     async fn ask(&mut self, client: &Client, text: &str) {
         let answer = client.chat("office", text).await;
         self.session_id = answer["session_id"].as_str().unwrap().to_owned();
@@ -129,7 +129,7 @@ impl Office {
 
 #[tokio::test]
 async fn k12_a_kill_before_the_send_sends_once_and_asks_the_model_nothing_again() {
-    // A guarded channel cannot tell what became of a send that began, so here the process dies before it
+    // A guarded channel cannot tell whether an interrupted send succeeded. So here the process dies before it
     // claims the delivery.
     for (behaviour, failpoint) in [("guarded", "K12_claim=1*return"), ("idempotent", "K12=1*return")] {
         let mut office = Office::new(behaviour).await;
@@ -192,7 +192,7 @@ async fn k13_a_kill_after_the_send_is_settled_as_the_channel_allows() {
         let surfaced = why.contains("Nobody knows whether a message by email was sent");
         assert_eq!(surfaced, status == "uncertain", "{why}");
 
-        // The first delivery blocks no later message, and is not sent again with one.
+        // The first delivery does not block a later message. It is not sent again.
         office.ask(&process.client(), "Second").await;
         process.client().wait_for(&office.session_id, "completed").await;
         office.is_done().await;
@@ -264,7 +264,7 @@ async fn k15_what_is_too_old_expires_and_is_never_sent_late() {
     assert!(office.cli("show").contains("expired"), "{}", office.cli("show"));
     assert!(office.cli("why").contains("too late"), "{}", office.cli("why"));
 
-    // A younger one is sent.
+    // A newer delivery is sent.
     office.ask(&process.client(), "Second").await;
     process.client().wait_for(&office.session_id, "completed").await;
     office.is_done().await;

@@ -116,7 +116,8 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
     client.chat("sample-colour", "Green, please.").await;
     client.wait_for(colour["session_id"].as_str().unwrap(), "completed").await;
 
-    // No configuration file has dev's defaults, so other commands in this folder assume the same defaults.
+    // Dev does not write its defaults to a configuration file, so other commands in this folder assume the
+    // same defaults.
     let mut url = place.verb("url");
     assert_eq!(url.end().await, 0);
     let mut command = Program::command(place.temp.path());

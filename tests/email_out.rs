@@ -31,7 +31,7 @@ impl Post {
     async fn new() -> Post {
         let model = ModelServer::start(|body, _| {
             let messages = body["messages"].as_array().unwrap();
-            // A note about the agent's mail comes after the user's message in the request.
+            // In the request, a note about the agent's mail may follow the user's message. Skip such notes.
             let said = messages.iter().rev().filter(|message| message["role"] == "user");
             let mut said = said.map(|message| message["content"].as_str().unwrap());
             let asked = said.find(|text| !text.starts_with(TOLD)).unwrap();

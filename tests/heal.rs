@@ -1,5 +1,5 @@
-//! Sessions with rows that someone changed by SQL: a worker finds them, makes them continue with what they
-//! owe, and leaves every other session untouched.
+//! Sessions with rows that someone changed by SQL: a worker finds them, makes them continue with their open
+//! work, and leaves every other session untouched.
 
 mod ward;
 
@@ -406,8 +406,8 @@ async fn an_operator_wakes_a_session_and_is_told_what_was_wrong() {
     ward.model.asked(1).await;
     let (status, woken) = client.post(&format!("/v1/sessions/{id}/wake"), &json!({})).await;
     assert_eq!((status, &woken["healed"]), (StatusCode::ACCEPTED, &json!([])));
-    // The worker hears that its job is gone and drops the claim. Without a wake the session would stay as it
-    // is.
+    // The worker notices that its job is gone and drops the claim. Without a wake the session would stay as
+    // it is.
     ward.run_sql("delete from jobs where session_id = $1", id).await;
     process.wait_for_log("The claim is over").await;
     ward.model.release();

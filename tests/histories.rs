@@ -1,5 +1,5 @@
-//! A hundred random talks under repeated `kill -9`, and the same hundred undisturbed. The next request of
-//! each session, at the end and at every answer before it, is the same byte for byte.
+//! Runs a hundred random talks under repeated `kill -9`, and the same hundred undisturbed. Both give the same
+//! requests, byte for byte: the request before each answer, and the next one at the end of each session.
 
 use crate::support::model::turns_since_user;
 use crate::support::{Answer, Database, ModelServer, Options, eventually, world};
@@ -110,7 +110,7 @@ impl World {
     }
 }
 
-/// Posts each talk's next message after the one before is answered, until all talks end.
+/// Posts each talk's next message after the previous one is answered, until all talks end.
 async fn talk(store: Store, ids: Vec<String>) {
     let mut said = vec![1; ids.len()];
     loop {
@@ -150,8 +150,8 @@ fn message(history: usize, number: usize) -> String {
     format!("history {history}, message {number} of seed {SEED}")
 }
 
-/// The message, and how much of its answer there is, decide what the model says: the same in both worlds. All
-/// its tools may run again.
+/// The model's answer depends only on the user's message and on the number of turns since, so it is the same
+/// in both worlds. All tools that it calls are safe to repeat.
 fn answer(body: &Value) -> Answer {
     let messages = body["messages"].as_array().unwrap();
     let asked = messages.iter().rev().find(|message| message["role"] == "user").unwrap();

@@ -14,7 +14,7 @@ const CRATES: [(&str, &str); 7] = [
     ("wakeful", "worker/cli"),
 ];
 
-/// Files that may import one another in a circle. More than three cannot be read in any order.
+/// How many files may import one another in a circle, at most. A larger circle has no good reading order.
 const LARGEST_CIRCLE: usize = 3;
 
 #[test]
@@ -42,7 +42,7 @@ fn a_circle_is_found_and_its_arrows_are_named() {
         source("d", "pub struct Deep;"),
     ]));
     assert_eq!(report("x", &files), "");
-    // The name that the root re-exports leads to the file that has it.
+    // A name that the crate's root re-exports counts as an arrow to the file that defines it.
     files.0.insert(vec!["d".to_owned()], "use super::a::Y; pub struct Deep;".to_owned());
     let found = report("x", &files);
     for arrow in ["a -> b", "b -> c", "c -> d", "d -> a"] {
@@ -124,7 +124,8 @@ type Module = Vec<String>;
 /// The sources of one crate, by module.
 struct Files(BTreeMap<Module, String>);
 
-/// Which file imports which. A file may use the files below it: it composes them, and re-exports what they have.
+/// Which file imports which. A file may use the files below it, because it composes them and re-exports their
+/// names.
 type Arrows = BTreeMap<Module, BTreeSet<Module>>;
 
 impl Files {
@@ -181,7 +182,8 @@ impl Files {
     fn arrows(&self) -> Arrows {
         let texts: BTreeMap<&Module, String> =
             self.0.iter().map(|(module, text)| (module, without_tests(text))).collect();
-        // A name may be imported from a file that imported it itself: then the arrow goes to the file that has it.
+        // A file may import a name from another file that only imported it. Then the arrow goes to the file
+        // that defines the name.
         let mut names: BTreeMap<&Module, BTreeMap<String, Module>> = BTreeMap::new();
         for (module, text) in &texts {
             for path in imports(text) {
@@ -217,7 +219,7 @@ impl Files {
     }
 }
 
-/// The circles that are too large, each with the arrows within it. Empty where there is none.
+/// The circles that are too large, each with the arrows within it. Empty if there are none.
 fn report(name: &str, files: &Files) -> String {
     let arrows = files.arrows();
     let reach: BTreeMap<&Module, BTreeSet<&Module>> =
@@ -252,7 +254,7 @@ fn reach<'a>(arrows: &'a Arrows, from: &Module) -> BTreeSet<&'a Module> {
     reached
 }
 
-/// A source without comments, texts, and what stands below `#[cfg(test)]`.
+/// A source without comments, string literals, and everything after `#[cfg(test)]`.
 fn without_tests(source: &str) -> String {
     let mut kept = String::new();
     let mut lines = source.lines();
@@ -267,7 +269,7 @@ fn without_tests(source: &str) -> String {
             continue;
         }
         let code = line.split("//").next().unwrap_or_default();
-        // Every second part stands in quotes.
+        // Every second part is inside quotes.
         kept.extend(code.replace("\\\"", "").split('"').step_by(2));
         kept.push('\n');
     }
@@ -316,10 +318,11 @@ fn expand(tree: &str, before: &[String], paths: &mut Vec<Vec<String>>) {
     }
 }
 
-/// The paths that stand in the code itself, such as `crate::run::open(..)`.
+/// The paths in the code outside of `use`, such as `crate::run::open(..)`.
 fn inline(text: &str) -> Vec<Vec<String>> {
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
-    // A `use` is read elsewhere: of `use super::{a, b}` the first word alone would be an arrow to the parent.
+    // Leave out every `use`: [`imports`] reads them. Here `use super::{a, b}` would wrongly give an arrow to
+    // the parent.
     let mut code = String::new();
     let mut parts = text.split("use ");
     code.push_str(parts.next().unwrap_or_default());

@@ -74,8 +74,7 @@ async fn no_message_is_lost_in_the_instant_of_completion() {
     let client = process.client();
     let mut sent = Vec::new();
     let mut session_id = String::new();
-    // Post each message as soon as the answer to the one before is visible, which is just when the run
-    // closes.
+    // Post each message as soon as the answer to the previous one is visible. The run closes at that moment.
     for turn in 0..60 {
         let text = format!("m{turn}");
         let body = json!({"user_id": "ann", "text": text, "client_key": text});

@@ -74,7 +74,7 @@ async fn in_a_storm_each_message_is_taken_once_or_refused_and_a_senders_stay_in_
     assert!(api.terminate().success());
 }
 
-/// Sends one sender's messages, each after the one before was accepted, and each a second time in the
+/// Sends one sender's messages, each one after the previous one was accepted. Sends each a second time in the
 /// background.
 async fn storm(client: Client, sender: usize, tally: Arc<Tally>) {
     let mut again = Vec::new();

@@ -1,5 +1,5 @@
-//! Slack, Telegram and the signed webhook, both ways. A message that comes in is one message, however often
-//! it is repeated. A message that goes out is sent once where the messenger can tell.
+//! Slack, Telegram and the signed webhook, both ways. An incoming message counts once, however often the
+//! messenger repeats it. An outgoing message is sent once if the messenger can tell whether it was sent.
 
 mod arrivals;
 mod kills;
@@ -59,7 +59,7 @@ impl Post {
         self.signed(client, chrono::Utc::now().timestamp(), [SLACK_SECRET, TELEGRAM_SECRET, WEBHOOK_SECRET])
     }
 
-    /// The same at another time, with other secrets: for Slack, Telegram and the webhook.
+    /// The request as sent at time `at`, signed with these secrets of Slack, Telegram and the webhook.
     fn signed(&self, client: &Client, at: i64, [slack, telegram, webhook]: [&str; 3]) -> RequestBuilder {
         let (body, at) = (self.body.clone(), at.to_string());
         match self.medium {
@@ -100,7 +100,7 @@ impl Post {
     }
 }
 
-/// Message `number` of the thread of `conversation`, which has a channel of its own.
+/// Message `number` of a Slack thread. Each `conversation` is one thread in its own channel.
 fn slack_event(conversation: u32, number: u32, text: &str) -> Value {
     let root = format!("{conversation}.000001");
     let mut event = json!({"type": "message", "channel": format!("C{conversation}"), "channel_type": "channel",

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The call for an instruction that a text may contain, as `[[verb argument]]`.
+/// Returns the tool call for an instruction. A text contains an instruction as `[[verb argument]]`.
 fn call_of(verb: &str, argument: &str) -> (String, Value) {
     let mail = |to: Value, cc: Value| {
         (

@@ -21,7 +21,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Texts stream for longer than the time in which pieces are gathered, so a reader sees them grow.
+/// The model server sends its text slowly, in several pieces. So the process writes more than one chunk, and
+/// a reader sees the text grow.
 const SLOW: (usize, u64) = (4, 400);
 
 #[derive(Clone, Copy)]
@@ -119,8 +120,8 @@ async fn tool_loop(protocol: Protocol) {
     let requests = aimock.requests().await;
     assert_eq!(requests.len(), 3);
     requests.iter().for_each(check);
-    // Each request repeats the messages of the one before unchanged. A provider's prompt cache depends on
-    // that.
+    // Each request repeats the messages of the previous request unchanged. A provider's prompt cache depends
+    // on that.
     for pair in requests.windows(2) {
         let (before, after) = (messages(&pair[0]), messages(&pair[1]));
         assert_eq!(before, &after[..before.len()]);

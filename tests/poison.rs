@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use std::process::ExitStatus;
 use wakeful_store::Store;
 
-/// A database and a model. At a message `poison MODE` the model charges a card, then misbehaves, then
-/// replies.
+/// A database and a model. When a message says `poison MODE`, the model calls `charge`, then `misbehave`,
+/// then replies.
 struct Ward {
     database: Database,
     model: ModelServer,
@@ -46,12 +46,12 @@ impl Ward {
         wake(&self.store, conversation, "openai/test", text).await
     }
 
-    /// A process that must not end by itself.
+    /// Starts a process that must not end by itself.
     async fn serve(&self) -> Process {
         self.options.serve(&self.database).await
     }
 
-    /// One life of a process, until its work kills it.
+    /// Starts a process and waits until its work kills it.
     async fn life(&self) -> (ExitStatus, Process) {
         self.options.spawn(&self.database.url).ended().await
     }
@@ -164,7 +164,8 @@ async fn k36_code_that_takes_every_thread_ends_the_process_too() {
     let log = process.log();
     assert!(log.contains("has kept its thread for"), "{log}");
     let last = log.lines().find(|line| line.contains("Aborting. On the threads: ")).unwrap();
-    // Each thread has one of them. On a busy machine the watchdog may act before all have begun.
+    // Each thread runs one of the sessions. On a busy machine the watchdog may act before all threads have
+    // begun.
     let named = sessions.iter().filter(|id| last.contains(id.as_str())).count();
     assert!((1..=threads).contains(&named), "{log}");
     // Nothing of their work is lost.
@@ -186,11 +187,11 @@ async fn k36_a_process_that_was_stopped_for_long_is_not_taken_for_one_that_hangs
     eventually("the tool to run", || async { (ward.effects("misbehave", &session_id) == 1).then_some(()) })
         .await;
     process.signal(libc::SIGSTOP);
-    // Longer than the six seconds for which a call may keep its thread. The stop itself is the case under
-    // test.
+    // Stop the process for longer than the six seconds that a call may keep its thread. The time of the stop
+    // must not count.
     std::thread::sleep(std::time::Duration::from_secs(8));
     process.signal(libc::SIGCONT);
-    // It answers, so it runs again. After two more checks of the watchdog it must still be there.
+    // The process answers, so it runs again. It must survive two more checks of the watchdog.
     let client = process.client();
     let resumed = std::time::Instant::now();
     eventually("two looks", || async { (resumed.elapsed().as_millis() > 600).then_some(()) }).await;
@@ -223,7 +224,7 @@ async fn k36_the_user_is_told_once_though_the_failing_commit_is_killed_before_an
     let client = process.client();
     let failed = client.wait_for(&poisoned, "failed").await;
     assert!(failed["error"].as_str().unwrap().contains("its worker died each time"), "{failed}");
-    // A reader of the whole stream is told once. It sees everything up to the end of the next run.
+    // A reader of the whole stream sees the failure once, and then everything up to the end of the next run.
     client.chat("poisoned", "Are you there?").await;
     let mut frames = client.stream(&poisoned, None).await;
     let mut told = Vec::new();

@@ -131,7 +131,7 @@ fn links(text: &str) -> Vec<String> {
     relative.filter_map(|target| target.split('#').next()).map(str::to_owned).collect()
 }
 
-/// What stands in backticks and begins with one of the project's folders.
+/// The paths in backticks that begin with one of the project's folders.
 fn paths(text: &str) -> Vec<String> {
     let quoted = text.split('`').skip(1).step_by(2);
     let folders = ["workflow/", "store/", "worker/", "migrations/", "deploy/", "tests/", "scripts/"];

@@ -1,6 +1,6 @@
-//! Replays: a process of their own runs the same loop again, next to the log. A replay sends and writes
-//! nothing, and its source stays as it is. With recorded answers and tools every request and every message is
-//! the same.
+//! Replays: a separate process runs the same loop again and reads the log of the source. A replay sends and
+//! writes nothing, and its source stays as it is. With recorded answers and tools every request and every
+//! message is the same.
 
 mod stage;
 
@@ -326,7 +326,7 @@ async fn a_folder_of_bundles_is_a_suite_with_a_line_each() {
         let lines: Value = serde_json::from_str(&told.output).unwrap_or_else(|_| panic!("{}", told.log));
         (told.status, lines)
     };
-    // Dry runs of charge and reserve return other words. No other tool is called.
+    // Dry runs of charge and reserve return other texts. No other tool is called.
     let (status, lines) = suite(&["--fail-on", "tools"]).await;
     assert_eq!(status, 0, "{lines:#}");
     let verdicts: Vec<&Value> = lines.as_array().unwrap().iter().map(|line| &line["verdict"]).collect();

@@ -1,4 +1,4 @@
-//! An operator resolves an effect of unknown outcome, and the session continues with that.
+//! An operator says how an uncertain effect ended, and the session continues with that outcome.
 
 use crate::support::checker;
 use crate::support::client::texts;
@@ -20,7 +20,8 @@ struct Paused {
 const ASK: &str = "on_uncertain = \"needs_attention\"";
 
 impl Paused {
-    /// Makes `charges` charges in parallel, and dies after the effects. `config` goes below the agent.
+    /// Starts a session whose worker makes `charges` charges in parallel and dies after the effects. `config`
+    /// is added to the agent's configuration.
     async fn new(charges: usize, config: &str) -> Paused {
         let model = ModelServer::start(move |body, _| {
             let messages = body["messages"].as_array().unwrap();

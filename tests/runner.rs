@@ -38,7 +38,7 @@ async fn worker(options: &Options, database: &Database) -> Process {
     process
 }
 
-/// Sets this test up as such a program.
+/// Connects as a program that drives sessions itself, with that configuration.
 async fn program(options: &Options, database: &Database) -> Arc<Ctx> {
     let config = options.path("program.toml");
     let text = format!("[workspace]\ndir = \"{}\"\n{}", options.dir.path().display(), options.config);

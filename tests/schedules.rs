@@ -1,5 +1,5 @@
-//! Schedules: each tick fires once, however many schedulers look, whatever the clock does, and whichever
-//! process dies.
+//! Schedules: each tick fires once, with any number of schedulers, when the clock jumps and when a process
+//! dies.
 
 mod steering;
 

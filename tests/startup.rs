@@ -1,5 +1,5 @@
-//! How a process ends that cannot start: with a status for scripts, and a message that says what to do.
-//! stdout is for data.
+//! A process that cannot start exits with a status for scripts and a message that says what to do. stdout is
+//! for data.
 
 use crate::support::{Answer, Database, ModelServer, Options};
 use std::process::ExitStatus;

@@ -8,7 +8,7 @@ use crate::support::{ModelServer, Options, Process, World, eventually};
 const GUARDED: &[&str] = &["charge"];
 const MAIL: &[&str] = &["compose_email"];
 
-/// A process with a run in hand, and everything it talks to.
+/// A process that holds a run, and everything it talks to.
 struct Zombie {
     /// The database, and everything else that the other process uses.
     world: World,
@@ -124,7 +124,7 @@ async fn k23_stopped_after_a_guarded_effect_it_does_not_report_it() {
         .await;
 }
 
-/// Makes the heartbeat so rare that the process does not hear of its lost lease before it commits.
+/// Makes the heartbeat so rare that the process does not notice its lost lease before it commits.
 fn deaf(options: Options) -> Options {
     options
         .env("WAKEFUL_QUEUE__LEASE_S", "3600")

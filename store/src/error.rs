@@ -52,12 +52,12 @@ impl From<wakeful_workflow::bundle::Refused> for Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether a retry can help: the connection, the server's load or its restart is the cause.
+    /// Returns whether a retry can help, because the cause is the connection, the server's load or a restart.
     pub fn is_transient(&self) -> bool {
         self.outage().is_some()
     }
 
-    /// The outage, if the database as a whole is the cause and not the statement.
+    /// Returns the outage, if the cause is the database as a whole and not the statement.
     pub fn outage(&self) -> Option<Outage> {
         match self {
             Error::Database(error) => outage_of(error),
@@ -109,7 +109,7 @@ impl Outage {
         }
     }
 
-    /// Whether the server answers reads and refuses writes, so that a read does not show the outage.
+    /// Returns whether the server answers reads and refuses writes, so that a read does not show the outage.
     pub fn refuses_writes(self) -> bool {
         match self {
             Outage::ReadOnly | Outage::DiskFull | Outage::Ailing => true,
@@ -158,7 +158,8 @@ pub(crate) fn bounded(text: &str) -> String {
     format!("{}…", &clean[..end])
 }
 
-/// Whether the statement raised division by zero: a predicate of its fence did not match.
+/// Returns whether the statement raised division by zero, which means that a predicate of its fence did not
+/// match.
 pub(crate) fn missed_fence(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "22012")
 }

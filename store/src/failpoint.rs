@@ -12,7 +12,7 @@ macro_rules! failpoint {
     };
 }
 
-/// Nothing, name included: this build has no failpoints.
+/// Expands to nothing, because this build has no failpoints. The name is not compiled in either.
 #[cfg(not(feature = "failpoints"))]
 #[doc(hidden)]
 #[macro_export]

@@ -124,8 +124,8 @@ impl ForkRequest {
         }
     }
 
-    /// The child's conversation, without its space. The same key gives the same conversation. Its row decides
-    /// which of two forks with one key is made.
+    /// The child's conversation, without its space. The same key gives the same conversation. Two requests
+    /// with one key try to insert the same row, so only one of them makes a fork.
     fn conversation(&self) -> String {
         let purpose = self.purpose.as_str();
         match &self.client_key {
@@ -213,8 +213,7 @@ impl Store {
         }
         runs_what_is_there(request, &parent)?;
         let cut = cut(request, &parent)?;
-        // The live agent would believe that a rehearsed call was really made, and so nobody would ever make
-        // it.
+        // The live agent would believe that a rehearsed call was really made, and would never make it.
         if request.tool_mode == Some(ToolMode::Live)
             && let Some(number) = parent.rehearsed(&mut tx, &cut).await?
         {

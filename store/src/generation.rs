@@ -78,8 +78,9 @@ impl Store {
         Ok(started_at)
     }
 
-    /// Appends streamed text as chunk `chunk_no`, once, however often it is called. `false`: the chunk before is
-    /// missing (for the first chunk: the generation). Nothing was written, because that would leave a gap.
+    /// Appends streamed text as chunk `chunk_no`. A second call for the same chunk writes nothing. Returns
+    /// `false` and writes nothing if the chunk before is missing (for the first chunk: the generation),
+    /// because that would leave a gap.
     ///
     /// # Errors
     /// [`crate::Error::Database`]; the chunk may have been written.
@@ -136,7 +137,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns a generation's text, as far as its chunks go.
+    /// Returns the text of a generation's chunks.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

@@ -1,5 +1,5 @@
-//! Imports a chat from before sessions existed, which only a cache knows. The chat becomes the beginning of a
-//! session, once.
+//! Imports a chat that is older than sessions and is stored only in a cache. The chat becomes the beginning
+//! of a session, once.
 
 use crate::create::find_or_create;
 use crate::run::{self, Wakes};
@@ -13,7 +13,7 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 use wakeful_workflow::state::State;
 
-/// What a cache knew of a chat, besides its messages, which become seeds.
+/// The cached data of a chat without its messages, which become seeds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Imported {
     /// The chat's state. The session's state starts from it.
@@ -46,7 +46,7 @@ pub struct LegacyCount {
 }
 
 impl Store {
-    /// Whether the conversation has a session. `conversation_id` is `space/id`, as stored.
+    /// Returns whether the conversation has a session. `conversation_id` is `space/id`, as stored.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -86,7 +86,7 @@ impl Store {
         let made = adopt(&mut tx, &session.session_id, new, imported).await?;
         let woken = put_in_inbox(&mut tx, session, message).await?;
         if made {
-            // Last, to hold the lock on the counter's row as briefly as possible.
+            // Do this last, to hold the lock on the counter's row as briefly as possible.
             count(&mut tx, "imported", imported.left_out).await?;
         }
         crate::failpoint!("K1");
@@ -94,7 +94,7 @@ impl Store {
         Ok(woken)
     }
 
-    /// Counts a question to the cache that led to no import.
+    /// Counts a lookup in the cache that led to no import.
     ///
     /// # Errors
     /// [`Error::Database`].

@@ -4,13 +4,13 @@
 //! |---|---|
 //! | start or wake a session, or restart a conversation | [`wake`], [`create`], [`run`] |
 //! | recognise a known mail, and accept a new one | [`mail`] |
-//! | make one go on, whatever its rows look like | [`heal`] |
+//! | make a session continue, whatever its rows look like | [`heal`] |
 //! | close a question that nobody answered | [`question`] |
-//! | say what became of an uncertain effect | [`resolve`] |
+//! | record how an uncertain effect ended | [`resolve`] |
 //! | read the recording for a replay, and find an unfinished replay | [`replay`] |
 //! | archive or terminate a session | [`retire`] |
 //! | make a session that begins with the messages of another one | [`fork`], [`tree`] |
-//! | rebuild one from the database | [`hydrate`] |
+//! | rebuild a session from the database | [`hydrate`] |
 //! | commit what a step did | [`step`] |
 //! | read a tool's output, or a file that came with a message | [`outputs`] |
 //! | recover a session from a journal, wherever it is kept | [`journal`] |

@@ -108,7 +108,8 @@ impl Store {
         Ok(Some(KnownMail::Woke(Woken { session_id, run_id, outcome, duplicate: true })))
     }
 
-    /// Whether the mailbox knows a different mail with this id: from another sender, or with another text.
+    /// Returns whether the mailbox knows a different mail with this id: from another sender, or with another
+    /// text.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -196,8 +197,8 @@ impl Store {
         Ok(woken)
     }
 
-    /// The first answer to a mail that came in by another way meanwhile. Returns `refused` if that mail woke
-    /// no session.
+    /// Returns the first answer to a mail that another entry point has received in the meantime. Returns
+    /// `refused` if that mail woke no session.
     async fn woken_before(&self, mail: &NewMail, refused: Error) -> Result<Woken> {
         let known = self.known_mail(&mail.space_id, &mail.mailbox_id, &mail.message_id).await?;
         match known {
@@ -270,7 +271,7 @@ impl Store {
         Ok(candidates.collect())
     }
 
-    /// Whether the mailbox has this conversation.
+    /// Returns whether the mailbox has this conversation.
     ///
     /// # Errors
     /// [`Error::Database`].
@@ -375,8 +376,8 @@ impl Store {
         Ok(said.collect())
     }
 
-    /// Why nothing that the session says is sent: its trigger looks like the answer of a machine. Empty if
-    /// nothing is suspected.
+    /// The reasons why the session sends no replies: its trigger looks like the answer of a machine. Empty if
+    /// there is no such sign.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for a policy that cannot be read, [`Error::Database`].
@@ -413,8 +414,8 @@ impl Store {
     }
 }
 
-/// Whether a trigger's session could not be created because it exists already, in another conversation. A
-/// transaction that ended a moment ago may have created it.
+/// Returns whether a trigger's session could not be created because it exists already, in another
+/// conversation. A transaction that ended a moment ago may have created it.
 fn made_elsewhere(refused: &Error) -> bool {
     match refused {
         Error::Database(sqlx::Error::Database(error)) => error.is_unique_violation(),

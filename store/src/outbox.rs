@@ -55,7 +55,7 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Whether it is still to be sent.
+    /// Returns whether it is still to be sent.
     pub fn waits(&self) -> bool {
         matches!(self.status.as_str(), "queued" | "sending")
     }

@@ -1,5 +1,5 @@
-//! Whether the database would accept a write now. A read does not show it: a server with a full disk answers queries
-//! and refuses inserts. So the store remembers the last refusal until a write succeeds.
+//! Tells whether the database would accept a write now. A read cannot tell: a server with a full disk answers
+//! queries and refuses inserts. So the store remembers the last refusal until a write succeeds.
 
 use crate::error::Outage;
 use crate::{Error, Result, Store};
@@ -7,8 +7,9 @@ use sqlx::{ConnectOptions, Connection};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a refusal is remembered without a write. A process that only takes messages gets none while it is not
-/// ready, so no write would ever clear the refusal.
+/// How long a refusal is remembered without a write. A process that only takes messages gets no messages
+/// while it is not ready. Without this limit it would never write again, and the refusal would never be
+/// cleared.
 const REMEMBERED: Duration = Duration::from_secs(90);
 
 /// Longest wait for the pool.

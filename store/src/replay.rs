@@ -195,7 +195,7 @@ impl Store {
         Ok(())
     }
 
-    /// How far a session is, without its messages. For callers that wait for one of its runs.
+    /// Returns the progress of a session without its messages, for callers that wait for one of its runs.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
@@ -228,7 +228,7 @@ pub struct Unfinished {
     pub age_s: i64,
 }
 
-/// How far a session is.
+/// The progress of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub status: SessionStatus,

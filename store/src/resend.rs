@@ -123,8 +123,8 @@ async fn queue_again(
     append_events(tx, &session.session_id, None, Some(&dedupe), Wakes::Nobody, &[event]).await?;
     let trace_context = asked.trace_context.as_deref();
     enqueue(tx, &session.space_id, &session.conversation_id, &delivery.channel, trace_context).await?;
-    // If the agent was already told of the failure, a later success needs a notice too. If not, the agent
-    // hears only of the new end.
+    // If the agent was already told of the failure, a later success needs a notice too. If not, the agent is
+    // told only how the delivery ended now.
     sqlx::query!(
         "update deliveries
         set status = 'queued',

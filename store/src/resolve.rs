@@ -180,7 +180,7 @@ async fn resumed(tx: &mut PgConnection, session: &Locked) -> Result<Option<Strin
     if undecided { Ok(None) } else { run::newest(tx, &session.session_id).await }
 }
 
-/// A new message, because the transcript keeps what the model was told at the time.
+/// Sends a new message, because the transcript keeps what the model was told at the time.
 async fn tell(
     tx: &mut PgConnection,
     session: &Locked,

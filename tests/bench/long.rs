@@ -54,10 +54,10 @@ pub struct Cost {
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Rival {
     pub kept_bytes: i64,
-    /// Reading the last checkpoint and parsing it.
+    /// Time to read the last checkpoint and parse it.
     pub rebuild_ms: f64,
-    /// Writing all rows out of rows that are already in the database. An estimate where only every tenth was
-    /// written.
+    /// Time to write all rows, copied from rows that are already in the database. An estimate if only every
+    /// tenth row was written.
     pub write_ms: f64,
 }
 

@@ -2,8 +2,8 @@
 //! [`fixture::step`].
 //!
 //! The statement knows its case in advance. It has no fence that can miss, no list of unknown length, and no
-//! tables that only some steps touch. The difference to a real commit is the price of being general, plus
-//! that of the client.
+//! tables that only some steps touch. A real commit takes longer, because it must handle every case and
+//! because it uses another client.
 
 use crate::commits::Round;
 use crate::fixture::{self, Database, USAGE};
@@ -78,7 +78,7 @@ pub struct Pgbench {
 }
 
 impl Pgbench {
-    /// Makes `clients` sessions whose ids come from the client's number, and the script.
+    /// Creates the script, and one session per client. The session's id contains the client's number.
     pub async fn new(database: &Database, store: &Store, clients: usize) -> Result<Pgbench> {
         let held = fixture::hold_sessions(store, clients).await?;
         let mut connection = database.connect().await?;

@@ -1,7 +1,8 @@
 //! Runs a command with a Postgres server that lasts as long as the command does:
 //! `cargo run --bin with_postgres -- cargo test --workspace`.
 //!
-//! The tests start here, and not each a server of its own, because a runner may give every test its own process.
+//! All tests share this one server. A test runner may run every test in its own process, and one server per
+//! process would be slow.
 use std::process::ExitCode;
 
 #[tokio::main]

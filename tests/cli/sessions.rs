@@ -154,7 +154,7 @@ async fn a_provider_that_fails_is_named_with_the_next_attempt() {
     let client = process.client();
     let answer = client.chat("c1", "Hello.").await;
     let id = answer["session_id"].as_str().unwrap();
-    // Wait until the failed attempts have pushed the next one some time away.
+    // Wait until the failed attempts have made the delay before the next one long enough.
     let why = eventually("a delayed step", || async {
         let why = run(&options, &database.url, &["session", "why", id]).await;
         why.out.contains("is tried again in").then_some(why)

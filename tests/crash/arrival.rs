@@ -103,8 +103,8 @@ async fn k24_of_three_workers_one_takes_the_job() {
     let client = processes[0].client();
     world.begin(&client).await;
     world.model.asked(1).await;
-    // Every queue polls several times per second. Once all workers have beaten more than a second later, all
-    // have polled.
+    // Every queue polls several times per second. Once every worker has sent a heartbeat more than a second
+    // later, all have polled.
     let (workers, at): (i64, String) =
         sqlx::query_as("select count(*), clock_timestamp()::text from workers")
             .fetch_one(&world.database.pool)
@@ -128,7 +128,8 @@ async fn k24_of_three_workers_one_takes_the_job() {
 
 #[tokio::test]
 async fn k25_a_message_in_the_instant_of_completion_survives_a_kill_on_either_side_of_the_commit() {
-    // Killed before the reply's commit, which loses that answer, and right after it.
+    // One kill comes before the reply's commit, which loses the model's answer. The other comes right after
+    // the commit.
     for (failpoint, replies) in [("K21=1*off->1*return", 1), ("K22=3*off->1*return", 2)] {
         let mut world = World::new("killed", GUARDED).await;
         world.model.hold_from(1);

@@ -106,7 +106,7 @@ async fn k32_a_message_whose_commit_is_not_answered_is_one_message_when_it_is_po
     for (at, first_time) in [(CutAt::BeforeServer, 202), (CutAt::BeforeAnswer, 200)] {
         let mut world = World::new("cut", GUARDED).await;
         let proxy = Proxy::start(&world.database.url);
-        // No scheduler: it commits on each poll, and the trap is meant for the message's commit.
+        // Run no scheduler: it commits on each poll, and the cut must hit the message's commit.
         let process = world.options.clone().arg("--roles").arg("api,worker").spawn(&proxy.url);
         process.wait_for_log("\"Listening\"").await;
         let client = process.client();
@@ -156,7 +156,7 @@ async fn losing_every_connection_ends_no_process_and_loses_nothing() {
     assert!(process.terminate().success(), "it is the same process");
 }
 
-/// Ends every connection of the process, and waits until it has beaten its heart on a new one.
+/// Ends every connection of the process, and waits until it has sent a heartbeat on a new one.
 async fn cut_connections(database: &Database, process: &Process) {
     let (cut, at): (i64, String) = sqlx::query_as(
         "select count(pg_terminate_backend(pid)), clock_timestamp()::text from pg_stat_activity

@@ -98,8 +98,8 @@ async fn survive(tools: &[&str], kill: Kill) -> Survived {
 }
 
 /// Returns `None` if the run ended without the kill; the caller then tries again. It happens on a busy
-/// machine: the heartbeat finds the job of the finished run gone before the step hears of its own commit. The
-/// step then drops its claim as stale and never reaches the failpoint behind that commit.
+/// machine: the heartbeat finds the job of the finished run gone before the step learns that its own commit
+/// succeeded. The step then drops its claim as stale and never reaches the failpoint behind that commit.
 async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
     eprintln!("{tools:?} {kill:?}");
     let mut world = World::new("killed", tools).await;

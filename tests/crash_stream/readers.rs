@@ -8,7 +8,7 @@ async fn a_reader_ends_with_the_final_text_when_worker_and_api_die_at_once() {
         let database = Database::new().await;
         let model = speaking(Protocol::Anthropic).await;
         let options = options(&model, prefilled);
-        // API and worker in one process: text, text, death.
+        // API and worker are one process. It dies after two pieces of text.
         let process = options.clone().env("FAILPOINTS", "K8=2*off->1*return").serve(&database).await;
         let client = process.client();
         let id = id(&client.chat("c1", "Tell me a story.").await);

@@ -72,7 +72,8 @@ async fn who_answers_is_answered_where_he_is_proved_and_nobody_else_is_added_by_
         mail("m2@example.com", "Re: Table", headers, "Four.")
             .replace("Ann <ann@example.com>", "bob@example.com")
     };
-    // The answer has no thread headers. Its plus address names the question, so the next mail still has them.
+    // The answer has no thread headers. Its plus address names the question, so the agent's next mail still
+    // has thread headers.
     let (question, reply) = exchange(|question| (Some(plus(question)), answer(PROVED))).await;
     let id = question.header("Message-ID").unwrap();
     assert_eq!(reply.header("References").unwrap(), format!("<m1@example.com> {id} <m2@example.com>"));

@@ -1,5 +1,5 @@
-//! Kills where a mail comes in. An acknowledged mail is stored; one without an answer is a single mail when
-//! it is sent again.
+//! Kills where a mail comes in. An acknowledged mail is stored. If the sender got no answer and sends the
+//! mail again, it is still one mail.
 
 use super::lmtp::Lmtp;
 use super::{mail, options, post, request, says, sessions};

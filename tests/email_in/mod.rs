@@ -70,7 +70,7 @@ fn request(client: &Client, body: impl Into<Vec<u8>>) -> RequestBuilder {
     request_to(client, "", body)
 }
 
-/// The same with `query` after the path.
+/// Like [`request`], with `query` after the path.
 fn request_to(client: &Client, query: &str, body: impl Into<Vec<u8>>) -> RequestBuilder {
     let body = body.into();
     let (id, time) = ("msg_1", now());

@@ -1,5 +1,5 @@
-//! An operator resends a mail that was not sent: under its id, in its place, once, and the agent hears how it
-//! ended.
+//! An operator resends a mail that was not sent. It keeps its id and its place in the order, it is sent once,
+//! and the agent is told how it ended.
 
 use super::{Post, TOLD};
 use crate::support::eventually;
@@ -128,7 +128,7 @@ async fn a_kill_between_a_resend_and_its_send_sends_once_or_is_uncertain() {
     {
         let (post, session, delivery) = Post::with_a_refused_mail().await;
         post.server.is_well();
-        // No running process could send it: the next one finds only what is committed.
+        // No process runs during the resend. So the next process finds only what the command committed.
         post.cli(&["delivery", "resend", &delivery]);
         let options = post.options.clone().env("FAILPOINTS", failpoint);
         let (ended, process) = options.serve(&post.database).await.ended().await;

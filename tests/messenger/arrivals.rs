@@ -62,8 +62,8 @@ async fn a_door_that_is_not_set_up_says_which_section_opens_it() {
     assert!(process.terminate().success());
 }
 
-/// Slack counts it against an app that does not answer within three seconds. It sends a message again after a
-/// 503.
+/// If an app does not answer within three seconds, Slack counts that as a failure. After a 503 it sends the
+/// message again.
 #[tokio::test]
 async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_gets_it_taken_once() {
     let desk = Desk::new().await;
@@ -87,7 +87,7 @@ async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_ge
     assert!(process.terminate().success());
 }
 
-/// Telegram sends a bot its updates one by one, and one that is refused holds up all that follow.
+/// Telegram sends a bot its updates one by one. If the bot refuses one, Telegram holds back all later ones.
 #[tokio::test]
 async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_other_chats_go_on() {
     let desk = Desk::new().await;
@@ -114,7 +114,7 @@ async fn in_a_chat_that_is_full_the_sender_is_told_once_a_minute_and_the_bots_ot
     // One notice, or two if the clock passed a full minute in between.
     assert!((1..=2).contains(&told), "{told}");
     Post::new(Medium::Telegram, 2, 1, "elsewhere").send(&client).await;
-    // The API refuses with 429 instead: its clients can come again later, and hold up no one else.
+    // The API refuses with 429 instead: its clients can retry later, and a retry blocks no one else.
     let body = json!({"text": "x"});
     let path = format!("/v1/sessions/{session_id}/messages");
     let (status, problem) = client.post(&path, &body).await;
@@ -172,8 +172,8 @@ async fn no_webhook_is_answered_before_its_message_is_committed() {
     assert!(process.terminate().success());
 }
 
-/// Sends 200 messages 50 times each, shuffled, 100 at a time. Every second copy of a Slack message is the
-/// same message as another event.
+/// Sends 200 messages 50 times each, shuffled, 100 at a time. Every second copy of a Slack message has
+/// another event id.
 #[tokio::test]
 #[ignore = "slow: make soak"]
 async fn ten_thousand_duplicate_and_reordered_webhooks_are_one_run_each_message() {

@@ -128,7 +128,7 @@ impl Postfix {
         }
         std::fs::write(config.join("main.cf"), main).expect("main.cf");
         std::fs::write(config.join("master.cf"), master).expect("master.cf");
-        // Postfix's own account must pass the temporary folder, and owns `data`.
+        // Postfix's own account must be able to enter the temporary folder, and must own `data`.
         let open = Command::new("sh")
             .arg("-c")
             .arg(format!("chmod 755 {path} && chown postfix {path}/data && postfix -c {path}/etc check"))
@@ -149,7 +149,7 @@ impl Postfix {
         postfix
     }
 
-    /// Hands it a mail, with Python's smtplib.
+    /// Hands Postfix a mail, with Python's smtplib.
     async fn take(&self, text: &str) {
         let script = "import smtplib, sys\nserver = smtplib.SMTP('127.0.0.1', int(sys.argv[1]))\n\
                       server.sendmail('ann@example.com', ['agent@example.org'], sys.argv[2].encode())\nserver.quit()";

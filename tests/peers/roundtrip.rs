@@ -50,7 +50,7 @@ impl Post {
         post("lmtp", self.lmtp, mail).await
     }
 
-    /// The same for a mail that must be accepted.
+    /// Like `post`, for a mail that must be accepted.
     async fn taken(&self, mail: Value) {
         let said = self.post(mail).await;
         assert_eq!((&said["error"], &said["refused"]), (&Value::Null, &json!({})), "{said}");
@@ -249,7 +249,7 @@ async fn a_question_goes_out_and_the_answer_to_its_plus_address_goes_on_with_the
 async fn machines_duplicates_and_strangers_cost_no_reply() {
     let model = numbering().await;
     let post = Post::new(&model).await;
-    // From a machine: accepted from its server, and never answered.
+    // Mail from a machine is accepted from its server, but never answered.
     for (at, headers) in [
         json!({"Auto-Submitted": "auto-replied"}),
         json!({"Auto-Submitted": "auto-generated; owner-email=\"ann@example.com\""}),
@@ -264,20 +264,20 @@ async fn machines_duplicates_and_strangers_cost_no_reply() {
             .await;
     }
     assert_eq!(post.count("select count(*) from mails where dropped is not null and $1 = ''").await, 4);
-    // For an unknown address: refused at RCPT, as smtplib reports it.
+    // Mail for an unknown address is refused at RCPT, and smtplib reports that.
     for nobody in [DESK, "nobody@example.org", "support@example.com"] {
         let said = post.post(json!({"id": "x@example.com", "rcpt": nobody, "text": "Hello?"})).await;
         assert_eq!(said["error"], "SMTPRecipientsRefused", "{said}");
         assert_eq!(said["refused"], json!({nobody: [550, "5.1.1 There is no such mailbox here"]}));
     }
-    // The same mail twice at once, and again after it was answered.
+    // Send the same mail twice at once, and again after it was answered.
     let twice = json!({"id": "m1@example.com", "rcpt": SUPPORT, "text": "Once."});
     tokio::join!(post.taken(twice.clone()), post.taken(twice.clone()));
     let (came, read) = post.received(1).await;
     check(&came, &read, &delivery_ids(&post).await);
     post.taken(twice).await;
-    // `Auto-Submitted: no` marks a person's mail, so it is answered. A wrong run from above would end before
-    // it.
+    // `Auto-Submitted: no` marks a person's mail, so it is answered. If one of the mails above had wrongly
+    // started a run, that run would end before this one.
     let no = json!({"Auto-Submitted": "no"});
     post.taken(json!({"id": "m2@example.com", "rcpt": SUPPORT, "text": "Twice.", "headers": no})).await;
     eventually("nothing to be left to do", || async {

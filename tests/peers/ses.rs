@@ -78,7 +78,7 @@ impl Moto {
             }
         };
         let url = tokio::time::timeout(TIMEOUT, listens).await.expect("moto listens");
-        // Keep reading its output, so that it can keep writing.
+        // Keep reading moto's output, so that moto can keep writing.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Moto { url, http: reqwest::Client::new(), _child: child }
     }

@@ -1,5 +1,5 @@
-//! Kills where a provider hands a mail over: it sends again what was not acknowledged, and the result is one
-//! mail.
+//! Kills while a provider hands over a mail. The provider repeats a request that was not acknowledged, and
+//! the result is one mail.
 
 use super::*;
 

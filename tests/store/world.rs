@@ -230,7 +230,8 @@ impl Driver<'_> {
         self.sends_mail_as(call_id, call_id).await;
     }
 
-    /// The same for a call id from the model that is taken. `given` is the id that the call gets instead.
+    /// Like [`Driver::sends_mail`], for a model's call id `asked` that is already in use. The call gets the
+    /// id `given` instead.
     pub(super) async fn sends_mail_as(&mut self, asked: &str, given: &str) {
         self.continues(replied(vec![asks(&call(asked, "compose_email"))])).await;
         let email = call(given, "compose_email");

@@ -1,10 +1,11 @@
-//! What a seed decides: who says what when, and which blow falls when. The schedule of a seed is always the
-//! same. How the processes interleave depends on the machine, so a seed does not replay every race.
+//! What a seed decides: who says what when, and which failure (a "blow") happens when. The schedule of a seed
+//! is always the same. How the processes interleave depends on the machine, so a seed does not replay every
+//! race.
 
 use crate::support::proxy::CutAt;
 use std::time::Duration;
 
-/// For how long blows fall and messages are posted.
+/// How long failures happen and messages are posted.
 pub const WINDOW_MS: u64 = 5_000;
 
 pub struct Plan {
@@ -117,7 +118,8 @@ impl Plan {
     }
 }
 
-/// One of the names. It strikes the first to the fourth time.
+/// Returns the setting of one failpoint, chosen from `names`. It kills the process at its first to fourth
+/// hit.
 fn failpoints(rng: &mut Rng, names: &[&'static str]) -> String {
     let name = rng.pick(names);
     match rng.below(4) {
@@ -135,7 +137,8 @@ fn messages(rng: &mut Rng, session: u64) -> Vec<Message> {
             if rng.below(6) == 0 {
                 turns.insert(0, "ask_user");
             }
-            // Some arrive close together and are answered together, others when the run before is over.
+            // Some messages arrive close together and are answered together. Others arrive after the previous
+            // run has ended.
             let at = Duration::from_millis(rng.below(WINDOW_MS / count) + number * WINDOW_MS / count);
             Message { at, text: format!("{name} do {}", turns.join(";")), key: name }
         })

@@ -1,4 +1,5 @@
-//! One storm: everything works while everything breaks, and then it is calm until nothing is owed any more.
+//! One storm: sessions work while processes and connections break. Then nothing breaks any more, and the
+//! storm waits until all work is done.
 
 use super::fleet::Fleet;
 use super::plan::{Blow, Message, Plan};
@@ -39,7 +40,7 @@ pub async fn run(seed: u64, server: &mut Server) -> Result<Summary, Wrong> {
     model.pace(Duration::from_millis(60));
     let options = Options::new()
         .model("openai/test")
-        // No job is given up here; another test asks how often a job may die.
+        // Allow many attempts, so that no job fails here. Other tests check the limit.
         .config("[agents.default.limits]\nattempts = 100")
         .env("OPENAI_BASE_URL", &model.url)
         .env("FIXTURE_TAKE_MS", "60")
@@ -110,7 +111,7 @@ struct Storm<'a> {
     server: &'a mut Server,
 }
 
-/// A job whose holder died.
+/// A job whose worker died while it held the lease.
 struct Held {
     job_id: i64,
     lease: i64,
@@ -118,7 +119,8 @@ struct Held {
 }
 
 impl Storm<'_> {
-    /// Runs until all is said and nothing is owed. Returns the sessions' ids in the plan's order.
+    /// Runs until all messages are posted and all work is done. Returns the sessions' ids in the plan's
+    /// order.
     async fn rage(&mut self) -> Vec<String> {
         self.fleet.start(self.plan).await;
         let began = Instant::now();
@@ -212,7 +214,7 @@ impl Storm<'_> {
         rows.into_iter().map(|(job_id, lease)| Held { job_id, lease, since }).collect()
     }
 
-    /// Records the jobs that were taken up: they have another lease or none, or they are gone.
+    /// Records which of these jobs were resumed: the job has another lease or none, or it is gone.
     async fn notice_resumed(&mut self, held: &mut Vec<Held>) {
         let sql = "select job_id, lease from jobs where lease is not null";
         let rows: Result<Vec<(i64, i64)>, _> = sqlx::query_as(sql).fetch_all(&self.database.pool).await;

@@ -73,7 +73,7 @@ pub async fn check(database: &Database, session_id: &str, effects: &[String]) ->
     totals_are_sums(database, &traces).await;
     calls_are_settled(&traces, &effects_of(session_id, effects));
     nothing_is_left(database, session_id).await;
-    // Last, because this check is the product's own.
+    // Run this check last, because it uses the product's own code.
     let verification = database.store().await.verify(session_id).await.expect("the session is read");
     let differ: Vec<_> = verification.checks.iter().filter(|check| !check.agrees).collect();
     assert!(verification.agrees, "`session verify` says: {differ:#?}");

@@ -20,7 +20,7 @@ impl Database {
         Database::on(&admin_url(), "pg_default").await
     }
 
-    /// The same on another server, in one of its tablespaces.
+    /// Like [`Database::new`], on another server, in one of its tablespaces.
     pub async fn on(admin_url: &str, tablespace: &str) -> Database {
         let template = template(admin_url).await;
         let name = format!("wakeful_test_{}", uuid_like());

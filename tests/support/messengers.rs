@@ -163,7 +163,7 @@ impl Shared {
         says
     }
 
-    /// Whether this place may receive a message now: at most `most` in `window`, and one per second.
+    /// Returns whether this place may receive a message now: at most `most` in `window`, and one per second.
     fn passes(&self, place: &str, most: usize, window: Duration) -> bool {
         let mut times = self.times.lock().unwrap();
         let all = times.entry(place.to_owned()).or_default();

@@ -195,7 +195,7 @@ impl Process {
         assert_eq!(sent, 0, "the process takes signals");
     }
 
-    /// Whether the process has ended, by itself or by a signal.
+    /// Returns whether the process has ended, by itself or by a signal.
     pub fn has_ended(&mut self) -> bool {
         self.child.as_mut().is_none_or(|child| child.try_wait().expect("it can be waited for").is_some())
     }
@@ -222,8 +222,8 @@ impl Process {
         status
     }
 
-    /// The same without blocking the test's runtime, and with a time limit: a process that should have ended
-    /// says in its log what it did instead.
+    /// Like [`Process::wait`], but does not block the test's runtime and has a time limit. If the process
+    /// does not end in time, the panic shows its log.
     pub async fn ended(mut self) -> (ExitStatus, Process) {
         let began = Instant::now();
         while !self.has_ended() {

@@ -64,7 +64,7 @@ impl Program {
         self.line_of(&self.output, text).await
     }
 
-    /// The same on stderr.
+    /// Like [`Program::line`], but on stderr.
     pub async fn error_line(&self, text: &str) -> String {
         self.line_of(&self.errors, text).await
     }

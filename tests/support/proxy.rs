@@ -82,12 +82,12 @@ impl Proxy {
         self.shared.traps.lock().expect("nobody panics with it").push(trap);
     }
 
-    /// Removes the traps that have not been cut_count.
+    /// Removes the traps that no statement has sprung yet.
     pub fn clear_cuts(&self) {
         self.shared.traps.lock().expect("nobody panics with it").clear();
     }
 
-    /// The number of traps cut_count so far.
+    /// The number of connections that traps have cut so far.
     pub fn cut_count(&self) -> usize {
         self.shared.cut_count.load(Ordering::SeqCst)
     }

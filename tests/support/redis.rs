@@ -59,7 +59,7 @@ async fn serve(
             command.push(String::from_utf8(bytes).ok()?);
         }
         let answer = match command[0].to_uppercase().as_str() {
-            // The client's name and library. Real servers get it too.
+            // The client sends its name and library. It sends them to real servers too.
             "CLIENT" => b"+OK\r\n".to_vec(),
             "GETRANGE" => {
                 asked.lock().expect("nobody panics").push(command.clone());

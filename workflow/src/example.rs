@@ -69,7 +69,7 @@ pub fn cut_off(generation_id: &str, attempt: i64, last_chunk: i64) -> CutOffCall
     }
 }
 
-/// The same session with a turn that asks for the calls `rows`, given as ledger rows.
+/// Like `session()`, with a turn that asks for the calls `rows`, given as ledger rows.
 pub fn turn(rows: Vec<Call>) -> Session {
     let mut session = session();
     let content = rows.iter().map(|row| Block::ToolCall(tool_call(row.call_id.as_str()))).collect();
@@ -79,7 +79,7 @@ pub fn turn(rows: Vec<Call>) -> Session {
     session
 }
 
-/// The same turn, but a run that has ended asked for it.
+/// Like `turn()`, but a run that has ended asked for it.
 pub fn turn_of_earlier_run(rows: Vec<Call>) -> Session {
     let mut session = turn(rows);
     for record in &mut session.records {

@@ -55,7 +55,7 @@ pub fn inherited(session: &Session) -> Option<Vec<WrittenFile>> {
     Some(files_of(copied))
 }
 
-/// Whether a result in `records` reports a written file.
+/// Returns whether a result in `records` reports a written file.
 fn written<'a>(records: impl IntoIterator<Item = &'a Record>) -> bool {
     let mut results = records.into_iter().flat_map(Record::tool_results);
     results.any(|result| {

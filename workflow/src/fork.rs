@@ -259,7 +259,7 @@ fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
 }
 
 impl Line {
-    /// Whether it is an answer of the model. A summary is not.
+    /// Returns whether it is an answer of the model. A summary is not.
     fn is_answer(&self) -> bool {
         self.role == Role::Assistant && !self.summary
     }

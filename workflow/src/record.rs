@@ -174,7 +174,8 @@ impl Reply {
         Reply { content, finish_reason, usage }
     }
 
-    /// Returns whether the model asked for tools. The finish reason does not tell: some servers say `stop`.
+    /// Returns whether the model asked for tools. Do not rely on the finish reason for this: some servers say
+    /// `stop`.
     pub fn has_tool_calls(&self) -> bool {
         self.content.iter().any(|block| matches!(block, Block::ToolCall(_)))
     }

@@ -40,7 +40,7 @@ pub struct RecordedCall {
     pub request_sha256: String,
     /// How its context was selected.
     pub context_strategy: Strategy,
-    /// For a call for a summary: the rebase that it led to.
+    /// If the call wrote a summary: the rebase that was committed with it.
     pub rebase: Option<Rebase>,
     /// Bytes of the answer's text that were a prefill in the request, because the call resumed a text that
     /// was cut off.
@@ -167,7 +167,7 @@ impl<'r, 's> Alignment<'r, 's> {
         Alignment { own, source, pending: replay.inbox.len(), own_summaries: own_summaries.len(), summaries }
     }
 
-    /// Whether the same role speaks at every position so far, waiting messages included.
+    /// Returns whether the same role speaks at every position so far, waiting messages included.
     fn is_aligned(&self) -> bool {
         let place = self.own.len() + self.pending;
         self.source.len() >= place
@@ -213,29 +213,29 @@ pub fn due(replay: &Session, rules: &Replay, recording: &Recording) -> Option<In
     (next.role == Role::User && alignment.is_aligned()).then(|| Input::of(next))
 }
 
-/// The user's next message for a replay at rest: the source's first one that the replay was not given yet.
-/// After a divergence the replay still gets the messages in order, one each time it rests.
+/// The user's next message for a replay at rest: the first user message of the source that the replay does
+/// not have yet. After a divergence the replay still gets the messages in order, one each time it rests.
 pub fn next_input(replay: &Session, rules: &Replay, recording: &Recording) -> Option<Input> {
     let alignment = Alignment::new(replay, rules, recording);
     let given = alignment.own.iter().filter(|record| is_input(record)).count() + alignment.pending;
     alignment.source.iter().filter(|record| is_input(record)).nth(given).map(|record| Input::of(record))
 }
 
-/// Whether the replay has reached the end of its source while aligned. It then has nothing more to do, even
-/// if its run ended because the recording did.
+/// Returns whether the replay has reached the end of its source while aligned. It then has nothing more to
+/// do, even if its run ended because the recording did.
 pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) -> bool {
     let alignment = Alignment::new(replay, rules, recording);
     alignment.is_aligned() && alignment.next().is_none()
 }
 
-/// The source's summary before the answer that `replay` owes next. A replay with recorded answers must write
+/// The source's summary before the answer that `replay` needs next. A replay with recorded answers must write
 /// it first.
 pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -> Option<RecordedAnswer<'a>> {
     let record = Alignment::new(replay, rules, recording).summary()?;
     Some(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
 }
 
-/// The source's answer at the position where `replay` owes one.
+/// The source's answer at the position where `replay` needs one.
 ///
 /// # Errors
 /// [`Fault::RecordingOver`] if the source has no answer there.
@@ -320,7 +320,7 @@ pub fn prefill(answer: &RecordedAnswer<'_>) -> Option<String> {
     text.get(..bytes).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// Whether the session takes its answers from its source.
+/// Returns whether the session is a replay that reuses the model answers of its source.
 pub fn has_recorded_answers(session: &Session) -> bool {
     session.policy.replay.as_ref().is_some_and(|replay| replay.answers == Answers::Recorded)
 }

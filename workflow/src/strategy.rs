@@ -49,7 +49,7 @@ pub struct ContextPolicy {
     /// The number of messages to which a sliding window is cut. Keep it well below `high`: each cut makes the
     /// prompt cache miss.
     pub low: i64,
-    /// Number of the newest tool results that are never trimmed. Errors are never trimmed either.
+    /// How many of the newest tool results are never trimmed. Errors are never trimmed either.
     pub keep_results: i64,
     /// Tool results are trimmed when all results that may be trimmed exceed this size together.
     pub trim_at_bytes: i64,

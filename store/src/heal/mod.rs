@@ -60,7 +60,7 @@ struct Found {
     newest: Option<Known>,
     /// Pending messages that no run will read.
     unread: i64,
-    /// The run id that the first of these messages carries, if that run does not exist.
+    /// The run id that the first of these messages carries. `None` if that run exists.
     promised: Option<String>,
     has_job: bool,
 }

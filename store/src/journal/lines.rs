@@ -1,8 +1,8 @@
 //! A journal as lines of JSON, as `wakeful session tail --after 0 -o jsonl` or another program writes it.
 //!
-//! A line is `{"seq", "ts", "type", "run_id", "step_number", "payload"}`. `entry_type` and `data` are accepted for
-//! `type` and `payload`. Without a `seq` the line's number counts. States and values must be in their lines, because
-//! there is no database that a pointer could point into.
+//! A line is `{"seq", "ts", "type", "run_id", "step_number", "payload"}`. `entry_type` and `data` are
+//! accepted for `type` and `payload`. If `seq` is missing, the line's number takes its place. States and
+//! values must be in their lines, because there is no database that a pointer could point into.
 
 use super::Journal;
 use crate::{Error, Result};

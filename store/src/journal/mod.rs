@@ -1,7 +1,7 @@
-//! Recovery over any journal: this database, a file of lines, or memory.
+//! Recovers a state from any journal: in this database, in a file of lines, or in memory.
 //!
-//! The fold is in `workflow` and does no IO. All readers are here, beside the journal in the database, so that
-//! another program finds them in one place.
+//! The fold is in `workflow` and does no IO. All readers of journals are in this module, so that other
+//! programs find them in one place.
 
 mod lines;
 mod memory;

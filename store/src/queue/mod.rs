@@ -189,7 +189,7 @@ impl Holdings {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Whether the process holds no lease.
+    /// Returns whether the process holds no lease.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,5 +1,5 @@
-//! Definitions of schedules. A scheduler writes its configuration's when it starts, and the API writes
-//! others.
+//! Definitions of schedules. When a scheduler starts, it writes the schedules of its configuration. The API
+//! writes all others.
 
 use super::{Definition, Schedule, Source, clock, find, refused, tell, timing};
 use crate::{Result, Store};

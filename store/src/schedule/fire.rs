@@ -24,10 +24,10 @@ pub struct Fired {
 }
 
 impl Store {
-    /// Fires what is due of one schedule whose agent is among `agents`, as of `now` or of the database's
-    /// clock. Returns `None` if nothing is due that another scheduler is not already firing. `compose`
-    /// composes the session of a firing; this function sets its trigger, conversation and message. Runs in
-    /// one transaction.
+    /// Fires the due ticks of one schedule whose agent is among `agents`. The time is `now`, or the
+    /// database's clock without it. Returns `None` if nothing is due, or if other schedulers are already
+    /// firing all that is due. `compose` composes the session of a firing; this function sets its trigger,
+    /// conversation and message. Runs in one transaction.
     ///
     /// # Errors
     /// [`Error::Database`]; nothing was fired then. A tick that fails for another reason is skipped, with

@@ -17,7 +17,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use wakeful_workflow::schedule::{Missed, Overlap, Timing};
 
-/// The channel on which schedulers hear that a schedule changed.
+/// The notification channel that tells schedulers that a schedule changed.
 pub(crate) const CHANNEL: &str = "wakeful_schedules";
 
 /// Number of firings that are kept for each schedule.

@@ -5,9 +5,9 @@
 //! | variable | effect |
 //! |---|---|
 //! | `FIXTURE_EFFECTS` | writes each effect of a tool to this file |
-//! | `FIXTURE_TAKE_MS` | each call takes so long |
-//! | `FIXTURE_HOLD` | each call waits while this file exists; with `-charge` or `-reserve` at its end, one tool's calls |
-//! | `FIXTURE_NEXT` | is the next version of itself: its reservations ask for more |
+//! | `FIXTURE_TAKE_MS` | each call takes this many milliseconds |
+//! | `FIXTURE_HOLD` | each call waits while this file exists; a file with `-charge` or `-reserve` after this name holds one tool |
+//! | `FIXTURE_NEXT` | `reserve` has one more required argument, as in a later version |
 //! | `FIXTURE_POST`, `FIXTURE_SENT`, `FIXTURE_POST_SAYS` | sends mail by its own channel, see `post.rs` |
 
 mod misbehave;
@@ -23,8 +23,8 @@ use std::time::Duration;
 use wakeful::App;
 use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
 
-/// Charges a card. The payment service of this example knows no idempotency keys, so a charge that was begun and not
-/// seen to end must never be tried again by itself: it is guarded.
+/// Charges a card. The payment service of this example has no idempotency keys. If Wakeful did not see a
+/// charge end, it must not repeat the charge, so the tool is guarded.
 struct Charge;
 
 #[async_trait]
@@ -88,7 +88,7 @@ fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
         return Ok(());
     };
     let written = std::fs::OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| {
-        // One write: what several processes append at once would mingle otherwise.
+        // Write the line in one call. Otherwise the lines of several processes could mix.
         file.write_all(format!("{tool} {} {}\n", call.session_id, call.call_id).as_bytes())?;
         file.sync_all()
     });

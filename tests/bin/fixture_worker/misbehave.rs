@@ -1,5 +1,5 @@
-//! A tool that does to its process what a broken tool does. Nothing to copy: the tests see by it that such a tool takes
-//! nobody along for long.
+//! A tool that kills or hangs its process, as a broken tool does. Do not copy it. The tests use it to check
+//! that such a tool does not stop other sessions for long.
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -7,8 +7,8 @@ use std::hint::black_box;
 use std::time::Duration;
 use wakeful::tool::{Effect, Tool, ToolCallContext, ToolDefinition, ToolError, ToolOutput};
 
-/// Ends or hangs the process in the way that `mode` names, unless the file `FIXTURE_HOLD` with `-mended` at its end is
-/// there.
+/// Ends or hangs the process in the way that `mode` names. Does no harm if a file exists whose name is the
+/// value of `FIXTURE_HOLD` plus `-mended`.
 pub struct Misbehave;
 
 #[async_trait]
@@ -65,14 +65,14 @@ fn overflow(depth: u64) -> u64 {
     overflow(frame[0] + 1) + frame[127]
 }
 
-/// Takes all the memory of a process that may have only so much, as a container's may.
+/// Limits the process's memory, as a container does, and then uses it up.
 fn allocate() -> ! {
     let limit = libc::rlimit { rlim_cur: 4 << 30, rlim_max: 4 << 30 };
     // SAFETY: the pointer is to a valid rlimit, and setrlimit only reads it.
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
     let mut taken = Vec::new();
     loop {
-        // Reserved and not touched: it is the address space that runs out.
+        // The memory is reserved but never touched, so only the address space runs out.
         taken.push(Vec::<u8>::with_capacity(64 << 20));
         black_box(&taken);
     }

@@ -1,4 +1,4 @@
-//! A channel of one's own, in the place of the built-in mail.
+//! A program's own channel, which replaces the built-in mail channel.
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -6,8 +6,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use wakeful::channel::{Channel, Found, Outbound, SendError};
 
-/// Sends by writing `KEY SUBJECT` to a file. What it knows of its keys is chosen by environment, and how it answers by a
-/// second file: `later WHY`, `refused WHY`, `unknown WHY` (it was sent all the same), or `receipt TEXT`.
+/// Sends by appending `KEY SUBJECT` to a file. An environment variable selects how it treats keys. A second
+/// file selects its answer: `later WHY`, `refused WHY`, `unknown WHY` (the message was sent all the same), or
+/// `receipt TEXT`.
 pub struct Post {
     behaviour: Behaviour,
     sent: PathBuf,
@@ -16,11 +17,11 @@ pub struct Post {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Behaviour {
-    /// The same key twice is one message for whoever gets it.
+    /// The receiver treats two messages with the same key as one.
     Idempotent,
-    /// It does not know its keys.
+    /// The receiver ignores keys, and the channel cannot tell whether a message was sent.
     Guarded,
-    /// It sends what it is given, and can tell what it was given.
+    /// The receiver ignores keys, but the channel can look up whether a message was sent.
     Askable,
 }
 
@@ -58,7 +59,7 @@ impl Channel for Post {
         let subject = message.content["subject"].as_str().unwrap_or_default();
         let written = std::fs::OpenOptions::new().create(true).append(true).open(&self.sent);
         let written = written.and_then(|mut file| {
-            // One write: what several deliveries append at once would mingle otherwise.
+            // Write the line in one call. Otherwise the lines of several deliveries could mix.
             file.write_all(format!("{} {subject}\n", message.delivery_id).as_bytes())?;
             file.sync_all()
         });

@@ -138,7 +138,7 @@ impl App {
         for channel in wakeful_channels::senders(&config)?.iter().chain(&self.channels) {
             channels.insert(channel.name().to_owned(), Arc::clone(channel));
         }
-        // Ends the LISTEN task too: after this fires, the process only closes its connections.
+        // This signal also ends the LISTEN task. After it the process only closes its connections.
         let abort = CancellationToken::new();
         for name in config.agent_names() {
             // Without a sender, `compose_email` would tell the model that the mail is on its way, and no mail
@@ -154,7 +154,7 @@ impl App {
                 return Err(Invalid(text).into());
             }
         }
-        // A wrong address of the old cache is told now, and not when the first chat comes.
+        // Report a wrong address of the old cache now, and not when the first chat comes.
         wakeful_channels::chat::legacy::Cache::of(&config)?;
         Ok(Arc::new(Ctx {
             bus: Bus { notifier: Notifier::start(store.clone()), news: News::listen(&store, abort.clone()) },

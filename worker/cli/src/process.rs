@@ -1,4 +1,4 @@
-//! The door of a running process for the program that contains it: drive sessions, accept messages, run workers.
+//! How a program uses Wakeful inside its own process: it drives sessions, accepts messages and runs workers.
 
 use crate::session::{SessionError, SessionHandle};
 use crate::trigger::{Refused, Woken};
@@ -25,8 +25,8 @@ impl Process {
         SessionHandle::new(Arc::clone(&self.ctx))
     }
 
-    /// Returns a handle for an existing session. After a crash of the program, this is how it goes on. The
-    /// handle passes the session's whole journal to the program again.
+    /// Returns a handle for an existing session. A program uses it to continue after a crash. The handle
+    /// passes the session's whole journal to the program again.
     ///
     /// # Errors
     /// [`SessionError::Store`]: the session does not exist, or the database failed.

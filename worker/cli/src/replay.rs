@@ -4,7 +4,8 @@
 //! only jobs with the replay's own `runner` name. So a replay that is killed goes on where it stopped, as any
 //! run does.
 //!
-//! This is one replay, from its fork to its end: made or found again, fed with its source's messages, and waited for.
+//! This file runs one replay from its fork to its end. It makes the fork or finds an unfinished one, gives it
+//! its source's messages, and waits for it.
 
 use anyhow::Context as _;
 use sha2::Digest;
@@ -100,8 +101,8 @@ impl Request {
     }
 }
 
-/// Runs a replay to its end, or until `ctx.shutdown.draining` fires. One that was cut off goes on where it stood, unless it is to be
-/// `fresh`.
+/// Runs a replay to its end, or until `ctx.shutdown.draining` fires. A replay that was cut off continues
+/// where it stopped, unless the request says `fresh`.
 ///
 /// # Errors
 /// When the source does not exist or cannot be cut there, or the database fails permanently.

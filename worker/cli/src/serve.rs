@@ -41,8 +41,8 @@ pub async fn bind(listen: SocketAddr) -> Result<TcpListener, CannotListen> {
     TcpListener::bind(listen).await.map_err(|source| CannotListen { listen, source })
 }
 
-/// Plays `roles` until a signal (SIGTERM, SIGINT) or `ctx.shutdown.draining`; then readiness ends, steps in hand end or are
-/// given back, and connections close.
+/// Runs `roles` until a signal (SIGTERM, SIGINT) or `ctx.shutdown.draining`. Then it reports not ready,
+/// finishes its running steps or gives them back, and closes connections.
 ///
 /// # Errors
 /// When a role fails.

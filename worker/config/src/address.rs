@@ -13,8 +13,8 @@ pub fn is_address(text: &str) -> bool {
     })
 }
 
-/// Returns true for an address by itself and for one after a name: `Ann <ann@example.org>`. The sender's crate reads the
-/// name again, and has the last word on it.
+/// Returns true for an address by itself and for one after a name: `Ann <ann@example.org>`. The mail crate
+/// parses the name again when it sends, and may still refuse it.
 pub fn is_named_address(text: &str) -> bool {
     let text = text.trim();
     let Some((name, address)) = text.strip_suffix('>').and_then(|text| text.rsplit_once('<')) else {

@@ -24,7 +24,7 @@ pub struct Legacy {
     pub timeout_ms: u64,
 }
 
-/// What becomes of a chat's first message if its history cannot be read from the cache.
+/// What happens to a chat's first message if its history cannot be read from the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnError {
     /// The message is refused and the sender retries. A session that starts without its history never gets it

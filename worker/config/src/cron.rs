@@ -108,7 +108,7 @@ fn one(section: &mut Section<'_>, origin: &Origin, agents: &BTreeSet<String>) ->
     }
 }
 
-/// Whether a schedule may have this name.
+/// Returns whether a schedule may have this name.
 pub fn is_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && !name.starts_with("sched_")

@@ -64,8 +64,8 @@ const DEFAULT_FILE: &str = "wakeful.toml";
 const ANTHROPIC_MODEL: &str = "anthropic/claude-sonnet-5";
 const OPENAI_MODEL: &str = "openai/gpt-5";
 
-/// A configuration that loads, and that something cannot be made of: an agent with a tool that does not exist, a sender
-/// without an address.
+/// An error in a configuration that loads but cannot be used: for example, an agent has a tool that does not
+/// exist, or a sender has no address.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(pub String);
@@ -339,8 +339,7 @@ impl Config {
         }
     }
 
-    /// The longest that a message of this channel may wait to be sent; an older one is no longer sent.
-    /// `None`: no limit.
+    /// The age after which an unsent message of this channel is no longer sent. `None`: no limit.
     pub fn max_age(&self, channel: &str) -> Option<Duration> {
         match channel {
             "email" => self.email.max_age_s.map(Duration::from_secs),
@@ -349,7 +348,7 @@ impl Config {
         }
     }
 
-    /// What a person does so that a worker sends by this channel.
+    /// Returns what a person must do so that workers send by this channel.
     pub fn how_to_enable(&self, channel: &str) -> String {
         match channel {
             "email" => "configure a way out for mail ([email]) on one of the workers".to_owned(),
@@ -381,7 +380,7 @@ impl Config {
         self.models.get(model).and_then(|settings| settings.price).unwrap_or_default()
     }
 
-    /// Whether the configuration gives a price for `model`.
+    /// Returns whether the configuration gives a price for `model`.
     pub fn has_price(&self, model: &str) -> bool {
         self.models.get(model).is_some_and(|settings| settings.price.is_some())
     }

@@ -17,7 +17,7 @@ pub struct Smtp {
     pub ca_file: Option<PathBuf>,
     /// The limit for connecting, and for everything before the message itself.
     pub timeout_s: u64,
-    /// The most connections of one process.
+    /// Maximum number of connections of one process.
     pub max_connections: usize,
 }
 

@@ -87,7 +87,7 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Whether a message from `user` in `channel` is accepted.
+    /// Returns whether a message from `user` in `channel` is accepted.
     pub fn allows(&self, user: &str, channel: &str) -> bool {
         let has = |list: &Option<Vec<String>>, id: &str| {
             list.as_ref().is_none_or(|list| list.iter().any(|allowed| allowed == "*" || allowed == id))

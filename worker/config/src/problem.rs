@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Where a value was written. Ordered by precedence: a later variant wins over an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
-    /// No place: something is missing.
+    /// The value is missing, so there is no place to name.
     Nowhere,
     File {
         path: Arc<Path>,

@@ -295,8 +295,8 @@ fn workspace(mut section: Section<'_>) -> Workspace {
     workspace
 }
 
-/// Whether this is `provider/model` with a known provider. Everything after the first slash is up to the
-/// provider.
+/// Returns whether this is `provider/model` with a known provider. Everything after the first slash is up to
+/// the provider.
 fn is_model(text: &str) -> bool {
     let known = |provider: &str| matches!(provider, "anthropic" | "openai" | "scripted");
     text.split_once('/').is_some_and(|(provider, model)| {

@@ -302,7 +302,7 @@ fn a_secret_is_read_from_its_file_and_trimmed() {
     assert_eq!(config.server.token.unwrap().expose_secret(), "sk-1");
     assert_eq!(config.server.internal_tokens[1].expose_secret(), "b");
 
-    // A stronger source replaces the file's secret, in either form.
+    // The environment overrides a secret in the file, even if one gives the secret and the other a path.
     let text = "[server]\ntoken = \"from the file\"";
     assert_eq!(good(text, &[("WAKEFUL_TOKEN_FILE", path)]).server.token.unwrap().expose_secret(), "sk-1");
 }

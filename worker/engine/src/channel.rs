@@ -16,7 +16,7 @@ pub trait Channel: Send + Sync {
     /// The word in `deliveries.channel`.
     fn name(&self) -> &str;
 
-    /// Whether sending the same delivery id again has no further effect. If not, a delivery that was
+    /// Returns whether sending the same delivery id again has no further effect. If not, a delivery that was
     /// interrupted while it was being sent is shown as uncertain and is never sent again automatically.
     fn is_idempotent(&self) -> bool;
 
@@ -26,8 +26,8 @@ pub trait Channel: Send + Sync {
     /// [`SendError`], which says whether the message may have gone out.
     async fn send(&self, message: &Outbound<'_>) -> Result<Value, SendError>;
 
-    /// Looks up what became of a delivery whose sending was interrupted. The default, for a channel that
-    /// cannot look it up, is [`Found::Unknown`]: the delivery is then sent again if the channel is
+    /// Looks up whether a delivery was sent, after its sending was interrupted. The default, for a channel
+    /// that cannot look it up, is [`Found::Unknown`]: the delivery is then sent again if the channel is
     /// idempotent, and otherwise shown as uncertain.
     ///
     /// # Errors
@@ -54,7 +54,7 @@ pub enum Found {
         /// What [`Channel::send`] would have returned.
         receipt: Value,
     },
-    /// It was certainly not sent. The channel need not know about an attempt that is still under way.
+    /// It was certainly not sent. The channel may not know yet about an attempt that is still under way.
     NotSent,
     /// The channel cannot tell.
     Unknown,
@@ -77,7 +77,7 @@ impl<'a> Outbound<'a> {
     }
 }
 
-/// Why a message was not certainly sent.
+/// How an attempt to send a message failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {

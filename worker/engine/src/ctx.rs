@@ -54,9 +54,9 @@ pub struct Bus {
 /// The two signals that end a process.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown {
-    /// The process begins no new work, and `/readyz` reports that.
+    /// Fires when the process begins no new work. `/readyz` reports that.
     pub draining: CancellationToken,
-    /// The time for the drain is over: jobs that still run are dropped and given back.
+    /// Fires when the time for the drain is over. Jobs that still run are then dropped and given back.
     pub abort: CancellationToken,
 }
 

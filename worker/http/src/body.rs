@@ -1,4 +1,4 @@
-//! What handlers read of a request, and the answer to a message that was taken.
+//! Helpers that handlers share: they read ids, keys and bodies, and answer an accepted message.
 
 use crate::problem::Problem;
 use axum::Json;

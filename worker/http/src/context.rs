@@ -67,7 +67,8 @@ pub struct Outlook {
     pub weight: Weight,
     /// The share of the model's window.
     pub window_percent: f64,
-    /// The cost of one call's input if the provider has cached none of it; the next field: if it has cached all.
+    /// The cost of one call's input if the provider has cached none of it. The next field is the cost if it
+    /// has cached all of it.
     pub cost_micros: i64,
     pub cached_cost_micros: i64,
 }

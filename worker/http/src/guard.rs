@@ -1,4 +1,5 @@
-//! The middleware before the handlers: the bearer token, and the refusal of what comes in while no more can be taken.
+//! The middleware before the handlers. It checks the bearer token, and refuses messages while the intake is
+//! full.
 
 use crate::problem::Problem;
 use axum::extract::{Request, State};
@@ -49,19 +50,19 @@ pub async fn guard(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) ->
     response
 }
 
-/// Refuses a POST before its body is read, while no more can be taken.
+/// Refuses a POST before its body is read, while the intake is full.
 pub async fn shed(State(ctx): State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     if request.method() == Method::POST && ctx.intake.is_full() {
         let full = Problem::from(Refused::Full);
         let is_sns = request.headers().contains_key("x-amz-sns-message-type");
-        // SNS sends again what is answered with 5xx, and nothing that is answered with 4xx.
+        // SNS repeats a request that is answered with 5xx, but not one that is answered with 4xx.
         let told = if is_sns { full.with_status(StatusCode::SERVICE_UNAVAILABLE) } else { full };
         return told.into_response();
     }
     next.run(request).await
 }
 
-/// Whether a `Host` or an `Origin` names this machine.
+/// Returns whether a `Host` or an `Origin` names this machine.
 fn is_local(value: &str) -> bool {
     let authority = value.split_once("://").map_or(value, |(_, authority)| authority);
     let Ok(authority) = authority.parse::<axum::http::uri::Authority>() else {

@@ -27,8 +27,8 @@ use wakeful_engine::ctx::Ctx;
 
 /// All routes of Wakeful.
 ///
-/// The channels bring their own: `guarded` stands in `/v1` behind the bearer token, and `webhooks` in `/v1/triggers`, whose
-/// callers prove themselves.
+/// The channels bring their own routes. `guarded` goes below `/v1`, behind the bearer token. `webhooks` goes
+/// below `/v1/triggers`; each of these routes checks its caller itself.
 pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>) -> Router {
     let v1 = Router::new()
         .route("/sessions", get(sessions::list))

@@ -85,7 +85,7 @@ struct Resolve {
     tell: bool,
 }
 
-/// Records what became of an uncertain effect: 202, or 200 if it was recorded before.
+/// Records how an uncertain effect ended: 202, or 200 if it was recorded before.
 pub(super) async fn resolve(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,

@@ -356,7 +356,7 @@ impl World {
         self.check();
     }
 
-    /// Works without disturbance until nothing is owed. Returns the number of passes.
+    /// Works without disturbance until the session has nothing left to do. Returns the number of passes.
     fn rests(&mut self) -> usize {
         let work = Work {
             asks: vec![("a", 0), ("b", 2)],

@@ -47,7 +47,7 @@ pub(super) fn bytes(line: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether `written` serialises to exactly the bytes of `line`. Makes no copy.
+/// Returns whether `written` serialises to exactly the bytes of `line`. Makes no copy.
 pub(super) fn is_written_as(line: &[u8], written: &impl serde::Serialize) -> bool {
     let mut rest = Rest(line);
     serde_json::to_writer(&mut rest, written).is_ok() && rest.0.is_empty()

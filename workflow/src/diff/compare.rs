@@ -161,7 +161,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether the turns have no difference that counts.
+    /// Returns whether the turns have no difference that counts.
     fn is_same(&self, left: &Turn<'a>, right: &Turn<'a>) -> bool {
         let read = |turn: &Turn<'a>, ids: &Ids<'a>| -> Vec<Value> {
             turn.records().map(|record| ids.record(record)).collect()
@@ -189,8 +189,8 @@ impl<'a> Comparison<'a> {
         if one != other {
             found.add(Level::Prose, Part::FinishReason { left: one, right: other });
         }
-        // If the numbers of messages differ, another part already reports it. Compare visibility and order
-        // only where the numbers are equal.
+        // If one side has more messages, another part already reports it. Compare visibility and order only
+        // if both sides have the same number.
         let as_many = left.records().count() == right.records().count();
         for (what, differs) in [
             ("the visibility of a message differs", as_many && internal(left) != internal(right)),

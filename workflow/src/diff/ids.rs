@@ -27,7 +27,7 @@ impl<'a> Ids<'a> {
         ids
     }
 
-    /// Knows no calls yet; [`Ids::call`] adds them.
+    /// Contains no calls yet; [`Ids::call`] adds them.
     pub fn of(side: &'a Side) -> Ids<'a> {
         let mut others = HashMap::from([(side.session_id.as_str(), "session")]);
         others.extend(side.records.iter().map(|record| (record.run_id.as_str(), "run")));

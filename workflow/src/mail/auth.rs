@@ -5,8 +5,8 @@
 
 use super::{MailFacts, domain_of};
 
-/// Whether DMARC proves the mail's `From`. `told` is the result reported by the authenticated party that
-/// handed over the mail; it overrides the headers.
+/// Returns whether DMARC proves the mail's `From`. `told` is the result reported by the authenticated party
+/// that handed over the mail; it overrides the headers.
 pub fn dmarc_passed(facts: &MailFacts, told: Option<bool>, trusted: &[String]) -> bool {
     let Some(from) = &facts.from else { return false };
     if let Some(told) = told {

@@ -184,7 +184,7 @@ fn loosely(raw: &[u8], scanned: &mut Scanned) -> Result<(), Hostile> {
     if delimiters(raw, boundaries) > PARTS { Err(Hostile::Parts) } else { Ok(()) }
 }
 
-/// Whether `before` ends with the header name `content-type`, which may contain spaces.
+/// Returns whether `before` ends with the header name `content-type`, which may contain spaces.
 fn is_content_type(before: &[u8]) -> bool {
     let mut bytes = before.iter().rev().filter(|byte| **byte == b'\n' || !byte.is_ascii_whitespace());
     b"content-type"
@@ -240,8 +240,8 @@ fn type_regions(raw: &[u8], from: usize, end: usize) -> Vec<(usize, usize)> {
     }
 }
 
-/// Whether the header block around `at` may say that its part is encoded. The block lies between the nearest
-/// empty lines. If these are too far away, the block may say anything, and the answer is yes.
+/// Returns whether the header block around `at` may say that its part is encoded. The block lies between the
+/// nearest empty lines. If these are too far away, the block may say anything, and the answer is yes.
 fn may_be_encoded(raw: &[u8], at: usize) -> bool {
     let (first, last) = (at.saturating_sub(HEADER_BYTES), raw.len().min(at + HEADER_BYTES));
     let (before, after) = (&raw[first..at], &raw[at..last]);

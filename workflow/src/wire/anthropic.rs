@@ -140,9 +140,9 @@ fn tool_result(result: &ToolResult) -> Value {
 }
 
 /// Sets the cache breakpoints: tools, system prompt, and the last block of the last two user messages. A
-/// request may have four. The older of the two user messages is where the previous request ended. Its
-/// breakpoint lets the provider find the cached prefix even when the step since then is longer than the
-/// provider searches back.
+/// request may have four. The older of the two user messages is where the previous request ended. A provider
+/// searches back only a limited number of blocks for a cached prefix. This breakpoint lets it find the prefix
+/// even if the step since then has more blocks than that.
 fn mark(messages: &mut [Value], tools: &mut [Value], system: &mut [Value]) {
     let users = messages.iter_mut().rev().filter(|message| message["role"] == "user").take(2);
     let ends = users.filter_map(|message| message["content"].as_array_mut()?.last_mut());

@@ -79,7 +79,7 @@ pub fn tool_name(name: &str) -> String {
     format!("{word}_{}", &hex::encode(sha2::Sha256::digest(name))[..12])
 }
 
-/// Whether `text` has no visible character. Providers refuse such blocks.
+/// Returns whether `text` has no visible character. Providers refuse such blocks.
 pub(super) fn is_blank(text: &str) -> bool {
     text.chars().all(is_invisible)
 }

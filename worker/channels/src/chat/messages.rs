@@ -17,11 +17,11 @@ use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::trigger::{CHAT, separate_session_type};
 
-/// What the routes of chats share.
+/// State shared by the routes of chats.
 #[derive(Clone)]
 pub(super) struct Chats {
     pub ctx: Arc<Ctx>,
-    /// The cache of chats from before there were sessions, where one is configured.
+    /// The cache of chats that are older than sessions, if one is configured.
     pub cache: Arc<Option<Cache>>,
 }
 

@@ -12,12 +12,12 @@ pub struct Chat {
     pub(super) seeds: Vec<Seed>,
     pub(super) said_at: Vec<Option<i64>>,
     pub(super) state: Map<String, Value>,
-    /// How many messages no seed can be made of.
+    /// How many messages cannot become seeds.
     pub(super) left_out: i64,
 }
 
 impl Chat {
-    /// What its session begins with: today's system prompt, then the old messages.
+    /// Returns the new session with the chat in it: today's system prompt first, then the old messages.
     pub(crate) fn into_session(self, mut new: NewSession) -> (NewSession, Imported) {
         let mut said_at = vec![None; new.seeds.len()];
         new.seeds.extend(self.seeds);

@@ -23,7 +23,7 @@ pub struct ScheduleInput {
     /// Letters, digits, - and _, at most 64.
     #[serde(default)]
     pub name: String,
-    /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
+    /// A cron pattern: five fields, or six with seconds before them, or @daily and similar words.
     #[serde(default)]
     pub cron: Option<String>,
     /// The IANA name of the time zone that the pattern is read in.
@@ -41,13 +41,13 @@ pub struct ScheduleInput {
     /// An address that its replies are mailed to; may be given several times. '' in an edit removes all.
     #[serde(default, deserialize_with = "addresses")]
     pub mail_to: Option<Vec<String>>,
-    /// What becomes of ticks that passed while no worker ran: skip, one (the default), all.
+    /// What happens to ticks that were missed while no scheduler ran: skip, one (the default), all.
     #[serde(default, deserialize_with = "missed_in_json")]
     pub missed: Option<Missed>,
     /// How many missed ticks fire at most, with `all`; 10 if not given.
     #[serde(default)]
     pub missed_limit: Option<u32>,
-    /// What becomes of a tick while an earlier firing still runs: skip, queue (the default).
+    /// What happens to a tick while an earlier firing still runs: skip, queue (the default).
     #[serde(default, deserialize_with = "overlap_in_json")]
     pub overlap: Option<Overlap>,
 }

@@ -14,7 +14,7 @@ pub(super) fn routes() -> Router<Arc<Ctx>> {
     api::routes()
 }
 
-/// Fires what is due, until the process drains. Neither a database outage nor another fault ends it.
+/// Fires every due tick, until the process drains. Neither a database outage nor another fault ends it.
 ///
 /// # Errors
 /// None yet.

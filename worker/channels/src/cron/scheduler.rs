@@ -21,7 +21,8 @@ const SHORTEST: Duration = Duration::from_millis(100);
 /// to the second.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
-/// Fires what is due, until `ctx.shutdown.draining` fires. What is in hand then is committed, or never was.
+/// Fires every due tick, until `ctx.shutdown.draining` is cancelled. A tick in progress then either is
+/// committed or has no effect.
 pub(super) async fn run(ctx: Arc<Ctx>) {
     let mut news = ctx.bus.news.schedules();
     let agents = agents(&ctx);

@@ -5,7 +5,7 @@ use serde::Serialize;
 use wakeful_store::schedule::Schedule;
 use wakeful_workflow::schedule::Timing;
 
-/// The most future ticks that one request can list.
+/// Maximum number of future ticks that one request can list.
 pub const NEXT_LIMIT: usize = 1000;
 
 /// The schedule's row. Its conversation id is the one that the API takes, without the space.

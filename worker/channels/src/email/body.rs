@@ -116,7 +116,8 @@ mod tests {
 
     const LIMIT: usize = 8 << 20;
 
-    /// A body of so many pieces of 512 KiB, one per `every`; then it ends, or stalls.
+    /// A body of `pieces` pieces of 512 KiB, one per `every`. After the last piece it ends, or stalls if
+    /// `ends` is false.
     fn body(pieces: usize, every: Duration, ends: bool) -> Body {
         let sent = stream::iter(0..pieces).then(move |_| async move {
             tokio::time::sleep(every).await;

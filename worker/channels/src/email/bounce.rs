@@ -8,7 +8,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_store::Result;
 use wakeful_store::bounce::Noted;
 
-/// The most parts, and the most recipients, that are read.
+/// Maximum number of parts, and of recipients, that are read.
 const MAX_PARTS: usize = 20;
 const MAX_RECIPIENTS: usize = 100;
 
@@ -87,7 +87,8 @@ pub async fn take_bounce(ctx: &Ctx, bounce: &Bounce) -> Result<Noted> {
     Ok(noted)
 }
 
-/// One bounce per group of a delivery status, after the first group, which describes the message.
+/// Returns one bounce for each group of a delivery status. Skips the first group, because it describes the
+/// message.
 fn recipients(status: &str, delivery_id: &str) -> Vec<Bounce> {
     let groups = status.split("\n\n").map(headers).filter(|fields| !fields.is_empty());
     let bounces = groups.filter_map(|fields| {

@@ -10,7 +10,7 @@ use lettre::message::{Mailbox, MessageBuilder};
 use serde_json::Value;
 use wakeful_engine::channel::{Outbound, SendError};
 
-/// The most ids in `References`: the first one, which names the thread, and the newest ones.
+/// Maximum number of ids in `References`: the first one, which names the thread, and the newest ones.
 const MAX_REFERENCES: usize = 50;
 
 /// A longer id is dropped; mail programs make none like it.
@@ -177,7 +177,7 @@ fn addresses(list: &Value) -> Result<Vec<Mailbox>, String> {
     list.iter().map(|one| mailbox(one.as_str().unwrap_or_default())).collect()
 }
 
-/// Whether two lists of addresses share an address.
+/// Returns whether two lists of addresses share an address.
 fn shares(one: &Value, other: &Value) -> bool {
     let plain = |list: &Value| -> Vec<String> {
         let all = addresses(list).unwrap_or_default();

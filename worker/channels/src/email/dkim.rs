@@ -65,7 +65,7 @@ impl Signer {
         Ok(Signer { domain: domain.to_lowercase(), selector: selector.to_owned(), key })
     }
 
-    /// Whether this signer signs for `from_domain`: its own domain or a subdomain.
+    /// Returns whether this signer signs for `from_domain`: its own domain or a subdomain.
     pub fn is_for(&self, from_domain: &str) -> bool {
         let from = from_domain.to_lowercase();
         from == self.domain || from.strip_suffix(&self.domain).is_some_and(|rest| rest.ends_with('.'))

@@ -69,7 +69,7 @@ pub(super) fn text(html: &str) -> String {
                 } else if hides(&tag) {
                     hidden = Some((tag.name, 1));
                 } else if &**tag.name == b"a".as_slice() {
-                    // Links do not nest: a new link ends the one before.
+                    // Links do not nest: a new link ends the previous one.
                     append_link_address(&mut out, link.take());
                     link = address(&tag).map(|address| (address, out.len()));
                 } else {

@@ -30,7 +30,7 @@ static READING: Semaphore = Semaphore::const_new(2);
 /// it just as well.
 const READING_WAIT: Duration = Duration::from_secs(10);
 
-/// How many earlier mails of a thread, and how many bytes of them, a further session of it is given.
+/// How many earlier mails of a thread, and how many of their bytes, a new session in the thread gets.
 const THREAD_MAILS: i64 = 20;
 const THREAD_BYTES: usize = 64 << 10;
 const THREAD_MAIL_BYTES: usize = 16 << 10;
@@ -275,7 +275,7 @@ async fn signed(ctx: &Ctx, addressed: &Addressed<'_>) -> Result<Option<String>, 
     Ok(has.then_some(conversation_id))
 }
 
-/// The earlier mails of the conversation, newest last, cut to what a further session is given.
+/// The earlier mails of the conversation, newest last, cut to what a new session in the thread gets.
 async fn earlier(ctx: &Ctx, conversation_id: &str) -> Result<Vec<Seed>, NotAccepted> {
     let said = ctx.store.mail_thread(conversation_id, THREAD_MAILS).await?;
     let mut left = THREAD_BYTES;

@@ -90,7 +90,7 @@ fn sender(email: &Email) -> Option<String> {
 /// How a recipient's address names one of our mailboxes.
 enum Match<'a> {
     Exact,
-    /// With a plus sign before the `@`: the part after it.
+    /// The recipient's address has a plus sign. Contains the part between it and the `@`.
     Plus(&'a str),
 }
 

@@ -61,7 +61,7 @@ impl Channel for Maildir {
     }
 }
 
-/// Writes into `tmp`, then renames into `new`, as Maildir requires: a reader never sees half a message.
+/// Writes into `tmp`, then renames into `new`, as Maildir requires. So a reader never sees half a message.
 fn write(dir: &Path, name: &str, bytes: &[u8]) -> std::io::Result<PathBuf> {
     for folder in ["tmp", "new", "cur"] {
         std::fs::create_dir_all(dir.join(folder))?;

@@ -75,7 +75,7 @@ fn parsed(raw: &[u8]) -> Result<(MailFacts, Vec<NewAttachment>), Unreadable> {
     if message.parts.len() > scan::PARTS + 1 {
         return Err(Hostile::Parts.into());
     }
-    // From bytes that are not a mail, the parser makes a header without a name.
+    // If the bytes are not a mail, the parser returns a header without a name.
     let named = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
     if !message.headers().iter().any(|header| named(header.name.as_str())) {
         return Err(Unreadable::NoMail);

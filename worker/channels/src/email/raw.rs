@@ -19,7 +19,7 @@ use wakeful_http::problem::Problem;
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
-/// The most recipients of one mail.
+/// Maximum number of recipients of one mail.
 const RECIPIENTS: usize = 100;
 
 /// Two gates, so that a request that only claims to be signed cannot block a caller with the token.
@@ -29,7 +29,7 @@ static SIGNED: BodyGate = BodyGate::new();
 const SIGNATURE: &str = "webhook-signature";
 
 /// Lets a request pass if it has the bearer token, or a signature, which the handler checks with the body.
-/// All of the signature that can be checked without the body is checked here.
+/// Checks everything about the signature that does not need the body.
 pub(super) async fn door(ctx: State<Arc<Ctx>>, request: Request, next: Next) -> Response {
     if request.headers().contains_key(SIGNATURE) {
         let refused = if ctx.config.email.incoming.raw_secrets.is_empty() {

@@ -167,7 +167,7 @@ fn by_answer(error: &SendEmailError) -> SendError {
     }
 }
 
-/// Whether no connection was ever made.
+/// Returns whether no connection was ever made.
 fn was_never_connected(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -26,8 +26,8 @@ use wakeful_config::mail_out::{self, Security};
 use wakeful_engine::channel::SEND;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
 
-/// An attempt ends this much before the deliver job's own limit, because the job would have to call it
-/// uncertain.
+/// An attempt ends this much before the deliver job's own limit. If the job had to stop the attempt, it would
+/// have to call the delivery uncertain.
 const SPARE: Duration = Duration::from_secs(2);
 
 /// How long a mail waits after it found no free connection.
@@ -36,7 +36,7 @@ const BUSY: Duration = Duration::from_secs(5);
 /// How long we wait for the server's answer to QUIT.
 const QUIT: Duration = Duration::from_secs(1);
 
-/// The most characters that are kept of the reply for a refused recipient.
+/// Maximum number of characters that are kept of the reply for a refused recipient.
 const REPLY_CHARS: usize = 200;
 
 /// Hands mail to an SMTP server. Each mail has its own connection; the number of connections is limited.
@@ -396,7 +396,7 @@ mod tests {
         after: Option<usize>,
         provider: Option<Provider>,
     ) -> (Result<Value, SendError>, String) {
-        // A small window: data that the server does not read stays with the client and blocks its writes.
+        // Use a small receive buffer, so that data that the server does not read blocks the client's writes.
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

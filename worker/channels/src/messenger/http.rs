@@ -9,7 +9,7 @@ use wakeful_engine::channel::SendError;
 /// The largest answer that is read, in bytes.
 const ANSWER_BYTES: usize = 8 << 20;
 
-/// The longest that a messenger can make us wait. After that we ask again.
+/// The longest time that a messenger can make us wait. After that we ask again.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 /// The wait after a 429 that does not say how long to wait.

@@ -39,7 +39,7 @@ pub(super) struct Limits {
 struct Bucket {
     /// When the bucket is full again: the theoretical arrival time of the generic cell rate algorithm.
     full_at: Duration,
-    /// When the wait ends that the messenger asked for.
+    /// The end of the wait that the messenger asked for.
     closed_until: Duration,
     /// The next refused caller is told to wait at least until this time. Earlier times are already given out.
     next_turn_at: Duration,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// How long a server may take to answer one request.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Interval between two looks at a session that is still busy.
+/// Interval between two reads of a session that is still busy.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A server, and the token for it.
@@ -108,7 +108,7 @@ impl Client {
         Ok(self.answer(built).await?.body)
     }
 
-    /// Waits until the session rests, through any number of runs, and returns its last words.
+    /// Waits until the session rests, through any number of runs, and returns its last reply or question.
     ///
     /// # Errors
     /// [`Failed`] on a refusal, or when the server stays unreachable for longer than 30 s.

@@ -44,7 +44,7 @@ enum Verb {
     },
     /// Show an outgoing message, its status, and what it waits for.
     Show { id: String },
-    /// Send failed or expired messages again, under the same ids, as soon as each one's turn comes.
+    /// Send failed or expired messages again, under the same ids. Each keeps its place in the order.
     Resend {
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,

@@ -168,7 +168,8 @@ fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
     exit
 }
 
-/// Joins the error and its causes, each once: many an error's text ends with its cause's.
+/// Joins the error and its causes. The text of many errors already ends with the text of their cause; such a
+/// cause is not repeated.
 fn causes(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

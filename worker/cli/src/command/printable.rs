@@ -4,8 +4,8 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Returns whether a character is_active_char on the terminal or on the order of the text around it, instead of being
-/// shown. Joiners do not count: scripts and emoji need them.
+/// Returns whether a character acts on the terminal, or changes the order of the text around it, instead of
+/// being shown. Joiners do not count: scripts and emoji need them.
 pub(super) fn is_active_char(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -14,7 +14,8 @@ pub(super) fn is_active_char(c: char) -> bool {
             | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Puts `text` on one line, with every character that is_active_char shown as an escape: `\n`, `\u{1b}`, `\u{202e}`.
+/// Puts `text` on one line, with every character that acts on the terminal ([`is_active_char`]) shown as an
+/// escape: `\n`, `\u{1b}`, `\u{202e}`.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_active_char) {
         return Cow::Borrowed(text);
@@ -39,8 +40,8 @@ pub(super) fn printable_lines(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Serializes `item` as JSON whose strings hold no character that is_active_char. Those that JSON itself does not
-/// escape are written as `\u…`.
+/// Serializes `item` as JSON whose strings hold no character that acts on the terminal ([`is_active_char`]).
+/// Such characters that JSON itself does not escape are written as `\u…`.
 pub(super) fn json<T: Serialize>(item: &T, pretty: bool) -> Result<String, serde_json::Error> {
     let text = if pretty { serde_json::to_string_pretty(item)? } else { serde_json::to_string(item)? };
     if !text.contains(|c| c != '\n' && is_active_char(c)) {

@@ -48,7 +48,7 @@ enum Verb {
     Delete { name: String },
     /// Stop firing a schedule until it is resumed.
     Pause { name: String },
-    /// Fire a schedule again from now on. Ticks missed in the pause are not made up for.
+    /// Fire a schedule again from now on. Ticks during the pause are lost.
     Resume { name: String },
     /// Fire a schedule now, even if it is paused.
     Trigger {
@@ -69,16 +69,16 @@ enum Verb {
 /// The fields of a schedule on the command line.
 #[derive(Debug, clap::Args)]
 struct Fields {
-    /// A cron pattern: five fields, or six with seconds before them, or @daily and its like.
+    /// A cron pattern: five fields, or six with seconds before them, or @daily and similar words.
     #[arg(long)]
     cron: Option<String>,
     /// The IANA name of the time zone that the pattern is read in.
     #[arg(long, value_name = "ZONE")]
     time_zone: Option<String>,
-    /// The agent, `default` without it.
+    /// The agent; `default` if not given.
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
-    /// The conversation that its sessions stand in, `schedule-NAME` without it.
+    /// The conversation of its sessions; `schedule-NAME` if not given.
     #[arg(long, value_name = "ID")]
     conversation_id: Option<String>,
     /// What the agent is told at each tick.
@@ -87,19 +87,19 @@ struct Fields {
     /// An address that its replies are mailed to; may be given several times. '' in an edit: none.
     #[arg(long, value_name = "ADDRESS")]
     mail_to: Option<Vec<String>>,
-    /// What becomes of ticks that nobody was there for: skip, one (without it), all.
+    /// What happens to ticks that were missed while no scheduler ran: skip, one (the default), all.
     #[arg(long, value_name = "POLICY", value_parser = missed)]
     missed: Option<Missed>,
-    /// How many ticks are made good at most, with `all`; 10 without it.
+    /// How many missed ticks fire at most, with `all`; 10 if not given.
     #[arg(long, value_name = "N")]
     missed_limit: Option<u32>,
-    /// What becomes of a tick while an earlier firing is not through: skip, queue (without it).
+    /// What happens to a tick while an earlier firing still runs: skip, queue (the default).
     #[arg(long, value_name = "POLICY", value_parser = overlap)]
     overlap: Option<Overlap>,
 }
 
 impl Fields {
-    /// What was asked for, without a name.
+    /// Returns the given fields as a definition without a name.
     fn asked(self) -> ScheduleInput {
         ScheduleInput {
             name: String::new(),

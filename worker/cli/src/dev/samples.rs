@@ -238,8 +238,8 @@ async fn defined(store: &Store, schedule: &str) -> Result<()> {
     }
 }
 
-/// Waits until all samples with a session rest, at most `limit`, and reports each one as it comes to rest.
-/// Returns their final states.
+/// Waits until every sample with a session has nothing left to do, at most `limit`. Reports each one as soon
+/// as it has finished. Returns their final states.
 pub async fn wait(store: &Store, limit: Duration, mut rested: impl FnMut(&State)) -> Result<Vec<State>> {
     let began = Instant::now();
     let mut seen: Vec<&str> = Vec::new();

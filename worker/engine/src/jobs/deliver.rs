@@ -214,7 +214,8 @@ enum NextAction {
         error: String,
         unsent: bool,
     },
-    /// Gives the job back until the receiver accepts messages again. `unsent` as in [`Next::Again`].
+    /// Gives the job back until the receiver accepts messages again. `unsent` means the same as in
+    /// [`NextAction::GiveBack`].
     Throttled {
         error: String,
         after: Duration,

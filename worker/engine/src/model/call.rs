@@ -1,6 +1,6 @@
 //! One streamed call: posts a body, reads server-sent events, and turns every failure into a [`Fault`].
 //!
-//! The providers share it.
+//! All providers use this module.
 
 use super::provider_error::{ProviderError, bad_response, shorten};
 use bytes::Bytes;
@@ -123,7 +123,7 @@ pub async fn open(
         .is_some_and(|kind| kind.starts_with("application/json"));
     if status != 200 || is_json {
         let retry_after_ms = retry_after_ms(response.headers(), chrono::Utc::now());
-        // The status says the most, so use as much of the body as arrives in time.
+        // The status is the important part. Read only as much of the body as arrives in time.
         let mut body = Vec::new();
         let mut bytes = response.bytes_stream();
         let _ = timeout(first, async {

@@ -37,8 +37,8 @@ pub(super) struct RecordedIntent {
     pub repairs: i64,
 }
 
-/// Returns the number of the next attempt at the model call that the session owes. It counts on from the
-/// interrupted attempts.
+/// Returns the number of the next attempt at the session's model call: one more than the last interrupted
+/// attempt.
 pub(super) fn next_attempt(session: &Session) -> i64 {
     session.cut_off.last().map_or(0, |last| last.attempt) + 1
 }

@@ -1,4 +1,5 @@
-//! What a replay gets of its source: the messages, at the model calls that they came before, and the recorded answers.
+//! Gives a replay what its source recorded: each user message before the same model call as in the source,
+//! and the recorded answers.
 
 mod recordings;
 

@@ -62,7 +62,7 @@ pub struct Settings {
     pub traces_endpoint: Option<String>,
     /// `None` if `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` sets it.
     pub service_name: Option<String>,
-    /// Most spans that may wait for the collector.
+    /// Maximum number of spans that may wait for the collector.
     pub queue_size: usize,
     /// Time limit of one request to the collector.
     pub timeout_ms: u64,
@@ -249,8 +249,8 @@ fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::Par
 /// Makes `filter` decide about each span and event that it lets through, instead of once per callsite.
 ///
 /// Works around a lost-event bug: when no layer wants a record of the crate `log`, its rejection stays in
-/// thread-local state. The next span or event on that thread whose callsite is cached as enabled would take
-/// that rejection for its own, and be lost.
+/// thread-local state. The next span or event on that thread is then lost if its callsite is cached as
+/// enabled, because the old rejection is applied to it.
 fn asked_anew<S>(filter: EnvFilter) -> impl layer::Filter<S>
 where
     S: tracing::Subscriber + for<'a> LookupSpan<'a>,

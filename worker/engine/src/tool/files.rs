@@ -21,15 +21,15 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::CallId;
 
-/// Most bytes that `read_file` returns.
+/// Maximum number of bytes that `read_file` returns.
 const MAX_READ_BYTES: usize = 256 * 1024;
 
-/// Most bytes that `write_file` accepts.
+/// Maximum number of bytes that `write_file` accepts.
 const MAX_WRITE_BYTES: usize = 1024 * 1024;
 
 const MAX_PATH_BYTES: usize = 1024;
 
-/// Most half-written files of one call that are tolerated. Each attempt that died leaves one.
+/// Maximum number of half-written files of one call. Each attempt that died leaves one.
 const MAX_PARTS: usize = 100;
 
 /// Reads a text file of the session.
@@ -274,8 +274,8 @@ fn replace(
     content: &[u8],
     stop: &CancellationToken,
 ) -> io::Result<()> {
-    // The name comes from the call id, so that an attempt after a crash finds and removes what the dead one
-    // left.
+    // The name comes from the call id, so that an attempt after a crash finds and removes the files of the
+    // attempt that died.
     let key = hex::encode(&Sha256::digest(call_id.as_str())[..8]);
     let part = |n: usize| format!(".{key}.{n}.part");
     let mut options = OpenOptions::new();
@@ -413,7 +413,7 @@ fn regular_file(path: &str, kind: cap_std::fs::FileType) -> Result<(), ToolError
 }
 
 fn io_fault(verb: &str, path: &str, error: &io::Error) -> ToolError {
-    // cap-std reports an escape as a denied permission that no system call gave.
+    // cap-std reports an escape as `PermissionDenied` without an error code of the system.
     if error.kind() == ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
         return ToolError(format!(
             "{path:?} leads out of the workspace. Only files inside it can be {verb}."

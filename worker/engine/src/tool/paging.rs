@@ -7,7 +7,7 @@ use wakeful_store::outputs::OutputSlice;
 
 /// Bytes read if the model names no amount.
 pub(super) const USUAL_BYTES: usize = 8 * 1024;
-/// Most bytes read at once: a larger output would itself be shortened.
+/// Maximum number of bytes read at once. A larger output would itself be shortened.
 pub(super) const MOST_BYTES: usize = 12 * 1024;
 
 /// Returns the JSON schema of a tool that takes `name`, `offset` and `bytes`. `description` is that of `name`.

@@ -3,7 +3,7 @@
 use crate::bundle::scan;
 use sha2::{Digest, Sha256};
 
-/// `Err` says, to a person, why a row does not fit.
+/// `Err` holds a text for people that says why a row does not fit.
 pub(super) type CheckResult = Result<(), String>;
 
 /// Maximum of any number in a bundle, so that sums cannot overflow.

@@ -214,7 +214,7 @@ impl Rows {
         Some(self.records[at].1)
     }
 
-    /// Whether the run is in the bundle.
+    /// Returns whether the run is in the bundle.
     pub(super) fn has_run(&self, run_id: &str) -> bool {
         self.runs.contains_key(run_id)
     }

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 use wakeful_engine::ctx::Ctx;
 
-/// The most connections at a time. Each may hold a whole mail in memory.
+/// Maximum number of connections at a time. Each may hold a whole mail in memory.
 const CONNECTIONS: usize = 20;
 
 /// Serves LMTP at `address` until the process drains. Mails in transfer at that moment are still accepted.

@@ -62,7 +62,8 @@ pub(super) enum Data {
     Cut,
 }
 
-/// Reads a mail up to the line with a single dot, and removes the dots that the sender added before others.
+/// Reads a mail up to the line with a single dot. Removes the extra dot that the sender adds to each line
+/// that begins with a dot.
 pub(super) async fn data(from: &mut (impl AsyncBufRead + Unpin)) -> std::io::Result<Data> {
     let (mut mail, mut too_large, mut smuggled) = (Vec::new(), false, false);
     loop {

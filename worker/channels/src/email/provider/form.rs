@@ -30,7 +30,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// Chosen by the content type. `None` if it is neither a form nor JSON.
+    /// Returns the encoding that the content type names. `None` if the body is neither a form nor JSON.
     pub fn of(headers: &HeaderMap) -> Option<Encoding> {
         let media_type = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
         let kind = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();

@@ -36,7 +36,7 @@ static GATE: BodyGate = BodyGate::new();
 /// How far Mailgun's clock may be ahead of ours, in seconds.
 const AHEAD_S: i64 = 300;
 
-/// The longest that a signed field may be, in bytes.
+/// Maximum size of a signed field, in bytes.
 const SIGNED_BYTES: usize = 256;
 
 /// `POST /v1/triggers/email/mailgun` and `…/mailgun/mime`.
@@ -196,7 +196,7 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
         Some(whole) => Bytes::from(whole.bytes.clone()),
         None => rebuild(&text, &fields)?,
     };
-    // Mailgun reports no DMARC result. A header that does comes from the sender.
+    // Mailgun reports no DMARC result. If the mail has a header with one, the sender wrote it.
     Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 

@@ -165,7 +165,7 @@ fn mail(posted: Posted) -> Result<Arrived, Problem> {
         Some(raw) => Bytes::from(raw.clone()),
         None => rebuild(posted)?,
     };
-    // Postmark reports no DMARC result. A header that does comes from the sender.
+    // Postmark reports no DMARC result. If the mail has a header with one, the sender wrote it.
     Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
 }
 

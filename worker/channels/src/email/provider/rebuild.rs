@@ -37,7 +37,7 @@ pub fn mailbox(name: &str, address: &str) -> String {
 }
 
 impl Parts {
-    /// Whether a header of this name exists, ignoring case.
+    /// Returns whether a header of this name exists, ignoring case.
     pub fn has(&self, name: &str) -> bool {
         self.headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name))
     }
@@ -128,7 +128,7 @@ impl Content {
 }
 
 fn part(file: File) -> SinglePart {
-    // A reader would open a file with the type of a container as one.
+    // A mail reader would treat a file of such a type as a container of parts, and not as a file.
     let container =
         ["multipart/", "message/"].iter().any(|kind| file.media_type.to_ascii_lowercase().starts_with(kind));
     let known = if container { None } else { ContentType::parse(&file.media_type).ok() };

@@ -170,7 +170,7 @@ impl Envelope {
     }
 }
 
-/// Whether the URL leads directly to that host.
+/// Returns whether the URL leads directly to that host.
 fn is_of(url: &Url, host: &str) -> bool {
     url.scheme() == "https"
         && url.host_str() == Some(host)

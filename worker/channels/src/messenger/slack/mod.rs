@@ -92,7 +92,7 @@ async fn admit(ctx: Arc<Ctx>, message: PersonMessage) -> Result<StatusCode, Prob
     received("Slack", accept(&ctx, incoming).await)
 }
 
-/// Whether the thread already has a session.
+/// Returns whether the thread already has a session.
 async fn is_known(ctx: &Ctx, message: &PersonMessage) -> Result<bool, Problem> {
     // When too much comes in, this query is refused just as the message would be.
     let _permit = ctx.intake.enter().await?;

@@ -160,7 +160,7 @@ impl Channel for Slack {
     }
 }
 
-/// Whether Slack shows message metadata to the token that got this answer.
+/// Returns whether Slack shows message metadata to the token that got this answer.
 fn sees_metadata(answer: &Answer) -> bool {
     let scopes = answer.headers.get("x-oauth-scopes").and_then(|scopes| scopes.to_str().ok());
     scopes.is_some_and(|scopes| scopes.split(',').any(|scope| scope.trim() == "metadata.message:read"))

@@ -27,7 +27,7 @@ impl Resolve for Public {
     }
 }
 
-/// Whether the URL names an IP address or `localhost` itself, so that no lookup decides the target.
+/// Returns whether the URL's host is an IP address or `localhost`, which needs no DNS lookup.
 pub(super) fn names_itself(url: &reqwest::Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');

@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(8);
 const CONNECT: Duration = Duration::from_secs(3);
 const NOTIFICATION: Duration = Duration::from_secs(2);
 const SERVER: Duration = Duration::from_secs(3);
-/// If a job has been ready for longer than this, no worker takes it.
+/// If a job has been ready for longer than this, `doctor` reports that no worker takes it.
 const WAITING_S: f64 = 60.0;
 const SKEW_S: f64 = 2.0;
 

@@ -11,7 +11,7 @@ use wakeful_workflow::diff::{
     Level, Part, Piece, Report, RequestMatch, Subject, TurnDiff, TurnView, ValueDifference, WhichSide,
 };
 
-/// Most characters shown at each end of an unchanged text, and at the start of a changed one.
+/// Maximum number of characters shown at each end of an unchanged text, and at the start of a changed one.
 const CONTEXT: usize = 400;
 const CHANGED: usize = 20_000;
 /// Limits that keep the page small enough for a browser: turns on the map at the top, turns in a list of

@@ -50,7 +50,7 @@ fn source(file: &Path, limits: Limits) -> anyhow::Result<(PathBuf, Option<NamedT
         return Ok((file.to_owned(), None));
     }
     let mut spooled = tempfile::Builder::new().prefix("wakeful-import-").tempfile()?;
-    // Copy one byte more than the limit, so that the check notices a bundle that is too large.
+    // Copy up to one byte more than the limit, so that the check notices a bundle that is too large.
     let most = limits.bytes.saturating_add(1);
     io::copy(&mut io::Read::take(io::stdin().lock(), most), spooled.as_file_mut())?;
     Ok((spooled.path().to_owned(), Some(spooled)))

@@ -16,7 +16,7 @@ pub(super) struct Args {
     /// It took effect; this is what it would have returned.
     #[arg(long, group = "outcome", value_name = "RESULT")]
     happened: Option<String>,
-    /// It did not take effect. Refused while the process that started it may still do it.
+    /// It did not take effect. Refused while the process that started it may still carry it out.
     #[arg(long, group = "outcome")]
     did_not_happen: bool,
     /// The outcome cannot be found out: tell the model so, and go on.

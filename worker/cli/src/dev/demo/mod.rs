@@ -23,7 +23,7 @@ use super::{Style, Throwaway};
 /// Interval between two reads of the database.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Longest time that any one thing may take; after it the demo fails.
+/// Longest wait for any single event. After that the demo fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Seconds without a heartbeat after which a worker loses its leases.

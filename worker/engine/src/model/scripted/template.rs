@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// Most characters that `{{user.short}}` has.
+/// Maximum number of characters of `{{user.short}}`.
 const SHORT_CHARS: usize = 200;
 
 /// A text whose variables were checked when its file was read.
