@@ -12,8 +12,8 @@ impl Store {
     /// journal. Returns the run's id.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] in any other status, [`Error::Refused`] for a replay's session,
-    /// [`Error::Database`].
+    /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] in any other status, [`crate::Error::Refused`] for a replay's session,
+    /// [`crate::Error::Database`].
     pub async fn retry(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
         self.try_retry(session_id, reason, By::Anyone).await
     }
@@ -38,7 +38,7 @@ impl Store {
     /// Returns whether someone asked to cancel the session's open run.
     ///
     /// # Errors
-    /// [`Error::Database`].
+    /// [`crate::Error::Database`].
     pub async fn cancel_requested(&self, session_id: &str) -> Result<bool> {
         Ok(sqlx::query_scalar!(
             "select cancel_requested from conversation_sessions where session_id = $1",
@@ -53,7 +53,7 @@ impl Store {
     /// run that never began is closed at once. The journal gets `reason` with the end of the run.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Conflict`] when no run is open, [`Error::Database`].
+    /// [`crate::Error::NotFound`], [`crate::Error::Conflict`] when no run is open, [`crate::Error::Database`].
     pub async fn cancel(&self, session_id: &str, reason: Option<&str>) -> Result<String> {
         let mut tx = self.pool.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
