@@ -360,9 +360,9 @@ async fn decide(
     })
 }
 
-/// Returns a later retry when `outcome` is a summary that failed and that the run will ask for again: the
-/// provider gets time to recover. Returns `None` when the run goes on in this claim: there was no failed
-/// summary, a retry cannot help, or the run has used up its [`compaction::FAILURES`] summaries.
+/// If `outcome` is a failed summary and the run will ask for the summary again, returns a retry with a delay,
+/// so that the provider has time to recover. Returns `None` if the run goes on in this claim: no summary
+/// failed, a retry cannot help, or [`compaction::FAILURES`] summaries have failed.
 fn no_summary(session: &Session, outcome: &Outcome) -> Option<ClaimEnd> {
     let Outcome::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = outcome else {
         return None;
