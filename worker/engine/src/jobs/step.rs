@@ -34,7 +34,7 @@ const UNREADABLE_ATTEMPTS: i64 = 5;
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
 enum ClaimEnd {
-    /// The job has ended: the run closed or paused, or nothing was owed.
+    /// The job has ended: the run closed or paused, or there was nothing to do.
     Closed,
     /// This claim lost its lease. Another worker may hold the session, so nothing more is written here.
     Stale,
@@ -99,7 +99,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                 warn!(%error, "A database fault interrupted the step; trying again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
-            // The job's session does not exist, so nothing is owed.
+            // The job's session does not exist, so there is nothing to do.
             Err(Error::NotFound { what: "session", ref id }) if id == session_id => {
                 warn!(session.id = session_id, "Ended a job whose session does not exist");
                 return match ctx.store.end_job(&job.lease).await {
