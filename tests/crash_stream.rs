@@ -332,8 +332,8 @@ async fn a_message_that_came_meanwhile_makes_it_another_request_and_no_text_is_g
 }
 
 /// Checks a reader's frames. Journal frames have no gap and no repeat. Chunks are numbered from 0 after each
-/// reset, without repeats. What is shown is always a beginning of the answer, and in the end it is the
-/// answer.
+/// reset, without repeats. The text that a reader has is always a beginning of the answer, and at the end the
+/// whole answer.
 fn assert_frames(frames: &[Frame], answer: &str) {
     let numbers: Vec<i64> = frames.iter().filter_map(|frame| frame.id).collect();
     assert_eq!(numbers, (1..=numbers.len() as i64).collect::<Vec<_>>());

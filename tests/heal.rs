@@ -324,7 +324,7 @@ async fn a_message_that_meets_a_job_about_to_end_is_answered() {
     let worker = ward.worker().await;
     ward.becomes(&id, "completed").await;
     assert!(worker.terminate().success());
-    // The job's holder has found that nothing is owed, and has not ended the job yet.
+    // The job's holder has found nothing to do, and has not ended the job yet.
     let job = "insert into jobs (kind, space_id, conversation_id, session_id, step_number, lease, run_at)
         values ('step', 'default', 'default/c1', $1, 9, nextval('leases'), clock_timestamp() + interval '1 hour')";
     ward.run_sql(job, &id).await;

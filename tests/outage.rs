@@ -1,5 +1,6 @@
 //! The database is away, full, read-only or faulty. No process ends, nothing that was acknowledged is lost,
-//! nothing is sent that cannot be written down, and work resumes by itself. K33 and K44 of the crash matrix.
+//! nothing is sent while its result cannot be recorded, and work resumes by itself. K33 and K44 of the crash
+//! matrix.
 
 use crate::support::checker::check;
 use crate::support::model::turns_since_user;

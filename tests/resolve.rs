@@ -295,7 +295,8 @@ async fn uncertain_delivery() -> (Database, Options, Process, String, String) {
     let (_, dead) = dying.ended().await;
     assert!(dead.log().contains("failpoint K12"), "{}", dead.log());
     let id = answer["session_id"].as_str().unwrap().to_owned();
-    // The test makes it uncertain by SQL, as it would be for a channel without idempotency keys.
+    // The test makes the delivery uncertain by SQL. It would become uncertain by itself on a channel without
+    // idempotency keys.
     for spoil in [
         "update deliveries set status = 'uncertain', settled_at = clock_timestamp() where session_id = $1",
         "update jobs set run_at = clock_timestamp() + interval '1 hour' where kind = 'deliver' and $1 <> ''",

@@ -120,7 +120,7 @@ impl Store {
 
     /// Queues `content` for the people of the conversation's latest session, by `channel`, at most once a
     /// minute. The text does not come from the agent: it tells senders that their messages are not accepted.
-    /// `false`: this minute already has one.
+    /// Returns `false` if this minute already has one.
     ///
     /// # Errors
     /// [`crate::Error::Database`].

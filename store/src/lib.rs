@@ -149,9 +149,9 @@ fn intake_connections(max_connections: u32) -> u32 {
     (max_connections / 4).max(2)
 }
 
-/// sqlx would ping a connection before every use, one more round trip for each statement. Here a connection that was
-/// used a moment ago is trusted (sqlx checks it when it comes back). If it died since, its statement fails as it
-/// would have failed in the middle, and callers repeat transient errors.
+/// sqlx would ping a connection before every use, one more round trip for each statement. Here a connection
+/// that was used a moment ago is trusted (sqlx checks it when it comes back). If the connection has died
+/// since, its next statement fails like any statement whose connection breaks, and callers repeat it.
 fn pool_options(max_connections: u32) -> PgPoolOptions {
     PgPoolOptions::new()
         .max_connections(max_connections)

@@ -102,7 +102,7 @@ async fn resolve_call(
         None if call.status != "uncertain" => {
             return Err(refused(session, format!("call {call_id} is {}, not uncertain", call.status)));
         }
-        // A worker may be telling the model at this moment.
+        // A worker may be telling the model about the call at this moment.
         None if !call.told && session.status.is_open() => {
             let reason =
                 format!("the run of call {call_id} goes on: resolve it when the run has paused or ended");

@@ -25,8 +25,8 @@ pub(crate) enum Opened {
     Queued,
 }
 
-/// Whether a journal entry changes what [`plan`](wakeful_workflow::plan) sees. Then the worker that performs
-/// a step must plan again.
+/// Whether a journal entry changes what [`plan`](wakeful_workflow::plan) sees. If it does, the worker that
+/// performs a step must plan again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wakes {
     Planner,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Writes a file, reads it, reads on in that output, then replies.
+/// A model that writes a file, reads it, reads the rest of that output, and then replies.
 fn reader(body: &Value) -> Answer {
     let results =
         body["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "tool").count();

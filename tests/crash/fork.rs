@@ -15,7 +15,7 @@ async fn k29_a_kill_in_the_middle_of_a_fork_leaves_none_of_it_and_the_parent_as_
     let before = dump(&world.database).await;
     let path = format!("/v1/sessions/{}/fork", world.session_id);
     let body = json!({"at": "last-user", "client_key": "k"});
-    // Killed after its messages are copied and before its journal begins.
+    // The process dies after the fork's messages are copied and before its journal begins.
     let lost = client.post_request(&path).body(body.to_string()).send().await;
     assert!(lost.is_err(), "nothing is acknowledged");
     let (_, process) = process.ended().await;

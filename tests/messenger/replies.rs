@@ -142,7 +142,7 @@ async fn a_messenger_that_takes_no_more_is_left_alone_for_as_long_as_it_asks() {
     ];
     let each = table.into_iter().map(async |(medium, says)| {
         let desk = Desk::new().await;
-        // More often than the limit of attempts, because a rate limit must not count as an attempt.
+        // Throttle more often than the limit of attempts, because a rate limit must not count as an attempt.
         for _ in 0..11 {
             desk.messengers.says(says.clone());
         }

@@ -1,4 +1,4 @@
-//! Mail from a provider that is kept from the agents, comes late, or exceeds a limit.
+//! Mail that a provider posts and that no agent gets to see, that comes late, or that exceeds a limit.
 
 use super::{MAIL, MAILGUN, POSTMARK, SES, World, mailgun_form, mailgun_signature, notification, now, with};
 use crate::support::{Options, eventually};

@@ -80,7 +80,7 @@ async fn schedules_are_made_changed_paused_resumed_triggered_and_deleted_by_http
     let id = made["schedule_id"].as_str().unwrap();
     assert_eq!(client.get(&format!("/v1/schedules/{id}")).await.1["name"], "weekly", "by its id as well");
 
-    // Triggered by a person: once per key, even while it is paused.
+    // A person triggers the schedule: it fires once per key, even while it is paused.
     let (_, paused) = client.post("/v1/schedules/weekly/pause", &Value::Null).await;
     assert_eq!((&paused["state"], &paused["next_at"]), (&json!("paused"), &Value::Null));
     let (_, next) = client.get("/v1/schedules/weekly/next?count=1").await;

@@ -17,13 +17,14 @@ async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
     let none = world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS).await.unwrap();
     assert!(none.is_none(), "the look finds nothing more");
 
-    // Enqueued after the last look and before the end: the job does not end, and its holder keeps the lease.
+    // A delivery is enqueued after the last look and before the end of the job. The job does not end, and its
+    // holder keeps the lease.
     driver.sends_mail("call_2").await;
     assert!(!world.store.end_deliver_job(&job.lease, seen).await.unwrap());
     let seen = world.store.pending_deliveries(&job.lease).await.unwrap().expect("the lease is untouched");
     world.deliver(&job).await;
 
-    // Enqueued after the end: a new job.
+    // A delivery is enqueued after the end of the job. It gets a new job.
     assert!(world.store.end_deliver_job(&job.lease, seen).await.unwrap());
     driver.sends_mail("call_3").await;
     drop(job);

@@ -222,7 +222,7 @@ async fn back(mut from: Reader, mut to: Writer, rounds: &Rounds) -> std::io::Res
             if kept {
                 return Ok(());
             }
-            // The first one ends the start-up and answers no request.
+            // The first `ReadyForQuery` ends the start-up and answers no request.
             if started {
                 answered += 1;
             }

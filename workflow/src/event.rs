@@ -190,7 +190,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum UpdateValue {
-    /// Listed first because a printed journal has both the pointer and the value. Then the value is read.
+    /// This variant must come first. A printed journal has both the pointer and the value, and then the value
+    /// is read.
     Inline {
         value: Value,
     },

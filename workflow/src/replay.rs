@@ -55,7 +55,7 @@ pub struct Input {
     pub text: String,
 }
 
-/// The source's answer at the position where the replay owes one.
+/// The source's answer at the position where the replay needs one.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedAnswer<'a> {
     pub record: &'a Record,

@@ -1,4 +1,4 @@
-//! The healer: repairs a session's rows so that a worker continues with whatever is owed.
+//! The healer: repairs a session's rows so that a worker continues with its open work.
 //!
 //! A commit moves a session, its run and its job together, so Wakeful's own writes never need a heal. Other
 //! writes may: an operator's `update`, a row inserted by hand, a restored table. The healer trusts the run's
@@ -22,7 +22,8 @@ use wakeful_workflow::event::Event;
 use wakeful_workflow::session::SessionStatus;
 
 impl Store {
-    /// Makes the session continue with what is owed, and returns what was wrong. Writes nothing if nothing was wrong.
+    /// Makes the session continue with its open work, and returns what was wrong. Writes nothing if nothing
+    /// was wrong.
     ///
     /// Safe to run at any time, also twice at once: it takes the locks in the common order, makes no second
     /// job, and touches no lease. It does not touch a session that a worker has claimed.
@@ -122,7 +123,7 @@ async fn owe(
     let put_away = matches!(session.status, SessionStatus::Archived | SessionStatus::Terminated);
     if let Some(open) = &found.open {
         if put_away {
-            // The worker that has the job finds nothing owed and ends the job. The next heal ends the run.
+            // The worker that has the job finds nothing to do and ends the job. The next heal ends the run.
             if !found.has_job {
                 conversation::end_runs(tx, &session, healed).await?;
             }

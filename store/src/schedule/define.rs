@@ -63,7 +63,8 @@ impl Store {
         now: Option<DateTime<Utc>>,
     ) -> Result<Synced> {
         let mut tx = self.pool.begin().await?;
-        // One process at a time: each writes many rows, and two with different rows could deadlock.
+        // Let only one process write at a time. Each writes many rows, and two processes with different rows
+        // could deadlock.
         sqlx::query!("select pg_advisory_xact_lock($1)", SYNC).execute(&mut *tx).await?;
         let now = clock(&mut tx, now).await?;
         let mut synced = Synced::default();

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `FIXTURE_EFFECTS` | writes each effect of a tool to this file |
 //! | `FIXTURE_TAKE_MS` | each call takes this many milliseconds |
-//! | `FIXTURE_HOLD` | each call waits while this file exists; a file with `-charge` or `-reserve` after this name holds one tool |
+//! | `FIXTURE_HOLD` | each call waits while this file exists; with `-charge` or `-reserve` appended, one tool waits |
 //! | `FIXTURE_NEXT` | `reserve` has one more required argument, as in a later version |
 //! | `FIXTURE_POST`, `FIXTURE_SENT`, `FIXTURE_POST_SAYS` | sends mail by its own channel, see `post.rs` |
 

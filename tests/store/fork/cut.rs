@@ -71,8 +71,8 @@ async fn an_event_is_the_last_message_that_had_been_said_by_then() {
     let parent_id = two_runs(&world).await;
     let entries = world.store.journal(&parent_id, 0, 1000).await.unwrap();
     let parent = hydrated(&world, &parent_id).await;
-    // Computed independently of the product: a message counts as said from the entry that takes it or points
-    // at it.
+    // Compute the cut without the product's code. A message counts as said from the journal entry that takes
+    // it or points at it.
     let (mut said, mut received) = (1, [2, 6].into_iter());
     for entry in entries {
         match entry.kind.as_str() {

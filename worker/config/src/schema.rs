@@ -90,7 +90,7 @@ fn queue(mut section: Section<'_>) -> Queue {
     let lease_given = section.seconds("lease_s", LEASE);
     let lease_length = lease_given.unwrap_or(Queue::LEASE);
     let heartbeat_given = section.seconds("heartbeat_s", HEARTBEAT);
-    // A shortened lease shortens the default heartbeat.
+    // If the lease is shortened, the default of the heartbeat is shortened too.
     let heartbeat_interval = heartbeat_given.unwrap_or_else(|| default_heartbeat(lease_length));
     let queue = Queue {
         lease: lease_length,
@@ -197,7 +197,7 @@ fn context(mut section: Section<'_>) -> ContextPolicy {
     let (high_given, low_given) =
         (section.number("high", 2..=1_000_000), section.number("low", 1..=1_000_000));
     let high = high_given.unwrap_or(default.high);
-    // A lowered high mark lowers the default low mark.
+    // If the high mark is lowered, the default of the low mark is lowered too.
     let low = low_given.unwrap_or(default.low.min(high * 2 / 3).max(1));
     let policy = ContextPolicy {
         strategy: section.text("strategy", rule, Strategy::parse).unwrap_or_default(),

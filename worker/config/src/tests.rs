@@ -178,7 +178,7 @@ fn a_heartbeat_that_is_too_slow_for_its_lease_is_refused() {
         ]
     );
     assert_eq!(good("[queue]\nlease_s = 30\nheartbeat_s = 15", &[]).queue.heartbeat, Duration::from_secs(15));
-    // A shortened lease shortens the default heartbeat with it.
+    // If the lease is shortened, the default of the heartbeat is shortened too.
     for (lease_s, heartbeat_ms) in [("300", 10_000), ("9", 3_000), ("5", 1_000), ("2", 1_000), ("0.6", 300)] {
         let heartbeat = good("", &[("WAKEFUL_QUEUE__LEASE_S", lease_s)]).queue.heartbeat;
         assert_eq!(heartbeat, Duration::from_millis(heartbeat_ms), "of a lease of {lease_s} s");

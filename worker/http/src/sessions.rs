@@ -182,7 +182,7 @@ pub(super) async fn diff(
     let Path((left, right)) = path?;
     check_text("session id", Some(&left), 256)?;
     check_text("session id", Some(&right), 256)?;
-    // Both must be in the caller's space; otherwise they do not exist for it.
+    // Both sessions must be in the caller's space. A session of another space does not exist for the caller.
     ctx.store.session(Some(DEFAULT_SPACE), &left).await?;
     ctx.store.session(Some(DEFAULT_SPACE), &right).await?;
     let (left, right) = (ctx.store.side(&left).await?, ctx.store.side(&right).await?);

@@ -123,7 +123,7 @@ impl Reader {
         }
         let speaks_of = |id: &str| entries.iter().any(|entry| entry.payload["generation_id"] == id);
         if self.generation.as_deref().is_some_and(speaks_of) {
-            // The entries contain its end, so the chunks are void.
+            // The entries contain the end of the call, so its chunks no longer count.
             self.generation = None;
         }
         // With a full batch we are still far behind; the call in progress comes later.

@@ -241,7 +241,7 @@ fn clean(block: Block) -> Block {
         Block::ToolResult(result) => {
             Block::ToolResult(ToolResult { content: without_nul(result.content), ..result })
         }
-        // Signed bytes: any change makes the provider refuse them.
+        // Change nothing: the block may be signed, and the provider refuses changed bytes.
         Block::Provider { .. } => block,
     }
 }

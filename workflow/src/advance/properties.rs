@@ -205,7 +205,7 @@ impl World {
         self.journal.push(Event::StateTransition { from_state, to_state, reason: None });
     }
 
-    /// One pass of the worker's loop. Returns `false` if nothing is owed.
+    /// One pass of the worker's loop. Returns `false` if the session has nothing left to do.
     fn work(&mut self, work: &Work) -> bool {
         let mut warm = self.session.clone();
         let outcome = match plan(&warm, &LIMITS) {

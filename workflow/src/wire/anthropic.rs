@@ -46,7 +46,7 @@ pub fn project(context: &Context, options: &Options) -> Request {
     }
 
     if let Some(prefill) = &context.prefill {
-        // Added after the cache breakpoints, because the provider should not cache it.
+        // Add the prefill after the cache breakpoints, because the provider should not cache it.
         messages.push(json!({"role": "assistant", "content": [{"type": "text", "text": prefill}]}));
     }
 

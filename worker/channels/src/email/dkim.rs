@@ -1,9 +1,9 @@
 //! DKIM (RFC 6376): signs outgoing mail for its sender's domain, with RSA or Ed25519 (RFC 8463),
 //! canonicalization relaxed/relaxed.
 //!
-//! This file signs without a DKIM crate: lettre's would add `rsa` (RUSTSEC-2023-0071, no fix) and
-//! `ed25519-dalek` next to the crypto library we use, and mail-auth a whole resolver. The two primitives come
-//! from aws-lc-rs.
+//! This file signs without a DKIM crate. The feature of lettre would add `rsa` (RUSTSEC-2023-0071, no fix)
+//! and `ed25519-dalek` next to the crypto library that we use. The crate mail-auth would add a whole
+//! resolver. The two primitives come from aws-lc-rs.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::encoding::AsDer;

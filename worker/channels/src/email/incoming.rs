@@ -26,8 +26,8 @@ use wakeful_workflow::seed::Seed;
 
 /// How many mails are parsed at a time. Each may need several times its size in memory.
 static READING: Semaphore = Semaphore::const_new(2);
-/// How long a mail waits to be parsed. Kept short: the mail is in memory meanwhile, and its sender could keep
-/// it just as well.
+/// How long a mail waits to be parsed. The time is short, because a waiting mail takes memory here, and its
+/// sender can keep it and retry.
 const READING_WAIT: Duration = Duration::from_secs(10);
 
 /// How many earlier mails of a thread, and how many of their bytes, a new session in the thread gets.
@@ -192,7 +192,8 @@ pub(super) async fn accept_for(
         None => None,
     };
     let mut exchange = ctx.store.exchange(&mail).await?;
-    // An empty text repeats nothing, and two questions may have the same answer.
+    // Do not count repeated texts here. Empty texts are no repetition, and two questions may have the same
+    // answer.
     if facts.body.trim().is_empty() || asking.is_some() {
         exchange.same_body = 0;
     }

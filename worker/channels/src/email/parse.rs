@@ -58,7 +58,7 @@ pub(super) struct Read {
 pub(super) fn read(raw: &[u8]) -> Result<Read, Unreadable> {
     let scanned = scan::scan(raw)?;
     let disarmed = scanned.disarm(raw);
-    // In debug builds the parser's assertions fail on malformed mail.
+    // Catch panics: in debug builds the parser's assertions fail on malformed mail.
     let parse = || catch_unwind(AssertUnwindSafe(|| parsed(&disarmed))).unwrap_or(Err(Unreadable::NoMail));
     let parsed = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("mail".to_owned()).stack_size(STACK_BYTES);

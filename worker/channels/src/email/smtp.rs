@@ -389,8 +389,8 @@ mod tests {
         taken
     }
 
-    /// Sends a mail of `lines` lines through such a server of `provider`; returns the result and what the
-    /// server read.
+    /// Sends a mail of `lines` lines through a server that [`hangs_up`], as one of `provider`. Returns the
+    /// result and what the server read.
     async fn sent(
         lines: usize,
         after: Option<usize>,

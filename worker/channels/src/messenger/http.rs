@@ -30,7 +30,7 @@ pub(super) fn client() -> ClientBuilder {
         // The peer may close a kept connection just as we use it, and then we cannot know whether the message
         // went out.
         .pool_max_idle_per_host(0)
-        // Send a message only to the configured address.
+        // Follow no redirect: a message goes only to the configured address.
         .redirect(reqwest::redirect::Policy::none())
         .user_agent(concat!("wakeful/", env!("CARGO_PKG_VERSION")))
 }

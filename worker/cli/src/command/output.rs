@@ -140,7 +140,7 @@ impl Output {
     }
 }
 
-/// Meaning of a text, which decides its colour. The words alone say it too.
+/// Meaning of a text, which decides its colour. The words have the same meaning without colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Plain,

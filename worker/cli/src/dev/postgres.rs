@@ -21,7 +21,7 @@ mod pidfile;
 /// Time that a start may take, crash recovery included, and a stop.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Time that a server without an owner gets to end: after a kill of its owner it shuts down by itself.
+/// How long to wait for a server whose owner was killed. Such a server shuts down by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Poll interval for files that other processes write.

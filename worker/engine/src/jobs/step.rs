@@ -35,7 +35,7 @@ const UNREADABLE_ATTEMPTS: i64 = 5;
 /// How a claim ends.
 #[derive(Debug, PartialEq)]
 enum ClaimEnd {
-    /// The job has ended: the run closed or paused, or nothing was owed.
+    /// The job has ended: the run closed or paused, or there was nothing to do.
     Closed,
     /// This claim lost its lease. Another worker may hold the session, so nothing more is written here.
     Stale,
@@ -100,7 +100,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
                 warn!(%error, "A database fault interrupted the step; trying again");
                 tokio::time::sleep(queue::delay(faults, None)).await;
             }
-            // The job's session does not exist, so nothing is owed.
+            // The job's session does not exist, so there is nothing to do.
             Err(Error::NotFound { what: "session", ref id }) if id == session_id => {
                 warn!(session.id = session_id, "Ended a job whose session does not exist");
                 return match ctx.store.end_job(&job.lease).await {
@@ -361,9 +361,9 @@ async fn decide(
     })
 }
 
-/// If a summary failed and the run will ask for it again, ends this claim and retries later, so that the
-/// provider can recover. Otherwise `None`: there was no failed summary, a retry cannot help, or the run has
-/// used up its [`compaction::FAILURES`] summaries.
+/// If `outcome` is a failed summary and the run will ask for the summary again, returns a retry with a delay,
+/// so that the provider has time to recover. Returns `None` if the run goes on in this claim: no summary
+/// failed, a retry cannot help, or [`compaction::FAILURES`] summaries have failed.
 fn retry_summary_later(session: &Session, outcome: &Outcome) -> Option<ClaimEnd> {
     let Outcome::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = outcome else {
         return None;

@@ -11,10 +11,10 @@ use crate::record::ToolCall;
 use crate::session::SessionStatus;
 
 impl Draft<'_> {
-    /// Journals the model calls that were cut off, in the commit with which the step goes on. An earlier
-    /// entry would be wrong: the rows of those calls commit asynchronously and may be lost, and a journal
-    /// number must never be used twice. Each entry names the attempt that follows. `after` says what follows
-    /// the last one.
+    /// Writes journal entries for the model calls that were cut off, in the commit with which the step goes
+    /// on. They must not be written earlier: the rows of those calls commit asynchronously and may be lost,
+    /// and a journal number must never be used twice. Each entry names the attempt that follows. `after` says
+    /// what follows the last one.
     pub(super) fn journal_cut_off(&mut self, after: &After<'_>) {
         let session = self.session;
         let attempts = &session.cut_off;

@@ -287,7 +287,8 @@ fn refusal(not_accepted: &NotAccepted) -> String {
         | NotAccepted::Refused(Refused::Store(Error::KeyReused { .. } | Error::Bundle(_))) => {
             ("554 5.6.0", not_accepted.to_string())
         }
-        // The reply tells the server why: it sends too much at once. Nothing here is broken, so no warning.
+        // The reply tells the server that it sends too much at once. Nothing here is broken, so log no
+        // warning.
         NotAccepted::ReadersBusy
         | NotAccepted::Refused(Refused::Full | Refused::Store(Error::InboxFull { .. })) => {
             ("451 4.3.2", not_accepted.to_string())

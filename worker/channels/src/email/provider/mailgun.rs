@@ -61,10 +61,10 @@ pub(super) async fn receive(
     let (notice, digest) = translate(&encoding, &received.bytes)
         .await
         .map_err(|problem| problem.with_status(StatusCode::NOT_ACCEPTABLE))?;
-    // Counted from now, not from the signing, so the signature expires before its token is forgotten.
+    // Count from now, not from the signing, so that the signature expires before its token is forgotten.
     let keep = Duration::from_secs(mailgun.max_age_s + 2 * AHEAD_S.unsigned_abs());
     let used = {
-        // Dropped before the mail takes a permit of its own.
+        // Drop this permit before the mail takes its own.
         let _permit = ctx.intake.enter().await?;
         ctx.store.use_token("mailgun", &signed.token, &digest, keep).await?
     };

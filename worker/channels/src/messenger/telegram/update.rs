@@ -56,7 +56,7 @@ pub(super) fn read(update: &Value) -> Result<PersonMessage, &'static str> {
     let user = message["from"]["id"].as_i64().ok_or("it has no sender")?;
     let chat = message["chat"]["id"].as_i64().ok_or("it has no chat")?;
     let number = message["message_id"].as_i64().ok_or("it has no number")?;
-    // In an ordinary group the same field names the message that this one answers.
+    // In an ordinary group, `message_thread_id` names the message that this one answers.
     let topic =
         (message["is_topic_message"] == true).then(|| message["message_thread_id"].as_i64()).flatten();
     let text = text(message);

@@ -32,8 +32,8 @@ struct Message {
     sender: Option<String>,
     /// Only a conversation's first message uses this field.
     agent: Option<String>,
-    /// Refused when present. Only the configuration says where replies go; otherwise a sender could make us
-    /// post to any address.
+    /// A message with this field is refused. Only the configuration says where replies go; otherwise a sender
+    /// could make us post to any address.
     reply_url: Option<serde_json::Value>,
 }
 

@@ -44,8 +44,8 @@ mod tests {
     #[test]
     fn deaths_that_a_neighbour_may_have_caused_use_up_no_attempt() {
         for limit in 1..=8 {
-            // A job that kills its worker takes its neighbours along twice, and once more each time it makes
-            // progress.
+            // A job that kills its worker ends the claims of its neighbours too: twice, and once more each
+            // time it makes progress.
             for died in 0..5 {
                 let tries = RetryCounts { stuck: died + 1, died };
                 assert_eq!(tries.used_up(limit, None), None, "{limit} {died}");
