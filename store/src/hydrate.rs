@@ -4,8 +4,8 @@
 //! with it, and the transcript ends where the row says. Messages come as their stored text and are parsed
 //! once.
 //!
-//! A pending message with the outcome `new_run` arrived after its session's run was cancelled. The next run reads it;
-//! the run that is ending does not.
+//! While a run is running, a pending message with the outcome `new_run` arrived after its cancel was
+//! requested. The next run reads it; the run that is ending does not.
 
 use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;

@@ -15,7 +15,7 @@ pub enum Acceptance {
     Queued,
     /// The message answered the open question.
     Delivered,
-    /// It started a run.
+    /// It opened a run, or waits for the next one after a cancel. The run may be queued.
     NewRun,
 }
 

@@ -15,8 +15,8 @@ use crate::session::{CallOutcome, CallStatus, OpenTurn, Session, SessionStatus};
 /// What the worker must perform next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Set the session from `queued` to `running`, in a commit of its own. No step begins by it. A run that
-    /// goes on after a pause begins again, too.
+    /// Set the session from `queued` to `running`, in a commit of its own. It completes no step. A run also
+    /// passes through it after a pause.
     Begin,
     /// Ask the model for its next answer.
     CallModel,

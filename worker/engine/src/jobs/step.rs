@@ -157,7 +157,7 @@ struct Counts {
     attempt: i32,
 }
 
-/// Hops 3 to 8: takes the run from step to step until this claim ends. Each turn of the loop makes at most
+/// Hops 3 to 8: takes the run from step to step until this claim ends. Each round of the loop makes at most
 /// one commit. After a crash, the next claim hydrates the latest commit; the ledger and the table
 /// `generations` tell it which calls had begun.
 async fn run_steps(
