@@ -13,6 +13,7 @@ pub struct Redis {
 }
 
 impl Redis {
+    #[expect(clippy::unused_async, reason = "tests start every kind of server with `.await`")]
     pub async fn start() -> Redis {
         let listener = super::servers::listen();
         let url = format!("redis://{}", listener.local_addr().expect("an address"));
