@@ -15,7 +15,7 @@ WITH_POSTGRES := $${CARGO_TARGET_DIR:-target}/debug/with_postgres
 
 .PHONY: help
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 23
 
 .PHONY: dev
 dev: postgres ## Run Wakeful with a Postgres of its own and samples
@@ -26,7 +26,7 @@ demo: postgres ## Kill a worker in the middle of a chat and see another go on
 	$(CARGO) run --locked -p wakeful -- demo $(ARGS)
 
 .PHONY: test
-test: postgres with-postgres ## Run the tests but the slow ones (needs Rust and Postgres only)
+test: postgres with-postgres ## Run all tests except the slow ones (needs Rust and Postgres only)
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -ex; \
 		$(WITH_POSTGRES) $(CARGO) nextest run $(BUILD) $(ARGS); \
@@ -36,18 +36,18 @@ test: postgres with-postgres ## Run the tests but the slow ones (needs Rust and 
 		$(WITH_POSTGRES) $(CARGO) test $(BUILD) $(ARGS); \
 	fi
 
-# Everything that the tests run, and the tests: what is built here, the test run does not build again.
+# Builds the tests and all programs that they run, so that the test run builds nothing.
 .PHONY: with-postgres
 with-postgres:
 	$(CARGO) build $(BUILD) --bins --tests
 
-# The ignored tests are those of peers, the storm of many seeds, and the slow ones.
+# The ignored tests are the slow ones, the tests against peers, and the storm of many seeds.
 SLOW_TESTS = $(CARGO) test $(BUILD) --test main -- --ignored --skip peers:: --skip storm::as_many_seeds_as_one_likes $(ARGS)
 
 .PHONY: test-slow
 test-slow: postgres with-postgres ## Run the slow tests, which `make test` leaves out
 	@$(SLOW_TESTS) --list 2>/dev/null | grep -q ': test$$' || { echo "There is no slow test to run" >&2; exit 1; }
-	$(WITH_POSTGRES) $(SLOW_TESTS) --test-threads 3
+	WAKEFUL_TEST_TIMEOUT_S=300 $(WITH_POSTGRES) $(SLOW_TESTS) --test-threads 3
 
 PEER_TESTS = $(CARGO) test $(BUILD) --test main -- --ignored peers:: $(ARGS)
 
@@ -98,7 +98,7 @@ mutants: postgres with-postgres ## Put one defect after the other into the produ
 check: ## Everything that CI runs, and how long each part took
 	@scripts/check fmt-check agree clippy doc test
 
-# What takes a second: a defect of `make mutants` whose patch no longer applies, files of deploy/ that contradict each other.
+# Fast checks: every patch of `make mutants` still applies, and the files of deploy/ do not contradict each other.
 .PHONY: agree
 agree:
 	scripts/mutants --check
@@ -109,9 +109,23 @@ agree:
 soak: ## What takes too long for every change: storms (SEEDS=n), peers, mutants, optional features, slow tests
 	@scripts/check test-slow storm demo test-peers test-optional check-deploy mutants
 
+# Both commands select the same packages, so cargo compiles everything once, and without the failpoints of the tests.
+BENCH = $(CARGO) build --release --locked -p wakeful-bench -p wakeful --bin wakeful && \
+	$(CARGO) bench --locked -p wakeful-bench --bench figures --
+
 .PHONY: bench
-bench: postgres with-postgres ## Step commits a second against pgbench (ARGS="--seconds 5")
-	$(WITH_POSTGRES) $(CARGO) bench --locked -p wakeful-tests --bench steps -- $(ARGS)
+bench: postgres ## What Wakeful costs next to pgbench: ARGS="--quick --only worker --json FILE --plot FILE --tmpfs"
+	$(BENCH) $(ARGS)
+
+.PHONY: bench-compare
+bench-compare: postgres ## The same steps with Absurd, DBOS and LangGraph's checkpointer, which it installs
+	@scripts/setup bench-peers
+	$(BENCH) --only compare $(ARGS)
+
+# Part of `make test` too: this prints the figures.
+.PHONY: bench-smoke
+bench-smoke: postgres with-postgres ## Count statements, round trips and WAL of a step; fail when one grew
+	$(WITH_POSTGRES) $(CARGO) test $(BUILD) --test main -- statements:: --nocapture $(ARGS)
 
 # make export-session SESSION_ID=sess_… [SERVER_URL=http://127.0.0.1:7070 TOKEN=…] [FILE=…] [REDACT=1] [GZIP=1]
 #
@@ -123,9 +137,9 @@ bench: postgres with-postgres ## Step commits a second against pgbench (ARGS="--
 #       --parameters portNumber=7070,localPortNumber=7070
 #   kubectl port-forward deployment/wakeful 7070:7070
 #
-# Then SERVER_URL=http://127.0.0.1:7070. TOKEN=… stands in make's own arguments, which everybody on the machine can see
-# while it runs, and in your shell's history. Where that matters, set WAKEFUL_INTERNAL_TOKEN instead, or
-# WAKEFUL_INTERNAL_TOKEN_FILE with a path in it.
+# Then SERVER_URL=http://127.0.0.1:7070. Every user of the machine can see TOKEN=… in make's arguments while it runs, and
+# your shell's history keeps it. Where that matters, set WAKEFUL_INTERNAL_TOKEN instead, or WAKEFUL_INTERNAL_TOKEN_FILE
+# with a path in it.
 .PHONY: export-session
 export-session: export WAKEFUL_INTERNAL_TOKEN := $(or $(TOKEN),$(WAKEFUL_INTERNAL_TOKEN))
 export-session: export WAKEFUL_URL := $(or $(SERVER_URL),$(WAKEFUL_URL))
@@ -151,7 +165,7 @@ doc: ## Build the documentation
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(BUILD) --no-deps
 
 .PHONY: sqlx
-sqlx: postgres ## Write .sqlx anew from the queries and the migrations
+sqlx: postgres ## Rewrite .sqlx from the queries and the migrations
 	@scripts/sqlx
 
 .PHONY: postgres

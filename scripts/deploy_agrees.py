@@ -1,7 +1,7 @@
 """Checks that the files in deploy/ agree with one another.
 
-Each linter reads one file. A port that was changed in one of them and a mounted
-file that nobody made are only seen by reading several.
+Each linter reads one file. Only a check of several files finds a port that was
+changed in one of them, or a mounted file that no other file creates.
 
     deploy_agrees.py ROOT SECRETS
 
@@ -58,7 +58,7 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
         )
         expect(
             any(name in service.get("secrets", []) for service in services.values()),
-            f"compose: nobody uses the secret {name}",
+            f"compose: no service uses the secret {name}",
         )
 
     # cargo refuses a workspace with a member missing, whatever it is asked to build.
@@ -116,7 +116,7 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
             "make-secrets: database_url does not lead to the postgres service",
         )
 
-    # Who can reach whom: a client of Postgres or of the collector shares its network.
+    # A client of Postgres or of the collector must share a network with it.
     for name, service in services.items():
         if "DATABASE_URL_FILE" in service.get("environment", {}):
             shared = set(service["networks"]) & set(services["postgres"]["networks"])
@@ -146,7 +146,7 @@ def main(root: pathlib.Path, secrets: pathlib.Path) -> list[str]:
 
 
 def env_file(path: pathlib.Path, commented: bool = False) -> dict[str, str]:
-    """The assignments of an environment file, with those that stand in a comment if asked."""
+    """The assignments of an environment file. `commented` includes those in comments."""
     prefix = "#?" if commented else ""
     return dict(re.findall(rf"^{prefix}([A-Z_]+)=(.*)$", path.read_text(), re.M))
 

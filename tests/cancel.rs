@@ -2,10 +2,16 @@
 //! model sees next time, nothing is done again, and what was done stays visible.
 
 use crate::support::client::texts;
+use crate::support::wire::Proxy;
 use crate::support::world::wake;
 use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
+use futures::future::select_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use wakeful_engine::cancels::Cancels;
+use wakeful_store::Store;
+use wakeful_store::queue::News;
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
 use wakeful_workflow::policy::SessionPolicy;
 
@@ -301,4 +307,30 @@ async fn beside(store: &wakeful_store::Store, trigger_id: &str, text: &str) -> S
         attachments: Vec::new(),
     };
     store.wake(&new, &message).await.expect("a message is taken").session_id
+}
+
+#[tokio::test]
+async fn one_query_looks_for_the_cancels_of_every_session_in_flight() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    let mut ids = Vec::new();
+    for n in 0..16 {
+        ids.push(wake(&store, &format!("c{n}"), "openai/test", "talk").await);
+    }
+    sqlx::query("update conversation_sessions set status = 'running'").execute(&database.pool).await.unwrap();
+    let proxy = Proxy::start(&database.url);
+    let proxied = Store::connect(&proxy.url, 2, "wakeful test").await.unwrap();
+    let stop = CancellationToken::new();
+    let (news, cancels) = (News::listen(&store, stop.clone()), Cancels::default());
+    let before = proxy.statements();
+    let waits = select_all(ids.iter().map(|id| Box::pin(cancels.cancelled(&proxied, &news, id))));
+    let cancel = async {
+        eventually("two looks", || async { (proxy.statements() >= before + 2).then_some(()) }).await;
+        store.cancel(&ids[3], None).await.unwrap();
+    };
+    let ((_, which, _), ()) = tokio::join!(waits, cancel);
+    assert_eq!(which, 3);
+    let statements = proxy.statements() - before;
+    assert!(statements < 12, "{statements} statements for 16 sessions");
+    stop.cancel();
 }

@@ -1,4 +1,4 @@
-//! The command line beside a running process: what an operator sees and does with a database and no server.
+//! The operator's commands, which use the database and need no server, while a worker runs.
 
 mod sessions;
 

@@ -66,7 +66,7 @@ impl Talk {
         check(&self.database, id, &self.options.effects()).await
     }
 
-    /// What a session left, whichever tools ran.
+    /// Returns what a session left, after checking that its caches agree. Expects no particular tool calls.
     async fn traces(&self, id: &str) -> Traces {
         let verification = self.store().await.verify(id).await.unwrap();
         assert!(verification.agrees, "{:?}", verification.checks);

@@ -32,7 +32,7 @@ async fn a_worker_is_killed_another_resumes_and_the_timeline_says_so() {
     let at = |text: &str| {
         output.lines().position(|line| line.contains(text)).unwrap_or_else(|| panic!("no {text:?}: {output}"))
     };
-    assert!(at("KILLED: kill -9") < at("RESUMES: worker A's lease is over"));
+    assert!(at("KILLED: kill -9") < at("RESUMES: worker A is dead"));
     assert!(at("RESUMES") < at("calls the model again"));
     assert!(at("calls the model again") < at("compose_email ok"));
     assert!(at("mail sent, 1 in the Maildir") < at("demo: passed"));

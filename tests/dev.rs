@@ -116,6 +116,14 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
     client.chat("sample-colour", "Green, please.").await;
     client.wait_for(colour["session_id"].as_str().unwrap(), "completed").await;
 
+    // A dry replay may write to whom the sample could write.
+    let mut url = place.verb("url");
+    assert_eq!(url.end().await, 0);
+    let mut command = Program::command(place.temp.path());
+    command.args(["replay", note["session_id"].as_str().unwrap()]).env("DATABASE_URL", url.output().trim());
+    let mut replay = Program::start(command);
+    assert_eq!(replay.end().await, 0, "{}", replay.output());
+
     // Dev does not write its defaults to a configuration file, so other commands in this folder assume the
     // same defaults.
     let mut url = place.verb("url");

@@ -137,7 +137,7 @@ async fn talk(store: Store, ids: Vec<String>) {
         if open == 0 {
             return;
         }
-        // The interval between looks at all talks. Correctness does not depend on it.
+        // Polls all talks at this interval. Correctness does not depend on it.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::support::client::{numbers, texts};
 use crate::support::model::turns_since_user;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, World, eventually};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
@@ -41,6 +41,28 @@ async fn follow_ups_while_queued_and_running_are_one_step_in_their_order() {
     assert_eq!(numbers(&session), [2, 3, 4, 5, 6, 7, 8]);
     assert!(worker.terminate().success());
     assert!(api.terminate().success());
+}
+
+// The commit of the tool's result records the intent of the next model call, and then finds that a message
+// arrived. The request must have the message, so that call is not made.
+#[tokio::test]
+async fn a_message_while_a_tool_runs_is_in_the_next_request_and_no_call_looks_interrupted() {
+    let mut world = World::new("during", &["reserve"]).await;
+    let hold = world.options.path("hold-reserve");
+    std::fs::write(&hold, "").unwrap();
+    let process = world.serve().await;
+    let client = process.client();
+    world.begin(&client).await;
+    eventually("the effect", || async { (world.effects("reserve") == 1).then_some(()) }).await;
+    client.chat("during", "For four, please.").await;
+    std::fs::remove_file(&hold).unwrap();
+    client.wait_for(&world.session_id, "completed").await;
+    assert!(process.terminate().success());
+    let traces = world.check().await;
+    assert!(world.model.bodies()[1].contains("For four, please."));
+    assert!(traces.journal("GEN_RESUMED").is_empty());
+    assert!(traces.journal("LLM_CALLED").iter().all(|called| called["attempt"] == 1));
+    assert_eq!(traces.journal("LLM_CALLED").len(), world.model.bodies().len());
 }
 
 #[tokio::test]

@@ -108,7 +108,7 @@ async fn post(client: &Client, sender: usize, number: usize, tally: &Tally) {
             StatusCode::TOO_MANY_REQUESTS => {
                 assert!(answer.headers().contains_key(RETRY_AFTER));
                 tally.refused.fetch_add(1, Ordering::SeqCst);
-                // Retries sooner than `Retry-After` asks.
+                // The pause of an impatient client: it retries sooner than `Retry-After` asks.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             other => panic!("{other}: {}", answer.text().await.unwrap_or_default()),

@@ -10,6 +10,7 @@
 
 mod support;
 
+mod awake;
 mod bad_input;
 mod bundle;
 mod cancel;
@@ -53,6 +54,7 @@ mod schedules;
 mod sessions;
 mod spiral;
 mod startup;
+mod statements;
 mod statuses;
 mod steer;
 mod store;

@@ -247,7 +247,9 @@ async fn a_transient_fault_in_the_steps_statement_is_tried_again_without_asking_
         let client = process.client();
         world.begin(&client).await;
         world.finish(&client).await;
-        assert_eq!(logged(&process, "The commit failed; trying again"), 3, "{code}");
+        // A commit that fails in a lane is written alone at once. So the first try meets two of the faults, and the
+        // second one the third.
+        assert_eq!(logged(&process, "The commit failed; trying again"), 1, "{code}");
         let asked: i64 = world.database.value("select last_value from faults where $1 <> ''", "all").await;
         assert_eq!(asked, 3 + 4, "{code}: three refusals and four steps");
         assert_eq!(world.model.bodies().len(), 4, "{code}: no answer was thrown away");

@@ -269,6 +269,7 @@ async fn a_replay_says_what_is_wrong_with_how_it_was_asked_for() {
         (vec![id.as_str(), "--from-message", "4711"], 4, "no message 4711"),
         (vec![id.as_str(), "--system-prompt", "missing.txt"], 2, "missing.txt"),
         (vec![id.as_str(), "--model", "nobody/nothing"], 2, "nobody"),
+        (vec![id.as_str(), "--model", "anthropic/claude"], 2, "ANTHROPIC_API_KEY is not set"),
         (vec![id.as_str(), "--report", "no-such-folder/page.html"], 2, "no-such-folder"),
         (vec!["--suite", "."], 2, "no bundle"),
     ] {

@@ -5,7 +5,7 @@ use crate::support::raw::{Protocol, RawModel, Sent};
 use crate::support::{Client, Database, Options, world};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use wakeful_workflow::advance::{Generated, Outcome, advance};
+use wakeful_workflow::advance::{Generated, Performed, advance};
 use wakeful_workflow::agent::AgentPolicy;
 use wakeful_workflow::context::full;
 use wakeful_workflow::record::{Block, FinishReason, Reply, Usage};
@@ -125,7 +125,7 @@ async fn a_repair_in_place_would_lose_every_reply_and_more_with_each_turn() {
         repairs.push(repaired);
         let mut shorter = session.clone();
         shorter.last_message_number -= repaired;
-        let mut transition = advance(&shorter, Outcome::Replied(reply(number)), AgentPolicy::default());
+        let mut transition = advance(&shorter, Performed::Replied(reply(number)), AgentPolicy::default());
         assert_eq!(transition.records.len(), 1, "the reply was made, and paid for");
         transition.records.retain(|record| record.message_number > session.last_message_number);
         session.last_message_number += transition.records.len() as i64;

@@ -2,6 +2,7 @@
 
 mod bundle;
 mod fork;
+mod group;
 mod hostile;
 mod journal;
 mod queue;
@@ -10,6 +11,7 @@ mod verify;
 mod waking;
 mod world;
 
+use crate::support::eventually;
 use crate::support::wire::Proxy;
 use futures::future::join_all;
 use serde_json::json;
@@ -20,10 +22,10 @@ use std::time::Duration;
 use wakeful_store::delivery::Settled;
 use wakeful_store::heal::Cursor;
 use wakeful_store::queue::Kind;
-use wakeful_store::step::Commit;
+use wakeful_store::step::{Commit, Performance};
 use wakeful_store::wake::NewMessage;
 use wakeful_store::{Error, Store, new_id};
-use wakeful_workflow::advance::{CallEnd, Outcome, Performed, advance};
+use wakeful_workflow::advance::{CallEnd, EndedCall, Performed, advance};
 use wakeful_workflow::agent::{AgentPolicy, Limits};
 use wakeful_workflow::inbox::Acceptance;
 use wakeful_workflow::plan::{Action, How, Stop, plan};
@@ -40,7 +42,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Reserve a table and write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
 
     // A follow-up arrives during the model call. The model asks for two calls whose order is not that of
     // their ids.
@@ -55,7 +57,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     let mail =
         json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": "Table", "body": "For four."});
     driver
-        .continues(Outcome::Called(vec![
+        .continues(Performed::Called(vec![
             performed(&reserve, run),
             performed(&email, done("Queued.", Some(mail))),
         ]))
@@ -67,7 +69,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     let question = call("call_c", "ask_user");
     driver.continues(replied(vec![asks(&question)])).await;
     assert!(driver.session.inbox.is_empty());
-    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed);
+    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed { opened: false });
     assert_eq!(world.status(&session_id).await, "waiting_input");
 
     let woken = world.send(&session_id, "At eight.").await;
@@ -78,7 +80,7 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
         Role::Tool,
         "the answer is the question's result"
     );
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
 
     // The answer arrives before the pausing commit: the run does not pause, and the next plan takes the
     // answer.
@@ -92,14 +94,17 @@ async fn the_warm_copy_equals_hydration_after_every_commit() {
     };
     let How::Answer { inbox_id, text: answer } = calls[0].how.clone() else { panic!("{calls:?}") };
     assert_eq!(answer, "By the window.");
-    let answered = Performed { call: question, ending: CallEnd::Answered { inbox_id, text: answer } };
-    driver.continues(Outcome::Called(vec![answered])).await;
+    let answered = EndedCall { call: question, ending: CallEnd::Answered { inbox_id, text: answer } };
+    driver.continues(Performed::Called(vec![answered])).await;
 
     // A follow-up arrives before the closing commit: the reply is kept, and the run continues.
     world.send(&session_id, "Thanks!").await;
     driver.continues(replied(vec![text("Done.")])).await;
     assert_eq!(driver.session.inbox.len(), 1);
-    assert_eq!(driver.commit(replied(vec![text("You are welcome.")])).await, Commit::Closed);
+    assert_eq!(
+        driver.commit(replied(vec![text("You are welcome.")])).await,
+        Commit::Closed { opened: false }
+    );
     assert_eq!(world.status(&session_id).await, "completed");
 }
 
@@ -108,7 +113,7 @@ async fn an_interrupted_model_call_is_hydrated_and_gone_with_the_answer() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     driver.begin_generation("gen_1", 1).await;
     let session = driver.session.session_id.clone();
     let append = async |chunk_no, text| {
@@ -119,12 +124,12 @@ async fn an_interrupted_model_call_is_hydrated_and_gone_with_the_answer() {
     assert!(append(0, "Hel").await, "asked again, it is there already");
 
     driver.session = world.store.hydrate(&session_id).await.unwrap();
-    assert_eq!(driver.session.cut_off.len(), 1);
-    assert_eq!(driver.session.cut_off[0].last_chunk, 0);
+    assert_eq!(driver.session.interrupted.len(), 1);
+    assert_eq!(driver.session.interrupted[0].last_chunk, 0);
     assert_eq!(world.store.generation_text(&session, &"gen_1".into()).await.unwrap(), "Hel");
     world.send(&session_id, "Still there?").await;
     driver.continues(replied(vec![text("Hello.")])).await;
-    assert!(driver.session.cut_off.is_empty());
+    assert!(driver.session.interrupted.is_empty());
     let kinds = world.journal(&session_id).await;
     let resumed: Vec<&str> =
         kinds.iter().map(String::as_str).filter(|kind| kind.starts_with("GEN_")).collect();
@@ -136,11 +141,11 @@ async fn hydration_takes_one_statement_however_long_the_session_is() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     for turn in 0..5 {
         let reserve = call(&format!("call_{turn}"), "reserve");
         driver.continues(replied(vec![asks(&reserve)])).await;
-        driver.continues(Outcome::Called(vec![performed(&reserve, done("Reserved.", None))])).await;
+        driver.continues(Performed::Called(vec![performed(&reserve, done("Reserved.", None))])).await;
     }
     let proxy = Proxy::start(&world.database.url);
     let store = Store::connect(&proxy.url, 2, "wakeful test").await.unwrap();
@@ -188,19 +193,19 @@ async fn a_lost_lease_writes_nothing_in_any_table() {
     // Each kind of write, at the point of a session's life where it is made.
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
-    world.refuses(&driver, Outcome::Begun).await;
-    driver.continues(Outcome::Begun).await;
+    world.refuses(&driver, Performed::Begun).await;
+    driver.continues(Performed::Begun).await;
 
     let (reserve, other) = (call("call_1", "reserve"), call("call_2", "charge"));
     let turn = replied(vec![asks(&reserve), asks(&other)]);
     world.refuses(&driver, turn.clone()).await;
     world.refuses(&driver, replied(vec![text("Bye.")])).await;
-    world.refuses(&driver, Outcome::Stopped(Stop::Cancelled)).await;
+    world.refuses(&driver, Performed::Stopped(Stop::Cancelled)).await;
     driver.continues(turn).await;
 
     let mail = json!({"type": "sentEmail", "to": ["b@example.com"], "subject": "x", "body": "y"});
     let results = || {
-        Outcome::Called(vec![
+        Performed::Called(vec![
             performed(&reserve, done("Reserved.", Some(mail.clone()))),
             performed(&other, done("Charged.", None)),
         ])
@@ -243,12 +248,101 @@ async fn the_token_of_an_earlier_claim_moves_nothing() {
     assert_eq!(driver.job.lease.job_id, zombie.job.lease.job_id);
 
     let before = world.dump().await;
-    let transition = zombie.transition(Outcome::Begun);
+    let transition = zombie.transition(Performed::Begun);
     assert_eq!(zombie.write(&transition).await, Commit::Stale);
     assert!(driver.job.lease.token > zombie.job.lease.token);
     world.store.release(&zombie.job.lease).await.unwrap();
     assert_eq!(world.dump().await, before);
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
+}
+
+// Each statement begins before the claim commits, so its snapshot still shows the old lease.
+#[tokio::test]
+async fn a_statement_that_meets_an_uncommitted_claim_writes_nothing() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    let job_id = driver.job.lease.job_id;
+    driver.continues(Performed::Begun).await;
+    let before = world.count("generations").await;
+    let began = world.claim_during(job_id, driver.try_generation("gen_1", 1)).await;
+    assert!(!began, "a second worker may call the model now, so this one must not");
+    assert_eq!(world.count("generations").await, before, "the next reply would journal a false GEN_RESUMED");
+
+    let token = driver.job.lease.token;
+    world.give_back(job_id, token).await;
+    let (reserve, other) = (call("call_1", "reserve"), call("call_2", "charge"));
+    driver.continues(replied(vec![asks(&reserve), asks(&other)])).await;
+    assert!(world.claim_during(job_id, driver.start(&other)).await.is_none());
+    world.give_back(job_id, token).await;
+    let started = driver.start(&reserve).await.expect("the lease is held");
+    let outcome = CallOutcome { content: "Reserved.".into(), is_error: false, details: None };
+    let (lease, id) = (&driver.job.lease, &driver.session.session_id);
+    let settled = world.store.settle_call(lease, id, &reserve.call_id, &started, CallStatus::Done, &outcome);
+    assert!(!world.claim_during(job_id, settled).await.unwrap());
+    assert_eq!(world.one("select count(*) from tool_calls where status = 'invoked'").await, 1);
+    assert_eq!(world.one("select count(*) from tool_calls where status = 'started'").await, 1);
+
+    world.give_back(job_id, token).await;
+    let results = driver.transition(Performed::Called(vec![
+        performed(&reserve, done("Reserved.", None)),
+        performed(&other, done("Charged.", None)),
+    ]));
+    assert_eq!(world.claim_during(job_id, driver.write(&results)).await, Commit::Stale);
+    assert_eq!(world.one("select count(*) from tool_calls where result_message_number is null").await, 2);
+}
+
+#[tokio::test]
+async fn an_intent_of_a_commit_is_withdrawn_by_the_holder_of_the_lease_alone() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    let (lease, id) = (&driver.job.lease, "gen_1".into());
+    let transition = driver.transition(Performed::Begun);
+    let performance = Performance { intent: Some(driver.generation(&id, 1)), ..performance() };
+    let commit = world.store.commit(lease, &driver.session, transition.clone(), performance).await.unwrap();
+    assert!(matches!(commit, Commit::Continued { started_at: Some(_), .. }), "{commit:?}");
+    // Committed again, because its answer was lost: nothing is written twice.
+    let again = world.store.commit(lease, &driver.session, transition, performance).await.unwrap();
+    assert_eq!(again, Commit::Moved);
+    assert_eq!(world.count("generations").await, 1);
+
+    let session = &driver.session.session_id;
+    let withdrawn = world.store.withdraw_generation(lease, session, &id);
+    world.claim_during(lease.job_id, withdrawn).await.unwrap();
+    assert_eq!(world.count("generations").await, 1, "the next worker may have read it");
+    world.give_back(lease.job_id, lease.token).await;
+    world.store.withdraw_generation(lease, session, &id).await.unwrap();
+    driver.session = world.store.hydrate(&session_id).await.unwrap();
+    assert!(driver.session.interrupted.is_empty());
+    assert_eq!(driver.commit(replied(vec![text("Hi.")])).await, Commit::Closed { opened: false });
+    assert!(!world.journal(&session_id).await.contains(&"GEN_RESUMED".to_owned()));
+}
+
+#[tokio::test]
+async fn a_chunk_that_meets_an_uncommitted_reply_is_not_left_behind() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    driver.begin_generation("gen_1", 1).await;
+    // A reply's commit deletes the session's model calls and their chunks.
+    let mut reply = world.database.pool.begin().await.unwrap();
+    for statement in ["delete from generations", "delete from generation_chunks"] {
+        sqlx::query(statement).execute(&mut *reply).await.unwrap();
+    }
+    let (session, generation) = (&driver.session.session_id, "gen_1".into());
+    let append = world.store.append_chunk(session, &generation, 0, "Hel");
+    let waits = world.until(
+        "select exists (select from generation_chunks) or exists (select from pg_stat_activity
+        where datname = current_database() and wait_event_type = 'Lock')",
+    );
+    let (appended, ()) = tokio::join!(append, async {
+        waits.await;
+        reply.commit().await.unwrap();
+    });
+    assert!(!appended.unwrap(), "its model call is over");
+    assert_eq!(world.count("generation_chunks").await, 0, "no commit would delete it");
 }
 
 #[tokio::test]
@@ -256,9 +350,9 @@ async fn a_job_whose_step_a_hand_changed_costs_no_answer() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     sqlx::query("update jobs set step_number = 7").execute(&world.database.pool).await.unwrap();
-    assert_eq!(driver.commit(replied(vec![text("Hi.")])).await, Commit::Closed);
+    assert_eq!(driver.commit(replied(vec![text("Hi.")])).await, Commit::Closed { opened: false });
 }
 
 #[tokio::test]
@@ -269,9 +363,9 @@ async fn a_commit_whose_answer_was_lost_applies_once() {
     let reserve = call("call_1", "reserve");
     let mail = json!({"type": "sentEmail", "to": ["b@example.com"], "subject": "x", "body": "y"});
     let script = vec![
-        Outcome::Begun,
+        Performed::Begun,
         replied(vec![asks(&reserve)]),
-        Outcome::Called(vec![performed(&reserve, done("Reserved.", Some(mail)))]),
+        Performed::Called(vec![performed(&reserve, done("Reserved.", Some(mail)))]),
         replied(vec![text("Done.")]),
     ];
     for (at, outcome) in script.into_iter().enumerate() {

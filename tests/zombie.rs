@@ -1,6 +1,7 @@
 //! A worker that is stopped past its lease and continues after another one has finished its work: it writes
 //! no row and sends nothing.
 
+use crate::awake::cut_lock;
 use crate::support::checker::dump;
 use crate::support::world::model;
 use crate::support::{ModelServer, Options, Process, World, eventually};
@@ -115,6 +116,26 @@ async fn k23_stopped_after_a_guarded_effect_it_does_not_report_it() {
     .await;
     eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
     zombie.process.signal(libc::SIGSTOP);
+    let other = zombie.replace().await;
+    zombie
+        .changes_nothing(other, |zombie| {
+            std::fs::remove_file(zombie.world.options.path("held")).unwrap();
+            zombie.process.signal(libc::SIGCONT);
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn k23_stopped_without_its_liveness_lock_it_does_not_report_its_effect() {
+    let zombie = Zombie::begin(GUARDED, 9, |options| {
+        std::fs::write(options.path("held"), "").unwrap();
+        deaf(options)
+    })
+    .await;
+    eventually("the effect", || async { (zombie.world.effects("charge") == 1).then_some(()) }).await;
+    zombie.process.signal(libc::SIGSTOP);
+    cut_lock(&zombie.world.database, &zombie.process).await;
+    // The lease lasts an hour. Another worker takes the job, because the lock is free and stays so.
     let other = zombie.replace().await;
     zombie
         .changes_nothing(other, |zombie| {

@@ -193,9 +193,9 @@ async fn note(
     Ok(())
 }
 
-/// Returns the notices about the conversation's mail that the agent has not seen yet, and marks them as told.
-/// `None`: no delivery needs a notice. A delivery that is being sent again gets its notice when it has ended.
-pub(crate) async fn take_notices(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
+/// Returns the reports about the conversation's mail that the agent has not seen yet, and marks them as told.
+/// `None`: no delivery needs a report. A delivery that is being sent again gets its report when it has ended.
+pub(crate) async fn take_reports(tx: &mut PgConnection, conversation_id: &str) -> Result<Option<String>> {
     let rows = sqlx::query!(
         r#"
         with due as (

@@ -54,7 +54,7 @@ pub struct NewSession {
 
 /// The session of a restarted conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Begun {
+pub struct Restarted {
     pub session_id: String,
     pub status: SessionStatus,
     /// The key was used before, and this is the session that it created then.
@@ -73,8 +73,8 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`] for a conversation that does not exist, [`Error::KeyReused`] if the key created a
     /// session of another agent, [`Error::Database`].
-    pub async fn begin_anew(&self, new: &NewSession, client_key: Option<&str>) -> Result<Begun> {
-        let begun = self.try_begin_anew(new, client_key).await;
+    pub async fn restart(&self, new: &NewSession, client_key: Option<&str>) -> Result<Restarted> {
+        let begun = self.try_restart(new, client_key).await;
         self.note_refusal(begun)
     }
 
@@ -111,7 +111,7 @@ impl Store {
         Ok(latest.map(|latest| (latest.trigger_type, latest.agent)))
     }
 
-    async fn try_begin_anew(&self, new: &NewSession, client_key: Option<&str>) -> Result<Begun> {
+    async fn try_restart(&self, new: &NewSession, client_key: Option<&str>) -> Result<Restarted> {
         let mut tx = self.pool.begin().await?;
         run::lock_conversation(&mut tx, &new.conversation_id).await.map_err(|error| match error {
             Error::NotFound { what, id } => Error::NotFound { what, id: shown(&id).to_owned() },
@@ -131,7 +131,7 @@ impl Store {
             }
             let status = SessionStatus::parse(&before.status)
                 .ok_or_else(|| Error::corrupt("session status", &before.status))?;
-            return Ok(Begun { session_id: before.session_id, status, duplicate: true });
+            return Ok(Restarted { session_id: before.session_id, status, duplicate: true });
         }
         let session_id = new_id("sess");
         let new = NewSession {
@@ -142,7 +142,7 @@ impl Store {
         };
         insert(&mut tx, &session_id, &new, client_key).await?;
         tx.commit().await?;
-        Ok(Begun { session_id, status: SessionStatus::Created, duplicate: false })
+        Ok(Restarted { session_id, status: SessionStatus::Created, duplicate: false })
     }
 }
 
@@ -157,7 +157,8 @@ pub(crate) async fn find_or_create(
     new: &NewSession,
     client_key: Option<&str>,
 ) -> Result<Locked> {
-    // The first session's seeds take the conversation's first numbers.
+    // Message numbers of a new conversation begin after the seeds of its first session: with one seed, the
+    // first message gets number 2.
     sqlx::query!(
         "insert into conversation_counters (conversation_id, space_id, mailbox_id, last_message_number)
         values ($1, $2, $3, $4)
@@ -329,7 +330,8 @@ async fn insert(
     insert_seeds(tx, session_id, &new.conversation_id, 0, &new.seeds).await
 }
 
-/// Writes seeds. The first one gets the number `first`.
+/// Writes seeds. A seed has an ordinal (0, 1, 2 … within its session) and no message number. `first` is the ordinal
+/// of the first seed here: 0 in a new session, later the number of seeds that it has already.
 async fn insert_seeds(
     tx: &mut PgConnection,
     session_id: &str,
@@ -337,13 +339,13 @@ async fn insert_seeds(
     first: i32,
     seeds: &[Seed],
 ) -> Result<()> {
-    let (mut roles, mut contents, mut news) = (vec![], vec![], vec![]);
+    let (mut roles, mut contents, mut are_new) = (vec![], vec![], vec![]);
     for seed in seeds {
         roles.push(seed.role.as_str());
         contents.push(seed.content.as_str());
-        news.push(seed.is_new);
+        are_new.push(seed.is_new);
     }
-    // Seeds that the conversation's previous session also began with are not new.
+    // A seed that the conversation's previous session has too is not new. `with ordinality` counts from 1.
     sqlx::query!(
         "with before as (
             select m.role, m.content from session_seed_messages m
@@ -364,7 +366,7 @@ async fn insert_seeds(
         session_id,
         &roles as &[&str],
         &contents as &[&str],
-        &news,
+        &are_new,
         conversation_id,
         first
     )

@@ -17,7 +17,7 @@ use sqlx::PgConnection;
 use std::time::Duration;
 use wakeful_workflow::event::Event;
 
-/// Calls `$then!` with the SQL that makes deliver jobs for the rows of a CTE `sent (space_id,
+/// Calls `$then!` with the SQL that makes deliver jobs for the rows of a CTE `to_deliver (space_id,
 /// conversation_id, channel, trace_context)`. If a job exists already, the SQL makes it check once more
 /// before it ends. This is a macro because sqlx accepts only literals, so each statement joins this literal
 /// with its own.
@@ -26,8 +26,9 @@ macro_rules! deliver_jobs {
         $then!(
             "
             insert into jobs (kind, space_id, conversation_id, channel, trace_context)
-            select distinct 'deliver', sent.space_id, sent.conversation_id, sent.channel, sent.trace_context
-            from sent
+            select distinct 'deliver', to_deliver.space_id, to_deliver.conversation_id, to_deliver.channel,
+                to_deliver.trace_context
+            from to_deliver
             on conflict (conversation_id, channel) where kind = 'deliver'
                 do update set pending = jobs.pending + 1"
         )
@@ -140,7 +141,7 @@ impl Store {
                         limit 1
                         -- A writer of deliveries locks their session, because an export counts them by their order.
                         for update
-                    ), sent as (
+                    ), to_deliver as (
                         insert into deliveries
                             (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
                         select $2, s.space_id, s.conversation_id, $3, nextval('delivery_ordinals'), s.session_id,
@@ -152,7 +153,7 @@ impl Store {
                         + $deliver_jobs
                         + r#"
                     )
-                    select exists (select from sent) as "told!""#,
+                    select exists (select from to_deliver) as "told!""#,
                     conversation_id,
                     new_id("dlv"),
                     channel,
@@ -360,7 +361,8 @@ impl Store {
             "update deliveries
             set status = $3, receipt = $4::text::json, last_error = $5, settled_at = clock_timestamp(),
                 untold = case
-                    -- A failure that nobody was told of is none any more.
+                    -- After 'sent', an earlier failure that the agent has not heard of needs no notice. An
+                    -- unreached recipient still does. An agent that heard of a failure must hear that it was sent.
                     when $3 = 'sent' then undelivered <> '[]' and untold or told_unsent
                     else untold or ($3 = 'failed' and channel = 'email')
                 end
@@ -426,7 +428,7 @@ pub(crate) async fn enqueue(
     macro_rules! statement {
         ($deliver_jobs:tt) => {
             sqlx::query!(
-                "with sent (space_id, conversation_id, channel, trace_context) as (
+                "with to_deliver (space_id, conversation_id, channel, trace_context) as (
                     select $1::text, $2::text, $3::text, $4::text
                 )"
                     + $deliver_jobs,

@@ -1,5 +1,6 @@
 //! Errors that a caller handles differently. Every other result is an outcome of the call.
 #![doc = include_str!("error.md")]
+#![deny(missing_docs)]
 
 use wakeful_workflow::session::SessionStatus;
 
@@ -11,22 +12,50 @@ pub enum Error {
     Database(#[from] sqlx::Error),
     /// A row that the caller named does not exist.
     #[error("{what} {id} does not exist")]
-    NotFound { what: &'static str, id: String },
+    NotFound {
+        /// The kind of row, such as "session".
+        what: &'static str,
+        /// The id that the caller gave.
+        id: String,
+    },
     /// The session's status does not allow the request.
     #[error("session {session_id} is {}: {wanted} is not possible now", status.as_str())]
-    Conflict { session_id: String, status: SessionStatus, wanted: &'static str },
+    Conflict {
+        /// The session.
+        session_id: String,
+        /// Its status.
+        status: SessionStatus,
+        /// The request, such as "an answer".
+        wanted: &'static str,
+    },
     /// The state of the effect does not allow the request; the reason says which request would be accepted.
     #[error("session {session_id}: {reason}")]
-    Refused { session_id: String, reason: String },
+    Refused {
+        /// The session.
+        session_id: String,
+        /// Why, and which request would be accepted.
+        reason: String,
+    },
     /// The schedule does not allow the request; the reason says which request would be accepted.
     #[error("schedule {name}: {reason}")]
-    Schedule { name: String, reason: String },
+    Schedule {
+        /// The schedule.
+        name: String,
+        /// Why, and which request would be accepted.
+        reason: String,
+    },
     /// The same idempotency key came with another message.
     #[error("client_key {client_key:?} was used before with another message")]
-    KeyReused { client_key: String },
+    KeyReused {
+        /// The key.
+        client_key: String,
+    },
     /// Too many messages wait in one session.
     #[error("{pending} messages wait in this session already")]
-    InboxFull { pending: i64 },
+    InboxFull {
+        /// How many wait.
+        pending: i64,
+    },
     /// The schema is not the one of this binary.
     #[error("{0}")]
     Schema(String),
@@ -35,10 +64,20 @@ pub enum Error {
     Bundle(wakeful_workflow::bundle::Refused),
     /// A file could not be read or written.
     #[error("{path}: {source}")]
-    File { path: String, source: std::io::Error },
+    File {
+        /// The path of the file.
+        path: String,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
     /// A stored row has an invalid value.
     #[error("corrupt {what}: {reason}")]
-    Corrupt { what: &'static str, reason: String },
+    Corrupt {
+        /// The kind of row or value.
+        what: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 // No `#[from]`: the message contains the cause, and a chain of causes would print it twice.

@@ -1,4 +1,5 @@
 //! Reads the journal in order, without a gap, and resolves its pointers. So a printed entry is complete by itself.
+#![deny(missing_docs)]
 
 use crate::{Result, Store};
 use chrono::{DateTime, Utc};

@@ -2,7 +2,7 @@
 //!
 //! One transaction creates the whole fork, and it locks no row of the parent. Messages and journal are
 //! append-only, a session's beginning never changes, and the parent's end is read once. So a fork of a
-//! running session blocks nobody and leaves the parent unchanged.
+//! running session waits for no lock and leaves the parent unchanged.
 //!
 //! Messages are copied inside the database under new ids. Blobs are shared by hash and never copied. Effects
 //! stay with the parent: the fork gets no ledger, no deliveries, no steps and no sums.
@@ -171,7 +171,7 @@ impl ForkRequest {
                 .clone()
                 .or_else(|| recorded_from_parent(&self.parent_session_id, tool_mode))
                 .map(|replay| Replay { after_message_number: cut.at_message_number, ..replay }),
-            // No reply route: nobody in the parent's thread asked for what the fork says.
+            // No reply route: the people in the parent's thread did not ask for the fork's replies.
             reply: None,
             participants: parent.participants,
             recipients: parent.recipients,

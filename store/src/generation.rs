@@ -1,6 +1,7 @@
 //! Model calls in flight: the intent of a call, and the text that live readers see while it streams.
 //!
-//! These rows are committed asynchronously. Losing the newest of them loses nothing, because the answer itself is a
+//! These rows are committed asynchronously, except for an intent that a step's commit writes
+//! ([`crate::step::Performance`]). Losing the newest of them loses nothing, because the reply itself is a
 //! record. They touch neither the session nor the journal, whose numbers must never be used twice. After a crash of
 //! the server, rows that readers saw may be gone. The chunks that remain are the beginning of the text, without a
 //! gap.
@@ -12,7 +13,7 @@ use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::strategy::Strategy;
 
 /// A model call that is about to start.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct NewGeneration<'a> {
     pub session_id: &'a SessionId,
     pub generation_id: &'a GenerationId,
@@ -58,6 +59,9 @@ impl Store {
             select $1, $2, $3, $4, $5, $6, $7, $8, $9, $12, $13
             from jobs
             where job_id = $10 and lease = $11
+            -- Waits for a claim that has not committed, and then compares the lease again. Without the lock this
+            -- would read the old lease and begin a call after another worker has taken over.
+            for no key update
             returning to_json(started_at) #>> '{}' as "started_at!""#,
             new.session_id.as_str(),
             new.generation_id.as_str(),
@@ -102,6 +106,8 @@ impl Store {
                     and ($3::bigint = 0 or exists (
                         select from generation_chunks k
                         where k.session_id = $1 and k.generation_id = $2 and k.chunk_no = $3 - 1))
+                -- Waits for a reply that deletes the generation, so that no chunk is left behind.
+                for key share of g
             ), chunk as (
                 insert into generation_chunks (session_id, generation_id, chunk_no, "text")
                 select session_id, generation_id, $3, $4
@@ -118,6 +124,34 @@ impl Store {
         .fetch_one(&self.streams)
         .await?;
         Ok(appended)
+    }
+
+    /// Deletes the intent of a model call that was not made. Writes nothing if the lease is lost: the next worker may
+    /// have read the row.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn withdraw_generation(
+        &self,
+        lease: &Lease,
+        session_id: &SessionId,
+        generation_id: &GenerationId,
+    ) -> Result<()> {
+        sqlx::query!(
+            "with j as (
+                select job_id from jobs where job_id = $1 and lease = $2 for no key update
+            )
+            delete from generations
+            using j
+            where session_id = $3 and generation_id = $4",
+            lease.job_id,
+            lease.token,
+            session_id.as_str(),
+            generation_id.as_str()
+        )
+        .execute(&self.streams)
+        .await?;
+        Ok(())
     }
 
     /// Records that no later attempt may continue this generation's text.

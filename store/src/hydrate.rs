@@ -4,14 +4,14 @@
 //! with it, and the transcript ends where the row says. Messages come as their stored text and are parsed
 //! once.
 //!
-//! While a run is running, a pending message with the outcome `new_run` arrived after its cancel was
-//! requested. The next run reads it; the run that is ending does not.
+//! A message that arrives after a run's cancel was requested waits for the next run. Its inbox row has the
+//! outcome `new_run`, and hydration leaves it out while the cancelled run is open.
 
 use crate::{Error, Result, Store};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use wakeful_workflow::effect::Effect;
-use wakeful_workflow::generation::{CutOffCall, Purpose};
+use wakeful_workflow::generation::{InterruptedCall, Purpose};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
 use wakeful_workflow::record::{Attachment, Usage};
@@ -144,11 +144,11 @@ impl Store {
             records,
             calls: calls(row.calls)?,
             inbox: inbox(row.inbox)?,
-            cut_off: cut_off(row.generations)?,
+            interrupted: interrupted(row.generations)?,
         })
     }
 
-    /// Updates a worker's copy after `wake_seq` changed or a model call was cut off. Reads inbox, ledger,
+    /// Updates a worker's copy after `wake_seq` changed or a model call was interrupted. Reads inbox, ledger,
     /// model calls in flight, the cancel flag, and the state, which an operator may have rebuilt.
     ///
     /// # Errors
@@ -170,13 +170,13 @@ impl Store {
         session.cancel_reason = row.cancel_reason;
         session.inbox = inbox(row.inbox)?;
         session.calls = calls(row.calls)?;
-        session.cut_off = cut_off(row.generations)?;
+        session.interrupted = interrupted(row.generations)?;
         Ok(())
     }
 }
 
 #[derive(serde::Deserialize)]
-struct InterruptedRow {
+struct GenerationRow {
     generation_id: String,
     attempt: i64,
     model: String,
@@ -233,11 +233,11 @@ fn inbox(rows: Option<Value>) -> Result<Vec<InboxMessage>> {
         .collect())
 }
 
-fn cut_off(rows: Option<Value>) -> Result<Vec<CutOffCall>> {
-    let rows = list::<InterruptedRow>("generations", rows)?;
+fn interrupted(rows: Option<Value>) -> Result<Vec<InterruptedCall>> {
+    let rows = list::<GenerationRow>("generations", rows)?;
     Ok(rows
         .into_iter()
-        .map(|row| CutOffCall {
+        .map(|row| InterruptedCall {
             generation_id: row.generation_id.as_str().into(),
             attempt: row.attempt,
             model: row.model,

@@ -37,6 +37,8 @@ impl Store {
         timeout_s: u64,
     ) -> Result<Option<Started>> {
         let nonce = new_id("nonce");
+        // `set stuck = stuck` changes nothing: the update locks the job's row and checks the lease on the row that it
+        // locked. A select would check an older version.
         let attempt = sqlx::query_scalar!(
             r#"
             with s as (
@@ -120,6 +122,7 @@ impl Store {
         .await;
         match settled {
             Ok(_) => Ok(true),
+            // No row was settled: the statement divided by zero, and Postgres undid the update of the job too.
             Err(error) if missed_fence(&error) => Ok(false),
             Err(error) => Err(error.into()),
         }

@@ -68,6 +68,7 @@ pub mod schedule;
 pub mod schema;
 pub mod session;
 pub mod side;
+mod socket;
 pub mod standing;
 pub mod steer;
 pub mod step;
@@ -82,10 +83,14 @@ pub use schema::create_database;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use std::str::FromStr;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A connection that was used this recently is not pinged before use.
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+
+/// How long a connection may take to answer before it counts as dead.
+const ANSWERS: Duration = Duration::from_secs(2);
 
 /// Longest wait for an intake connection. There is one for each message that may be written at a time, so only an
 /// unreachable server makes a message wait.
@@ -103,6 +108,8 @@ pub struct Store {
     /// Options for a separate connection: heartbeat and LISTEN must never wait for the pool.
     pub(crate) options: PgConnectOptions,
     pub(crate) refusal: readiness::Refusal,
+    pub(crate) committer: step::committer::Committer,
+    pub(crate) breaks: Breaks,
 }
 
 impl Store {
@@ -114,8 +121,15 @@ impl Store {
         let options = PgConnectOptions::from_str(url)?
             .application_name(application)
             // Our statements take milliseconds. One that hangs must not hold its locks.
-            .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")]);
-        let pool = match pool_options(max_connections).connect_with(options.clone()).await {
+            .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")])
+            // A connection keeps the plan of its first statements. Made while a table is empty, it would read the
+            // whole table when that is full: 20,000 ready jobs for each claim. Every frequent statement has an
+            // index. Without `jit` the penalty for a sequential scan would start the compiler.
+            .options([("enable_seqscan", "off"), ("jit", "off")])
+            .options(socket::SERVER_SETTINGS);
+        let breaks = Breaks::default();
+        let pool = match pool_options(max_connections, &options, &breaks).connect_with(options.clone()).await
+        {
             // A pool only reports that it waited. Connect once without it to get the reason.
             Err(sqlx::Error::PoolTimedOut) => {
                 options.connect().await?;
@@ -123,12 +137,21 @@ impl Store {
             }
             pool => pool?,
         };
-        let streams = pool_options((max_connections / 4).max(2))
+        let streams = pool_options((max_connections / 4).max(2), &options, &breaks)
             .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
-        let intake = pool_options(intake_connections(max_connections))
+        let intake = pool_options(intake_connections(max_connections), &options, &breaks)
             .acquire_timeout(INTAKE_CONNECT)
             .connect_lazy_with(options.clone());
-        Ok(Store { pool, streams, intake, options, refusal: readiness::Refusal::default() })
+        let committer = step::committer::Committer::new(options.clone(), breaks.clone());
+        Ok(Store {
+            pool,
+            streams,
+            intake,
+            options,
+            refusal: readiness::Refusal::default(),
+            committer,
+            breaks,
+        })
     }
 
     /// How many messages may be written at once.
@@ -138,9 +161,25 @@ impl Store {
 
     /// Ends the pools' connections.
     pub async fn close(&self) {
+        self.committer.close().await;
         self.streams.close().await;
         self.intake.close().await;
         self.pool.close().await;
+    }
+}
+
+/// When a connection last broke. Often the others broke with it. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Breaks(Arc<Mutex<Option<Instant>>>);
+
+impl Breaks {
+    pub(crate) fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Returns whether a connection broke within the last `time`.
+    fn since(&self, time: Duration) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at.elapsed() <= time)
     }
 }
 
@@ -151,16 +190,27 @@ fn intake_connections(max_connections: u32) -> u32 {
 
 /// sqlx would ping a connection before every use, one more round trip for each statement. Here a connection
 /// that was used a moment ago is trusted (sqlx checks it when it comes back). If the connection has died
-/// since, its next statement fails like any statement whose connection breaks, and callers repeat it.
-fn pool_options(max_connections: u32) -> PgPoolOptions {
+/// since, its next statement fails like any statement whose connection breaks, and callers repeat it. After
+/// another connection broke, no connection of before is trusted.
+fn pool_options(max_connections: u32, options: &PgConnectOptions, breaks: &Breaks) -> PgPoolOptions {
+    let (options, breaks) = (options.clone(), breaks.clone());
     PgPoolOptions::new()
+        .after_connect(move |_, _| {
+            socket::limit_silence(&options);
+            Box::pin(async { Ok(()) })
+        })
         .max_connections(max_connections)
         .acquire_timeout(Duration::from_secs(10))
         .test_before_acquire(false)
-        .before_acquire(|connection, meta| {
+        .before_acquire(move |connection, meta| {
+            let trusted = meta.idle_for <= TRUSTED_IDLE && !breaks.since(meta.idle_for);
             Box::pin(async move {
-                if meta.idle_for > TRUSTED_IDLE {
-                    connection.ping().await?;
+                if !trusted {
+                    match tokio::time::timeout(ANSWERS, connection.ping()).await {
+                        Ok(answered) => answered?,
+                        // The pool drops it and takes another one.
+                        Err(_) => return Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
+                    }
                 }
                 Ok(true)
             })

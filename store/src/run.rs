@@ -4,12 +4,8 @@
 //! the session's. Only this module moves the counter of message numbers from the conversation to a session
 //! and back.
 
-mod lock;
 mod start;
 
-pub(crate) use lock::{
-    Conversation, Locked, Queued, conversation_of, lock, lock_conversation, lock_next, lock_session,
-};
 pub(crate) use start::start;
 
 use crate::{Error, Result, new_id};
@@ -25,8 +21,8 @@ pub(crate) enum Opened {
     Queued,
 }
 
-/// Whether a journal entry changes what [`plan`](wakeful_workflow::plan) sees. If it does, the worker that
-/// performs a step must plan again.
+/// Whether a journal entry changes what [`plan`](wakeful_workflow::plan) sees. If it does, `wake_seq` is
+/// incremented, and a worker that performs a step plans again when it commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wakes {
     Planner,
@@ -157,13 +153,13 @@ pub(crate) struct RunEnd<'a> {
 }
 
 /// Closes or pauses a run, and starts `next`, the conversation's oldest queued run. The caller has already
-/// written the session's row in this transaction.
+/// written the session's row in this transaction. Returns whether another run has started, with a job.
 pub(crate) async fn close(
     tx: &mut PgConnection,
     conversation: Conversation,
     ending: RunEnd<'_>,
     next: Option<Queued>,
-) -> Result<()> {
+) -> Result<bool> {
     let pauses = matches!(ending.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
     sqlx::query!(
         "update session_runs
@@ -179,6 +175,7 @@ pub(crate) async fn close(
     .execute(&mut *tx)
     .await?;
     if pauses {
+        // The step commit sets `completed_at` for every run that it closes, and treats a pause as one.
         sqlx::query!(
             "update conversation_sessions set completed_at = null where session_id = $1",
             ending.session_id
@@ -197,6 +194,7 @@ pub(crate) async fn close(
     .execute(&mut *tx)
     .await?;
     let conversation = Conversation { open_run_id: None, last_message_number, ..conversation };
+    let started = next.is_some();
     if let Some(next) = next {
         sqlx::query!(
             "update conversation_counters set queued_runs = queued_runs - 1 where conversation_id = $1",
@@ -206,19 +204,23 @@ pub(crate) async fn close(
         .await?;
         start(tx, &conversation, &next.session, &next.run_id, next.trace_context.as_deref()).await?;
     }
-    open_waiting(tx, &conversation.conversation_id, ending.session_id).await
+    let opened = open_waiting(tx, &conversation.conversation_id, ending.session_id).await?;
+    Ok(started || opened == Some(Opened::Running))
 }
 
 /// Opens the next run of a session whose cancelled run has just closed, if messages arrived after the cancel
 /// request.
-async fn open_waiting(tx: &mut PgConnection, conversation_id: &str, session_id: &str) -> Result<()> {
+async fn open_waiting(
+    tx: &mut PgConnection,
+    conversation_id: &str,
+    session_id: &str,
+) -> Result<Option<Opened>> {
     let Some(run_id) = next_run(tx, session_id).await? else {
-        return Ok(());
+        return Ok(None);
     };
     let conversation = lock_conversation(tx, conversation_id).await?;
     let session = lock_session(tx, session_id).await?;
-    let _: Opened = open(tx, &conversation, &session, &run_id, None, None).await?;
-    Ok(())
+    Ok(Some(open(tx, &conversation, &session, &run_id, None, None).await?))
 }
 
 /// Returns the id of the session's next run, which waiting messages already carry. The run itself does not
@@ -261,4 +263,124 @@ pub(crate) async fn clear_cancel(tx: &mut PgConnection, session_id: &str) -> Res
     .execute(tx)
     .await?;
     Ok(())
+}
+
+/// A locked row of `conversation_counters`.
+#[derive(Clone, Debug)]
+pub(crate) struct Conversation {
+    pub conversation_id: String,
+    pub last_message_number: i64,
+    pub open_run_id: Option<String>,
+    pub queued_runs: i32,
+}
+
+/// A locked row of `conversation_sessions`, with the columns that a wake needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Locked {
+    pub session_id: String,
+    pub conversation_id: String,
+    pub space_id: String,
+    pub trigger_type: String,
+    pub trigger_id: String,
+    pub status: SessionStatus,
+    pub last_step_number: i64,
+    /// Someone asked to cancel the open run.
+    pub cancel_requested: bool,
+    /// A run of the session has started before, or the session is a fork. Then `base_message_number` is set.
+    pub had_run: bool,
+    /// The replay process that runs this session. Empty: the deployed workers run it.
+    pub runner: String,
+}
+
+/// Locks a session's conversation, then the session.
+pub(crate) async fn lock(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
+    let conversation_id = conversation_of(tx, session_id).await?;
+    lock_conversation(tx, &conversation_id).await?;
+    lock_session(tx, session_id).await
+}
+
+/// Returns the conversation of a session, which must be locked before the session. It never changes, so
+/// reading it needs no lock.
+pub(crate) async fn conversation_of(tx: &mut PgConnection, session_id: &str) -> Result<String> {
+    sqlx::query_scalar!("select conversation_id from conversation_sessions where session_id = $1", session_id)
+        .fetch_optional(tx)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })
+}
+
+/// Locks the conversation. Every transaction that opens or closes a run takes this lock first.
+pub(crate) async fn lock_conversation(tx: &mut PgConnection, conversation_id: &str) -> Result<Conversation> {
+    sqlx::query_as!(
+        Conversation,
+        "select conversation_id, last_message_number, open_run_id, queued_runs
+        from conversation_counters
+        where conversation_id = $1
+        for update",
+        conversation_id
+    )
+    .fetch_optional(tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "conversation", id: conversation_id.to_owned() })
+}
+
+/// Locks the session. The caller has locked its conversation.
+pub(crate) async fn lock_session(tx: &mut PgConnection, session_id: &str) -> Result<Locked> {
+    let row = sqlx::query!(
+        "select session_id, conversation_id, space_id, trigger_type, trigger_id, status, last_step_number,
+            cancel_requested, runner,
+            forked_at_message_number is not null
+                or exists (select from session_runs where session_runs.session_id = conversation_sessions.session_id
+                    and session_runs.started_at is not null) as had_run
+        from conversation_sessions
+        where session_id = $1
+        for update",
+        session_id
+    )
+    .fetch_optional(tx)
+    .await?
+    .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+    Ok(Locked {
+        session_id: row.session_id,
+        conversation_id: row.conversation_id,
+        space_id: row.space_id,
+        trigger_type: row.trigger_type,
+        trigger_id: row.trigger_id,
+        status: SessionStatus::parse(&row.status)
+            .ok_or_else(|| Error::corrupt("session status", &row.status))?,
+        last_step_number: row.last_step_number,
+        cancel_requested: row.cancel_requested,
+        had_run: row.had_run.unwrap_or(false),
+        runner: row.runner,
+    })
+}
+
+/// The conversation's oldest queued run, with its session locked.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    pub run_id: String,
+    pub trace_context: Option<String>,
+    pub session: Locked,
+}
+
+/// Returns the conversation's oldest queued run, if any, and locks its session. The caller holds the
+/// conversation's lock. A transaction that locks two sessions of a conversation always holds that lock, so
+/// the order of the two does not matter.
+pub(crate) async fn lock_next(tx: &mut PgConnection, conversation: &Conversation) -> Result<Option<Queued>> {
+    if conversation.queued_runs == 0 {
+        return Ok(None);
+    }
+    let Some(next) = sqlx::query!(
+        "select run_id, session_id, trace_context from session_runs
+        where conversation_id = $1 and status = 'queued'
+        order by created_at
+        limit 1",
+        conversation.conversation_id
+    )
+    .fetch_optional(&mut *tx)
+    .await?
+    else {
+        return Ok(None);
+    };
+    let session = lock_session(tx, &next.session_id).await?;
+    Ok(Some(Queued { run_id: next.run_id, trace_context: next.trace_context, session }))
 }

@@ -1,5 +1,6 @@
 //! What operators do to a run: retry it, or cancel it.
 
+use crate::queue;
 use crate::run::{self, Locked, Wakes};
 use crate::wake::{By, conflict};
 use crate::{Result, Store};
@@ -35,18 +36,17 @@ impl Store {
         Ok(run_id)
     }
 
-    /// Returns whether someone asked to cancel the session's open run.
+    /// Returns those of `sessions` whose open run someone asked to cancel.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
-    pub async fn cancel_requested(&self, session_id: &str) -> Result<bool> {
+    pub async fn cancelled_among(&self, sessions: &[String]) -> Result<Vec<String>> {
         Ok(sqlx::query_scalar!(
-            "select cancel_requested from conversation_sessions where session_id = $1",
-            session_id
+            "select session_id from conversation_sessions where session_id = any($1) and cancel_requested",
+            sessions
         )
-        .fetch_optional(&self.pool)
-        .await?
-        .unwrap_or(false))
+        .fetch_all(&self.pool)
+        .await?)
     }
 
     /// Cancels the open run and returns its id. The worker that holds the job closes the run soon. A queued
@@ -77,6 +77,10 @@ impl Store {
         )
         .execute(&mut *tx)
         .await?;
+        // Sent with the commit. Cancels are rare, so few commits wait for each other because of this.
+        sqlx::query!("select pg_notify($1, $2)", queue::SESSIONS, format!("{}{session_id}", queue::CANCEL))
+            .fetch_one(&mut *tx)
+            .await?;
         match session.status {
             // Resume the run. Its step job gives each open call a result for the model, and closes the run.
             SessionStatus::WaitingInput | SessionStatus::NeedsAttention => {

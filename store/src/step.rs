@@ -2,27 +2,36 @@
 //!
 //! The statement writes messages, journal entries, ledger, state, totals, the step's cached result,
 //! deliveries, the drained inbox and the job's row: all of them or none. A commit that continues the run is
-//! this statement alone, in autocommit. A commit that closes the run is the same statement in a short
-//! transaction that first locks the conversation.
+//! this statement in autocommit, often together with the commits of other sessions (`committer`). A commit
+//! that closes the run is the same statement in a short transaction that first locks the conversation.
 
+mod builder;
+pub(crate) mod committer;
+mod rows;
 mod statement;
 
 use crate::error::missed_fence;
+use crate::generation::NewGeneration;
 use crate::queue::Lease;
 use crate::{Error, Result, Store, run};
-use statement::write;
+use committer::Reported;
+use rows::{Rare, Rows};
+use statement::{Written, write};
+use std::sync::Arc;
 use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::event::Event;
 use wakeful_workflow::session::{Session, SessionStatus};
 
 /// Result of a commit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Commit {
     /// The commit is durable and the run continues. `wake_seq` is the session row's value. If it differs from
-    /// the caller's copy, the inbox or the ledger changed.
-    Continued { wake_seq: i64 },
-    /// The commit is durable, the run is closed or paused, and the job is gone.
-    Closed,
+    /// the caller's copy, the inbox or the ledger changed. `started_at` is the database's time of the intent,
+    /// in the format of [`Store::begin_generation`]. `None`: no intent was written.
+    Continued { wake_seq: i64, started_at: Option<String> },
+    /// The commit is durable, the run is closed or paused, and the job is gone. `opened`: the close started
+    /// the conversation's next run, which has a job of its own.
+    Closed { opened: bool },
     /// Nothing was written: the session's row changed since the plan, but the lease is still held. Hydrate
     /// again.
     Moved,
@@ -30,11 +39,21 @@ pub enum Commit {
     Stale,
 }
 
-/// How long this claim has worked on the step, model call included, and the attempt number.
+/// How a claim got to a commit, and what it does next.
 #[derive(Clone, Copy, Debug)]
-pub struct Performance {
+pub struct Performance<'a> {
+    /// How long this claim has worked on the step, model call included.
     pub elapsed_s: f64,
     pub attempt: i32,
+    /// The model call that follows, if the run continues. It is written under the same fence. A transition that
+    /// closes the run ignores it, even if the run then continues because a message arrived.
+    pub intent: Option<NewGeneration<'a>>,
+}
+
+impl From<Written> for Commit {
+    fn from(written: Written) -> Commit {
+        Commit::Continued { wake_seq: written.wake_seq, started_at: written.started_at }
+    }
 }
 
 impl Store {
@@ -51,7 +70,7 @@ impl Store {
         lease: &Lease,
         session: &Session,
         transition: Transition,
-        performance: Performance,
+        performance: Performance<'_>,
     ) -> Result<Commit> {
         let mut aligned = false;
         loop {
@@ -103,11 +122,21 @@ impl Store {
         lease: &Lease,
         session: &Session,
         transition: &Transition,
-        performance: Performance,
+        performance: Performance<'_>,
     ) -> Result<Commit> {
+        let rows = Arc::new(Rows::new(lease, session, transition, &performance)?);
+        let rare = Rare::new(transition);
+        if rare.is_empty() {
+            // The committer calls `write_all`, with this commit alone or with those that wait beside it.
+            match self.committer.commit(Arc::clone(&rows)).await {
+                Reported::Written(written) => return Ok(written.into()),
+                Reported::Missed(error) => return Err(error.into()),
+                Reported::Alone => {}
+            }
+        }
         let mut connection = self.pool.acquire().await?;
-        let wake_seq = write(&mut connection, lease, session, transition, performance).await?;
-        Ok(Commit::Continued { wake_seq })
+        let written = write(&mut connection, &rows, &rare).await?;
+        Ok(written.into())
     }
 
     async fn close_run(
@@ -115,7 +144,7 @@ impl Store {
         lease: &Lease,
         session: &Session,
         transition: Transition,
-        performance: Performance,
+        performance: Performance<'_>,
     ) -> Result<Commit> {
         let mut tx = self.pool.begin().await?;
         let conversation = run::lock_conversation(&mut tx, session.conversation_id.as_str()).await?;
@@ -130,10 +159,11 @@ impl Store {
         .await?;
         let unseen = wake_seq != session.wake_seq;
         let transition = if unseen { transition.continuing() } else { transition };
-        let wake_seq = write(&mut tx, lease, session, &transition, performance).await?;
+        let rows = Rows::new(lease, session, &transition, &Performance { intent: None, ..performance })?;
+        let written = write(&mut tx, &rows, &Rare::new(&transition)).await?;
         let Next::Close(closing) = &transition.next else {
             tx.commit().await?;
-            return Ok(Commit::Continued { wake_seq });
+            return Ok(written.into());
         };
         // Delete the job before the close, which may open the session's next run with a new job.
         sqlx::query!("delete from jobs where job_id = $1 and lease = $2", lease.job_id, lease.token)
@@ -146,9 +176,9 @@ impl Store {
             error: closing.error.as_deref(),
             last_message_number: session.last_message_number + transition.records.len() as i64,
         };
-        run::close(&mut tx, conversation, ending, next).await?;
+        let opened = run::close(&mut tx, conversation, ending, next).await?;
         tx.commit().await?;
-        Ok(Commit::Closed)
+        Ok(Commit::Closed { opened })
     }
 
     /// Fails the open run of a session that cannot be hydrated, without hydrating it. Otherwise its job would

@@ -1,8 +1,8 @@
 //! A message wakes a session. Every trigger's message reaches its session here; [`crate::steer`] has what operators do.
 //!
 //! A message writes an inbox row and a journal entry, increments `wake_seq`, and opens a run if the session
-//! needs one. A worker runs the agent later. A duplicate message changes nothing and gets the first message's
-//! answer again.
+//! needs one. A worker runs the agent later. A duplicate message changes nothing and gets the first
+//! message's [`Woken`] again.
 
 use crate::bounce;
 use crate::create::find_or_create;
@@ -41,7 +41,7 @@ pub struct NewAttachment {
     pub bytes: Vec<u8>,
 }
 
-/// The answer to a message.
+/// What the sender of a message gets back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Woken {
     /// The session that got the message.
@@ -50,7 +50,7 @@ pub struct Woken {
     pub run_id: String,
     /// What the message became.
     pub outcome: Acceptance,
-    /// The key was used before, so this repeats the first answer.
+    /// The key was used before, so this repeats what the first message got.
     #[serde(skip)]
     pub duplicate: bool,
 }
@@ -87,6 +87,7 @@ impl Store {
     /// [`Error::Database`].
     pub async fn wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let woken = self.try_wake(new, message).await;
+        // Remembers for the readiness check whether the database refuses writes. Returns `woken` unchanged.
         self.note_refusal(woken)
     }
 
@@ -216,14 +217,15 @@ pub(crate) async fn put_in_inbox(
     let event = Event::MessageReceived { inbox_id };
     run::append_events(tx, &session.session_id, Some(&run_id), Some(&dedupe), Wakes::Planner, &[event])
         .await?;
-    if let Some(notices) = bounce::take_notices(&mut *tx, &session.conversation_id).await? {
-        add_notices(&mut *tx, &session.session_id, &run_id, outcome, &notices).await?;
+    if let Some(reports) = bounce::take_reports(&mut *tx, &session.conversation_id).await? {
+        add_reports(&mut *tx, &session.session_id, &run_id, outcome, &reports).await?;
     }
     match arrival {
         // `JoinsRun`: the open run reads it. `AwaitsNextRun`: the commit that closes the cancelled run opens
         // the next one.
         Arrival::AwaitsNextRun | Arrival::JoinsRun => {}
         Arrival::AnswersQuestion | Arrival::OpensRun => {
+            // The caller has locked the conversation before the session; this reads its row.
             let conversation = run::lock_conversation(tx, &session.conversation_id).await?;
             if arrival == Arrival::OpensRun {
                 run::clear_cancel(tx, &session.session_id).await?;
@@ -237,14 +239,14 @@ pub(crate) async fn put_in_inbox(
     Ok(Woken { session_id: session.session_id, run_id, outcome, duplicate: false })
 }
 
-/// Puts a notice for the agent into the inbox, after the message that was just accepted. The order matters:
-/// the message, not the notice, must open the run or answer the question.
-async fn add_notices(
+/// Puts reports about the agent's own mail (it bounced, or was not sent) into the inbox, after the message that
+/// was just accepted. The order matters: the message, not the reports, must open the run or answer the question.
+async fn add_reports(
     tx: &mut PgConnection,
     session_id: &str,
     run_id: &str,
     outcome: Acceptance,
-    news: &str,
+    reports: &str,
 ) -> Result<()> {
     use sha2::Digest;
     let client_key = new_id("news");
@@ -254,8 +256,8 @@ async fn add_notices(
         returning inbox_id",
         session_id,
         client_key,
-        news,
-        hex::encode(sha2::Sha256::digest(news.as_bytes())),
+        reports,
+        hex::encode(sha2::Sha256::digest(reports.as_bytes())),
         run_id,
         outcome.as_str(),
         bounce::TELLER

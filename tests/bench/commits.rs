@@ -6,7 +6,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use wakeful_store::Store;
-use wakeful_workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
+use wakeful_workflow::advance::{CallEnd, EndedCall, Generated, Performed, advance};
 use wakeful_workflow::agent::AgentPolicy;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::record::{FinishReason, Reply};
@@ -71,7 +71,7 @@ pub async fn step(store: &Store, held: &mut Held, shape: Shape) -> Result<()> {
 async fn turn(store: &Store, held: &mut Held) -> Result<()> {
     let step_number = held.session.last_step_number + 1;
     let call_id = format!("call_turn_{step_number}");
-    let replied = Outcome::Replied(Generated {
+    let replied = Performed::Replied(Generated {
         generation_id: format!("gen_0193e8d7c4e07c3fa1b2c3d4{step_number:08}").as_str().into(),
         attempt: 1,
         model: "scripted/bench".to_owned(),
@@ -88,7 +88,7 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
     let asked = advance(&held.session, replied, AgentPolicy::default());
     held.commit(store, &asked).await?;
     let path = format!("notes-{:02}.txt", step_number % 10);
-    let called = Outcome::Called(vec![Performed {
+    let called = Performed::Called(vec![EndedCall {
         call: fixture::tool_call(&call_id),
         ending: CallEnd::Settled(
             CallStatus::Done,

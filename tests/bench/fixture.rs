@@ -13,7 +13,7 @@ use wakeful_store::Store;
 use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
-use wakeful_workflow::advance::{Next, Outcome, StepResult, Transition, advance};
+use wakeful_workflow::advance::{Next, Performed, StepResult, Transition, advance};
 use wakeful_workflow::agent::AgentPolicy;
 use wakeful_workflow::derive::StateUpdate;
 use wakeful_workflow::event::Event;
@@ -37,7 +37,7 @@ pub const USAGE: Usage = Usage {
     cost_micros: 1290,
 };
 
-/// A migrated database of its own. [`Database::drop`] removes it, and so does the next run's `create`.
+/// A database of its own. [`Database::remove`] removes it, and the end of the server does.
 pub struct Database {
     pub url: String,
     name: String,
@@ -46,6 +46,15 @@ pub struct Database {
 
 impl Database {
     pub async fn create(admin_url: &str, purpose: &str) -> Result<Database> {
+        let database = Database::bare(admin_url, purpose).await?;
+        let store = database.store(2).await?;
+        store.migrate(|_| {}).await?;
+        store.close().await;
+        Ok(database)
+    }
+
+    /// A database without any table.
+    pub async fn bare(admin_url: &str, purpose: &str) -> Result<Database> {
         let name = format!("wakeful_bench_{purpose}");
         let mut url = reqwest::Url::parse(admin_url).context("the database's URL")?;
         url.set_path(&name);
@@ -54,10 +63,11 @@ impl Database {
         let mut admin = PgConnection::connect(admin_url).await?;
         let create = format!("create database {} template template0", database.name);
         sqlx::query(AssertSqlSafe(create)).execute(&mut admin).await?;
-        let store = database.store(2).await?;
-        store.migrate(|_| {}).await?;
-        store.close().await;
         Ok(database)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     pub async fn store(&self, connections: u32) -> Result<Store> {
@@ -122,7 +132,7 @@ pub struct Held {
 impl Held {
     /// Commits, and updates the copy as the step job does.
     pub async fn commit(&mut self, store: &Store, transition: &Transition) -> Result<()> {
-        let performance = Performance { elapsed_s: 0.5, attempt: 1 };
+        let performance = Performance { elapsed_s: 0.5, attempt: 1, intent: None };
         let commit = store.commit(&self.job.lease, &self.session, transition.clone(), performance).await?;
         anyhow::ensure!(matches!(commit, Commit::Continued { .. }), "the commit was {commit:?}");
         self.session.apply(transition);
@@ -163,7 +173,7 @@ pub async fn hold_sessions(store: &Store, count: usize) -> Result<Vec<Held>> {
         let job = claims.next().await?;
         let session = store.hydrate(job.session_id.as_deref().context("a step job")?).await?;
         let mut one = Held { job, session };
-        let begin = advance(&one.session, Outcome::Begun, AgentPolicy::default());
+        let begin = advance(&one.session, Performed::Begun, AgentPolicy::default());
         one.commit(store, &begin).await?;
         let mut fill = Transition { events: Vec::new(), ..begin };
         fill.state_updates = (0..STATE_BYTES / 100).map(state_update).collect();
@@ -227,7 +237,7 @@ pub fn state_update(number: usize) -> StateUpdate {
 /// One step as one commit: an assistant's message and a tool's result of 2 KB each, one small change of the state,
 /// three journal entries, the step's cached result.
 pub fn step(session: &Session) -> Transition {
-    let idle = advance(session, Outcome::Begun, AgentPolicy::default());
+    let idle = advance(session, Performed::Begun, AgentPolicy::default());
     let (step_number, first) = (idle.step_number, session.last_message_number + 1);
     let call_id = format!("call_{step_number}");
     let generation = format!("gen_0193e8d7c4e07c3fa1b2c3d4{step_number:08}");

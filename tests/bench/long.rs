@@ -1,4 +1,4 @@
-//! What long sessions cost: hydrate, fork, export, import and replay of 10, 100 and 1,000 steps. The rival
+//! What long sessions cost: hydrate, fork, export, import and replay of 10 to 3,000 steps. The rival
 //! keeps a checkpoint of all messages for every step, in the same database and run.
 
 use crate::fixture::Database;
@@ -7,6 +7,7 @@ use crate::reads::median;
 use crate::report::{Paint, Progress};
 use anyhow::{Context, Result, ensure};
 use sqlx::PgConnection;
+use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,8 +23,8 @@ use wakeful_workflow::diff::diff;
 use wakeful_workflow::fork::CutPoint;
 use wakeful_workflow::policy::{Answers, ToolMode};
 
-/// Steps of the sessions that are measured.
-pub const STEPS: [usize; 3] = [10, 100, 1000];
+/// A replay of the next length is left out when one took longer than this: its time may grow with the square of the steps.
+const PATIENCE_MS: f64 = 8000.0;
 const MESSAGE_BYTES: usize = 2048;
 
 /// What one length costs. Times are medians, in milliseconds.
@@ -61,7 +62,7 @@ pub struct Rival {
     pub write_ms: f64,
 }
 
-pub async fn measure(database: &Database, progress: &mut Progress) -> Result<Vec<Cost>> {
+pub async fn measure(database: &Database, lengths: &[usize], progress: &mut Progress) -> Result<Vec<Cost>> {
     let store = database.store(4).await?;
     let mut connection = database.connect().await?;
     let folder = tempfile::tempdir()?;
@@ -69,9 +70,11 @@ pub async fn measure(database: &Database, progress: &mut Progress) -> Result<Vec
     std::fs::write(&config, "")?;
     let ctx = App::new().context(Config::load(Some(&config), std::iter::empty())?, &database.url).await?;
     let mut costs = Vec::new();
-    for steps in STEPS {
+    for steps in lengths.iter().copied() {
+        let replays = costs.last().is_none_or(|last: &Cost| last.replay_ms < PATIENCE_MS);
         progress.say(&format!("a session of {steps} steps"));
-        let long = Long { steps, message_bytes: MESSAGE_BYTES, hashes: true };
+        // Only a replay compares the hashes, and they take minutes for the longest session.
+        let long = Long { steps, message_bytes: MESSAGE_BYTES, hashes: replays };
         let session_id = long.make(&store, &format!("long-{steps}")).await;
         sqlx::query("vacuum analyze").execute(&mut connection).await?;
         let times = if steps < 1000 { 21 } else { 7 };
@@ -79,8 +82,12 @@ pub async fn measure(database: &Database, progress: &mut Progress) -> Result<Vec
         let mut cost = Cost { steps, ..Cost::default() };
         cost.weigh(&mut connection, &session_id).await?;
         cost.time(&store, &mut connection, &session_id, folder.path(), times).await?;
-        progress.say(&format!("a replay of {steps} recorded steps"));
-        cost.replay(&ctx, &session_id, if steps < 1000 { 5 } else { 1 }).await?;
+        if replays {
+            progress.say(&format!("a replay of {steps} recorded steps"));
+            cost.replay(&ctx, &session_id, if steps < 1000 { 5 } else { 1 }).await?;
+        } else {
+            cost.replay_ms = f64::NAN;
+        }
         progress.say(&format!("a checkpoint of all messages for each of {steps} steps"));
         cost.rival = rival(&mut connection, &session_id, steps, times).await?;
         costs.push(cost);
@@ -238,6 +245,31 @@ async fn rival(connection: &mut PgConnection, session_id: &str, steps: usize, ti
 
 fn since(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
+}
+
+/// Writes the times as one table.
+pub fn write_markdown(text: &mut String, costs: &[Cost]) -> std::fmt::Result {
+    if costs.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "\n| Long sessions, ms | hydrate | fork at the middle | export | check and import | recorded replay |"
+    )?;
+    writeln!(text, "|---|---|---|---|---|---|")?;
+    for cost in costs {
+        let replay = if cost.replay_ms.is_nan() {
+            "not measured".to_owned()
+        } else {
+            format!("{:.0}", cost.replay_ms)
+        };
+        writeln!(
+            text,
+            "| {} steps | {:.1} | {:.1} | {:.1} | {:.1} | {replay} |",
+            cost.steps, cost.hydrate_ms, cost.fork_ms, cost.export_ms, cost.import_ms
+        )?;
+    }
+    Ok(())
 }
 
 pub fn print(paint: &Paint, costs: &[Cost]) {

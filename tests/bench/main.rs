@@ -1,46 +1,106 @@
-//! Step commits per second next to pgbench: `make bench`.
+//! What Wakeful costs, next to pgbench and next to others: `make bench`, `make bench-compare`. `RESULTS.md` has figures.
 //!
-//! Absolute rates say more about the machine than about Wakeful. So every figure that matters is a ratio of
-//! two things, measured in turns within one run. None of this is a test: a slow machine fails nothing.
+//! Absolute rates say more about the machine than about Wakeful. So every rate is also a ratio to the floor, measured in
+//! turns within one run: pgbench with one autocommit statement a step that leaves the same rows. None of this is a test: a
+//! slow machine fails nothing. What must not grow is counted by `make bench-smoke`.
 
 mod commits;
 mod fixture;
 mod long;
 #[path = "../support/long.rs"]
 mod made;
+mod peers;
 mod pgbench;
+mod process;
 mod reads;
 mod report;
 mod server;
 mod wire;
+mod worker;
 
-use anyhow::{Context, Result};
-use clap::Parser;
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
 use commits::Shape;
-use fixture::Database;
+use fixture::{Database, Held};
 use pgbench::Pgbench;
-use report::{Contestant, Progress, Report, Sample};
+use report::{Progress, Report};
 use server::Server;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use wakeful_store::Store;
 
 /// Sessions that are stepped at the same time.
 const SESSIONS: usize = 16;
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The step's commit and the tool turn, at 1 and 16 sessions.
+    Commit,
+    /// Processes of the release binary drain a backlog.
+    Worker,
+    /// From a posted message to its first step, and from a kill to the next claim.
+    Wake,
+    /// Start, memory and CPU of an idle process.
+    Idle,
+    /// Hydration by length, and claims by length of the queue.
+    Reads,
+    /// Claims after many jobs have ended.
+    Claims,
+    /// Long sessions: hydrate, fork, export, import, replay.
+    Long,
+    /// The same steps with other systems. Only on request.
+    Compare,
+}
+
 #[derive(Parser)]
-#[command(about = "Step commits per second next to pgbench, and the cost of hydration and claims")]
+#[command(about = "What Wakeful costs, next to pgbench and next to others")]
 struct Arguments {
-    /// Seconds of one round of one contestant.
-    #[arg(long, default_value_t = 3)]
-    seconds: u32,
-    /// Rounds. Every contestant runs once in each.
-    #[arg(long, default_value_t = 4)]
-    rounds: u32,
-    /// Measure only long sessions.
+    /// Less of everything: three minutes on a machine with nothing else to do.
     #[arg(long)]
-    long: bool,
+    quick: bool,
+    /// Only these parts, separated by commas. Without it: all but `compare`.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Seconds of one round of one contestant.
+    #[arg(long)]
+    seconds: Option<u32>,
+    /// Rounds. Every contestant runs once in each.
+    #[arg(long)]
+    rounds: Option<u32>,
+    /// A server in memory and without fsync, instead of on the disk with it.
+    #[arg(long)]
+    tmpfs: bool,
+    /// Writes the figures into this file too.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Writes the figures into this file too, as Markdown.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Draws the rates into this SVG file.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+impl Arguments {
+    fn has(&self, part: Part) -> bool {
+        if self.only.is_empty() { part != Part::Compare } else { self.only.contains(&part) }
+    }
+
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 2 } else { 4 })
+    }
+
+    fn seconds(&self) -> f64 {
+        f64::from(self.seconds.unwrap_or(if self.quick { 2 } else { 3 }))
+    }
+
+    /// Sessions of a backlog.
+    fn backlog(&self) -> usize {
+        if self.quick { 150 } else { 400 }
+    }
 }
 
 #[tokio::main]
@@ -55,86 +115,298 @@ async fn main() -> ExitCode {
 }
 
 async fn run(arguments: &Arguments) -> Result<()> {
-    let url = std::env::var("WAKEFUL_TEST_DATABASE_URL")
-        .context("no Postgres: run this by `make bench`, or under the program `with_postgres`")?;
     let mut progress = Progress::default();
-    progress.say("making databases");
-    let mut databases = Vec::new();
-    for purpose in ["step", "pgbench", "hydrate", "queue_small", "queue_large", "long"] {
-        databases.push(Database::create(&url, purpose).await?);
-    }
-    let measured = measure(arguments, &databases, &mut progress).await;
-    for database in &databases {
-        database.remove().await?;
-    }
+    progress.say("starting a server");
+    let mut server = Server::launch(arguments.tmpfs).await?;
+    let mut report = Report::new(server.describe().await?);
+    // A part that fails does not lose the figures of the parts before it.
+    let measured = measure(arguments, &mut server, &mut report, &mut progress).await;
     progress.clear();
-    let report = measured?;
-    if arguments.long {
-        report.print_long();
-        return Ok(());
-    }
     report.print();
-    report.keep()
+    if let Some(file) = &arguments.json {
+        report.write_json(file)?;
+    }
+    if let Some(file) = &arguments.markdown {
+        report.write_markdown(file)?;
+    }
+    if let Some(file) = &arguments.plot {
+        report.write_plot(file)?;
+    }
+    measured
 }
 
-async fn measure(arguments: &Arguments, databases: &[Database], progress: &mut Progress) -> Result<Report> {
-    let [step, rival, hydrate, small, large, long] = databases else { unreachable!("six are made") };
-    let mut server = Server::connect(&step.url).await?;
-    let mut report = Report::new(server.describe().await?, arguments.seconds, arguments.rounds);
-
-    report.long = long::measure(long, progress).await?;
-    if arguments.long {
-        return Ok(report);
+async fn measure(
+    arguments: &Arguments,
+    server: &mut Server,
+    report: &mut Report,
+    progress: &mut Progress,
+) -> Result<()> {
+    if [Part::Commit, Part::Worker, Part::Compare].into_iter().any(|part| arguments.has(part)) {
+        rates(arguments, server, report, progress).await?;
     }
-    progress.say("hydration");
-    report.hydrate = reads::hydrate(hydrate, &[10, 100, 1000], 60).await?;
-    progress.say("claims");
-    report.claim = reads::claim(small, large, [2_000, 20_000], 300).await?;
-
-    let store = step.store(SESSIONS as u32).await?;
-    let mut held = fixture::hold_sessions(&store, SESSIONS).await?;
-    let rival_store = rival.store(SESSIONS as u32).await?;
-    let pgbench = Pgbench::new(rival, &rival_store, SESSIONS).await?;
-    rival_store.close().await;
-    let seconds = f64::from(arguments.seconds);
-    progress.say("warming up");
-    pgbench.round(1.0).await?;
-    for shape in [Shape::Step, Shape::Turn] {
-        commits::round(&store, &mut held, shape, 0.5).await?;
+    if arguments.has(Part::Wake) {
+        progress.say("picking up");
+        let waits = worker::pick_ups(server, if arguments.quick { 30 } else { 200 }).await?;
+        report.add_percentiles("Waking", "message posted to first step, idle process", "ms", &waits);
+        progress.say("killing workers");
+        let waits = worker::takeovers(server, if arguments.quick { 1 } else { 5 }).await?;
+        report.add_percentiles("Waking", "kill -9 to next claim, default settings", "s", &waits);
     }
-    for round in 0..arguments.rounds {
-        let mut order = Contestant::ALL;
+    if arguments.has(Part::Idle) {
+        progress.say("an idle process");
+        let resting = if arguments.quick { 2_000 } else { 10_000 };
+        let idle = worker::idle(server, resting, if arguments.quick { 3 } else { 9 }).await?;
+        report.add("One idle process", "start of serve to ready", "ms", &idle.ready_ms);
+        report.add("One idle process", "resident memory", "MB", &[idle.resident_mb]);
+        report.add("One idle process", "CPU", "% of a core", &[idle.cpu_percent]);
+        let name = format!("resident memory, {} sessions at rest", idle.resting);
+        report.add("One idle process", name, "MB", &[idle.resident_with_resting_mb]);
+    }
+    if arguments.has(Part::Reads) {
+        let mut databases = Vec::new();
+        for purpose in ["hydrate", "queue_small", "queue_large"] {
+            databases.push(Database::create(server.url(), purpose).await?);
+        }
+        progress.say("hydration");
+        for read in
+            reads::hydrate(&databases[0], &[10, 100, 1000], if arguments.quick { 20 } else { 60 }).await?
+        {
+            report.add("Hydration", format!("{} messages", read.size), "ms", &[read.microseconds / 1e3]);
+        }
+        progress.say("claims");
+        let times = if arguments.quick { 100 } else { 300 };
+        for read in reads::claim(&databases[1], &databases[2], [2_000, 20_000], times).await? {
+            report.add(
+                "Claim of one job",
+                format!("{} jobs wait", read.size),
+                "ms",
+                &[read.microseconds / 1e3],
+            );
+        }
+        for database in databases {
+            database.remove().await?;
+        }
+    }
+    if arguments.has(Part::Claims) {
+        let finished = if arguments.quick { 150_000 } else { 1_500_000 };
+        for (finished, reader) in [(0, false), (finished, false), (finished, true)] {
+            progress.say(&format!("claims after {finished} jobs"));
+            let times = reads::claim_after(server, finished, reader).await?;
+            let name = match reader {
+                true => format!("after {finished} jobs, a reader holds an old snapshot"),
+                false => format!("after {finished} jobs"),
+            };
+            report.add("Claim of one job", name, "ms", &times);
+        }
+    }
+    if arguments.has(Part::Long) {
+        let database = Database::create(server.url(), "long").await?;
+        let steps: &[usize] = if arguments.quick { &[10, 100] } else { &[10, 100, 1000, 3000] };
+        report.long = long::measure(&database, steps, progress).await?;
+        database.remove().await?;
+    }
+    Ok(())
+}
+
+/// One contestant of the rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    /// pgbench with this many clients.
+    Floor(usize),
+    /// The store's commits in this shape, at this many sessions.
+    Commit(Shape, usize),
+    /// This many processes.
+    Worker(usize),
+    Peer(peers::Peer),
+}
+
+impl Contestant {
+    fn name(self) -> String {
+        let sessions =
+            |count: usize| if count == 1 { "1 session".to_owned() } else { format!("{count} sessions") };
+        match self {
+            Contestant::Floor(clients) => format!("floor: pgbench, the same rows, {}", sessions(clients)),
+            Contestant::Commit(Shape::Step, count) => format!("step commit, {}", sessions(count)),
+            Contestant::Commit(Shape::Turn, count) => {
+                format!("tool turn: its two commits, {}", sessions(count))
+            }
+            Contestant::Worker(1) => "whole worker, 1 process".to_owned(),
+            Contestant::Worker(count) => format!("whole worker, {count} processes"),
+            Contestant::Peer(peer) => peer.name().to_owned(),
+        }
+    }
+
+    /// The clients of the floor that it is compared with.
+    fn floor(self) -> usize {
+        match self {
+            Contestant::Floor(1) | Contestant::Commit(_, 1) => 1,
+            Contestant::Floor(_) | Contestant::Commit(..) | Contestant::Worker(_) | Contestant::Peer(_) => {
+                SESSIONS
+            }
+        }
+    }
+}
+
+/// What one round of one contestant gave.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    steps: f64,
+    seconds: f64,
+    spent: server::Spent,
+    own_cpu_s: Option<f64>,
+}
+
+/// Measures everything that has a rate, in turns.
+async fn rates(
+    arguments: &Arguments,
+    server: &mut Server,
+    report: &mut Report,
+    progress: &mut Progress,
+) -> Result<()> {
+    let mut contestants = vec![Contestant::Floor(SESSIONS)];
+    if arguments.has(Part::Commit) {
+        contestants.push(Contestant::Floor(1));
+        for shape in [Shape::Step, Shape::Turn] {
+            contestants.extend([Contestant::Commit(shape, SESSIONS), Contestant::Commit(shape, 1)]);
+        }
+    }
+    if arguments.has(Part::Worker) {
+        contestants.extend([1, 2, 4].map(Contestant::Worker));
+    } else if arguments.has(Part::Compare) {
+        contestants.push(Contestant::Worker(1));
+    }
+    if arguments.has(Part::Compare) {
+        contestants.extend(peers::Peer::installed().map(Contestant::Peer));
+    }
+    let mut stage = Stage::set(server).await?;
+    let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); contestants.len()];
+    for round in 0..arguments.rounds() {
+        let mut order: Vec<usize> = (0..contestants.len()).collect();
         // A later contestant meets larger tables and a warmer machine, so the order alternates.
         if round % 2 == 1 {
             order.reverse();
         }
-        for contestant in order {
-            let before = server.wal_bytes().await?;
-            let round_of = match contestant {
-                Contestant::Pgbench => pgbench.round(seconds).await?,
-                Contestant::Step => commits::round(&store, &mut held, Shape::Step, seconds).await?,
-                Contestant::Turn => commits::round(&store, &mut held, Shape::Turn, seconds).await?,
-            };
-            let sample = Sample {
-                per_second: round_of.steps as f64 / round_of.seconds,
-                wal_bytes: (server.wal_bytes().await? - before) as f64 / round_of.steps.max(1) as f64,
-            };
+        for at in order {
+            let sample = stage.round(server, contestants[at], arguments).await?;
             progress.say(&format!(
-                "round {} of {}: {} {:.0} steps/s",
+                "round {} of {}: {}, {:.0} steps/s",
                 round + 1,
-                arguments.rounds,
-                contestant.name(),
-                sample.per_second
+                arguments.rounds(),
+                contestants[at].name(),
+                sample.steps / sample.seconds
             ));
-            report.add(contestant, sample);
+            samples[at].push(sample);
         }
     }
-    progress.say("counting");
-    for shape in [Shape::Step, Shape::Turn] {
-        report.traffic.push(server::traffic(step, &mut held, shape).await?);
+    let rate = |sample: &Sample| sample.steps / sample.seconds;
+    let floors = |clients: usize| -> Vec<f64> {
+        let at = contestants.iter().position(|one| *one == Contestant::Floor(clients));
+        at.map_or(Vec::new(), |at| samples[at].iter().map(rate).collect())
+    };
+    for (one, samples) in contestants.iter().zip(&samples) {
+        let rates: Vec<f64> = samples.iter().map(rate).collect();
+        report.add_ratio("Steps a second", one.name(), "steps/s", &rates, &floors(one.floor()));
     }
-    drop(held);
-    store.close().await;
-    report.tables = server.tables().await?;
-    Ok(report)
+    let mut costs = |name: &'static str, unit: &'static str, of: &dyn Fn(&Sample) -> Option<f64>| {
+        for (one, samples) in contestants.iter().zip(&samples) {
+            let values: Vec<f64> = samples.iter().filter_map(|one| Some(of(one)? / one.steps)).collect();
+            if !values.is_empty() {
+                report.add(name, one.name(), unit, &values);
+            }
+        }
+    };
+    costs("Statements a step", "", &|one| one.spent.statements);
+    costs("WAL a step, with whole-page images", "bytes", &|one| Some(one.spent.wal_bytes));
+    costs("CPU of Postgres a step", "ms", &|one| Some(one.spent.cpu_s * 1e3));
+    costs("CPU of the worker a step", "ms", &|one| Some(one.own_cpu_s? * 1e3));
+    if arguments.has(Part::Commit) {
+        progress.say("counting");
+        for shape in [Shape::Step, Shape::Turn] {
+            let sent = server::traffic(&stage.step, &mut stage.sixteen, shape).await?;
+            let name = Contestant::Commit(shape, SESSIONS).name();
+            report.add("On the wire, a step", format!("{name}: round trips"), "", &[sent.round_trips]);
+            report.add("On the wire, a step", format!("{name}: sent"), "bytes", &[sent.bytes]);
+        }
+        let (average, most) = server.step_row_bytes(&stage.step).await?;
+        report.add("On the wire, a step", "row of session_steps", "bytes", &[average, f64::from(most)]);
+    }
+    stage.clear().await
+}
+
+/// The databases, sessions and programs of the rounds.
+struct Stage {
+    step: Database,
+    floor: Database,
+    store: Store,
+    sixteen: Vec<Held>,
+    one: Vec<Held>,
+    pgbench: Pgbench,
+}
+
+impl Stage {
+    async fn set(server: &Server) -> Result<Stage> {
+        let step = Database::create(server.url(), "step").await?;
+        let floor = Database::create(server.url(), "floor").await?;
+        let store = step.store(SESSIONS as u32).await?;
+        let mut sixteen = fixture::hold_sessions(&store, SESSIONS + 1).await?;
+        let one = sixteen.split_off(SESSIONS);
+        let floor_store = floor.store(SESSIONS as u32).await?;
+        let pgbench = Pgbench::new(&floor, &floor_store, SESSIONS).await?;
+        floor_store.close().await;
+        let mut stage = Stage { step, floor, store, sixteen, one, pgbench };
+        // Warm up.
+        stage.pgbench.round(SESSIONS, 1.0).await?;
+        for shape in [Shape::Step, Shape::Turn] {
+            commits::round(&stage.store, &mut stage.sixteen, shape, 0.5).await?;
+        }
+        Ok(stage)
+    }
+
+    async fn round(
+        &mut self,
+        server: &mut Server,
+        contestant: Contestant,
+        arguments: &Arguments,
+    ) -> Result<Sample> {
+        let seconds = arguments.seconds();
+        let (round, spent) = match contestant {
+            Contestant::Floor(clients) => {
+                let meter = server.start(&self.floor).await?;
+                let round = self.pgbench.round(clients, seconds).await?;
+                (round, server.stop(&self.floor, meter).await?)
+            }
+            Contestant::Commit(shape, count) => {
+                let held = if count == 1 { &mut self.one } else { &mut self.sixteen };
+                let meter = server.start(&self.step).await?;
+                let round = commits::round(&self.store, held, shape, seconds).await?;
+                (round, server.stop(&self.step, meter).await?)
+            }
+            Contestant::Worker(processes) => {
+                let drain = worker::drain(server, processes, arguments.backlog()).await?;
+                return Ok(Sample {
+                    steps: drain.steps,
+                    seconds: drain.seconds,
+                    spent: drain.spent,
+                    own_cpu_s: Some(drain.worker_cpu_s),
+                });
+            }
+            Contestant::Peer(peer) => {
+                let drain = peers::drain(server, peer, arguments.backlog()).await?;
+                return Ok(Sample {
+                    steps: drain.steps,
+                    seconds: drain.seconds,
+                    spent: drain.spent,
+                    own_cpu_s: Some(drain.worker_cpu_s),
+                });
+            }
+        };
+        Ok(Sample { steps: round.steps as f64, seconds: round.seconds, spent, own_cpu_s: None })
+    }
+
+    async fn clear(self) -> Result<()> {
+        drop((self.sixteen, self.one));
+        self.store.close().await;
+        self.step.remove().await?;
+        self.floor.remove().await
+    }
 }

@@ -71,7 +71,6 @@ select max(s.wake_seq) / (1 / count(*)) from s, j;
 /// pgbench, ready to run.
 pub struct Pgbench {
     program: PathBuf,
-    clients: usize,
     url: String,
     variables: Vec<String>,
     script: tempfile::NamedTempFile,
@@ -112,14 +111,15 @@ impl Pgbench {
             .replace("$micros", &USAGE.cost_micros.to_string());
         let script = tempfile::NamedTempFile::new()?;
         std::fs::write(script.path(), statement)?;
-        Ok(Pgbench { program: program()?, clients, url: database.url.clone(), variables, script })
+        Ok(Pgbench { program: program()?, url: database.url.clone(), variables, script })
     }
 
-    pub async fn round(&self, seconds: f64) -> Result<Round> {
+    /// At most as many clients as sessions were made.
+    pub async fn round(&self, clients: usize, seconds: f64) -> Result<Round> {
         let mut command = Command::new(&self.program);
         command
-            .args(["-n", "-M", "prepared", "-j", "2"])
-            .args(["-c", &self.clients.to_string(), "-T", &seconds.ceil().to_string()])
+            .args(["-n", "-M", "prepared", "-j", &clients.min(2).to_string()])
+            .args(["-c", &clients.to_string(), "-T", &seconds.ceil().to_string()])
             .arg("-f")
             .arg(self.script.path());
         for variable in &self.variables {
@@ -140,7 +140,7 @@ impl Pgbench {
     }
 }
 
-/// Looks in `PATH`, which `with_postgres` extends, then next to the newest server.
+/// Looks in `PATH`, then next to the newest server.
 fn program() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let server = Binaries::find().map(|server| server.dir).ok();

@@ -2,6 +2,7 @@
 //! queue. Both as multiples of the cheapest statement, a prepared `select 1`.
 
 use crate::fixture::{self, Claims, Database, Held};
+use crate::server::Server;
 use crate::wire::Relay;
 use anyhow::Result;
 use sqlx::PgConnection;
@@ -103,6 +104,44 @@ pub async fn claim(small: &Database, large: &Database, sizes: [usize; 2], times:
         store.close().await;
     }
     Ok(reads(&sizes, &ones, each, None))
+}
+
+/// Returns the milliseconds of claims, one by one, after `finished` jobs have come and gone. With
+/// `reader`, another connection still sees all of them, so that vacuum removes none.
+pub async fn claim_after(server: &Server, finished: i32, reader: bool) -> Result<Vec<f64>> {
+    const WAITING: i32 = 2000;
+    const TIMES: usize = 200;
+    let database = Database::create(server.url(), "claims").await?;
+    let mut connection = database.connect().await?;
+    let insert = "insert into jobs (kind, space_id, conversation_id, session_id, step_number, run_at)
+        select 'step', 'bench', 'bench/' || n, 'sess_' || $2 || n, 1, clock_timestamp() - make_interval(secs => n)
+        from generate_series(1, $1) n";
+    sqlx::query(insert).bind(finished).bind("done").execute(&mut connection).await?;
+    let mut snapshot = database.connect().await?;
+    if reader {
+        sqlx::query("begin isolation level repeatable read").execute(&mut snapshot).await?;
+        sqlx::query("select count(*) from jobs").execute(&mut snapshot).await?;
+    }
+    sqlx::query("delete from jobs").execute(&mut connection).await?;
+    sqlx::query(insert).bind(WAITING).bind("waits").execute(&mut connection).await?;
+    vacuum(&database).await?;
+    let store = database.store(2).await?;
+    let mut claims = Claims::start(&store, 1);
+    let (mut times, mut job) = (Vec::new(), None);
+    for number in 0..TIMES + 5 {
+        drop(job.take());
+        let began = Instant::now();
+        job = Some(claims.next().await?);
+        // The first claims prepare their statement.
+        if number >= 5 {
+            times.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    drop((job, claims));
+    store.close().await;
+    drop(snapshot);
+    database.remove().await?;
+    Ok(times)
 }
 
 async fn select_one(connection: &mut PgConnection) -> Result<f64> {

@@ -1,217 +1,219 @@
-//! The figures as a table for people, and as a file for the next run to compare with.
+//! The figures: as a table for people, as JSON for programs, as a plot.
 
 use crate::long::{self, Cost};
-use crate::reads::{Read, median};
-use crate::server::{Sent, Tables};
-use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
+use crate::reads::median;
+use anyhow::Result;
+use serde::Serialize;
+use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::Path;
 
-/// The programs that take part in a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contestant {
-    Pgbench,
-    Step,
-    Turn,
-}
-
-impl Contestant {
-    pub const ALL: [Contestant; 3] = [Contestant::Pgbench, Contestant::Step, Contestant::Turn];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Contestant::Pgbench => "pgbench, the same rows",
-            Contestant::Step => "step commit",
-            Contestant::Turn => "turn: two commits",
-        }
-    }
-}
-
-/// One round of one contestant.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Sample {
-    pub per_second: f64,
-    /// For one step.
-    pub wal_bytes: f64,
+/// One measured figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    pub section: &'static str,
+    pub name: String,
+    pub unit: &'static str,
+    pub median: f64,
+    pub least: f64,
+    pub most: f64,
+    /// How often it was measured.
+    pub times: usize,
+    /// The quotient to the floor, each value to the floor's of the same round.
+    pub of_floor: Option<f64>,
 }
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    server: String,
-    seconds: u32,
-    rounds: u32,
-    pgbench: Vec<Sample>,
-    step: Vec<Sample>,
-    turn: Vec<Sample>,
-    pub traffic: Vec<Option<Sent>>,
-    pub tables: Tables,
-    pub hydrate: Vec<Read>,
-    pub claim: Vec<Read>,
+    pub server: String,
+    pub machine: String,
+    pub arguments: String,
+    pub figures: Vec<Figure>,
     pub long: Vec<Cost>,
-    #[serde(flatten)]
-    summary: Summary,
-}
-
-/// The figures that are compared from run to run.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct Summary {
-    step_ratio: f64,
-    turn_ratio: f64,
 }
 
 impl Report {
-    pub fn new(server: String, seconds: u32, rounds: u32) -> Report {
-        Report {
-            server,
-            seconds,
-            rounds,
-            pgbench: Vec::new(),
-            step: Vec::new(),
-            turn: Vec::new(),
-            traffic: Vec::new(),
-            tables: Tables::default(),
-            hydrate: Vec::new(),
-            claim: Vec::new(),
-            long: Vec::new(),
-            summary: Summary::default(),
-        }
+    pub fn new(server: String) -> Report {
+        Report { server, machine: machine(), arguments: arguments(), figures: Vec::new(), long: Vec::new() }
     }
 
-    pub fn add(&mut self, contestant: Contestant, sample: Sample) {
-        match contestant {
-            Contestant::Pgbench => self.pgbench.push(sample),
-            Contestant::Step => self.step.push(sample),
-            Contestant::Turn => self.turn.push(sample),
-        }
-        self.summary = Summary {
-            step_ratio: median(&self.ratios(Contestant::Step)),
-            turn_ratio: median(&self.ratios(Contestant::Turn)),
-        };
+    pub fn add(
+        &mut self,
+        section: &'static str,
+        name: impl Into<String>,
+        unit: &'static str,
+        values: &[f64],
+    ) {
+        self.add_ratio(section, name, unit, values, &[]);
     }
 
-    fn samples(&self, contestant: Contestant) -> &[Sample] {
-        match contestant {
-            Contestant::Pgbench => &self.pgbench,
-            Contestant::Step => &self.step,
-            Contestant::Turn => &self.turn,
-        }
+    /// Adds a rate with the floor's rate of each round.
+    pub fn add_ratio(
+        &mut self,
+        section: &'static str,
+        name: impl Into<String>,
+        unit: &'static str,
+        values: &[f64],
+        floor: &[f64],
+    ) {
+        let ratios: Vec<f64> = values.iter().zip(floor).map(|(value, floor)| value / floor).collect();
+        self.figures.push(Figure {
+            section,
+            name: name.into(),
+            unit,
+            median: median(values),
+            least: values.iter().copied().fold(f64::INFINITY, f64::min),
+            most: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            times: values.len(),
+            of_floor: (!ratios.is_empty()).then(|| median(&ratios)),
+        });
     }
 
-    /// The ratio to pgbench, round by round.
-    fn ratios(&self, contestant: Contestant) -> Vec<f64> {
-        let pairs = self.samples(contestant).iter().zip(&self.pgbench);
-        pairs.map(|(one, rival)| one.per_second / rival.per_second).collect()
+    /// Adds the median and the 99th percentile as two figures.
+    pub fn add_percentiles(&mut self, section: &'static str, name: &str, unit: &'static str, values: &[f64]) {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let at = ((sorted.len() as f64 * 0.99).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
+        self.add(section, format!("{name}, p50"), unit, values);
+        self.add(section, format!("{name}, p99"), unit, &[sorted.get(at).copied().unwrap_or(f64::NAN)]);
     }
 
     pub fn print(&self) {
         let paint = Paint::of_stdout();
-        println!("\n{}", paint.bold("Steps a second, 16 sessions at a time"));
-        println!(
-            "{}",
-            paint.dim(&format!("{} rounds of {} s in turns; {}", self.rounds, self.seconds, self.server))
-        );
-        println!();
-        println!("  {:<24} {:>9} {:<24} {:>13} {:>10}", "", "× pgbench", "", "least – most", "WAL bytes");
-        for contestant in Contestant::ALL {
-            let ratios = self.ratios(contestant);
-            let ratio = median(&ratios);
-            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-            let most = ratios.iter().copied().fold(0.0, f64::max);
-            let wal: Vec<f64> = self.samples(contestant).iter().map(|sample| sample.wal_bytes).collect();
-            let spread = match contestant {
-                Contestant::Pgbench => String::new(),
-                Contestant::Step | Contestant::Turn => format!("{least:.2} – {most:.2}"),
+        println!("\n  {}", paint.dim(&format!("{}; {}", self.machine, self.server)));
+        let mut section = "";
+        for figure in &self.figures {
+            if figure.section != section {
+                section = figure.section;
+                println!(
+                    "\n  {:<52}{:>12}  {}",
+                    paint.bold(section) + &" ".repeat(44_usize.saturating_sub(section.chars().count())),
+                    "median",
+                    paint.dim("least to most")
+                );
+            }
+            let ratio = figure.of_floor.map_or(String::new(), |ratio| {
+                format!("  {ratio:.2} of the floor {}", paint.bar(ratio / 2.0, 16))
+            });
+            let spread = match figure.times {
+                0 | 1 => String::new(),
+                times => format!("{} to {} ({times})", number(figure.least), number(figure.most)),
             };
             println!(
-                "  {:<24} {ratio:>9.2} {} {spread:>13} {:>10.0}",
-                contestant.name(),
-                paint.bar(ratio, 24),
-                median(&wal)
+                "  {:<44}{:>12} {:<10}{}{ratio}",
+                figure.name,
+                number(figure.median),
+                figure.unit,
+                paint.dim(&spread)
             );
         }
-        let rates: Vec<f64> = self.pgbench.iter().map(|sample| sample.per_second).collect();
-        println!(
-            "  {}",
-            paint.dim(&format!(
-                "pgbench did {:.0} a second here and now: no figure of Wakeful's",
-                median(&rates)
-            ))
-        );
-        if let Some(last) = last() {
-            println!(
-                "  {}",
-                paint.dim(&format!("the run before: {:.2} and {:.2}", last.step_ratio, last.turn_ratio))
-            );
-        }
+        long::print(&paint, &self.long);
+        println!();
+    }
 
-        println!("\n  {}", paint.bold("What one step sends and leaves"));
-        for (contestant, sent) in [Contestant::Step, Contestant::Turn].into_iter().zip(&self.traffic) {
-            match sent {
-                Some(sent) => println!(
-                    "  {:<24} {:.1} statements, {:.1} round trips, {:.0} bytes sent (counted on the wire)",
-                    contestant.name(),
-                    sent.statements,
-                    sent.round_trips,
-                    sent.bytes
-                ),
-                None => println!("  {:<24} not counted: the server wants TLS", contestant.name()),
+    pub fn write_json(&self, file: &Path) -> Result<()> {
+        Ok(std::fs::write(file, serde_json::to_vec_pretty(self)?)?)
+    }
+
+    /// Writes the figures as tables for `RESULTS.md`.
+    pub fn write_markdown(&self, file: &Path) -> Result<()> {
+        let mut text = format!("{}. {}. Arguments: `{}`.\n", self.machine, self.server, self.arguments);
+        let mut section = "";
+        for figure in &self.figures {
+            if figure.section != section {
+                section = figure.section;
+                let ratio = self.figures.iter().any(|one| one.section == section && one.of_floor.is_some());
+                let (head, line) = if ratio { (" of the floor |", "---|") } else { ("", "") };
+                write!(
+                    text,
+                    "\n| {section} | median | least to most | times |{head}\n|---|---|---|---|{line}\n"
+                )?;
             }
+            let (median, least, most) = (number(figure.median), number(figure.least), number(figure.most));
+            let ratio = figure.of_floor.map_or(String::new(), |ratio| format!(" {ratio:.2} |"));
+            let (name, unit, times) = (&figure.name, figure.unit, figure.times);
+            writeln!(
+                text,
+                "| {name} | {} | {least} to {most} | {times} |{ratio}",
+                format!("{median} {unit}").trim_end()
+            )?;
         }
-        let tables = &self.tables;
-        println!(
-            "  {:<24} {:.0} bytes, at most {}",
-            "row of session_steps", tables.step_row_bytes, tables.step_row_bytes_max
-        );
-        println!(
-            "  {:<24} {:.1} % of the sessions', {:.1} % of the jobs'",
-            "HOT updates", tables.hot_sessions_percent, tables.hot_jobs_percent
-        );
-        reads(&paint, "Hydration, by messages of 2 KB", "messages", &self.hydrate);
-        reads(&paint, "Claim of one job, by jobs pending", "pending", &self.claim);
-        long::print(&paint, &self.long);
-        println!();
+        long::write_markdown(&mut text, &self.long)?;
+        Ok(std::fs::write(file, text)?)
     }
 
-    pub fn print_long(&self) {
-        let paint = Paint::of_stdout();
-        println!("\n  {}", paint.dim(&self.server));
-        long::print(&paint, &self.long);
-        println!();
-    }
-
-    /// Writes `bench/steps.json` into the target directory.
-    pub fn keep(&self) -> Result<()> {
-        let file = file();
-        std::fs::create_dir_all(file.parent().context("a file has a directory")?)?;
-        std::fs::write(&file, serde_json::to_vec_pretty(self)?)?;
-        Ok(())
+    /// Draws the rates as bars, with the floor as a line.
+    pub fn write_plot(&self, file: &Path) -> Result<()> {
+        let bars: Vec<(&Figure, f64)> =
+            self.figures.iter().filter_map(|figure| Some((figure, figure.of_floor?))).collect();
+        let most = bars.iter().map(|(_, ratio)| *ratio).fold(1.0, f64::max);
+        let (left, width, row) = (330.0, 420.0, 24.0);
+        let height = 60.0 + row * bars.len() as f64;
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"840\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+             <text x=\"12\" y=\"22\" font-weight=\"bold\">Steps a second, as a part of what pgbench does with the same rows</text>\n"
+        );
+        for (at, (figure, ratio)) in bars.iter().enumerate() {
+            let y = 40.0 + row * at as f64;
+            let name = figure.name.replace('&', "&amp;").replace('<', "&lt;");
+            writeln!(
+                svg,
+                "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{name}</text>\
+                 <rect x=\"{left}\" y=\"{y}\" width=\"{:.1}\" height=\"16\" fill=\"#3b7dd8\"/>\
+                 <text x=\"{:.1}\" y=\"{}\">{ratio:.2}</text>",
+                left - 8.0,
+                y + 13.0,
+                width * ratio / most,
+                left + width * ratio / most + 6.0,
+                y + 13.0
+            )?;
+        }
+        let floor = left + width / most;
+        writeln!(
+            svg,
+            "<line x1=\"{floor:.1}\" y1=\"34\" x2=\"{floor:.1}\" y2=\"{}\" stroke=\"#333\" stroke-dasharray=\"4 3\"/>\n</svg>",
+            height - 16.0
+        )?;
+        Ok(std::fs::write(file, svg)?)
     }
 }
 
-fn reads(paint: &Paint, title: &str, unit: &str, reads: &[Read]) {
-    let longest = reads.iter().map(|read| read.round_trips_worth).fold(0.0, f64::max);
-    println!("\n  {}", paint.bold(title));
-    println!("  {:<24} {:>9}", "", "× select 1");
-    for read in reads {
-        let trips = read.round_trips.map_or_else(String::new, |trips| format!("{trips:.0} round trips"));
-        println!(
-            "  {:<24} {:>9.1} {} {trips}",
-            format!("{} {unit}", read.size),
-            read.round_trips_worth,
-            paint.bar(read.round_trips_worth / longest, 24)
-        );
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
     }
 }
 
-fn file() -> PathBuf {
-    // Cargo's directory for a bench's files is a child of the target directory.
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench").join("steps.json")
+/// The command line's arguments, without the names of files.
+fn arguments() -> String {
+    let (mut given, mut kept) = (std::env::args().skip(1), Vec::new());
+    while let Some(one) = given.next() {
+        match one.as_str() {
+            "--json" | "--markdown" | "--plot" => drop(given.next()),
+            "--bench" => {}
+            _ => kept.push(one),
+        }
+    }
+    kept.join(" ")
 }
 
-fn last() -> Option<Summary> {
-    serde_json::from_slice(&std::fs::read(file()).ok()?).ok()
+/// Cores and memory, without names.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kb = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<f64>().ok());
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    format!(
+        "{cores} cores, {:.0} GB of memory, load {} at the start",
+        kb.unwrap_or(f64::NAN) / 1024.0 / 1024.0,
+        load.split_whitespace().next().unwrap_or("unknown")
+    )
 }
 
 /// The table's style: colours only on a terminal, and not under NO_COLOR.

@@ -179,3 +179,24 @@ async fn cut_connections(database: &Database, process: &Process) {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_closing_commit_whose_answer_is_late_is_not_taken_for_a_lost_lease() {
+    let mut world = World::new("late", IDEMPOTENT).await;
+    // Several heartbeats come between the commit and its answer, and find the job gone.
+    world.options = world.options.env("WAKEFUL_QUEUE__LEASE_S", "2").env("WAKEFUL_QUEUE__HEARTBEAT_S", "0.2");
+    let proxy = Proxy::start(&world.database.url);
+    world.model.hold();
+    let process = world.options.spawn(&proxy.url);
+    process.wait_for_log("\"Listening\"").await;
+    world.begin(&process.client()).await;
+    world.model.asked(1).await;
+    proxy.cut_when("COMMIT", CutAt::LateAnswer);
+    world.model.release();
+    let end = process.wait_for_log("The claim is over").await;
+    assert!(end.contains("Closed"), "{end}");
+    assert!(process.log().contains("The lease is gone"), "a heartbeat came before the answer");
+    assert_eq!(proxy.cut_count(), 1);
+    process.client().wait_for(&world.session_id, "completed").await;
+    assert!(process.terminate().success());
+}

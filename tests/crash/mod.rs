@@ -41,7 +41,7 @@ struct Row {
     kill: Kill,
     /// Model calls that are made again.
     repeated: usize,
-    /// Calls whose effect nobody can confirm or rule out. If this is 0, the distinct request bodies equal
+    /// Calls that end as uncertain: their effect may have happened or not. If this is 0, the distinct request bodies equal
     /// those of an undisturbed run, byte for byte.
     uncertain: usize,
     /// Effects of `charge` and of `reserve`.

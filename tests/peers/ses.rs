@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 #[tokio::test]
-#[ignore = "needs moto: make test-ses"]
+#[ignore = "needs moto: make test-optional"]
 async fn an_agents_mail_goes_out_by_ses_once_and_what_ses_rejects_is_seen() {
     let (moto, database) = (Moto::start().await, Database::new().await);
     let mail = |to: &str| json!({"to": [to], "subject": "Grüße", "body": "It is late."});
@@ -60,7 +60,7 @@ struct Moto {
 
 impl Moto {
     async fn start() -> Moto {
-        let peers = std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-ses`");
+        let peers = std::env::var("WAKEFUL_PEERS").expect("WAKEFUL_PEERS is set by `make test-optional`");
         let mut child = Command::new(format!("{peers}/moto/bin/moto_server"))
             .args(["-H", "127.0.0.1", "-p", "0"])
             .stdout(Stdio::null())

@@ -1,7 +1,10 @@
 //! Kills while a provider hands over a mail. The provider repeats a request that was not acknowledged, and
 //! the result is one mail.
 
-use super::*;
+use super::world::{Sns, World};
+use crate::support::{Database, Options};
+use reqwest::StatusCode;
+use serde_json::Value;
 
 #[tokio::test]
 async fn k01_k02_a_providers_mail_that_was_not_acknowledged_is_one_mail_when_it_comes_again() {

@@ -13,7 +13,7 @@ use wakeful_store::resend::Resend;
 use wakeful_store::step::Commit;
 use wakeful_store::wake::NewSession;
 use wakeful_store::{Error, Store};
-use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::advance::Performed;
 use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::bundle::normal::normal;
 use wakeful_workflow::fork::CutPoint;
@@ -72,7 +72,7 @@ fn mail(subject: &str) -> Value {
 async fn rich(world: &World) -> String {
     let session_id = world.wake("c1", "Write to Bob, twice.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     world.send(&session_id, "And reserve a table. ☕\u{1}").await;
     let (a, b, c) =
         (call("call_a", "compose_email"), call("call_b", "compose_email"), call("call_c", "reserve"));
@@ -85,21 +85,24 @@ async fn rich(world: &World) -> String {
         performed(&a, done("Queued.", Some(mail(&"x".repeat(150 << 10))))),
         performed(&c, reserved),
     ];
-    driver.continues(Outcome::Called(called)).await;
+    driver.continues(Performed::Called(called)).await;
     let question = call("call_d", "ask_user");
     driver.continues(replied(vec![asks(&question)])).await;
-    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed);
+    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed { opened: false });
     world.send(&session_id, "At eight.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    driver.continues(Performed::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     let mut claims = Claims::start(&world.store, Kind::Deliver, 1, super::LEASE);
     world.deliver(&claims.next().await).await;
     claims.stop();
     world.send(&session_id, "Thanks!").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
-    assert_eq!(driver.commit(replied(vec![text("You are welcome.")])).await, Commit::Closed);
+    driver.continues(Performed::Begun).await;
+    assert_eq!(
+        driver.commit(replied(vec![text("You are welcome.")])).await,
+        Commit::Closed { opened: false }
+    );
     session_id
 }
 
@@ -156,7 +159,7 @@ async fn an_import_in_mid_run_starts_nothing_and_a_retry_runs_no_call_of_it() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Charge Bob.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     driver.sends_mail("call_m").await;
     // Of four calls one never began, one may have run, one is done and has a mail to send, and one waits.
     let calls = ["invoked", "started", "done", "waiting"].map(|id| call(id, "charge"));
@@ -188,7 +191,7 @@ async fn an_import_in_mid_run_starts_nothing_and_a_retry_runs_no_call_of_it() {
     // A person retries it: no call of the bundle runs, and nothing is sent.
     elsewhere.store.retry(&copy, None).await.unwrap();
     let mut driver = elsewhere.drive(&copy).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let Action::CallTools { calls } = plan(&driver.session, &wakeful_workflow::agent::Limits::default())
     else {
         panic!("the calls are closed first");
@@ -208,7 +211,7 @@ async fn k41_an_export_of_a_live_run_is_of_one_moment_and_a_slow_reader_holds_no
     let world = World::new().await;
     let session_id = world.wake("c1", "Go on.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     for round in 0..5 {
         driver.sends_mail(&format!("call_{round}")).await;
     }
@@ -228,7 +231,7 @@ async fn k41_an_export_of_a_live_run_is_of_one_moment_and_a_slow_reader_holds_no
     );
     assert_eq!(long.await, 0, "no transaction is open between two pages");
     driver.session = world.store.hydrate(&session_id).await.unwrap();
-    driver.continues(Outcome::Called(vec![performed(&open, done("Charged.", None))])).await;
+    driver.continues(Performed::Called(vec![performed(&open, done("Charged.", None))])).await;
     let mut claims = Claims::start(&world.store, Kind::Deliver, 1, super::LEASE);
     world.deliver(&claims.next().await).await;
     claims.stop();
@@ -246,7 +249,7 @@ async fn k41_what_is_sent_again_while_it_is_exported_is_what_it_was() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Go on.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     for round in 0..5 {
         driver.sends_mail(&format!("call_{round}")).await;
     }
@@ -278,8 +281,8 @@ async fn a_session_beside_others_in_its_conversation_is_carried_with_its_numbers
     for (trigger, said) in [("a", "One."), ("b", "Two."), ("a", "Three."), ("b", "Four.")] {
         let woken = world.store.wake(&beside(trigger), &message(said)).await.unwrap();
         let mut driver = world.drive(&woken.session_id).await;
-        driver.continues(Outcome::Begun).await;
-        assert_eq!(driver.commit(replied(vec![text("Yes.")])).await, Commit::Closed);
+        driver.continues(Performed::Begun).await;
+        assert_eq!(driver.commit(replied(vec![text("Yes.")])).await, Commit::Closed { opened: false });
         ids.push(woken.session_id);
     }
     for session_id in &ids[..2] {

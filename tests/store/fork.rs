@@ -11,7 +11,7 @@ use wakeful_store::Error;
 use wakeful_store::fork::{ForkRequest, Forked, Model};
 use wakeful_store::queue::Kind;
 use wakeful_store::step::Commit;
-use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::advance::Performed;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fork::{CutPoint, SystemPromptPatch};
@@ -24,20 +24,20 @@ use wakeful_workflow::session::{Session, SessionStatus};
 async fn two_runs(world: &World) -> String {
     let session_id = world.wake("c1", "Write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     driver.sends_mail("call_a").await;
-    assert_eq!(driver.commit(replied(vec![text("Written.")])).await, Commit::Closed);
+    assert_eq!(driver.commit(replied(vec![text("Written.")])).await, Commit::Closed { opened: false });
     world.send(&session_id, "And to Ann, and reserve.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let (mail, reserve) = (call("call_b", "compose_email"), call("call_c", "reserve"));
     driver.continues(replied(vec![asks(&mail), asks(&reserve)])).await;
     let details = json!({"type": "sentEmail", "to": ["ann@example.com"], "subject": "Ho", "body": "Ann."});
     let reserved = done("Reserved.", None);
     driver.settle(&reserve, &reserved).await;
     let results = vec![performed(&mail, done("Queued.", Some(details))), performed(&reserve, reserved)];
-    driver.continues(Outcome::Called(results)).await;
-    assert_eq!(driver.commit(replied(vec![text("All done.")])).await, Commit::Closed);
+    driver.continues(Performed::Called(results)).await;
+    assert_eq!(driver.commit(replied(vec![text("All done.")])).await, Commit::Closed { opened: false });
     session_id
 }
 
@@ -168,12 +168,12 @@ async fn a_fork_goes_on_with_numbers_and_steps_of_its_own() {
     let mut driver = world.drive(&forked.session_id).await;
     agrees(&world, &forked.session_id).await;
     assert_eq!((driver.session.last_step_number, driver.session.base_message_number), (2, 1));
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     // The fork did not copy this call of the parent's turn, so its id is free.
     driver.sends_mail("call_b").await;
     // The fork did copy this one, so its id is taken.
     driver.sends_mail_as("call_a", "call_a_9_0").await;
-    assert_eq!(driver.commit(replied(vec![text("Another answer.")])).await, Commit::Closed);
+    assert_eq!(driver.commit(replied(vec![text("Another answer.")])).await, Commit::Closed { opened: false });
     agrees(&world, &forked.session_id).await;
     let child = hydrated(&world, &forked.session_id).await;
     assert_eq!(
@@ -193,8 +193,8 @@ async fn a_fork_goes_on_with_numbers_and_steps_of_its_own() {
     // A follow-up continues the fork, as it would any session.
     world.send(&forked.session_id, "And?").await;
     let mut driver = world.drive(&forked.session_id).await;
-    driver.continues(Outcome::Begun).await;
-    assert_eq!(driver.commit(replied(vec![text("That is all.")])).await, Commit::Closed);
+    driver.continues(Performed::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text("That is all.")])).await, Commit::Closed { opened: false });
     agrees(&world, &forked.session_id).await;
     unchanged(before, others(&world, &forked).await);
 }
@@ -204,7 +204,7 @@ async fn a_running_session_is_forked_without_being_touched_or_held_up() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Reserve a table.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let reserve = call("call_a", "reserve");
     driver.continues(replied(vec![asks(&reserve)])).await;
     assert!(driver.start(&reserve).await.is_some());
@@ -231,8 +231,8 @@ async fn a_running_session_is_forked_without_being_touched_or_held_up() {
 
     // The parent's run continues undisturbed.
     let results = vec![performed(&reserve, done("Reserved.", None))];
-    driver.continues(Outcome::Called(results)).await;
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    driver.continues(Performed::Called(results)).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     agrees(&world, &session_id).await;
     agrees(&world, &forked.session_id).await;
 }

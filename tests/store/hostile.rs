@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 use wakeful_store::Error;
 use wakeful_store::step::Commit;
-use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::advance::Performed;
 
 /// Lines of a bundle, for a test to damage.
 #[derive(Clone)]
@@ -74,7 +74,7 @@ fn packed(bytes: &[u8]) -> Vec<u8> {
 async fn session(world: &World) -> String {
     let session_id = world.wake("c1", "Write it down.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let (file, charge, mail) =
         (call("call_f", "write_file"), call("call_g", "charge"), call("call_m", "compose_email"));
     driver.continues(replied(vec![asks(&file), asks(&charge), asks(&mail)])).await;
@@ -88,8 +88,8 @@ async fn session(world: &World) -> String {
         performed(&charge, charged),
         performed(&mail, done("Queued.", Some(sent))),
     ];
-    driver.continues(Outcome::Called(called)).await;
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    driver.continues(Performed::Called(called)).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     session_id
 }
 
@@ -222,7 +222,7 @@ async fn a_call_without_a_result_that_says_it_settled_and_not_how_is_refused() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     driver.continues(replied(vec![asks(&call("call_p", "compose_email"))])).await;
     let good = Lines::of(&export(&world.store, &session_id).await);
     for status in ["done", "failed"] {

@@ -6,7 +6,7 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 use wakeful_store::journal::{Lines, Memory, Postgres, recover};
 use wakeful_store::step::Commit;
-use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::advance::Performed;
 use wakeful_workflow::agent::{AgentPolicy, JournalLevel};
 use wakeful_workflow::plan::Stop;
 
@@ -55,12 +55,12 @@ async fn at_either_level_the_journal_gives_the_row_back_after_every_commit() {
         holds().await;
         let mut driver = world.drive(&session_id).await;
         driver.policy = policy;
-        driver.continues(Outcome::Begun).await;
+        driver.continues(Performed::Begun).await;
         holds().await;
         let email = call("call_a", "compose_email");
         driver.continues(replied(vec![asks(&email)])).await;
         holds().await;
-        driver.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail(5))))])).await;
+        driver.continues(Performed::Called(vec![performed(&email, done("Queued.", Some(mail(5))))])).await;
         holds().await;
 
         // This pause would change the state, but a message arrives first, so the run does not pause.
@@ -70,13 +70,16 @@ async fn at_either_level_the_journal_gives_the_row_back_after_every_commit() {
         world.send(&session_id, "At eight.").await;
         holds().await;
         let mut outcome = vec![performed(&long, done("Queued.", Some(mail(3000))))];
-        let Outcome::Called(asked) = asked(&question) else { panic!("a question") };
+        let Performed::Called(asked) = asked(&question) else { panic!("a question") };
         outcome.extend(asked);
-        driver.continues(Outcome::Called(outcome)).await;
+        driver.continues(Performed::Called(outcome)).await;
         assert_eq!(driver.session.state.len(), 2);
         holds().await;
 
-        assert_eq!(driver.commit(Outcome::Stopped(Stop::Cancelled)).await, Commit::Closed);
+        assert_eq!(
+            driver.commit(Performed::Stopped(Stop::Cancelled)).await,
+            Commit::Closed { opened: false }
+        );
         holds().await;
         let updates =
             world.journal(&session_id).await.iter().filter(|kind| *kind == "context_update").count();
@@ -89,10 +92,10 @@ async fn a_large_value_is_journalled_by_pointer_and_printed_with_what_it_points_
     let world = World::new().await;
     let session_id = world.wake("c1", "Write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let email = call("call_a", "compose_email");
     driver.continues(replied(vec![asks(&email)])).await;
-    driver.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail(3000))))])).await;
+    driver.continues(Performed::Called(vec![performed(&email, done("Queued.", Some(mail(3000))))])).await;
 
     let stored: Value = world
         .database
@@ -111,7 +114,7 @@ async fn a_large_value_is_journalled_by_pointer_and_printed_with_what_it_points_
     let entries = world.store.journal(&session_id, 0, 100).await.unwrap();
     let update = entries.iter().find(|entry| entry.kind == "context_update").unwrap();
     assert_eq!(update.payload["value"], driver.session.state["email/call_a"]);
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     let entries = world.store.journal(&session_id, 0, 100).await.unwrap();
     let checkpoint = entries.iter().find(|entry| entry.kind == "checkpoint").unwrap();
     assert_eq!(checkpoint.payload["context_state"], Value::Object(driver.session.state.clone()));
@@ -123,7 +126,7 @@ async fn a_reader_who_asks_for_what_is_after_its_last_entry_misses_none_of_eight
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let writers = async {
         join_all((0..7).map(async |_| {
             for _ in 0..EACH {
@@ -140,7 +143,7 @@ async fn a_reader_who_asks_for_what_is_after_its_last_entry_misses_none_of_eight
             let transition = driver.transition(replied(vec![asks(&pure)]));
             let Commit::Continued { .. } = driver.write(&transition).await else { panic!("it goes on") };
             driver.session = world.store.hydrate(&session_id).await.unwrap();
-            let called = Outcome::Called(vec![performed(&pure, done("Queued.", Some(mail(1))))]);
+            let called = Performed::Called(vec![performed(&pure, done("Queued.", Some(mail(1))))]);
             let transition = driver.transition(called);
             let Commit::Continued { .. } = driver.write(&transition).await else { panic!("it goes on") };
             driver.session = world.store.hydrate(&session_id).await.unwrap();

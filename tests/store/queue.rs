@@ -7,7 +7,7 @@ async fn what_is_enqueued_while_the_deliver_job_ends_is_sent() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Write to Bob, twice.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     driver.sends_mail("call_1").await;
 
     let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
@@ -39,7 +39,7 @@ async fn a_deliverer_without_its_lease_claims_and_settles_nothing() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     driver.sends_mail("call_1").await;
     let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
     let job = claims.next().await;
@@ -60,6 +60,32 @@ async fn a_deliverer_without_its_lease_claims_and_settles_nothing() {
     assert!(!world.store.settle_delivery(&job.lease, &claimed, "email", &sent).await.unwrap());
     assert_eq!(world.dump().await, before);
     claims.stop();
+}
+
+#[tokio::test]
+async fn a_delivery_that_meets_an_uncommitted_claim_is_not_sent() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Write to Bob.").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    driver.sends_mail("call_1").await;
+    let mut claims = Claims::start(&world.store, Kind::Deliver, 1, LEASE);
+    let job = claims.next().await;
+    claims.stop();
+    let (job_id, token) = (job.lease.job_id, job.lease.token);
+    let claim = || world.store.claim_delivery(&job.lease, &job.conversation_id, "email", TERMS);
+    assert!(world.claim_during(job_id, claim()).await.unwrap().is_none());
+    assert_eq!(world.one("select count(*) from deliveries where status = 'queued'").await, 1);
+
+    world.give_back(job_id, token).await;
+    let claimed = claim().await.unwrap().expect("the lease is held");
+    let again = world.store.send_again(&job.lease, &claimed.delivery_id, Duration::from_secs(1));
+    assert!(!world.claim_during(job_id, again).await.unwrap());
+    world.give_back(job_id, token).await;
+    let sent = Settled::Sent { receipt: json!({}) };
+    let settled = world.store.settle_delivery(&job.lease, &claimed, "email", &sent);
+    assert!(!world.claim_during(job_id, settled).await.unwrap());
+    assert_eq!(world.one("select count(*) from deliveries where status = 'sending'").await, 1);
 }
 
 #[tokio::test]
@@ -98,4 +124,28 @@ async fn eight_claimers_at_once_never_get_one_job_twice() {
     let jobs: HashSet<i64> = taken.iter().map(|(job, _)| *job).collect();
     let tokens: HashSet<i64> = taken.iter().map(|(_, token)| *token).collect();
     assert_eq!((taken.len(), jobs.len(), tokens.len()), (JOBS as usize, JOBS as usize, JOBS as usize));
+}
+
+#[tokio::test]
+async fn a_claim_that_was_planned_for_an_empty_queue_does_not_walk_through_a_full_one() {
+    let world = World::new().await;
+    let mut claims = Claims::start(&world.store, Kind::Step, 1, LEASE);
+    let scans = "select coalesce(seq_scan + idx_scan, 0) from pg_stat_user_tables where relname = 'jobs'";
+    // Postgres plans a prepared statement for the last time at its sixth run.
+    eventually("claims of nothing", || async { (world.one(scans).await > 20).then_some(()) }).await;
+    world
+        .run_sql(
+            "insert into jobs (kind, space_id, conversation_id, session_id, step_number)
+            select 'step', 'default', 'default/c' || n, 'sess_' || n, 1 from generate_series(1, 20000) as n",
+        )
+        .await;
+    for _ in 0..5 {
+        let job = claims.next().await;
+        world.store.end_job(&job.lease).await.unwrap();
+    }
+    let ended = "select n_tup_del from pg_stat_user_tables where relname = 'jobs'";
+    eventually("the claims to be counted", || async { (world.one(ended).await >= 5).then_some(()) }).await;
+    let read = "select seq_tup_read from pg_stat_user_tables where relname = 'jobs'";
+    assert_eq!(world.one(read).await, 0, "rows that claims walked through");
+    claims.stop();
 }

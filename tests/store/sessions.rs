@@ -67,7 +67,7 @@ async fn a_chat_goes_on_with_the_latest_session_whatever_made_it_and_an_email_wi
 async fn the_order_of_sessions_is_the_databases_whatever_their_ids_say() {
     let world = World::new().await;
     let first = world.store.wake(&chat("c1"), &message("one")).await.unwrap().session_id;
-    let second = world.store.begin_anew(&chat("c1"), None).await.unwrap().session_id;
+    let second = world.store.restart(&chat("c1"), None).await.unwrap().session_id;
     // Ids look like this when the clock of the process that made the second session is slow.
     let early = sqlx::query("update conversation_sessions set session_id = 'sess_0' where session_id = $1")
         .bind(&second);
@@ -98,7 +98,7 @@ async fn a_message_beside_a_new_beginning_goes_to_one_of_the_two_sessions_and_to
         };
         let begin = || {
             let store = store.clone();
-            tokio::spawn(async move { store.begin_anew(&chat("c1"), None).await.unwrap().session_id })
+            tokio::spawn(async move { store.restart(&chat("c1"), None).await.unwrap().session_id })
         };
         let waits = async |number: i64| {
             crate::support::eventually("someone to wait for the lock", || async {
@@ -133,7 +133,7 @@ async fn a_message_beside_a_new_beginning_goes_to_one_of_the_two_sessions_and_to
 async fn a_message_that_is_sent_again_after_a_new_beginning_has_its_first_answer() {
     let world = World::new().await;
     let first = world.store.wake(&chat("c1"), &keyed("k1", "one")).await.unwrap();
-    let begun = world.store.begin_anew(&chat("c1"), None).await.unwrap();
+    let begun = world.store.restart(&chat("c1"), None).await.unwrap();
     let again = world.store.wake(&chat("c1"), &keyed("k1", "one")).await.unwrap();
     assert!(again.duplicate);
     assert_eq!((&again.session_id, &again.run_id), (&first.session_id, &first.run_id));
@@ -152,11 +152,11 @@ async fn an_answer_is_taken_where_a_question_is_open_and_nowhere_else() {
     };
     refused(world.store.answer(&session_id, &message("Four.")).await);
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let question = call("call_a", "ask_user");
     driver.continues(replied(vec![asks(&question)])).await;
     refused(world.store.answer(&session_id, &message("Four.")).await);
-    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed);
+    assert_eq!(driver.commit(asked(&question)).await, Commit::Closed { opened: false });
 
     let answered = world.store.answer(&session_id, &keyed("k", "Four.")).await.unwrap();
     assert_eq!(answered.outcome, Acceptance::Delivered);
@@ -174,22 +174,22 @@ async fn the_messages_of_the_steps_are_the_transcript_and_fold_into_the_warm_sta
     // Another session of the conversation takes message numbers in between.
     let session_id = world.wake("c1", "Reserve a table and write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     for turn in 0..3 {
         driver.sends_mail(&format!("call_{turn}")).await;
         let write = call(&format!("call_w{turn}"), "write_file");
         driver.continues(replied(vec![text("A note."), asks(&write)])).await;
         let details = json!({"type": "fileWritten", "path": "notes.md", "bytes": turn, "sha256": "00"});
-        driver.continues(Outcome::Called(vec![performed(&write, done("Written.", Some(details)))])).await;
+        driver.continues(Performed::Called(vec![performed(&write, done("Written.", Some(details)))])).await;
     }
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     let other = world.store.wake(&new_session("c1", "other"), &message("Hello")).await.unwrap().session_id;
     let mut between = world.drive(&other).await;
-    between.continues(Outcome::Begun).await;
-    assert_eq!(between.commit(replied(vec![text("Hello.")])).await, Commit::Closed);
+    between.continues(Performed::Begun).await;
+    assert_eq!(between.commit(replied(vec![text("Hello.")])).await, Commit::Closed { opened: false });
     world.send(&session_id, "Again.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     driver.sends_mail("call_last").await;
 
     let steps = world.store.steps(&session_id, None, 100).await.unwrap();

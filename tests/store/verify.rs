@@ -6,7 +6,7 @@ use sqlx::AssertSqlSafe;
 use wakeful_store::Error;
 use wakeful_store::step::Commit;
 use wakeful_store::verify::Verification;
-use wakeful_workflow::advance::Outcome;
+use wakeful_workflow::advance::Performed;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::plan::Stop;
 
@@ -14,7 +14,7 @@ use wakeful_workflow::plan::Stop;
 async fn completed(world: &World) -> String {
     let session_id = world.wake("c1", "Write to Bob.").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let (a, b) = (call("call_a", "compose_email"), call("call_b", "compose_email"));
     driver.continues(replied(vec![asks(&a), asks(&b)])).await;
     let mail = |subject: &str| {
@@ -23,8 +23,8 @@ async fn completed(world: &World) -> String {
         done("Queued.", Some(details))
     };
     let called = vec![performed(&a, mail("One")), performed(&b, mail(&"Two".repeat(1000)))];
-    driver.continues(Outcome::Called(called)).await;
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    driver.continues(Performed::Called(called)).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     session_id
 }
 
@@ -122,8 +122,8 @@ async fn a_wrong_state_that_was_snapshotted_is_mended_by_a_further_checkpoint() 
     // A run reads the wrong state and saves it in its checkpoint.
     world.send(&session_id, "And now?").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    driver.continues(Performed::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     let verification = world.store.verify(&session_id).await.unwrap();
     assert_eq!(differing(&verification), ["state"], "the messages say otherwise");
 
@@ -149,7 +149,7 @@ async fn a_rebuild_beside_a_worker_gives_it_the_state_that_it_wrote() {
     )
     .await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     assert_eq!(driver.session.state.len(), 1, "the worker has the wrong state");
     run_sql(
         &world,
@@ -165,7 +165,7 @@ async fn a_rebuild_beside_a_worker_gives_it_the_state_that_it_wrote() {
     // The close sees the new `wake_seq`, continues instead, and reads the state again.
     driver.continues(replied(vec![text("Done.")])).await;
     assert_eq!(driver.session.state.len(), 2);
-    assert_eq!(driver.commit(Outcome::Stopped(Stop::Finished)).await, Commit::Closed);
+    assert_eq!(driver.commit(Performed::Stopped(Stop::Finished)).await, Commit::Closed { opened: false });
     assert!(world.store.verify(&session_id).await.unwrap().agrees);
 }
 
@@ -208,14 +208,17 @@ async fn sessions_that_share_a_conversation_agree_with_their_own_logs() {
     let world = World::new().await;
     let first = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&first).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let fault = Fault::StepLimit { limit: 1 };
-    assert_eq!(driver.commit(Outcome::Stopped(Stop::Failed(fault))).await, Commit::Closed);
+    assert_eq!(
+        driver.commit(Performed::Stopped(Stop::Failed(fault))).await,
+        Commit::Closed { opened: false }
+    );
 
     let woken = world.store.wake(&new_session("c1", "second"), &message("Hello too")).await.unwrap();
     let mut driver = world.drive(&woken.session_id).await;
-    driver.continues(Outcome::Begun).await;
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    driver.continues(Performed::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
 
     // The session's own last message has a lower number than the one its retried run continues from.
     world.store.retry(&first, None).await.unwrap();
@@ -224,8 +227,8 @@ async fn sessions_that_share_a_conversation_agree_with_their_own_logs() {
         assert!(verification.agrees, "{verification:#?}");
     }
     let mut driver = world.drive(&first).await;
-    driver.continues(Outcome::Begun).await;
-    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed);
+    driver.continues(Performed::Begun).await;
+    assert_eq!(driver.commit(replied(vec![text("Done.")])).await, Commit::Closed { opened: false });
     assert!(world.store.verify(&first).await.unwrap().agrees);
     assert_eq!(world.store.session_ids("", 10).await.unwrap(), [first, woken.session_id]);
 }

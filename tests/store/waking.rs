@@ -43,11 +43,11 @@ async fn a_closing_commit_that_meets_a_wake_keeps_its_reply_and_goes_on() {
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     let planned = driver.session.wake_seq;
     world.send(&session_id, "And another thing.").await;
 
-    let Commit::Continued { wake_seq } = driver.commit(replied(vec![text("Hello to you.")])).await else {
+    let Commit::Continued { wake_seq, .. } = driver.commit(replied(vec![text("Hello to you.")])).await else {
         panic!("it closed over a message");
     };
     assert!(wake_seq > planned);
@@ -64,7 +64,7 @@ async fn a_follow_up_from_before_the_question_answers_it_and_no_run_waits_on_a_m
     let world = World::new().await;
     let session_id = world.wake("c1", "Hello").await;
     let mut driver = world.drive(&session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     world.send(&session_id, "For four, by the way.").await;
     let question = call("call_1", "ask_user");
     driver.continues(replied(vec![asks(&question)])).await;
@@ -178,33 +178,33 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                     store.end_job(&job.lease).await.unwrap();
                     break;
                 }
-                Action::Begin => Outcome::Begun,
+                Action::Begin => Performed::Begun,
                 Action::CallModel if turn.is_multiple_of(3) => {
                     replied(vec![asks(&call(&new_id("call"), "reserve"))])
                 }
                 Action::CallModel => replied(vec![text("Answer.")]),
                 Action::Compact => unreachable!("no strategy is asked here"),
-                Action::CallTools { calls } => Outcome::Called(
+                Action::CallTools { calls } => Performed::Called(
                     calls
                         .into_iter()
                         .map(|planned| match planned.how {
-                            How::Abandon => Performed { call: planned.call, ending: CallEnd::Abandoned },
+                            How::Abandon => EndedCall { call: planned.call, ending: CallEnd::Abandoned },
                             _ => performed(&planned.call, done("Reserved.", None)),
                         })
                         .collect(),
                 ),
-                Action::Stop(stop) => Outcome::Stopped(stop),
-                Action::Pause => Outcome::Paused,
+                Action::Stop(stop) => Performed::Stopped(stop),
+                Action::Pause => Performed::Paused,
             };
             let transition = advance(&session, outcome, AgentPolicy::default());
             match store.commit(&job.lease, &session, transition.clone(), performance()).await.unwrap() {
-                Commit::Continued { wake_seq } => {
+                Commit::Continued { wake_seq, .. } => {
                     session.apply(&transition.continuing());
                     if wake_seq != session.wake_seq {
                         store.refresh(&mut session).await.unwrap();
                     }
                 }
-                Commit::Closed => break,
+                Commit::Closed { .. } => break,
                 Commit::Moved => session = store.hydrate(&id).await.unwrap(),
                 Commit::Stale => panic!("a lease of a minute was lost"),
             }

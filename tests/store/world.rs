@@ -17,10 +17,11 @@ use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
 use wakeful_store::{Store, new_id};
-use wakeful_workflow::advance::{CallEnd, Generated, Outcome, Performed, Transition, advance};
+use wakeful_workflow::advance::{CallEnd, EndedCall, Generated, Performed, Transition, advance};
 use wakeful_workflow::agent::{AgentPolicy, ToolDefinition};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::generation::Purpose;
+use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
 use wakeful_workflow::seed::Seed;
@@ -63,7 +64,7 @@ impl World {
 
     /// Commits `outcome` while another claim has the job. Asserts that the store reports it and writes
     /// nothing.
-    pub(super) async fn refuses(&self, driver: &Driver<'_>, outcome: Outcome) {
+    pub(super) async fn refuses(&self, driver: &Driver<'_>, outcome: Performed) {
         let job_id = driver.job.lease.job_id;
         let token = self.steal(job_id).await;
         let before = self.dump().await;
@@ -89,6 +90,28 @@ impl World {
         let steal = sqlx::query("update jobs set lease = nextval('leases') where job_id = $1").bind(job_id);
         steal.execute(&self.database.pool).await.unwrap();
         token
+    }
+
+    /// Runs `act` while a later claim's transaction holds the job's row. The claim commits when `act` waits for
+    /// a lock or has ended, so `act` reads the job as it was before the claim.
+    pub(super) async fn claim_during<T>(&self, job_id: i64, act: impl Future<Output = T>) -> T {
+        let mut claim = self.database.pool.begin().await.unwrap();
+        let steal = sqlx::query("update jobs set lease = nextval('leases') where job_id = $1").bind(job_id);
+        steal.execute(&mut *claim).await.unwrap();
+        let waits = self.until(
+            "select exists (select from pg_stat_activity
+            where datname = current_database() and wait_event_type = 'Lock')",
+        );
+        tokio::pin!(act);
+        let ended = tokio::select! {
+            ended = &mut act => Some(ended),
+            () = waits => None,
+        };
+        claim.commit().await.unwrap();
+        match ended {
+            Some(ended) => ended,
+            None => act.await,
+        }
     }
 
     pub(super) async fn give_back(&self, job_id: i64, token: i64) {
@@ -156,7 +179,7 @@ pub(super) struct Driver<'a> {
 }
 
 impl Driver<'_> {
-    pub(super) fn transition(&self, outcome: Outcome) -> Transition {
+    pub(super) fn transition(&self, outcome: Performed) -> Transition {
         advance(&self.session, outcome, self.policy)
     }
 
@@ -166,10 +189,10 @@ impl Driver<'_> {
     }
 
     /// Commits, and updates the warm copy as the step job does.
-    pub(super) async fn commit(&mut self, outcome: Outcome) -> Commit {
+    pub(super) async fn commit(&mut self, outcome: Performed) -> Commit {
         let transition = self.transition(outcome);
         let commit = self.write(&transition).await;
-        if let Commit::Continued { wake_seq } = commit {
+        if let Commit::Continued { wake_seq, .. } = commit {
             self.session.apply(&transition.continuing());
             if wake_seq != self.session.wake_seq {
                 self.world.store.refresh(&mut self.session).await.unwrap();
@@ -185,7 +208,7 @@ impl Driver<'_> {
         commit
     }
 
-    pub(super) async fn continues(&mut self, outcome: Outcome) {
+    pub(super) async fn continues(&mut self, outcome: Performed) {
         let commit = self.commit(outcome).await;
         assert!(matches!(commit, Commit::Continued { .. }), "{commit:?}");
     }
@@ -204,10 +227,10 @@ impl Driver<'_> {
         assert!(settled.unwrap());
     }
 
-    pub(super) async fn try_generation(&self, id: &str, attempt: i64) -> bool {
-        let new = NewGeneration {
+    pub(super) fn generation<'a>(&'a self, id: &'a GenerationId, attempt: i64) -> NewGeneration<'a> {
+        NewGeneration {
             session_id: &self.session.session_id,
-            generation_id: &id.into(),
+            generation_id: id,
             step_number: self.session.last_step_number + 1,
             attempt,
             model: "test/test",
@@ -217,7 +240,12 @@ impl Driver<'_> {
             resumes: None,
             purpose: Purpose::Reply,
             context_strategy: Strategy::Full,
-        };
+        }
+    }
+
+    pub(super) async fn try_generation(&self, id: &str, attempt: i64) -> bool {
+        let id = id.into();
+        let new = self.generation(&id, attempt);
         self.world.store.begin_generation(&self.job.lease, &new).await.unwrap().is_some()
     }
 
@@ -236,7 +264,7 @@ impl Driver<'_> {
         self.continues(replied(vec![asks(&call(asked, "compose_email"))])).await;
         let email = call(given, "compose_email");
         let mail = json!({"type": "sentEmail", "to": ["bob@example.com"], "subject": "Hi", "body": "Bob."});
-        self.continues(Outcome::Called(vec![performed(&email, done("Queued.", Some(mail)))])).await;
+        self.continues(Performed::Called(vec![performed(&email, done("Queued.", Some(mail)))])).await;
     }
 }
 
@@ -302,8 +330,8 @@ pub(super) fn message(text: &str) -> NewMessage {
     }
 }
 
-pub(super) fn performance() -> Performance {
-    Performance { elapsed_s: 0.1, attempt: 1 }
+pub(super) fn performance() -> Performance<'static> {
+    Performance { elapsed_s: 0.1, attempt: 1, intent: None }
 }
 
 pub(super) fn text(text: &str) -> Block {
@@ -318,7 +346,7 @@ pub(super) fn asks(call: &ToolCall) -> Block {
     Block::ToolCall(call.clone())
 }
 
-pub(super) fn replied(content: Vec<Block>) -> Outcome {
+pub(super) fn replied(content: Vec<Block>) -> Performed {
     let effects = [
         ("reserve", Effect::Idempotent),
         ("charge", Effect::Guarded),
@@ -326,7 +354,7 @@ pub(super) fn replied(content: Vec<Block>) -> Outcome {
         ("ask_user", Effect::Pure),
     ];
     let calls = content.iter().any(|block| matches!(block, Block::ToolCall(_)));
-    Outcome::Replied(Generated {
+    Performed::Replied(Generated {
         generation_id: new_id("gen").into(),
         attempt: 1,
         model: "test/test".into(),
@@ -356,10 +384,10 @@ pub(super) fn done(content: &str, details: Option<Value>) -> CallEnd {
     CallEnd::Settled(CallStatus::Done, CallOutcome { content: content.into(), is_error: false, details })
 }
 
-pub(super) fn performed(call: &ToolCall, ending: CallEnd) -> Performed {
-    Performed { call: call.clone(), ending }
+pub(super) fn performed(call: &ToolCall, ending: CallEnd) -> EndedCall {
+    EndedCall { call: call.clone(), ending }
 }
 
-pub(super) fn asked(call: &ToolCall) -> Outcome {
-    Outcome::Called(vec![performed(call, CallEnd::Asked("When?".into()))])
+pub(super) fn asked(call: &ToolCall) -> Performed {
+    Performed::Called(vec![performed(call, CallEnd::Asked("When?".into()))])
 }

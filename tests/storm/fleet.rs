@@ -2,7 +2,7 @@
 
 use super::plan::{Plan, WINDOW_MS};
 use super::summary::Summary;
-use crate::support::{Options, Process, TIMEOUT};
+use crate::support::{Options, Process, TIMEOUT, eventually};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -54,11 +54,12 @@ impl Fleet {
     /// Starts everything. The storm's clock begins when the API can take a message, however slow the machine
     /// is.
     pub async fn start(&mut self, plan: &Plan) {
-        while self.api.lock().expect("nobody panics with it").is_none() {
-            assert!(self.began.elapsed() < TIMEOUT, "the API does not come up");
+        eventually("the API to come up", || {
             self.look_after(plan);
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+            let url = self.api.lock().expect("nobody panics with it").clone();
+            async { url }
+        })
+        .await;
         self.began = Instant::now();
     }
 
@@ -128,6 +129,7 @@ impl Fleet {
         for slot in &mut self.slots {
             let Some(process) = slot.process.as_mut() else { continue };
             let asked = Instant::now();
+            // Polls with a deadline of its own, because a process that does not end is reported here.
             while !process.has_ended() && asked.elapsed() < TIMEOUT / 2 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

@@ -274,6 +274,7 @@ async fn post_all(
             if let Some(id) = post(api, conversation, &message.key, &message.text).await {
                 break id;
             }
+            // The pause of a client before it tries again. No test depends on its length.
             tokio::time::sleep(Duration::from_millis(50)).await;
         };
     }

@@ -226,7 +226,7 @@ async fn nothing_is_left(database: &Database, session_id: &str) {
             "select json_build_object(
                 'jobs', (select count(*) from jobs where session_id = $1 and kind = 'step'),
                 'generations', (select count(*) from generations where session_id = $1),
-                -- A piece that was written while its call was being forgotten is shown to nobody, and swept later.
+                -- A chunk without its generation does not count. No reader gets it, and a sweep deletes it later.
                 'chunks', (select count(*) from generation_chunks join generations using (session_id, generation_id)
                     where session_id = $1),
                 'inbox', (select count(*) from session_inbox where session_id = $1 and status <> 'drained'),

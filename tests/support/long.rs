@@ -11,7 +11,7 @@ use wakeful_store::Store;
 use wakeful_store::queue::{Holdings, Job, Kind, News, Queue, Settings};
 use wakeful_store::step::{Commit, Performance};
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
-use wakeful_workflow::advance::{CallEnd, Generated, Outcome, Performed, advance};
+use wakeful_workflow::advance::{CallEnd, EndedCall, Generated, Performed, advance};
 use wakeful_workflow::agent::{AgentPolicy, ToolDefinition};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::policy::SessionPolicy;
@@ -60,7 +60,7 @@ impl Long {
         let claim = Claim::of(store).await;
         assert_eq!(claim.job.session_id.as_deref(), Some(session_id.as_str()), "no other job waits");
         let mut session = store.hydrate(&session_id).await.expect("it is there");
-        claim.commit(store, &mut session, Outcome::Begun).await;
+        claim.commit(store, &mut session, Performed::Begun).await;
         for step in 1..=self.steps {
             let call = (step < self.steps).then(|| ToolCall {
                 call_id: format!("call_{step}").into(),
@@ -74,13 +74,13 @@ impl Long {
                 let content = words(step + 1_000_000, self.message_bytes);
                 let outcome = CallOutcome { content, is_error: false, details: None };
                 let ending = CallEnd::Settled(CallStatus::Done, outcome);
-                claim.commit(store, &mut session, Outcome::Called(vec![Performed { call, ending }])).await;
+                claim.commit(store, &mut session, Performed::Called(vec![EndedCall { call, ending }])).await;
             }
         }
         session_id
     }
 
-    fn reply(self, session: &Session, step: usize, call: Option<ToolCall>) -> Outcome {
+    fn reply(self, session: &Session, step: usize, call: Option<ToolCall>) -> Performed {
         let text = Block::Text { text: words(step, self.message_bytes) };
         let finish_reason = if call.is_some() { FinishReason::ToolCalls } else { FinishReason::Stop };
         let request_sha256 = if self.hashes {
@@ -92,7 +92,7 @@ impl Long {
         } else {
             format!("{step:064x}")
         };
-        Outcome::Replied(Generated {
+        Performed::Replied(Generated {
             generation_id: format!("gen_{step:032x}").as_str().into(),
             attempt: 1,
             model: MODEL.to_owned(),
@@ -150,13 +150,13 @@ impl Claim {
         Claim { job, stop }
     }
 
-    async fn commit(&self, store: &Store, session: &mut Session, outcome: Outcome) {
+    async fn commit(&self, store: &Store, session: &mut Session, outcome: Performed) {
         let transition = advance(session, outcome, AgentPolicy::default());
-        let performance = Performance { elapsed_s: 0.1, attempt: 1 };
+        let performance = Performance { elapsed_s: 0.1, attempt: 1, intent: None };
         let commit = store.commit(&self.job.lease, session, transition.clone(), performance).await;
         match commit.expect("it commits") {
             Commit::Continued { .. } => session.apply(&transition.continuing()),
-            Commit::Closed => {}
+            Commit::Closed { .. } => {}
             lost @ (Commit::Moved | Commit::Stale) => panic!("{lost:?}: nobody else writes here"),
         }
     }

@@ -1,6 +1,7 @@
 //! What the tests share: a database for each test, the real process, a model server that counts, and an HTTP
 //! client.
 
+pub mod captured;
 pub mod checker;
 pub mod client;
 pub mod database;
@@ -11,6 +12,7 @@ pub mod process;
 pub mod program;
 pub mod proxy;
 pub mod raw;
+pub mod recorder;
 #[cfg(feature = "legacy-redis")]
 pub mod redis;
 pub mod server;
@@ -35,6 +37,14 @@ use std::time::{Duration, Instant};
 /// How long a test waits before it fails. It is a limit only; no figure depends on it.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// [`TIMEOUT`], or what `WAKEFUL_TEST_TIMEOUT_S` says: the slow tests keep a machine busy for minutes.
+pub fn timeout() -> Duration {
+    let seconds = std::env::var("WAKEFUL_TEST_TIMEOUT_S").ok();
+    seconds.map_or(TIMEOUT, |seconds| {
+        Duration::from_secs(seconds.parse().expect("WAKEFUL_TEST_TIMEOUT_S in seconds"))
+    })
+}
+
 /// Calls `ask` again and again until it returns a value.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: impl FnMut() -> F) -> T {
     let began = Instant::now();
@@ -42,7 +52,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut ask: i
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(began.elapsed() < TIMEOUT, "waited in vain: {what}");
+        assert!(began.elapsed() < timeout(), "waited in vain: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

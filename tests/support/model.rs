@@ -162,6 +162,7 @@ async fn complete(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
             let piece = pieces.next()?;
             if sent > 0 {
                 let _ = held.wait_for(|from| number < *from).await;
+                // A slow server, where a test sets a pace.
                 tokio::time::sleep(pace).await;
             }
             Some((Ok::<_, std::convert::Infallible>(format!("data: {piece}\n\n")), (pieces, held, sent + 1)))

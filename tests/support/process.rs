@@ -1,12 +1,12 @@
 //! The real process: started, observed, stopped, and killed.
 
 use super::Database;
+use super::captured::Captured;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -78,6 +78,11 @@ impl Options {
 
     /// Starts the process and waits for nothing.
     pub fn spawn(&self, database_url: &str) -> Process {
+        self.spawn_via(&[], database_url)
+    }
+
+    /// Like [`Options::spawn`]. The command `via` runs the process, unless it is empty.
+    pub fn spawn_via(&self, via: &[String], database_url: &str) -> Process {
         let config = self.path("wakeful.toml");
         let dir = self.dir.path().display();
         // The configuration allows only one way to send mail.
@@ -92,7 +97,14 @@ impl Options {
         if std::fs::read_to_string(&config).ok().as_deref() != Some(&text) {
             std::fs::write(&config, text).expect("the configuration");
         }
-        let mut command = Command::new(binary());
+        let mut command = match via.split_first() {
+            Some((program, arguments)) => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(binary());
+                command
+            }
+            None => Command::new(binary()),
+        };
         command.args(&self.args).arg("--config").arg(&config);
         for (name, _) in std::env::vars() {
             let ours = ["WAKEFUL_", "ANTHROPIC_", "OPENAI_", "OTEL_", "FAILPOINTS", "DATABASE_URL"];
@@ -115,12 +127,9 @@ impl Options {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("fixture_worker was built");
-        let log = Arc::new(Mutex::new(String::new()));
-        let output = Arc::new(Mutex::new(String::new()));
-        let stderr = child.stderr.take().expect("piped");
-        let stdout = child.stdout.take().expect("piped");
-        let readers = vec![collect(stderr, Arc::clone(&log)), collect(stdout, Arc::clone(&output))];
-        Process { child: Some(child), log, output, readers, _dir: Arc::clone(&self.dir) }
+        let log = Captured::of(child.stderr.take().expect("piped"));
+        let output = Captured::of(child.stdout.take().expect("piped"));
+        Process { child: Some(child), log, output, _dir: Arc::clone(&self.dir) }
     }
 }
 
@@ -129,22 +138,11 @@ fn binary() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_fixture_worker"))
 }
 
-fn collect(pipe: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> std::thread::JoinHandle<()> {
-    std::thread::spawn(move || {
-        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            let mut text = into.lock().expect("no reader panics");
-            text.push_str(&line);
-            text.push('\n');
-        }
-    })
-}
-
 /// A running process. Dropping it kills it.
 pub struct Process {
     child: Option<Child>,
-    log: Arc<Mutex<String>>,
-    output: Arc<Mutex<String>>,
-    readers: Vec<std::thread::JoinHandle<()>>,
+    log: Captured,
+    output: Captured,
     /// Keeps the files for as long as the process runs.
     _dir: Arc<TempDir>,
 }
@@ -156,25 +154,18 @@ impl Process {
 
     /// Everything written to stderr so far.
     pub fn log(&self) -> String {
-        self.log.lock().expect("no reader panics").clone()
+        self.log.text()
     }
 
     /// Everything written to stdout so far.
     pub fn output(&self) -> String {
-        self.output.lock().expect("no reader panics").clone()
+        self.output.text()
     }
 
     /// Waits until a line of the log contains `text`, and returns that line.
     pub async fn wait_for_log(&self, text: &str) -> String {
-        let began = Instant::now();
-        loop {
-            if let Some(line) = self.log().lines().find(|line| line.contains(text)) {
-                return line.to_owned();
-            }
-            assert!(began.elapsed() < super::TIMEOUT, "no log line with {text:?}:\n{}", self.log());
-            assert!(!self.readers.iter().all(|reader| reader.is_finished()), "it ended:\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let line = self.log.line(text).await;
+        line.unwrap_or_else(|| panic!("no log line with {text:?}:\n{}", self.log()))
     }
 
     /// `http://127.0.0.1:PORT`.
@@ -216,9 +207,8 @@ impl Process {
     pub fn wait(&mut self) -> ExitStatus {
         let status = self.child.as_mut().expect("it runs").wait().expect("it can be waited for");
         self.child = None;
-        for reader in self.readers.drain(..) {
-            let _ = reader.join();
-        }
+        self.log.join();
+        self.output.join();
         status
     }
 
@@ -227,7 +217,8 @@ impl Process {
     pub async fn ended(mut self) -> (ExitStatus, Process) {
         let began = Instant::now();
         while !self.has_ended() {
-            assert!(began.elapsed() < 2 * super::TIMEOUT, "it does not end:\n{}", self.log());
+            // The standard library has no signal for the end of a child that does not block a thread.
+            assert!(began.elapsed() < 2 * super::timeout(), "it does not end:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         (self.wait(), self)

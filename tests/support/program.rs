@@ -1,18 +1,15 @@
 //! The program itself, `wakeful` with any arguments: for commands that start their own Postgres.
 
-use std::io::{BufRead, BufReader, Read};
+use super::captured::Captured;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A running program. Dropping it kills it.
 pub struct Program {
     child: Child,
-    output: Arc<Mutex<String>>,
-    errors: Arc<Mutex<String>>,
-    readers: Vec<JoinHandle<()>>,
+    output: Captured,
+    errors: Captured,
     ended: Option<ExitStatus>,
 }
 
@@ -37,12 +34,9 @@ impl Program {
     pub fn start(mut command: Command) -> Program {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program was built");
-        let (output, errors) = (Arc::default(), Arc::default());
-        let readers = vec![
-            collect(child.stdout.take().expect("piped"), Arc::clone(&output)),
-            collect(child.stderr.take().expect("piped"), Arc::clone(&errors)),
-        ];
-        Program { child, output, errors, readers, ended: None }
+        let output = Captured::of(child.stdout.take().expect("piped"));
+        let errors = Captured::of(child.stderr.take().expect("piped"));
+        Program { child, output, errors, ended: None }
     }
 
     pub fn pid(&self) -> i32 {
@@ -51,12 +45,12 @@ impl Program {
 
     /// Everything written to stdout so far.
     pub fn output(&self) -> String {
-        self.output.lock().expect("no reader panics").clone()
+        self.output.text()
     }
 
     /// Everything written to stderr so far.
     pub fn errors(&self) -> String {
-        self.errors.lock().expect("no reader panics").clone()
+        self.errors.text()
     }
 
     /// Waits until a line of stdout contains `text`, and returns that line.
@@ -69,20 +63,9 @@ impl Program {
         self.line_of(&self.errors, text).await
     }
 
-    async fn line_of(&self, stream: &Mutex<String>, text: &str) -> String {
-        let began = Instant::now();
-        loop {
-            let found = {
-                let written = stream.lock().expect("no reader panics");
-                written.lines().find(|line| line.contains(text)).map(str::to_owned)
-            };
-            if let Some(line) = found {
-                return line;
-            }
-            let over = self.readers.iter().all(JoinHandle::is_finished) || began.elapsed() > super::TIMEOUT;
-            assert!(!over, "no line with {text:?}:\n{}\n{}", self.output(), self.errors());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+    async fn line_of(&self, stream: &Captured, text: &str) -> String {
+        let line = stream.line(text).await;
+        line.unwrap_or_else(|| panic!("no line with {text:?}:\n{}\n{}", self.output(), self.errors()))
     }
 
     pub fn signal(&self, signal: i32) {
@@ -104,21 +87,10 @@ impl Program {
             tokio::time::sleep(Duration::from_millis(10)).await;
         };
         self.ended = Some(status);
-        for reader in self.readers.drain(..) {
-            reader.join().expect("no reader panics");
-        }
+        self.output.join();
+        self.errors.join();
         status.code().or_else(|| status.signal().map(|signal| 128 + signal)).expect("it ended")
     }
-}
-
-fn collect(pipe: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> JoinHandle<()> {
-    std::thread::spawn(move || {
-        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            let mut text = into.lock().expect("no reader panics");
-            text.push_str(&line);
-            text.push('\n');
-        }
-    })
 }
 
 impl Drop for Program {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
@@ -20,7 +21,12 @@ pub enum CutAt {
     BeforeServer,
     /// The server has executed it and answered, but the client never gets the answer: an ambiguous commit.
     BeforeAnswer,
+    /// No cut: the client gets the answer after [`LATE`].
+    LateAnswer,
 }
+
+/// How late an answer is.
+pub const LATE: Duration = Duration::from_secs(2);
 
 /// One cut, at the next statement whose text contains `text`.
 #[derive(Clone, Debug)]
@@ -154,6 +160,8 @@ struct Rounds {
     asked: AtomicU64,
     /// The round whose answer is held back; 0 for none.
     kept: AtomicU64,
+    /// The round whose answer comes late; 0 for none.
+    late: AtomicU64,
 }
 
 /// Passes data until either side ends, which ends the connection.
@@ -199,6 +207,9 @@ async fn forth(mut from: Reader, mut to: Writer, shared: &Shared, rounds: &Round
             Some(CutAt::BeforeAnswer) => {
                 rounds.kept.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
             }
+            Some(CutAt::LateAnswer) => {
+                rounds.late.store(rounds.asked.load(Ordering::SeqCst) + 1, Ordering::SeqCst);
+            }
             None => {}
         }
         if matches!(letter, b'Q' | b'S') {
@@ -215,6 +226,10 @@ async fn back(mut from: Reader, mut to: Writer, rounds: &Rounds) -> std::io::Res
         let letter = from.read_u8().await?;
         let (message, _) = read_message(&mut from, Some(letter)).await?;
         let kept = started && rounds.kept.load(Ordering::SeqCst) == answered + 1;
+        let late = &rounds.late;
+        if started && late.compare_exchange(answered + 1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            tokio::time::sleep(LATE).await;
+        }
         if !kept {
             to.write_all(&message).await?;
         }

@@ -15,6 +15,16 @@ pub struct Server {
 
 impl Server {
     pub async fn start() -> Server {
+        Server::with(&[]).await
+    }
+
+    /// A server that writes nothing but what its clients ask for: its WAL is theirs.
+    pub async fn quiet() -> Server {
+        Server::with(&[("autovacuum", "off"), ("full_page_writes", "off"), ("checkpoint_timeout", "1h")])
+            .await
+    }
+
+    async fn with(more: &[(&str, &str)]) -> Server {
         let mut dir = tempfile::Builder::new();
         dir.prefix("wakeful-server-").permissions(std::fs::Permissions::from_mode(0o711));
         let dir = dir.tempdir().expect("a temporary folder");
@@ -22,7 +32,9 @@ impl Server {
         // Acknowledged data must survive the processes, but not a crash of the machine, so fsync can be off.
         options.fsync = false;
         let settings = [("synchronous_commit", "on"), ("full_page_writes", "on"), ("max_connections", "200")];
-        options.settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        // A later setting overrides an earlier one.
+        options.settings = settings.iter().chain(more).map(owned).collect();
         let mut server = Server { cluster: None, options, dir };
         server.start_again().await;
         server

@@ -1,31 +1,32 @@
-//! Turns the outcome of an action into one [`Transition`], which the store commits unchanged.
+//! Turns what a worker performed into one [`Transition`], which the store commits unchanged.
 
 mod draft;
-mod transition;
 
 pub use draft::{INLINE_OUTPUT_BYTES, INLINE_VALUE_BYTES, STEPS_PER_CHECKPOINT};
-pub use transition::{Closing, Next, OpenedCall, StepResult, Transition};
 
 use crate::agent::AgentPolicy;
+use crate::blob::Blob;
+use crate::derive::{self, NewDelivery, StateUpdate};
 use crate::effect::Effect;
+use crate::event::Event;
 use crate::fault::Fault;
-use crate::id::GenerationId;
+use crate::id::{CallId, GenerationId, RunId};
 use crate::plan::Stop;
-use crate::record::{FinishReason, Reply, ToolCall, Usage};
-use crate::session::{CallOutcome, CallStatus, Session, SessionStatus};
+use crate::record::{FinishReason, Record, Reply, ToolCall, Usage};
+use crate::session::{Call, CallOutcome, CallStatus, CallUpdate, Session, SessionStatus};
 use crate::strategy::{Rebase, Strategy};
 use draft::Draft;
 use std::collections::BTreeMap;
 
-/// The outcome of an [`Action`](crate::plan::Action).
+/// What came out of an [`Action`](crate::plan::Action).
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum Performed {
     Begun,
     Replied(Generated),
     /// The model was asked for a summary of the context.
     Compacted(Compaction),
     /// Every planned call, in order.
-    Called(Vec<Performed>),
+    Called(Vec<EndedCall>),
     Stopped(Stop),
     Paused,
 }
@@ -82,7 +83,7 @@ pub enum CompactionEnd {
 
 /// One planned call and its end.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Performed {
+pub struct EndedCall {
     pub call: ToolCall,
     pub ending: CallEnd,
 }
@@ -102,19 +103,206 @@ pub enum CallEnd {
     Abandoned,
 }
 
-/// Returns the transition for `outcome`. Never fails: if an outcome does not fit the session (a defect of the
+impl CallEnd {
+    /// Returns whether Wakeful ran the tool (or tried to) for this call.
+    fn executed(&self) -> bool {
+        match self {
+            CallEnd::Settled(..) | CallEnd::Uncertain { .. } | CallEnd::Asked(_) => true,
+            CallEnd::Answered { .. } | CallEnd::Abandoned => false,
+        }
+    }
+}
+
+/// Returns the transition for `performed`. Never fails: if it does not fit the session (a defect of the
 /// worker), the commit's fence rejects the transition and nothing is lost.
-pub fn advance(session: &Session, outcome: Outcome, policy: AgentPolicy) -> Transition {
+pub fn advance(session: &Session, performed: Performed, policy: AgentPolicy) -> Transition {
     let draft = Draft::new(session, policy);
-    match outcome {
-        Outcome::Begun => draft.begin(),
-        Outcome::Replied(generated) => draft.reply(generated),
-        Outcome::Compacted(compaction) => draft.compacted(compaction),
-        Outcome::Called(performed) => draft.results(performed),
-        Outcome::Stopped(Stop::Cancelled) => draft.cancel(),
-        Outcome::Stopped(Stop::Failed(fault)) => draft.fail(&fault),
-        Outcome::Stopped(Stop::Finished) => draft.close(SessionStatus::Completed, None),
-        Outcome::Paused => draft.close(SessionStatus::WaitingInput, None),
+    match performed {
+        Performed::Begun => draft.begin(),
+        Performed::Replied(generated) => draft.reply(generated),
+        Performed::Compacted(compaction) => draft.compacted(compaction),
+        Performed::Called(calls) => draft.results(calls),
+        Performed::Stopped(Stop::Cancelled) => draft.cancel(),
+        Performed::Stopped(Stop::Failed(fault)) => draft.fail(&fault),
+        Performed::Stopped(Stop::Finished) => draft.close(SessionStatus::Completed, None),
+        Performed::Paused => draft.close(SessionStatus::WaitingInput, None),
+    }
+}
+
+/// Everything that one commit writes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transition {
+    pub run_id: RunId,
+    /// The step that this commit belongs to. It is open until a commit completes it.
+    pub step_number: i64,
+    pub records: Vec<Record>,
+    pub events: Vec<Event>,
+    /// New ledger rows.
+    pub calls_opened: Vec<OpenedCall>,
+    /// Ledger rows that change: a row with a `message_number` has its result in the transcript from now on.
+    pub call_updates: Vec<CallUpdate>,
+    pub state_updates: Vec<StateUpdate>,
+    pub deliveries: Vec<NewDelivery>,
+    /// Inbox rows that are now in the transcript.
+    pub inbox_drained: Vec<i64>,
+    /// The model call in flight has ended, so the commit deletes its rows.
+    pub generation_over: bool,
+    /// The step's cached result, when this commit completes the step.
+    pub step: Option<StepResult>,
+    /// Where the context begins from now on.
+    pub rebase: Option<Rebase>,
+    /// The new count of failed summaries, where it changes.
+    pub compaction_failures: Option<i64>,
+    /// The blobs that `events` and `records` point at.
+    pub blobs: Vec<Blob>,
+    pub next: Next,
+}
+
+/// What happens to the job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// The same step goes on.
+    SameStep,
+    NextStep,
+    /// The run closes or pauses and the job ends, if nothing arrived meanwhile.
+    Close(Closing),
+}
+
+/// The end or pause of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Closing {
+    pub status: SessionStatus,
+    /// Why, on failure: one line with its remedy.
+    pub error: Option<String>,
+    pub events: Vec<Event>,
+    /// The state that the close's checkpoint points at.
+    pub snapshot: Blob,
+    /// The checkpoint to write instead if the run goes on after all. Set only where the state changed and no
+    /// other entry of this commit journals the change. Its blob is `snapshot`.
+    pub otherwise: Option<Box<Event>>,
+}
+
+/// A call that the model asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenedCall {
+    pub call_id: CallId,
+    pub name: String,
+    pub effect: Effect,
+    pub args_sha256: String,
+}
+
+/// The cached result of a step: a pointer, never the messages.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepResult {
+    /// The step's messages begin after this number.
+    pub from_message_number: i64,
+    /// Number of the step's last message.
+    pub to_message_number: i64,
+    pub finish_reason: FinishReason,
+    pub usage: Usage,
+    pub executed_local_tool_count: i64,
+}
+
+impl Transition {
+    /// Turns a closing transition into one that continues the run, because something arrived while the run
+    /// was closing. Keeps the model's reply, which is already paid for. The next step handles what arrived.
+    pub fn continuing(mut self) -> Transition {
+        if let Next::Close(closing) = self.next {
+            // Uncertain calls that neither the model nor an operator has been told about keep status `started`; the next
+            // plan handles them.
+            let (left, kept): (Vec<CallUpdate>, Vec<CallUpdate>) = self
+                .call_updates
+                .into_iter()
+                .partition(|call| call.status == CallStatus::Uncertain && call.message_number.is_none());
+            self.call_updates = kept;
+            let is_left = |id: &CallId| left.iter().any(|call| &call.call_id == id);
+            self.events.retain(
+                |event| !matches!(event, Event::ToolFailedUncertain { call_id, .. } if is_left(call_id)),
+            );
+            if let Some(checkpoint) = closing.otherwise {
+                self.events.push(*checkpoint);
+                self.blobs.push(closing.snapshot);
+            }
+            if self.step.is_none() && self.records.is_empty() {
+                // This commit would only have ended the run, and the run continues. If the worker does not
+                // learn that the commit succeeded, it repeats the commit and would journal these events
+                // twice. So drop them. The next plan finds the calls that were interrupted.
+                self.events.clear();
+                self.blobs.clear();
+                self.generation_over = false;
+            }
+            self.next = if self.step.is_some() { Next::NextStep } else { Next::SameStep };
+        }
+        self
+    }
+
+    /// Returns the session's new status, or `None` if this commit does not change it.
+    pub fn status(&self) -> Option<SessionStatus> {
+        match &self.next {
+            Next::Close(closing) => Some(closing.status),
+            Next::SameStep | Next::NextStep => self.events.iter().rev().find_map(|event| match event {
+                Event::StateTransition { to_state, .. } => SessionStatus::parse(to_state),
+                _ => None,
+            }),
+        }
+    }
+}
+
+impl Session {
+    /// Updates this copy after `transition` was committed and the run continues. The result equals what
+    /// `hydrate` would read.
+    pub fn apply(&mut self, transition: &Transition) {
+        self.last_message_number += transition.records.len() as i64;
+        self.last_event_seq += transition.events.len() as i64;
+        self.records.extend(transition.records.iter().cloned());
+        for update in &transition.state_updates {
+            derive::apply(&mut self.state, update);
+        }
+        let mut opened: Vec<Call> = transition
+            .calls_opened
+            .iter()
+            .map(|opened| Call {
+                call_id: opened.call_id.clone(),
+                effect: opened.effect,
+                status: CallStatus::Invoked,
+                outcome: None,
+            })
+            .collect();
+        // Hydrate reads ledger rows in the order of their key.
+        opened.sort_by(|a, b| a.call_id.cmp(&b.call_id));
+        self.calls.extend(opened);
+        for update in &transition.call_updates {
+            match update.message_number {
+                Some(_) => self.calls.retain(|call| call.call_id != update.call_id),
+                None => {
+                    if let Some(call) = self.calls.iter_mut().find(|call| call.call_id == update.call_id) {
+                        call.status = update.status;
+                    }
+                }
+            }
+        }
+        self.inbox.retain(|message| !transition.inbox_drained.contains(&message.inbox_id));
+        if transition.generation_over {
+            self.interrupted.clear();
+        }
+        if let Some(status) = transition.status() {
+            self.status = status;
+        }
+        if let Some(rebase) = &transition.rebase {
+            self.rebase = Some(rebase.clone());
+        }
+        if let Some(failures) = transition.compaction_failures {
+            self.compaction_failures = failures;
+        }
+        if let Some(step) = &transition.step {
+            self.last_step_number = transition.step_number;
+            self.to_message_number = step.to_message_number;
+            self.totals.add(&step.usage);
+            if let Some(run) = &mut self.run {
+                run.steps += 1;
+                run.tokens += step.usage.input_tokens + step.usage.output_tokens;
+            }
+        }
     }
 }
 

@@ -1,4 +1,5 @@
 //! An agent: its prompt, its model, the tools it may use and its limits.
+#![deny(missing_docs)]
 
 use crate::strategy::ContextPolicy;
 use serde::{Deserialize, Serialize};
@@ -7,14 +8,19 @@ use serde_json::Value;
 /// One agent of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Agent {
+    /// The agent's name in the configuration.
     pub name: String,
+    /// The system prompt of its new sessions.
     pub system_prompt: String,
     /// `provider/model`, for example `anthropic/claude-sonnet-5`.
     pub model: String,
     /// Names of the tools that the agent may use.
     pub tools: Vec<String>,
+    /// Limits of each of its runs.
     pub limits: Limits,
+    /// What happens when a guarded effect is uncertain.
     pub on_uncertain: OnUncertain,
+    /// How the journal records changes of the state.
     pub journal: JournalLevel,
     /// How the context of its model calls is selected.
     #[serde(default)]
@@ -34,7 +40,9 @@ impl Agent {
 /// Settings of an agent that decide how an outcome is committed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentPolicy {
+    /// As in [`Agent`].
     pub on_uncertain: OnUncertain,
+    /// As in [`Agent`].
     pub journal: JournalLevel,
 }
 

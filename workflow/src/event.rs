@@ -30,7 +30,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         trigger_id: Option<String>,
     },
-    /// A model call was made. Written when it ended, or when the next attempt found it cut off.
+    /// A model call was made. Written when it ended, or when the next attempt found it interrupted.
     #[serde(rename = "LLM_CALLED")]
     LlmCalled {
         generation_id: GenerationId,
@@ -38,13 +38,13 @@ pub enum Event {
         attempt: i64,
         request_sha256: String,
         context_strategy: String,
-        /// The request's tokens, as the provider counted them. `None` for a call that was cut off.
+        /// The request's tokens, as the provider counted them. `None` for a call that was interrupted.
         #[serde(default)]
         prompt_tokens: Option<i64>,
         /// How many changes the projection made to the request's copy of the transcript.
         #[serde(default)]
         repairs: i64,
-        /// Length of the prefill, when the call resumed one that was cut off.
+        /// Length of the prefill, when the call resumed one that was interrupted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         prefill_bytes: Option<i64>,
         /// When the call began, by the database's clock. The entry's own time is the time of the commit.
@@ -66,7 +66,7 @@ pub enum Event {
     },
     #[serde(rename = "GEN_START")]
     GenStart { generation_id: GenerationId, stream: bool },
-    /// An earlier attempt was cut off and a later one takes its place.
+    /// An earlier attempt was interrupted and a later one takes its place.
     #[serde(rename = "GEN_RESUMED")]
     GenResumed {
         generation_id: GenerationId,
@@ -78,7 +78,7 @@ pub enum Event {
         #[serde(alias = "prior_chunks")]
         prior_seq: i64,
     },
-    /// A call was cut off and is not repeated: its run was cancelled or failed.
+    /// A call was interrupted and is not repeated: its run was cancelled or failed.
     #[serde(rename = "GEN_FAILED")]
     GenFailed { generation_id: GenerationId, reason: String },
     /// The model's answer is complete. The transcript has its text.

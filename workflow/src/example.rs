@@ -1,7 +1,7 @@
 //! Example sessions for tests.
 
 use crate::effect::Effect;
-use crate::generation::{CutOffCall, Purpose};
+use crate::generation::{InterruptedCall, Purpose};
 use crate::policy::SessionPolicy;
 use crate::record::{Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage};
 use crate::seed::Seed;
@@ -47,13 +47,13 @@ pub fn session() -> Session {
         records: vec![user(2, "hello")],
         calls: Vec::new(),
         inbox: Vec::new(),
-        cut_off: Vec::new(),
+        interrupted: Vec::new(),
     }
 }
 
-/// A model call that was cut off after its chunk `last_chunk`. Its request has the hash `00`.
-pub fn cut_off(generation_id: &str, attempt: i64, last_chunk: i64) -> CutOffCall {
-    CutOffCall {
+/// A model call that was interrupted after its chunk `last_chunk`. Its request has the hash `00`.
+pub fn interrupted(generation_id: &str, attempt: i64, last_chunk: i64) -> InterruptedCall {
+    InterruptedCall {
         generation_id: generation_id.into(),
         attempt,
         model: "scripted/m".into(),

@@ -1,5 +1,6 @@
 //! Files from the transcript: the arguments of calls hold what a session wrote, and the results confirm it. A
 //! fork gets its initial files from its own messages.
+#![deny(missing_docs)]
 
 use crate::id::CallId;
 use crate::record::{Record, ToolCall};

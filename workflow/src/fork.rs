@@ -173,7 +173,7 @@ pub fn cut(lines: &[Line], base_message_number: i64, at: &CutPoint, edited: bool
         // A step has one answer of the model, and outside of tool turns it is complete.
         last_step_number: kept_lines
             .iter()
-            .filter(|line| line.is_answer())
+            .filter(|line| line.is_reply())
             .map(|line| line.step_number)
             .max()
             .unwrap_or(0),
@@ -248,7 +248,7 @@ fn place(lines: &[Line], base_message_number: i64, at: &CutPoint) -> Result<usiz
 fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
     let mut kept = wanted;
     // An answer of the model ends the turn before it, even if that turn has unanswered calls.
-    while let Some(turn) = lines[..kept].iter().rposition(Line::is_answer) {
+    while let Some(turn) = lines[..kept].iter().rposition(Line::is_reply) {
         let answered: Vec<&CallId> = lines[turn + 1..kept].iter().flat_map(|line| &line.answers).collect();
         if lines[turn].asks.iter().all(|call| answered.contains(&call)) {
             break;
@@ -260,7 +260,7 @@ fn outside_of_turns(lines: &[Line], wanted: usize) -> usize {
 
 impl Line {
     /// Returns whether it is an answer of the model. A summary is not.
-    fn is_answer(&self) -> bool {
+    fn is_reply(&self) -> bool {
         self.role == Role::Assistant && !self.summary
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A model call that a worker began and did not finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CutOffCall {
+pub struct InterruptedCall {
     pub generation_id: GenerationId,
     pub attempt: i64,
     pub model: String,
@@ -32,7 +32,7 @@ pub struct CutOffCall {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
-    /// The answer of the session's turn.
+    /// The reply of the session's turn.
     #[default]
     Reply,
     /// A summary of the context. It is not streamed to readers.
@@ -53,7 +53,7 @@ impl Purpose {
         [Purpose::Reply, Purpose::Compaction].into_iter().find(|purpose| purpose.as_str() == word)
     }
 
-    /// Returns whether the call produces the answer of a turn.
+    /// Returns whether the call produces the reply of a turn.
     pub fn is_reply(&self) -> bool {
         *self == Purpose::Reply
     }

@@ -1,6 +1,7 @@
 //! Identifiers as newtypes, so that the compiler rejects a run's id in place of a session's.
 //!
 //! This module makes no new ids. That needs randomness, so the store and the worker do it.
+#![deny(missing_docs)]
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

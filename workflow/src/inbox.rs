@@ -4,10 +4,10 @@
 use crate::event::Event;
 use crate::id::{CallId, RunId};
 use crate::record::{Block, Details, Record, Role, ToolResult, value_without_nul, without_nul};
-use crate::session::{CallOutcome, CallStatus, ClosedCall, InboxMessage, SessionStatus};
+use crate::session::{CallOutcome, CallStatus, CallUpdate, InboxMessage, SessionStatus};
 use serde::{Deserialize, Serialize};
 
-/// The answer that the sender of a message gets.
+/// What became of a message. Its sender gets this back; the inbox row keeps it in the column `outcome`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Acceptance {
@@ -53,7 +53,7 @@ pub enum Arrival {
 }
 
 impl Arrival {
-    /// Returns the answer for the sender.
+    /// Returns what the sender gets back.
     pub fn acceptance(self) -> Acceptance {
         match self {
             Arrival::JoinsRun => Acceptance::Queued,
@@ -105,7 +105,7 @@ pub struct Question {
 
 /// The run, the step and the number at which new records begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     pub run_id: RunId,
     pub step_number: i64,
     /// Number of the conversation's newest record. The next record gets the number after it.
@@ -117,19 +117,19 @@ pub struct Place {
 pub struct Taken {
     pub records: Vec<Record>,
     pub events: Vec<Event>,
-    pub calls_closed: Vec<ClosedCall>,
+    pub call_updates: Vec<CallUpdate>,
     /// Inbox rows that are in the transcript now.
     pub drained: Vec<i64>,
 }
 
-/// Takes `messages` into the transcript, in order, beginning at `place`. If `question` is open, the first
+/// Takes `messages` into the transcript, in order, beginning at `position`. If `question` is open, the first
 /// message answers it, and every other message becomes a message of the user. If the question was closed
 /// without an answer, its result comes first, and all messages become messages of the user.
-pub fn take(place: &Place, question: Option<Question>, messages: &[InboxMessage]) -> Taken {
+pub fn take(position: &Position, question: Option<Question>, messages: &[InboxMessage]) -> Taken {
     let mut taken = Taken::default();
     let mut open = match question {
         Some(Question { call_id, name, closed_with: Some(outcome) }) => {
-            taken.result(place, call_id, name, CallStatus::Failed, outcome, Details::default());
+            taken.result(position, call_id, name, CallStatus::Failed, outcome, Details::default());
             None
         }
         open => open,
@@ -144,11 +144,11 @@ pub fn take(place: &Place, question: Option<Question>, messages: &[InboxMessage]
             Some(Question { call_id, name, .. }) => {
                 // The user's own words are never cut, however long they are.
                 let outcome = CallOutcome { content: message.text.clone(), is_error: false, details: None };
-                taken.result(place, call_id, name, CallStatus::Done, outcome, details);
+                taken.result(position, call_id, name, CallStatus::Done, outcome, details);
             }
             None => {
                 let text = Block::Text { text: without_nul(message.text.clone()) };
-                taken.push(place, Role::User, text, details);
+                taken.push(position, Role::User, text, details);
             }
         }
         taken.drained.push(message.inbox_id);
@@ -157,12 +157,12 @@ pub fn take(place: &Place, question: Option<Question>, messages: &[InboxMessage]
 }
 
 impl Taken {
-    fn push(&mut self, place: &Place, role: Role, block: Block, details: Details) -> i64 {
-        let message_number = place.last_message_number + self.records.len() as i64 + 1;
+    fn push(&mut self, position: &Position, role: Role, block: Block, details: Details) -> i64 {
+        let message_number = position.last_message_number + self.records.len() as i64 + 1;
         self.records.push(Record {
             message_number,
-            run_id: place.run_id.clone(),
-            step_number: place.step_number,
+            run_id: position.run_id.clone(),
+            step_number: position.step_number,
             role,
             content: vec![block],
             internal: false,
@@ -174,7 +174,7 @@ impl Taken {
     /// Closes the question's call with a result.
     fn result(
         &mut self,
-        place: &Place,
+        position: &Position,
         call_id: CallId,
         name: String,
         status: CallStatus,
@@ -191,7 +191,7 @@ impl Taken {
             details: outcome.details.map(value_without_nul),
             output: None,
         });
-        let message_number = self.push(place, Role::Tool, result, details);
+        let message_number = self.push(position, Role::Tool, result, details);
         self.events.push(Event::ToolResult {
             call_id: call_id.clone(),
             ok,
@@ -199,7 +199,7 @@ impl Taken {
             bytes,
             output_sha256: None,
         });
-        self.calls_closed.push(ClosedCall { call_id, status, message_number: Some(message_number) });
+        self.call_updates.push(CallUpdate { call_id, status, message_number: Some(message_number) });
     }
 }
 
@@ -259,8 +259,8 @@ mod tests {
         assert_eq!(Acceptance::parse("accepted"), None);
     }
 
-    fn place() -> Place {
-        Place { run_id: example::RUN.into(), step_number: 3, last_message_number: 7 }
+    fn position() -> Position {
+        Position { run_id: example::RUN.into(), step_number: 3, last_message_number: 7 }
     }
 
     fn question(closed_with: Option<CallOutcome>) -> Question {
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn the_first_message_answers_an_open_question_and_the_others_are_the_users() {
         let taken = take(
-            &place(),
+            &position(),
             Some(question(None)),
             &[example::message(1, "Red."), example::message(2, "Or blue?")],
         );
@@ -281,17 +281,17 @@ mod tests {
             .collect();
         assert_eq!(said, [(8, Role::Tool, "Red.".to_owned()), (9, Role::User, "Or blue?".to_owned())]);
         assert_eq!(taken.drained, [1, 2]);
-        assert_eq!(taken.calls_closed[0].status, CallStatus::Done);
-        assert_eq!(taken.calls_closed[0].message_number, Some(8));
+        assert_eq!(taken.call_updates[0].status, CallStatus::Done);
+        assert_eq!(taken.call_updates[0].message_number, Some(8));
     }
 
     #[test]
     fn a_message_that_comes_after_the_question_was_closed_does_not_answer_it() {
         let outcome = CallOutcome { is_error: true, ..example::outcome("no answer came") };
-        let taken = take(&place(), Some(question(Some(outcome))), &[example::message(1, "Red.")]);
+        let taken = take(&position(), Some(question(Some(outcome))), &[example::message(1, "Red.")]);
         let roles: Vec<Role> = taken.records.iter().map(|record| record.role).collect();
         assert_eq!(roles, [Role::Tool, Role::User]);
-        assert_eq!(taken.calls_closed[0].status, CallStatus::Failed);
+        assert_eq!(taken.call_updates[0].status, CallStatus::Failed);
         assert!(matches!(taken.events[..], [Event::ToolResult { ok: false, message_number: 8, .. }]));
     }
 
@@ -318,7 +318,7 @@ mod tests {
             let closed = asked == Some(true);
             let asked = asked.map(|closed| question(closed.then(|| example::outcome("no answer"))));
             let was_asked = asked.is_some();
-            let taken = take(&place(), asked, &messages);
+            let taken = take(&position(), asked, &messages);
             prop_assert_eq!(taken.records.len(), messages.len() + usize::from(closed));
             prop_assert!(taken.records.iter().zip(8..).all(|(record, number)| record.message_number == number));
             let of_messages = &taken.records[usize::from(closed)..];
@@ -331,8 +331,8 @@ mod tests {
             prop_assert_eq!(&taken.drained, &drained);
             // Its result or the first message closes the question, once. Without either it stays open.
             let closes = was_asked && (closed || !messages.is_empty());
-            prop_assert_eq!(taken.calls_closed.len(), usize::from(closes));
-            prop_assert_eq!(taken.events.len(), taken.calls_closed.len());
+            prop_assert_eq!(taken.call_updates.len(), usize::from(closes));
+            prop_assert_eq!(taken.events.len(), taken.call_updates.len());
         }
     }
 }

@@ -49,7 +49,7 @@ fn plain(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::advance::{Generated, Outcome, advance};
+    use crate::advance::{Generated, Performed, advance};
     use crate::agent::AgentPolicy;
     use crate::example::{self, RUN, assistant, message, tool_call, user};
     use crate::record::{FinishReason, Record, Reply};
@@ -94,7 +94,7 @@ mod tests {
             reply: Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE },
             effects: Default::default(),
         };
-        let transition = advance(session, Outcome::Replied(generated), AgentPolicy::default());
+        let transition = advance(session, Performed::Replied(generated), AgentPolicy::default());
         transition.records.iter().map(|record| record.internal).collect()
     }
 

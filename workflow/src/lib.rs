@@ -19,7 +19,7 @@
 //! | what a worker does about an effect that it finds after a crash | [`effect`] |
 //! | how a person settles an uncertain effect | [`resolve`] |
 //! | which failures are retried | [`fault`] |
-//! | how a model call that was cut off is repeated | [`resume`] |
+//! | how an interrupted model call is repeated | [`resume`] |
 //! | how a mail is read, which session it joins, and whether it may wake one | [`mail`] |
 //! | what a replay takes from its source session | [`replay`] |
 //! | where a session may be forked, and which files it takes along | [`fork`], [`files`] |

@@ -2,7 +2,7 @@
 //! action.
 //!
 //! The newest journal entry alone is not enough, because two things can be open at once. Suppose the model
-//! asked for the calls A and B, and A is answered. The newest entry says that A is done, but B must still
+//! asked for the calls A and B, and A has its result. The newest entry says that A is done, but B must still
 //! run.
 
 use crate::agent::{Agent, Limits, ToolDefinition};
@@ -18,7 +18,7 @@ pub enum Action {
     /// Set the session from `queued` to `running`, in a commit of its own. It completes no step. A run also
     /// passes through it after a pause.
     Begin,
-    /// Ask the model for its next answer.
+    /// Ask the model for its next reply.
     CallModel,
     /// Ask the model for a summary first, because its context is nearly full.
     Compact,
@@ -55,7 +55,7 @@ pub enum How {
     Abandon,
 }
 
-/// Why a run is closed without a last answer of the model.
+/// Why a run is closed without a last reply of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stop {
     Cancelled,
@@ -77,7 +77,7 @@ pub fn plan(session: &Session, limits: &Limits) -> Action {
     }
     if let Some(turn) = session.open_turn() {
         let calls: Vec<PlannedCall> = turn
-            .unanswered
+            .without_result
             .iter()
             .filter_map(|call| Some(PlannedCall { call: (*call).clone(), how: how(session, &turn, call)? }))
             .collect();

@@ -1,5 +1,6 @@
 //! Rules of one session that override the configuration. They are written when the session is created. Only
 //! the reply route changes later: a mail that answers a question updates it.
+#![deny(missing_docs)]
 
 use crate::agent::Agent;
 use crate::id::SessionId;
@@ -18,6 +19,7 @@ pub struct SessionPolicy {
     /// Names of the tools that the session may use, in place of the agent's tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
+    /// Whether tool calls have real effects.
     #[serde(skip_serializing_if = "ToolMode::is_live")]
     pub tool_mode: ToolMode,
     /// The trigger type whose reply rules apply, for a session that was made from another one: a fork, a replay and an import
@@ -110,6 +112,7 @@ pub fn may_write_to(allowed: &[String], participants: &[String], address: &str) 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolMode {
+    /// Tools run, and messages are sent.
     #[default]
     Live,
     /// Pure tools run. Every other tool only says what it would have done, and no message is sent.
@@ -137,12 +140,14 @@ impl ToolMode {
 /// The source of a replay, and how the replay uses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replay {
+    /// The session that is replayed.
     pub source_session_id: SessionId,
     /// Messages up to this number were copied from the source. The replay runs what follows again.
     pub after_message_number: i64,
     /// The replay also gets the user's messages of the source, each in its place.
     #[serde(default)]
     pub fed: bool,
+    /// Where the model's answers come from.
     pub answers: Answers,
 }
 

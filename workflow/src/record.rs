@@ -57,7 +57,7 @@ pub enum Block {
     },
     /// A call that the model asks for.
     ToolCall(ToolCall),
-    /// The answer to such a call.
+    /// The result of such a call.
     ToolResult(ToolResult),
     /// A block of one provider (signed thinking, server tool use): sent back verbatim to that provider and dropped for any
     /// other. `provider` is the part of the model's name before the slash.
@@ -87,7 +87,7 @@ pub struct ToolCall {
 /// The result of one tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolResult {
-    /// The id of the call that it answers.
+    /// The id of the call whose result it is.
     pub call_id: CallId,
     /// The tool's name.
     pub name: String,
@@ -118,7 +118,7 @@ pub struct OutputPointer {
 pub struct Usage {
     /// Tokens of the request, the cached ones included.
     pub input_tokens: i64,
-    /// Tokens of the answer.
+    /// Tokens of the model's reply.
     pub output_tokens: i64,
     /// Input tokens that were read from the provider's prompt cache.
     pub cached_tokens: i64,
@@ -134,7 +134,7 @@ pub struct Usage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The answer is complete.
+    /// The reply is complete.
     Stop,
     /// The model waits for the results of its calls.
     ToolCalls,
@@ -156,11 +156,11 @@ impl FinishReason {
     }
 }
 
-/// The answer of a finished model call. The step's commit turns it into a [`Record`].
+/// The reply of a finished model call. The step's commit turns it into a [`Record`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Reply {
-    /// Text, calls and the provider's own blocks, in the order of the answer.
+    /// Text, calls and the provider's own blocks, in the order of the reply.
     pub content: Vec<Block>,
     /// Why the model stopped.
     pub finish_reason: FinishReason,
@@ -169,7 +169,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Creates the answer of a model call.
+    /// Creates the reply of a model call.
     pub fn new(content: Vec<Block>, finish_reason: FinishReason, usage: Usage) -> Reply {
         Reply { content, finish_reason, usage }
     }
@@ -242,13 +242,13 @@ pub struct Details {
 }
 
 impl Record {
-    /// Returns whether the message is a summary, which needs no answer.
+    /// Returns whether the message is a summary, which needs no reply.
     pub fn is_summary(&self) -> bool {
         self.details.summary
     }
 
-    /// Returns whether the message is an answer of the model.
-    pub fn is_answer(&self) -> bool {
+    /// Returns whether the message is a reply of the model.
+    pub fn is_reply(&self) -> bool {
         self.role == Role::Assistant && !self.is_summary()
     }
 

@@ -43,7 +43,7 @@ pub struct RecordedCall {
     /// If the call wrote a summary: the rebase that was committed with it.
     pub rebase: Option<Rebase>,
     /// Bytes of the answer's text that were a prefill in the request, because the call resumed a text that
-    /// was cut off.
+    /// was interrupted.
     pub prefill_bytes: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct Input {
 
 /// The source's answer at the position where the replay needs one.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordedAnswer<'a> {
+pub struct RecordedReply<'a> {
     pub record: &'a Record,
     /// `None` if the source's journal has no entry for the call.
     pub call: Option<&'a RecordedCall>,
@@ -104,7 +104,7 @@ impl Recording {
         Recording { rebases, ..self }
     }
 
-    /// The rebase that was in force for the model call that message `answer` answers.
+    /// The rebase that applied to the model call whose answer is message `answer`.
     pub fn rebase_of(&self, answer: i64) -> Option<&Rebase> {
         self.rebases.iter().rev().find(|rebase| rebase.at_message_number < answer)
     }
@@ -230,9 +230,9 @@ pub fn is_at_the_end(replay: &Session, rules: &Replay, recording: &Recording) ->
 
 /// The source's summary before the answer that `replay` needs next. A replay with recorded answers must write
 /// it first.
-pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -> Option<RecordedAnswer<'a>> {
+pub fn summary<'a>(replay: &Session, rules: &Replay, recording: &'a Recording) -> Option<RecordedReply<'a>> {
     let record = Alignment::new(replay, rules, recording).summary()?;
-    Some(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
+    Some(RecordedReply { record, call: recording.calls.get(&record.message_number) })
 }
 
 /// The source's answer at the position where `replay` needs one.
@@ -243,7 +243,7 @@ pub fn answer<'a>(
     replay: &Session,
     rules: &Replay,
     recording: &'a Recording,
-) -> Result<RecordedAnswer<'a>, Fault> {
+) -> Result<RecordedReply<'a>, Fault> {
     let alignment = Alignment::new(replay, rules, recording);
     let over = |message: String| Err(Fault::RecordingOver { message });
     match alignment.next() {
@@ -252,7 +252,7 @@ pub fn answer<'a>(
             over("the replay has diverged from its source, so no recorded answer fits".to_owned())
         }
         Some(record) if record.role == Role::Assistant => {
-            Ok(RecordedAnswer { record, call: recording.calls.get(&record.message_number) })
+            Ok(RecordedReply { record, call: recording.calls.get(&record.message_number) })
         }
         Some(record) => over(format!(
             "message {} of the source is no answer of its model (role {})",
@@ -311,7 +311,7 @@ pub fn unrecorded<'a>(
 }
 
 /// The prefill of a recorded call, which is the beginning of its answer.
-pub fn prefill(answer: &RecordedAnswer<'_>) -> Option<String> {
+pub fn prefill(answer: &RecordedReply<'_>) -> Option<String> {
     let bytes = answer.call.map_or(0, |call| call.prefill_bytes);
     let text = answer.record.content.iter().find_map(|block| match block {
         Block::Text { text } => Some(text.as_str()),
@@ -321,7 +321,7 @@ pub fn prefill(answer: &RecordedAnswer<'_>) -> Option<String> {
 }
 
 /// Returns whether the session is a replay that reuses the model answers of its source.
-pub fn has_recorded_answers(session: &Session) -> bool {
+pub fn has_recorded_replies(session: &Session) -> bool {
     session.policy.replay.as_ref().is_some_and(|replay| replay.answers == Answers::Recorded)
 }
 

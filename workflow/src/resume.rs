@@ -1,9 +1,9 @@
-//! How a worker repeats a model call that was cut off: from the start (`replace`), or from the text so far (`resume`).
+//! How a worker repeats a model call that was interrupted: from the start (`replace`), or from the text so far (`resume`).
 //!
 //! Resuming is cheaper and keeps the text that readers have seen. It is correct only if the next request equals the old one
 //! plus that text at its end. In every other case the call is replaced, which is always correct.
 
-use crate::generation::CutOffCall;
+use crate::generation::InterruptedCall;
 use crate::wire::without_blank_end;
 
 /// The facts about the next model call that decide whether it may resume.
@@ -18,12 +18,12 @@ pub struct NextCall<'a> {
     pub takes_prefill: bool,
 }
 
-/// Returns the attempt that `next` may resume. `cut_off` are the attempts that were cut off, in order.
+/// Returns the attempt that `next` may resume. `interrupted` are the attempts that were interrupted, in order.
 /// `None`: replace.
-pub fn candidate<'a>(cut_off: &'a [CutOffCall], next: &NextCall<'_>) -> Option<&'a CutOffCall> {
+pub fn candidate<'a>(interrupted: &'a [InterruptedCall], next: &NextCall<'_>) -> Option<&'a InterruptedCall> {
     // Only the newest attempt counts. Each attempt replaced the one before it, and readers dropped the
     // replaced text.
-    cut_off.last().filter(|last| {
+    interrupted.last().filter(|last| {
         next.takes_prefill
             && last.resumable
             && last.last_chunk >= 0
@@ -47,26 +47,26 @@ mod tests {
     #[test]
     fn a_call_goes_on_from_a_text_only_where_the_same_request_can_end_with_it() {
         let next = NextCall { model: "scripted/m", base_sha256: "00", takes_prefill: true };
-        let cut = || example::cut_off("gen_1", 1, 2);
-        let resumed = CutOffCall {
+        let cut = || example::interrupted("gen_1", 1, 2);
+        let resumed = InterruptedCall {
             request_sha256: "11".into(),
             resumes: Some("gen_1".into()),
-            ..example::cut_off("gen_2", 2, 0)
+            ..example::interrupted("gen_2", 2, 0)
         };
         let table = [
             ("text was said", vec![cut()], next, Some("gen_1")),
             ("once more", vec![cut(), resumed], next, Some("gen_2")),
-            ("nothing was cut off", vec![], next, None),
+            ("nothing was interrupted", vec![], next, None),
             ("the model takes none", vec![cut()], NextCall { takes_prefill: false, ..next }, None),
             ("another model", vec![cut()], NextCall { model: "scripted/n", ..next }, None),
             ("another request", vec![cut()], NextCall { base_sha256: "22", ..next }, None),
-            ("of a worker of old", vec![CutOffCall { base_sha256: None, ..cut() }], next, None),
-            ("no chunk", vec![CutOffCall { last_chunk: -1, ..cut() }], next, None),
-            ("not only text, or refused", vec![CutOffCall { resumable: false, ..cut() }], next, None),
-            ("the newest said nothing", vec![cut(), example::cut_off("gen_2", 2, -1)], next, None),
+            ("of a worker of old", vec![InterruptedCall { base_sha256: None, ..cut() }], next, None),
+            ("no chunk", vec![InterruptedCall { last_chunk: -1, ..cut() }], next, None),
+            ("not only text, or refused", vec![InterruptedCall { resumable: false, ..cut() }], next, None),
+            ("the newest said nothing", vec![cut(), example::interrupted("gen_2", 2, -1)], next, None),
         ];
-        for (what, cut_off, next, expected) in table {
-            let chosen = candidate(&cut_off, &next).map(|attempt| attempt.generation_id.as_str());
+        for (what, interrupted, next, expected) in table {
+            let chosen = candidate(&interrupted, &next).map(|attempt| attempt.generation_id.as_str());
             assert_eq!(chosen, expected, "{what}");
         }
     }

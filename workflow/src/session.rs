@@ -1,12 +1,11 @@
 //! A session as the step job sees it: its row, its transcript, its open tool calls and its waiting messages.
 
-mod call;
 mod status;
 
-pub use call::{Call, CallOutcome, CallStatus, ClosedCall};
 pub use status::SessionStatus;
 
-use crate::generation::CutOffCall;
+use crate::effect::Effect;
+use crate::generation::InterruptedCall;
 use crate::id::{CallId, ConversationId, RunId, SessionId};
 use crate::policy::SessionPolicy;
 use crate::prefix::Prefix;
@@ -15,6 +14,7 @@ use crate::seed::Seed;
 use crate::state::State;
 use crate::strategy::Rebase;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The open run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Run {
     pub tokens: i64,
 }
 
-/// A follow-up that waits for the next step boundary.
+/// A message in the inbox. The run takes it when its next step begins, or with the reply of the open one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboxMessage {
     pub inbox_id: i64,
@@ -37,6 +37,7 @@ pub struct InboxMessage {
 /// Sums over the committed steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
+    /// Number of steps.
     pub turns: i64,
     pub usage: Usage,
 }
@@ -115,7 +116,7 @@ pub struct Session {
     pub wake_seq: i64,
     /// The conversation's newest message number before this session's first record.
     pub base_message_number: i64,
-    /// The newest message number that this session has used, while a run is open.
+    /// The newest message number that this session has used. While it rests, other sessions may have used later numbers.
     pub last_message_number: i64,
     /// The newest message number of a committed step.
     pub to_message_number: i64,
@@ -126,7 +127,8 @@ pub struct Session {
     pub state: State,
     /// The newest rebase, which says where the context begins. The journal has all of them.
     pub rebase: Option<Rebase>,
-    /// Number of summaries that failed since the last success, or since the run began.
+    /// Number of summaries that failed since the last success, or since the run last began: a run also begins after
+    /// each pause.
     pub compaction_failures: i64,
     pub run: Option<Run>,
     pub seeds: Vec<Seed>,
@@ -136,7 +138,7 @@ pub struct Session {
     pub calls: Vec<Call>,
     pub inbox: Vec<InboxMessage>,
     /// Model calls of the open step that a worker began and did not finish, in order.
-    pub cut_off: Vec<CutOffCall>,
+    pub interrupted: Vec<InterruptedCall>,
 }
 
 /// An open turn: an assistant message with tool calls that have no result in the transcript yet.
@@ -144,7 +146,7 @@ pub struct Session {
 pub struct OpenTurn<'a> {
     pub record: &'a Record,
     /// The calls without a result, in the order in which they were asked for.
-    pub unanswered: Vec<&'a ToolCall>,
+    pub without_result: Vec<&'a ToolCall>,
 }
 
 impl Session {
@@ -152,14 +154,14 @@ impl Session {
     pub fn open_turn(&self) -> Option<OpenTurn<'_>> {
         let at = self.records.iter().rposition(|record| record.tool_calls().next().is_some())?;
         let record = &self.records[at];
-        let answered: Vec<&CallId> = self.records[at + 1..]
+        let with_result: Vec<&CallId> = self.records[at + 1..]
             .iter()
             .flat_map(Record::tool_results)
             .map(|result| &result.call_id)
             .collect();
-        let unanswered: Vec<&ToolCall> =
-            record.tool_calls().filter(|call| !answered.contains(&&call.call_id)).collect();
-        (!unanswered.is_empty()).then_some(OpenTurn { record, unanswered })
+        let without_result: Vec<&ToolCall> =
+            record.tool_calls().filter(|call| !with_result.contains(&&call.call_id)).collect();
+        (!without_result.is_empty()).then_some(OpenTurn { record, without_result })
     }
 
     /// Returns the ledger row of `call_id`, or `None` if its result is in the transcript or the call is
@@ -168,7 +170,7 @@ impl Session {
         self.calls.iter().find(|call| &call.call_id == call_id)
     }
 
-    /// Returns whether the newest message of the transcript still needs an answer of the model.
+    /// Returns whether the newest message of the transcript still needs a reply of the model.
     pub fn awaits_model(&self) -> bool {
         let said = self.records.iter().rev().find(|record| !record.is_summary());
         said.is_some_and(|record| matches!(record.role, Role::User | Role::Tool))
@@ -194,4 +196,89 @@ impl Session {
     pub fn debug_meta(&self) -> DebugMeta {
         DebugMeta::of(&self.totals)
     }
+}
+
+/// Status of a ledger row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallStatus {
+    /// The model asked for it. It never ran.
+    Invoked,
+    /// It may have run.
+    Started,
+    Done,
+    Failed,
+    /// It may or may not have taken effect.
+    Uncertain,
+    /// The call asks the user a question, which has no answer yet.
+    Waiting,
+    /// Closed without running: its run was cancelled or replaced.
+    Abandoned,
+}
+
+impl CallStatus {
+    /// The word that is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CallStatus::Invoked => "invoked",
+            CallStatus::Started => "started",
+            CallStatus::Done => "done",
+            CallStatus::Failed => "failed",
+            CallStatus::Uncertain => "uncertain",
+            CallStatus::Waiting => "waiting",
+            CallStatus::Abandoned => "abandoned",
+        }
+    }
+
+    /// Returns whether a call in this status may have taken effect if it has no outcome.
+    pub fn may_have_run(self) -> bool {
+        match self {
+            CallStatus::Started | CallStatus::Done | CallStatus::Failed | CallStatus::Uncertain => true,
+            CallStatus::Invoked | CallStatus::Waiting | CallStatus::Abandoned => false,
+        }
+    }
+
+    /// Reads the stored word.
+    pub fn parse(word: &str) -> Option<CallStatus> {
+        Some(match word {
+            "invoked" => CallStatus::Invoked,
+            "started" => CallStatus::Started,
+            "done" => CallStatus::Done,
+            "failed" => CallStatus::Failed,
+            "uncertain" => CallStatus::Uncertain,
+            "waiting" => CallStatus::Waiting,
+            "abandoned" => CallStatus::Abandoned,
+            _ => return None,
+        })
+    }
+}
+
+/// A ledger row whose result is not in the transcript yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    pub call_id: CallId,
+    pub effect: Effect,
+    pub status: CallStatus,
+    /// Set once the call has settled.
+    pub outcome: Option<CallOutcome>,
+}
+
+/// Content of a settled call, as the ledger keeps it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallOutcome {
+    pub content: String,
+    #[serde(default)]
+    pub is_error: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<Value>,
+}
+
+/// The change of a ledger row when a call ends or its question waits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CallUpdate {
+    pub call_id: CallId,
+    pub status: CallStatus,
+    /// Number of the record with the result. `None` while there is no result: a question waits, or a person
+    /// must decide.
+    pub message_number: Option<i64>,
 }

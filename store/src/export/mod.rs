@@ -139,8 +139,8 @@ impl Export {
     /// The next complete lines of the bundle; `None` after the last one.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::Database`]. The output is no bundle then, because its last line is
-    /// missing.
+    /// [`Error::Corrupt`], [`Error::Database`]. The output so far is then not a valid bundle, because its
+    /// last line is missing.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
         loop {
             let stage = self.stage.clone();

@@ -49,7 +49,8 @@ impl Export {
                 from (
                     select *, octet_length(content) as weight
                     from (
-                        -- A chat beside a notice takes its seeds when it begins: those of after the cut are left out.
+                        -- A chat about a notice gets more seeds when its first run begins. The limit leaves out
+                        -- those that were added after the snapshot.
                         select * from session_seed_messages
                         where session_id = $1
                         order by ordinal

@@ -124,7 +124,8 @@ impl Parent {
             cross join lateral json_array_elements(r.content) b
             where coalesce(line.policy ->> 'tool_mode', 'live') <> 'live'
                 and r.message_number <= line.upto
-                -- What it copied was said by its parent, which is looked at itself where it is there.
+                -- The parent's policy applied when a copied message was written. So skip the copies if this
+                -- query also reads the parent. If the parent was deleted, read the copies instead.
                 and r.message_number > case
                     when exists (select from conversation_sessions p where p.session_id = line.parent_session_id)
                         then coalesce(line.forked_at_message_number, 0)

@@ -251,7 +251,7 @@ async fn make_deliver_jobs(
     macro_rules! statement {
         ($deliver_jobs:tt) => {
             sqlx::query_scalar!(
-                "with sent as (
+                "with to_deliver as (
                     select d.space_id, d.conversation_id, d.channel, null::text as trace_context
                     from deliveries d
                     where d.conversation_id = $1

@@ -4,6 +4,7 @@
 //! statement never blocks apalis' dispatch loop. While the database is unreachable the stream yields no jobs,
 //! but it does not end.
 
+use super::notify::Claimant;
 use super::{Hold, Holdings, Job, Lease, News, Settings, Slot, boottime_ms};
 use crate::{Error, Store};
 use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -39,14 +40,15 @@ impl Queue {
         draining: CancellationToken,
     ) -> Queue {
         let (feed, jobs) = mpsc::channel(settings.concurrency + 1);
+        let slots = Arc::new(Semaphore::new(settings.concurrency));
         let claimer = Claimer {
             store: store.clone(),
             settings: settings.clone(),
             worker_id,
             holdings,
-            slots: Arc::new(Semaphore::new(settings.concurrency)),
+            news: news.register(settings.kind, &settings.runner, Arc::clone(&slots)),
+            slots,
             freed: Arc::new(Notify::new()),
-            ready: news.jobs(),
             feed,
         };
         tokio::spawn(claimer.run(draining.clone()));
@@ -117,7 +119,7 @@ struct Claimer {
     holdings: Arc<Holdings>,
     slots: Arc<Semaphore>,
     freed: Arc<Notify>,
-    ready: Arc<Notify>,
+    news: Arc<Claimant>,
     feed: mpsc::Sender<Job>,
 }
 
@@ -125,17 +127,21 @@ impl Claimer {
     async fn run(self, draining: CancellationToken) {
         let mut faults = 0;
         while !draining.is_cancelled() && !self.feed.is_closed() {
+            let only_here = self.news.begin_claim();
             let free = self.slots.available_permits();
             // Read the clock before the statement, so that this value is never later than the lease's end in
             // the database.
             let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
             let wait = if free == 0 {
+                only_here.tell_others();
                 None
             } else {
                 // All queues of a process together may hold one suspect. Reserve that right before the claim,
                 // and give it back if the claim found none.
                 let take_suspect = !self.holdings.suspect.swap(true, Ordering::AcqRel);
-                let claimed = self.store.claim(&self.settings, &self.worker_id, free, take_suspect).await;
+                let lock = self.holdings.lock();
+                let claimed =
+                    self.store.claim(&self.settings, &self.worker_id, free, take_suspect, lock).await;
                 let found_suspect = claimed.as_ref().is_ok_and(|rows| rows.iter().any(|row| row.suspect));
                 if take_suspect && !found_suspect {
                     self.holdings.suspect.store(false, Ordering::Release);
@@ -143,17 +149,22 @@ impl Claimer {
                 match claimed {
                     Ok(rows) => {
                         faults = 0;
-                        let found = rows.len();
+                        // Fewer than asked for means that no job is left.
+                        let is_full = rows.iter().filter(|row| !row.suspect).count() == free;
                         for row in rows {
                             self.hand_over(row, ends_ms).await;
                         }
-                        if found > 0 {
+                        self.holdings.written(&self.store, lock);
+                        if is_full {
+                            only_here.tell_others();
                             continue;
                         }
                         Some(self.settings.poll)
                     }
                     Err(error) => {
                         faults += 1;
+                        self.holdings.written(&self.store, lock);
+                        only_here.tell_others();
                         warn!(%error, "Claiming failed; trying again");
                         Some(super::delay(faults, None).min(Duration::from_secs(5)))
                     }
@@ -162,17 +173,22 @@ impl Claimer {
             tokio::select! {
                 () = draining.cancelled() => {}
                 () = self.freed.notified(), if wait.is_none() => {}
-                () = self.ready.notified(), if wait.is_some() => {}
+                () = self.news.ready.notified(), if wait.is_some() => {}
                 () = tokio::time::sleep(wait.unwrap_or(self.settings.poll)) => {}
             }
         }
+        self.news.close();
     }
 
     async fn hand_over(&self, row: super::ClaimedRow, ends_ms: u64) {
         let suspect = row.suspect;
         // A suspect has a slot of its own, so it takes none from other jobs.
         let permit = if suspect { None } else { Arc::clone(&self.slots).try_acquire_owned().ok() };
-        let hold = Arc::new(Hold { lost: CancellationToken::new(), ends_ms: AtomicU64::new(ends_ms) });
+        let hold = Arc::new(Hold {
+            lost: CancellationToken::new(),
+            commits: watch::Sender::new(0),
+            ends_ms: AtomicU64::new(ends_ms),
+        });
         self.holdings.insert(row.job_id, row.token, Arc::clone(&hold));
         let slot = Slot {
             job_id: row.job_id,

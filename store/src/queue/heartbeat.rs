@@ -4,7 +4,7 @@
 //! the process drains.
 
 use super::{Hold, Holdings, boottime_ms};
-use crate::Store;
+use crate::{Store, socket};
 use sqlx::{ConnectOptions, PgConnection};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -37,6 +37,7 @@ impl Heartbeat {
             tokio::select! {
                 () = stop.cancelled() => break,
                 _ = tick.tick() => {}
+                () = self.holdings.beat_now.notified() => {}
             }
             let held = connection.take();
             let beat = async {
@@ -50,7 +51,10 @@ impl Heartbeat {
             // lease.
             match tokio::time::timeout(self.lease / 2, beat).await {
                 Ok(Ok(open)) => connection = Some(open),
-                Ok(Err(error)) => warn!(%error, "The heartbeat failed; leases are kept until they end"),
+                Ok(Err(error)) => {
+                    self.store.breaks.note();
+                    warn!(%error, "The heartbeat failed; leases are kept until they end");
+                }
                 Err(_) => warn!("The heartbeat took too long; it goes on over a new connection"),
             }
         }
@@ -63,7 +67,10 @@ impl Heartbeat {
     }
 
     async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
-        self.store.options.clone().options([("lock_timeout", "3s")]).connect().await
+        let options = self.store.options.clone().options([("lock_timeout", "3s")]);
+        let connection = options.connect().await?;
+        socket::limit_silence(&options);
+        Ok(connection)
     }
 
     async fn beat(&self, mut connection: PgConnection) -> Result<PgConnection, sqlx::Error> {
@@ -73,7 +80,8 @@ impl Heartbeat {
         // Read the clock before the statement, so that this value is never later than the lease's end in the
         // database.
         let ends_ms = boottime_ms() + self.lease.as_millis() as u64;
-        let extended: HashSet<i64> = sqlx::query_scalar!(
+        let lock = self.holdings.lock();
+        let extended = sqlx::query_scalar!(
             "with mine as materialized (
                 select jobs.job_id
                 from jobs
@@ -82,18 +90,20 @@ impl Heartbeat {
                 for update of jobs skip locked
             )
             update jobs
-            set run_at = clock_timestamp() + make_interval(secs => $3)
+            -- The process may have another liveness lock now than at the claim.
+            set run_at = clock_timestamp() + make_interval(secs => $3), liveness_lock = $4
             from mine
             where jobs.job_id = mine.job_id
             returning jobs.job_id",
             &jobs,
             &tokens,
-            self.lease.as_secs_f64()
+            self.lease.as_secs_f64(),
+            lock
         )
         .fetch_all(&mut connection)
-        .await?
-        .into_iter()
-        .collect();
+        .await;
+        self.holdings.written(&self.store, lock);
+        let extended: HashSet<i64> = extended?.into_iter().collect();
         for ((job_id, token), hold) in held {
             if extended.contains(&job_id) {
                 hold.ends_ms.store(ends_ms, Ordering::Release);

@@ -5,33 +5,40 @@
 //! that lost its lease writes nothing, however late it resumes. A crashed holder needs no cleanup: `run_at`
 //! is the lease's end, and a job whose `run_at` is past can be claimed.
 //!
-//! `stuck` counts claims since the last progress (a committed message, a settled call, a step), including claims that
-//! `kill -9` ended. A job is a suspect if at least two claims in a row made no progress and the last holder
-//! did not give it back. A process holds at most one suspect, so if it kills the process, no other
-//! suspect is blamed for that death. A job that was given back after a fault, for example because a provider is down, is
-//! not a suspect.
+//! `stuck` counts the claims of a job since its last progress (a committed message, a settled call, a step).
+//! Each claim adds 1 when it begins, so a claim that `kill -9` ended counts too. A job that is ready with
+//! `stuck >= 2` and a lease in its row is a suspect: its last holder never gave it back, so the job may have
+//! killed that process. A job that was given back after a fault (a provider is down) has no lease in its row and
+//! is not a suspect. A process holds at most one suspect. If it dies, no second suspect is blamed for that.
 #![doc = include_str!("README.md")]
 
 mod backend;
 mod delay;
 mod heartbeat;
+mod liveness;
 mod notify;
+mod proven;
 mod workers;
 
 pub use backend::Queue;
 pub use delay::{delay, jittered};
 pub use heartbeat::Heartbeat;
-pub use notify::{News, Notifier, heard};
+pub use liveness::Liveness;
+pub(crate) use notify::{CANCEL, SESSIONS};
+pub use notify::{News, Notifier, heard, heard_cancel};
 pub use workers::WorkerView;
 
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
+
+/// How long a claim that seems lost waits for the answer to its own commit.
+const COMMIT_ANSWER: Duration = Duration::from_secs(5);
 
 /// The kind of work that a job stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,10 +86,22 @@ pub struct Lease {
     hold: Arc<Hold>,
 }
 
+/// A commit of a claim is under way.
+#[derive(Debug)]
+pub struct Committing(Arc<Hold>);
+
+impl Drop for Committing {
+    fn drop(&mut self) {
+        self.0.commits.send_modify(|commits| *commits -= 1);
+    }
+}
+
 /// The process's own view of its claim.
 #[derive(Debug)]
 struct Hold {
     lost: CancellationToken,
+    /// How many commits of the claim wait for their answer.
+    commits: watch::Sender<u32>,
     /// The earliest end of the lease, in milliseconds of `CLOCK_BOOTTIME`. That clock also runs while the
     /// machine is suspended.
     ends_ms: AtomicU64,
@@ -92,6 +111,22 @@ impl Lease {
     /// Fires when another worker has the job, or the job is gone.
     pub fn lost(&self) -> &CancellationToken {
         &self.hold.lost
+    }
+
+    /// Call this before a commit that may end the job. Drop the guard when its answer is here.
+    pub fn begin_commit(&self) -> Committing {
+        self.hold.commits.send_modify(|commits| *commits += 1);
+        Committing(Arc::clone(&self.hold))
+    }
+
+    /// Waits until the lease is lost and no commit of this claim waits for its answer. The heartbeat also
+    /// finds the job gone when the claim's own commit has ended it. Waits for the answer for a few seconds only,
+    /// because the connection may be dead.
+    pub async fn lost_to_others(&self) {
+        self.hold.lost.cancelled().await;
+        let mut commits = self.hold.commits.subscribe();
+        // An error is the time limit. The sender lives in `hold`.
+        let _ = tokio::time::timeout(COMMIT_ANSWER, commits.wait_for(|commits| *commits == 0)).await;
     }
 
     /// Returns the lease's end as known now. A later heartbeat does not change the returned value.
@@ -126,7 +161,7 @@ pub struct Job {
     pub conversation_id: String,
     /// Set on a step job.
     pub session_id: Option<String>,
-    /// Set on a step job, as a hint. The session's row has the right number.
+    /// Set on a step job, for logs and spans. A commit compares the row's column, not this copy.
     pub step_number: i64,
     /// Set on a deliver job.
     pub channel: Option<String>,
@@ -168,6 +203,10 @@ impl Drop for Slot {
 pub struct Holdings {
     leases: Mutex<HashMap<(i64, i64), Arc<Hold>>>,
     suspect: AtomicBool,
+    /// Key of the liveness lock that this process holds. 0: it holds none.
+    liveness_lock: AtomicI32,
+    /// Fires when the jobs of this process do not name its present lock.
+    beat_now: Notify,
 }
 
 impl Holdings {
@@ -182,6 +221,32 @@ impl Holdings {
     fn all(&self) -> Vec<((i64, i64), Arc<Hold>)> {
         let leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.iter().map(|(key, hold)| (*key, Arc::clone(hold))).collect()
+    }
+
+    /// Returns the key of the process's liveness lock.
+    fn lock(&self) -> Option<i32> {
+        Some(self.liveness_lock.load(Ordering::Acquire)).filter(|key| *key != 0)
+    }
+
+    /// Returns the former key. The next heartbeat comes at once and writes the new one.
+    fn replace_lock(&self, key: i32) -> i32 {
+        let former = self.liveness_lock.swap(key, Ordering::AcqRel);
+        if key != 0 {
+            self.beat_now.notify_one();
+        }
+        former
+    }
+
+    /// Call this after a statement that wrote `key` into jobs, when the leases are in here. If the lock has
+    /// changed meanwhile, removes the key again, and lets the heartbeat write the new one.
+    fn written(&self, store: &Store, key: Option<i32>) {
+        if self.lock() == key {
+            return;
+        }
+        self.beat_now.notify_one();
+        if let Some(key) = key {
+            tokio::spawn(liveness::disown(store.clone(), key));
+        }
     }
 
     /// How many leases are held.
@@ -217,14 +282,15 @@ struct ClaimedRow {
 }
 
 impl Store {
-    /// Claims up to `limit` ready jobs, and one suspect in addition if `take_suspect`. Concurrent claims
-    /// never wait for each other.
+    /// Claims up to `limit` ready jobs that are not suspects, and one suspect in addition if `take_suspect`.
+    /// Concurrent claims never wait for each other.
     async fn claim(
         &self,
         settings: &Settings,
         worker_id: &str,
         limit: usize,
         take_suspect: bool,
+        liveness_lock: Option<i32>,
     ) -> Result<Vec<ClaimedRow>> {
         // The time is a subquery so that Postgres can use it as a bound of the index scan. `clock_timestamp()` itself
         // is volatile: Postgres would call it for every row, including leased and delayed ones.
@@ -250,30 +316,27 @@ impl Store {
                 order by run_at
                 limit $3
                 for update skip locked
-            ), taken as (
-                select job_id, false as suspect from ready
-                union all
-                select job_id, true from suspect
             )
             update jobs
             set lease = nextval('leases'),
                 worker_id = $4,
+                liveness_lock = $7,
                 run_at = clock_timestamp() + make_interval(secs => $5),
                 stuck = stuck + 1,
                 died = died + case when lease is not null and stuck > 0 then 1 else 0 end,
                 attempt = attempt + 1
-            from taken
-            where jobs.job_id = taken.job_id
-            returning jobs.job_id, jobs.lease as "token!", taken.suspect as "suspect!", jobs.conversation_id,
-                jobs.session_id, jobs.channel, jobs.step_number, jobs.attempt, jobs.stuck, jobs.died,
-                jobs.last_error, jobs.trace_context
+            -- An array, not a join: Postgres may plan a join for an empty table and keep it when the table is full.
+            where job_id = any (array(select job_id from ready union all select job_id from suspect))
+            returning job_id, lease as "token!", job_id = any (array(select job_id from suspect)) as "suspect!",
+                conversation_id, session_id, channel, step_number, attempt, stuck, died, last_error, trace_context
             "#,
             settings.kind.as_str(),
             limit as i64,
             i64::from(take_suspect),
             worker_id,
             settings.lease.as_secs_f64(),
-            &*settings.runner
+            &*settings.runner,
+            liveness_lock
         )
         .fetch_all(&self.pool)
         .await?)

@@ -1,73 +1,174 @@
 //! Wake-ups across processes: NOTIFY after commits, LISTEN on a connection of its own.
 //!
 //! One task per process sends notifications, the first at once and then at most twenty a second. Transactions
-//! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. A
-//! notification is only a hint: every waiter also polls.
+//! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only a
+//! cancel does, which is rare. A notification is only a hint: every waiter also polls.
+//!
+//! A process with a free slot for a new job announces the job only to itself. It tells the others if its
+//! claim leaves jobs behind.
 
+use super::Kind;
+use super::proven::{Lost, ProvenListener};
 use crate::Store;
 use crate::schedule;
-use sqlx::postgres::{PgListener, PgPoolOptions};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::{Notify, broadcast, mpsc};
+use tokio::sync::{Notify, Semaphore, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 const JOBS: &str = "wakeful_jobs";
-const SESSIONS: &str = "wakeful_sessions";
+pub(crate) const SESSIONS: &str = "wakeful_sessions";
 /// Postgres takes payloads of less than 8000 bytes.
 const PAYLOAD_BYTES: usize = 7900;
 const EVERY_SESSION: &str = "*";
+/// Also what earlier versions send.
+const EVERY_JOB: &str = "";
+/// Before the id of a session whose run someone cancels. [`heard`] ignores such a payload.
+pub(crate) const CANCEL: &str = "!";
 
 /// Tells other processes about commits. Clones share the task.
 #[derive(Clone, Debug)]
-pub struct Notifier(mpsc::UnboundedSender<Note>);
+pub struct Notifier {
+    notes: mpsc::UnboundedSender<Note>,
+    claimants: Claimants,
+}
 
 #[derive(Debug)]
 enum Note {
-    Job,
+    /// Payload of a notification on the channel of jobs.
+    Job(String),
     Session(String),
 }
 
 impl Notifier {
-    /// Starts the task. It ends when the last clone is dropped.
-    pub fn start(store: Store) -> Notifier {
+    /// Starts the task. It ends when the last clone is dropped and the queues of `news` have ended.
+    pub fn start(store: Store, news: &News) -> Notifier {
         let (notes, inbox) = mpsc::unbounded_channel();
         tokio::spawn(send_notes(store, inbox));
-        Notifier(notes)
+        Notifier { notes, claimants: news.claimants.clone() }
     }
 
-    /// Announces new work.
-    pub fn job(&self) {
-        // Sending fails only at shutdown. Other processes then find the work by polling.
-        let _ = self.0.send(Note::Job);
+    /// Announces a job of the deployed workers.
+    pub fn job(&self, kind: Kind) {
+        self.job_of(kind, "");
+    }
+
+    /// Announces a job of the pool `runner`.
+    pub fn job_of(&self, kind: Kind, runner: &str) {
+        if !self.claimants.tell_here(kind, runner, &self.notes) {
+            self.send(Note::Job(payload(kind, runner)));
+        }
+    }
+
+    /// Announces work of any kind, to every pool.
+    pub fn any_job(&self) {
+        self.send(Note::Job(EVERY_JOB.to_owned()));
     }
 
     /// Announces that readers of a session have something new to read.
     pub fn session(&self, session_id: &str) {
-        let _ = self.0.send(Note::Session(session_id.to_owned()));
+        self.send(Note::Session(session_id.to_owned()));
+    }
+
+    fn send(&self, note: Note) {
+        // Sending fails only at shutdown. Other processes then find the work by polling.
+        let _ = self.notes.send(note);
+    }
+}
+
+/// What a notification says of a job. No runner has a colon before the first one.
+fn payload(kind: Kind, runner: &str) -> String {
+    format!("{}:{runner}", kind.as_str())
+}
+
+/// The queues of this process that claim jobs. Clones share them.
+#[derive(Clone, Debug, Default)]
+struct Claimants(Arc<Mutex<Vec<Weak<Claimant>>>>);
+
+impl Claimants {
+    fn with_payload(&self, said: &str) -> Vec<Arc<Claimant>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|one| one.strong_count() > 0);
+        let all = all.iter().filter_map(Weak::upgrade);
+        all.filter(|one| said == EVERY_JOB || one.payload == said).collect()
+    }
+
+    /// Returns whether a queue of this process has a free slot and claims the job.
+    fn tell_here(&self, kind: Kind, runner: &str, notes: &mpsc::UnboundedSender<Note>) -> bool {
+        let all = self.with_payload(&payload(kind, runner));
+        let Some(one) = all.into_iter().find(|one| one.slots.available_permits() > 0) else {
+            return false;
+        };
+        *one.only_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(notes.clone());
+        one.ready.notify_one();
+        // If the queue closed before the line above, it does not claim any more.
+        !one.closed.load(Ordering::SeqCst)
+    }
+}
+
+/// A queue of this process, as notifications see it.
+#[derive(Debug)]
+pub(super) struct Claimant {
+    payload: String,
+    slots: Arc<Semaphore>,
+    /// Fires when there may be new work.
+    pub(super) ready: Notify,
+    /// Set while a job was announced to this queue and to no other process.
+    only_here: Mutex<Option<mpsc::UnboundedSender<Note>>>,
+    closed: AtomicBool,
+}
+
+impl Claimant {
+    /// Call this before a claim. The claim sees every job that was announced so far. Returns what to do if
+    /// it leaves jobs behind.
+    pub(super) fn begin_claim(&self) -> OnlyHere<'_> {
+        let _ = futures::FutureExt::now_or_never(self.ready.notified());
+        let notes = self.only_here.lock().unwrap_or_else(PoisonError::into_inner).take();
+        OnlyHere { claimant: self, notes }
+    }
+
+    /// Call this after the last claim.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.begin_claim().tell_others();
+    }
+}
+
+/// Whether the jobs of a claim were announced to this process only.
+pub(super) struct OnlyHere<'a> {
+    claimant: &'a Claimant,
+    notes: Option<mpsc::UnboundedSender<Note>>,
+}
+
+impl OnlyHere<'_> {
+    /// Announces the jobs that are left to the other processes.
+    pub(super) fn tell_others(self) {
+        if let Some(notes) = self.notes {
+            let _ = notes.send(Note::Job(self.claimant.payload.clone()));
+        }
     }
 }
 
 async fn send_notes(store: Store, mut inbox: mpsc::UnboundedReceiver<Note>) {
     while let Some(first) = inbox.recv().await {
-        let (mut jobs, mut sessions) = (false, BTreeSet::new());
+        let (mut jobs, mut sessions) = (BTreeSet::new(), BTreeSet::new());
         let mut next = Some(first);
         while let Some(note) = next {
             match note {
-                Note::Job => jobs = true,
+                Note::Job(payload) => {
+                    jobs.insert(payload);
+                }
                 Note::Session(session_id) => {
                     sessions.insert(session_id);
                 }
             }
             next = inbox.try_recv().ok();
         }
-        let mut payload = sessions.into_iter().collect::<Vec<_>>().join(",");
-        if payload.len() > PAYLOAD_BYTES {
-            payload = EVERY_SESSION.to_owned();
-        }
-        let sent = notify(&store, jobs, &payload).await;
+        let sent = notify(&store, jobs.into_iter().collect(), session_payloads(sessions)).await;
         if let Err(error) = sent {
             debug!(%error, "A notification was not sent; the others poll");
         }
@@ -75,17 +176,32 @@ async fn send_notes(store: Store, mut inbox: mpsc::UnboundedReceiver<Note>) {
     }
 }
 
-/// Notifies both channels with one statement. An empty `sessions` announces no session.
-async fn notify(store: &Store, jobs: bool, sessions: &str) -> Result<(), sqlx::Error> {
+/// Joins session ids into as few payloads as Postgres takes.
+fn session_payloads(sessions: BTreeSet<String>) -> Vec<String> {
+    let mut payloads: Vec<String> = Vec::new();
+    for session_id in sessions {
+        match payloads.last_mut() {
+            Some(last) if last.len() + 1 + session_id.len() <= PAYLOAD_BYTES => {
+                last.push(',');
+                last.push_str(&session_id);
+            }
+            _ => payloads.push(session_id),
+        }
+    }
+    payloads
+}
+
+/// Notifies both channels with one statement, once for each payload.
+async fn notify(store: &Store, jobs: Vec<String>, sessions: Vec<String>) -> Result<(), sqlx::Error> {
+    let channels: Vec<&str> = jobs.iter().map(|_| JOBS).chain(sessions.iter().map(|_| SESSIONS)).collect();
+    let payloads: Vec<String> = jobs.into_iter().chain(sessions).collect();
     sqlx::query!(
-        "select case when $1 then pg_notify($2, '') end as jobs,
-            case when $3 <> '' then pg_notify($4, $3) end as sessions",
-        jobs,
-        JOBS,
-        sessions,
-        SESSIONS
+        "select pg_notify(n.channel, n.payload) as sent
+        from unnest($1::text[], $2::text[]) as n (channel, payload)",
+        &channels as &[&str],
+        &payloads
     )
-    .fetch_one(&store.pool)
+    .execute(&store.pool)
     .await?;
     Ok(())
 }
@@ -97,14 +213,14 @@ impl Store {
     /// # Errors
     /// [`crate::Error::Database`]: other processes find the work by polling.
     pub async fn announce(&self, session_id: &str) -> crate::Result<()> {
-        Ok(notify(self, true, session_id).await?)
+        Ok(notify(self, vec![EVERY_JOB.to_owned()], vec![session_id.to_owned()]).await?)
     }
 }
 
 /// Receives notifications of other processes. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct News {
-    jobs: broadcast::Sender<()>,
+    claimants: Claimants,
     sessions: broadcast::Sender<Arc<str>>,
     schedules: broadcast::Sender<()>,
 }
@@ -123,28 +239,45 @@ pub async fn heard(news: &mut broadcast::Receiver<Arc<str>>, session_id: &str) {
     }
 }
 
+/// Waits until someone cancels a run of a session that `waits` accepts. Returns early if notifications were missed,
+/// since one of them may have been such a cancel.
+pub async fn heard_cancel(news: &mut broadcast::Receiver<Arc<str>>, waits: impl Fn(&str) -> bool) {
+    loop {
+        match news.recv().await {
+            Ok(id) if &*id == EVERY_SESSION || id.strip_prefix(CANCEL).is_some_and(&waits) => return,
+            Ok(_) => {}
+            Err(broadcast::error::RecvError::Lagged(_)) => return,
+            // The sender is gone, so no notification will come. The caller also has a timer.
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}
+
 impl News {
     /// Starts listening, until `stop`. After a lost connection it connects again and wakes every waiter.
     pub fn listen(store: &Store, stop: CancellationToken) -> News {
         let news = News {
-            jobs: broadcast::channel(16).0,
+            claimants: Claimants::default(),
             sessions: broadcast::channel(1024).0,
             schedules: broadcast::channel(16).0,
         };
-        tokio::spawn(news.clone().run(store.options.clone(), stop));
+        tokio::spawn(news.clone().run(store.clone(), stop));
         news
     }
 
-    /// Returns a signal that fires when there may be new work. Each caller gets its own signal.
-    pub(super) fn jobs(&self) -> Arc<Notify> {
-        let (notify, mut jobs) = (Arc::new(Notify::new()), self.jobs.subscribe());
-        let fired = Arc::clone(&notify);
-        tokio::spawn(async move {
-            while !matches!(jobs.recv().await, Err(broadcast::error::RecvError::Closed)) {
-                fired.notify_one();
-            }
+    /// Registers a queue of this process, until it is dropped. `slots` has a permit for each job that the
+    /// queue can take.
+    pub(super) fn register(&self, kind: Kind, runner: &str, slots: Arc<Semaphore>) -> Arc<Claimant> {
+        let claimant = Arc::new(Claimant {
+            payload: payload(kind, runner),
+            slots,
+            ready: Notify::new(),
+            only_here: Mutex::default(),
+            closed: AtomicBool::new(false),
         });
-        notify
+        let mut all = self.claimants.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(Arc::downgrade(&claimant));
+        claimant
     }
 
     /// Receives ids of sessions with something new; `*` means all sessions.
@@ -157,46 +290,33 @@ impl News {
         self.schedules.subscribe()
     }
 
-    async fn run(self, options: sqlx::postgres::PgConnectOptions, stop: CancellationToken) {
+    async fn run(self, store: Store, stop: CancellationToken) {
         while !stop.is_cancelled() {
             tokio::select! {
                 () = stop.cancelled() => {}
-                error = self.receive(&options) => {
-                    warn!(%error, "LISTEN was lost; listening again");
+                lost = self.receive(&store) => {
+                    warn!(?lost, "LISTEN was lost; listening again");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
         }
     }
 
-    async fn receive(&self, options: &sqlx::postgres::PgConnectOptions) -> sqlx::Error {
-        match self.try_receive(options).await {
+    async fn receive(&self, store: &Store) -> Lost {
+        match self.try_receive(store).await {
             Ok(never) => match never {},
-            Err(error) => error,
+            Err(lost) => lost,
         }
     }
 
-    async fn try_receive(
-        &self,
-        options: &sqlx::postgres::PgConnectOptions,
-    ) -> Result<std::convert::Infallible, sqlx::Error> {
-        // Readers wait for this connection, so it must notice within seconds that the server is back. The
-        // pool waits up to a fifth of this time between its attempts to connect.
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(Duration::from_secs(5))
-            .connect_with(options.clone())
-            .await?;
-        let mut listener = PgListener::connect_with(&pool).await?;
-        listener.listen_all([JOBS, SESSIONS, schedule::CHANNEL]).await?;
+    async fn try_receive(&self, store: &Store) -> Result<Infallible, Lost> {
+        let mut listener = ProvenListener::connect(store, &[JOBS, SESSIONS, schedule::CHANNEL]).await?;
         // Postgres does not repeat notifications that were sent while we did not listen. So wake every waiter once.
         self.tell(JOBS, "");
         self.tell(SESSIONS, EVERY_SESSION);
         self.tell(schedule::CHANNEL, "");
         loop {
-            let Some(notification) = listener.try_recv().await? else {
-                return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()));
-            };
+            let notification = listener.recv().await?;
             self.tell(notification.channel(), notification.payload());
         }
     }
@@ -204,7 +324,9 @@ impl News {
     fn tell(&self, channel: &str, payload: &str) {
         // An error only means that there is no subscriber.
         if channel == JOBS {
-            let _ = self.jobs.send(());
+            for claimant in self.claimants.with_payload(payload) {
+                claimant.ready.notify_one();
+            }
         } else if channel == schedule::CHANNEL {
             let _ = self.schedules.send(());
         } else {
@@ -212,5 +334,50 @@ impl News {
                 let _ = self.sessions.send(Arc::from(session_id));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_sessions_make_several_payloads_and_each_is_named_once() {
+        let sessions: BTreeSet<String> = (0..1000).map(|n| format!("sess_{n:032}")).collect();
+        let payloads = session_payloads(sessions.clone());
+        assert!(payloads.len() > 1 && payloads.iter().all(|payload| payload.len() <= PAYLOAD_BYTES));
+        let named: Vec<&str> = payloads.iter().flat_map(|payload| payload.split(',')).collect();
+        assert_eq!(named, sessions.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(session_payloads(BTreeSet::new()).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_job_is_announced_here_only_while_a_slot_is_free() {
+        let (notes, mut sent) = mpsc::unbounded_channel();
+        let (claimants, slots) = (Claimants::default(), Arc::new(Semaphore::new(1)));
+        let claimant = Arc::new(Claimant {
+            payload: payload(Kind::Step, ""),
+            slots: Arc::clone(&slots),
+            ready: Notify::new(),
+            only_here: Mutex::default(),
+            closed: AtomicBool::new(false),
+        });
+        claimants.0.lock().unwrap().push(Arc::downgrade(&claimant));
+        assert!(!claimants.tell_here(Kind::Deliver, "", &notes), "no queue of this kind");
+        assert!(!claimants.tell_here(Kind::Step, "other", &notes), "no queue of this pool");
+        assert!(claimants.tell_here(Kind::Step, "", &notes));
+        claimant.ready.notified().await;
+
+        // The claim takes as many as it asked for: the others hear of the rest, once.
+        claimant.begin_claim().tell_others();
+        claimant.begin_claim().tell_others();
+        assert!(matches!(sent.try_recv(), Ok(Note::Job(said)) if said == "step:"));
+        assert!(sent.try_recv().is_err());
+
+        let taken = slots.try_acquire().unwrap();
+        assert!(!claimants.tell_here(Kind::Step, "", &notes), "no slot is free");
+        drop(taken);
+        claimant.close();
+        assert!(!claimants.tell_here(Kind::Step, "", &notes), "it claims no more");
     }
 }

@@ -4,8 +4,8 @@ use super::{Conversation, Locked, Wakes, append_events};
 use crate::step::to_json;
 use crate::{Error, Result, create};
 use sqlx::PgConnection;
-use wakeful_workflow::inbox::{self, Place, Question};
-use wakeful_workflow::session::{ClosedCall, InboxMessage};
+use wakeful_workflow::inbox::{self, Position, Question};
+use wakeful_workflow::session::{CallUpdate, InboxMessage};
 use wakeful_workflow::trigger;
 
 /// Starts a queued run: the run becomes `running`. Its session stays `queued` until a worker's first commit
@@ -18,7 +18,7 @@ pub(crate) async fn start(
     run_id: &str,
     trace_context: Option<&str>,
 ) -> Result<()> {
-    if trigger::copies_notice_texts(&session.trigger_type, session.started) {
+    if trigger::copies_notice_texts(&session.trigger_type, session.had_run) {
         create::notice::copy_notice_texts(&mut *tx, session).await?;
     }
     let question = sqlx::query!(
@@ -66,14 +66,14 @@ pub(crate) async fn start(
         };
         messages.push(InboxMessage { inbox_id: message.inbox_id, text: message.content, attachments });
     }
-    let place = Place {
+    let position = Position {
         run_id: run_id.into(),
         step_number: session.last_step_number + 1,
         last_message_number: conversation.last_message_number,
     };
-    let taken = inbox::take(&place, question, &messages);
+    let taken = inbox::take(&position, question, &messages);
 
-    for call in &taken.calls_closed {
+    for call in &taken.call_updates {
         close_call(tx, session, call).await?;
     }
     let (mut numbers, mut roles, mut contents, mut details) = (vec![], vec![], vec![], vec![]);
@@ -106,7 +106,10 @@ pub(crate) async fn start(
     )
     .execute(&mut *tx)
     .await?;
+    // Without an entry this still increments `wake_seq`: a run that starts is news to a worker that holds the session.
     append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &taken.events).await?;
+    // Only the session's first run sets where its numbers begin. `to_message_number` is the end of the last committed
+    // step, so the first step begins after the conversation's newest message.
     sqlx::query!(
         "update conversation_sessions
         set base_message_number = case when $2 then base_message_number else $3 end,
@@ -114,7 +117,7 @@ pub(crate) async fn start(
             last_message_number = $4
         where session_id = $1",
         session.session_id,
-        session.started,
+        session.had_run,
         conversation.last_message_number,
         numbers.last().copied().unwrap_or(conversation.last_message_number)
     )
@@ -161,7 +164,7 @@ pub(crate) async fn start(
 }
 
 /// Closes the ledger row of the question, whose result is now in the transcript.
-async fn close_call(tx: &mut PgConnection, session: &Locked, call: &ClosedCall) -> Result<()> {
+async fn close_call(tx: &mut PgConnection, session: &Locked, call: &CallUpdate) -> Result<()> {
     sqlx::query!(
         "update tool_calls
         set status = $4, result_message_number = $3, settled_at = clock_timestamp()

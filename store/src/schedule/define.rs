@@ -83,7 +83,7 @@ impl Store {
                 and source = 'config'
                 and coalesce(deployment, 'default') = $4
                 and name <> all($2)
-                -- What a person paused stays paused by that person.
+                -- A schedule that a person paused keeps its paused_by.
                 and paused_at is null
             returning name",
             space_id,
@@ -193,10 +193,10 @@ async fn write(
         return Ok(Written::Same);
     }
     // A new pattern starts now, so its earlier ticks do not count as missed.
-    let anew = returns
+    let restarts = returns
         || (&before.definition.cron, &before.definition.time_zone)
             != (&definition.cron, &definition.time_zone);
-    let last_tick = if anew { now } else { before.last_tick };
+    let last_tick = if restarts { now } else { before.last_tick };
     let paused = before.paused_at.is_some() && !returns;
     let next_at = if paused { None } else { timing(definition)?.after(last_tick) };
     sqlx::query!(

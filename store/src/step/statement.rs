@@ -1,314 +1,476 @@
-//! The statement that commits a step.
+//! The statement that commits steps: the step of one session, or the steps of several sessions at once.
 //!
 //! It is one statement with data-modifying CTEs, so it needs one round trip and no explicit transaction. The
-//! CTE `s` locks and updates the session's row, but only if the row still is as it was planned on. The CTE
-//! `j` does the same with the job's row, and checks the lease. Every other CTE selects from both. So if a
-//! check fails, nothing is written.
+//! CTE `given` has one row for each commit. The CTE `s` locks and updates the sessions' rows, but only those
+//! that still are as they were planned on. The CTE `j` does the same with the jobs' rows, and checks the
+//! leases. The CTE `b` has the commits that passed both checks, and every other CTE selects from it. The last
+//! line divides by zero if a commit is missing there, so Postgres undoes everything.
+//!
+//! The text has only the parts that its commits write: for Postgres, an insert without rows costs as much as
+//! one with a few. Because macros of sqlx take literals only, this text is put together here, out of
+//! constants. Values are always parameters.
 
-use super::{Performance, to_json};
+use super::builder::Statement;
+use super::rows::{Rare, Rows};
 use crate::delivery::deliver_jobs;
-use crate::queue::Lease;
-use crate::{Error, Result, new_id};
-use sqlx::PgConnection;
-use wakeful_workflow::advance::{Next, Transition};
-use wakeful_workflow::session::Session;
+use crate::new_id;
+use sqlx::postgres::PgArguments;
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 
-/// Writes `transition` and returns the session's `wake_seq`.
+/// What the statement returns of one commit.
+#[derive(Debug)]
+pub(super) struct Written {
+    pub wake_seq: i64,
+    /// The time of the intent, if the commit wrote one. Formatted as in JSON, because hydration reads it from JSON.
+    pub started_at: Option<String>,
+}
+
+/// Writes one commit.
 ///
 /// # Errors
-/// [`Error::Database`] with a division by zero if the session or the job did not match: see
-/// [`crate::error::missed_fence`].
+/// Those of [`write_all`].
 pub(super) async fn write(
     connection: &mut PgConnection,
-    lease: &Lease,
-    session: &Session,
-    transition: &Transition,
-    performance: Performance,
-) -> Result<i64> {
-    let Transition { records, calls_opened, calls_closed, deliveries, .. } = transition;
-    let closing = match &transition.next {
-        Next::Close(closing) => Some(closing),
-        Next::SameStep | Next::NextStep => None,
-    };
-    let events = transition.events.iter().chain(closing.iter().flat_map(|closing| &closing.events));
-    let (event_types, event_payloads): (Vec<String>, Vec<String>) = events
-        .map(|event| {
-            let (kind, payload) = event.to_row();
-            (kind, payload.to_string())
-        })
-        .unzip();
-    let mut blobs: Vec<_> = transition.blobs.iter().chain(closing.map(|closing| &closing.snapshot)).collect();
-    // Two commits that write the same blobs wait for each other. Both write in the same order, so they cannot
-    // deadlock.
-    blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
-    let step = transition.step.as_ref();
-    let usage = step.map(|step| step.usage).unwrap_or_default();
-    let state = (!transition.state_updates.is_empty()).then(|| {
-        let updates = transition.state_updates.iter();
-        serde_json::Value::Object(updates.map(|update| (update.key.clone(), update.value.clone())).collect())
-    });
-    let rebase = transition
-        .rebase
-        .as_ref()
-        .map(serde_json::to_value)
-        .transpose()
-        .map_err(|error| Error::corrupt("rebase", error))?;
-    let contents = records.iter().map(|record| to_json(&record.content)).collect::<Result<Vec<_>>>()?;
-    let details = records.iter().map(|record| to_json(&record.details)).collect::<Result<Vec<_>>>()?;
+    commit: &Rows,
+    rare: &Rare<'_>,
+) -> Result<Written, sqlx::Error> {
+    let written = write_all(connection, &[commit], Some(rare)).await?;
+    Ok(written.into_iter().next().expect("one commit has one row"))
+}
 
-    // The first CTE gives each parameter a name. Each line below holds a parameter's name and its value. "not
-    // materialized" lets Postgres replace the name by the parameter, so the names cost nothing once the
-    // statement is planned.
-    //
-    // `$rare` is SQL that few commits need, and `$more` its parameters. An insert without rows costs as much
-    // as one with a few, so the other commits leave this SQL out.
-    macro_rules! statement {
-        ([$($rare:tt)+] $([$more:tt, $($more_value:tt)+])*) => {
-            statement!(
-                @named [$($rare)+]
-
-                // The fence: the session's row must be as it was planned on, and this worker must hold the
-                // job's lease.
-                ["$1::text as session_id", session.session_id.as_str()]
-                ["$2::bigint as last_message_number", session.last_message_number]
-                ["$3::bigint as step_number", transition.step_number]
-                ["$4::bigint as job_id", lease.job_id]
-                ["$5::bigint as lease", lease.token]
-
-                // The job.
-                ["$6::boolean as progress", step.is_some() || !records.is_empty()]
-                ["$7::text as trace_context", lease.trace_context.as_deref()]
-
-                // The session.
-                ["$8::text as run_id", transition.run_id.as_str()]
-                ["$9::jsonb as state", state]
-                ["$10::jsonb as rebase", rebase]
-                ["$11::bigint as compaction_failures", transition.compaction_failures]
-                ["$12::text as status", transition.status().map(|status| status.as_str())]
-                ["$13::boolean as closes", closing.is_some()]
-                ["$14::text as error", closing.and_then(|closing| closing.error.as_deref())]
-
-                // The step, if this commit completes it.
-                ["$15::boolean as ends_step", step.is_some()]
-                ["$16::bigint as from_message_number", step.map(|step| step.from_message_number)]
-                ["$17::bigint as to_message_number", step.map(|step| step.to_message_number)]
-                ["$18::text as finish_reason", step.map(|step| step.finish_reason.as_str())]
-                ["$19::bigint as input_tokens", usage.input_tokens]
-                ["$20::bigint as output_tokens", usage.output_tokens]
-                ["$21::bigint as cached_tokens", usage.cached_tokens]
-                ["$22::bigint as cache_write_tokens", usage.cache_write_tokens]
-                ["$23::bigint as cost_micros", usage.cost_micros]
-                ["$24::integer as tool_calls", step.map_or(0, |step| step.executed_local_tool_count as i32)]
-                ["$25::integer as attempt", performance.attempt]
-                ["$26::text as worker_id", &*lease.worker_id]
-                ["$27::float8 as elapsed_s", performance.elapsed_s]
-
-                // Messages.
-                ["$28::bigint as record_count", records.len() as i64]
-                ["$29::bigint[] as record_numbers", &column(records, |record| record.message_number)]
-                ["$30::text[] as record_roles", &column(records, |record| record.role.as_str()) as &[&str]]
-                ["$31::text[] as record_contents", &contents]
-                ["$32::boolean[] as record_internal", &column(records, |record| record.internal)]
-                ["$33::text[] as record_details", &details]
-
-                // Journal entries.
-                ["$34::bigint as event_count", event_types.len() as i64]
-                ["$35::text[] as event_types", &event_types]
-                ["$36::text[] as event_payloads", &event_payloads]
-
-                // The ledger: calls that the last message asks for, and rows whose status changes.
-                ["$37::bigint as opened_by", records.last().map(|record| record.message_number)]
-                ["$38::text[] as opened_ids", &column(calls_opened, |call| call.call_id.as_str()) as &[&str]]
-                ["$39::text[] as opened_names", &column(calls_opened, |call| call.name.as_str()) as &[&str]]
-                ["$40::text[] as opened_args", &column(calls_opened, |call| call.args_sha256.as_str()) as &[&str]]
-                ["$41::text[] as opened_effects", &column(calls_opened, |call| call.effect.as_str()) as &[&str]]
-                ["$42::text[] as closed_ids", &column(calls_closed, |call| call.call_id.as_str()) as &[&str]]
-                ["$43::text[] as closed_statuses", &column(calls_closed, |call| call.status.as_str()) as &[&str]]
-                ["$44::bigint[] as closed_numbers", &column(calls_closed, |call| call.message_number) as &[Option<i64>]]
-
-                // The model call in flight.
-                ["$45::boolean as generation_over", transition.generation_over]
-                $([$more, $($more_value)+])*
-            )
-        };
-        (@named [$($rare:tt)+] [$first:tt, $($first_value:tt)+] $([$name:tt, $($value:tt)+])*) => {
-            sqlx::query_scalar!(
-                "with given as not materialized (select " + $first $(+ ", " + $name)* + ")"
-                    + r#", s as (
-                update conversation_sessions as session
-                set last_message_number = session.last_message_number + given.record_count,
-                    last_event_seq = session.last_event_seq + given.event_count,
-                    to_message_number = coalesce(given.to_message_number, session.to_message_number),
-                    last_step_number = session.last_step_number + given.ends_step::integer,
-                    total_turns = session.total_turns + given.ends_step::integer,
-                    total_input_tokens = session.total_input_tokens + given.input_tokens,
-                    total_output_tokens = session.total_output_tokens + given.output_tokens,
-                    total_cached_tokens = session.total_cached_tokens + given.cached_tokens,
-                    total_cache_write_tokens = session.total_cache_write_tokens + given.cache_write_tokens,
-                    total_cost_micros = session.total_cost_micros + given.cost_micros,
-                    state = case when given.state is null then session.state else session.state || given.state end,
-                    status = coalesce(given.status, session.status),
-                    error = case when given.closes then given.error else session.error end,
-                    completed_at = case when given.closes then clock_timestamp() else session.completed_at end,
-                    cancel_requested = session.cancel_requested and not given.closes,
-                    cancel_reason = case when given.closes then null else session.cancel_reason end,
-                    rebase = coalesce(given.rebase, session.rebase),
-                    compaction_failures = coalesce(given.compaction_failures, session.compaction_failures)
-                from given
-                where session.session_id = given.session_id
-                    and session.last_message_number = given.last_message_number
-                    and session.last_step_number = given.step_number - 1
-                    and session.status is distinct from given.status
-                    and session.compaction_failures is distinct from given.compaction_failures
-                returning session.session_id, session.conversation_id, session.space_id, session.last_event_seq,
-                    session.wake_seq
-            ), j as (
-                update jobs as job
-                set step_number = given.step_number + given.ends_step::integer,
-                    stuck = case when given.progress then 0 else job.stuck end,
-                    died = case when given.progress then 0 else job.died end,
-                    attempt = case when given.ends_step then 1 else job.attempt end,
-                    last_error = null,
-                    trace_context = given.trace_context
-                from given, s
-                where job.job_id = given.job_id
-                    and job.lease = given.lease
-                    and job.step_number = given.step_number
-                returning job.job_id
-            ), records as (
-                insert into conversation_records
-                    (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
-                select s.conversation_id, r.message_number, s.session_id, given.run_id, given.step_number, r.role,
-                    r.content::json, r.internal, r.details::json
-                from given, s, j, unnest(given.record_numbers, given.record_roles, given.record_contents,
-                        given.record_internal, given.record_details)
-                    as r (message_number, role, content, internal, details)
-            ), events as (
-                insert into session_events (session_id, seq, type, run_id, step_number, payload)
-                select s.session_id, s.last_event_seq - given.event_count + e.ordinal, e.type, given.run_id,
-                    given.step_number, e.payload::jsonb
-                from given, s, j, unnest(given.event_types, given.event_payloads) with ordinality
-                    as e (type, payload, ordinal)
-            ), opened as (
-                insert into tool_calls
-                    (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect)
-                select s.session_id, c.call_id, given.run_id, given.step_number, given.opened_by, c.name, c.args_sha256,
-                    c.effect
-                from given, s, j, unnest(given.opened_ids, given.opened_names, given.opened_args, given.opened_effects)
-                    as c (call_id, name, args_sha256, effect)
-            ), closed as (
-                update tool_calls as call
-                set status = case
-                        -- The call's end was written after this was planned, so it is not uncertain any more.
-                        when c.status = 'uncertain' and call.status in ('done', 'failed')
-                            and call.outcome is not null then call.status
-                        else c.status
-                    end,
-                    result_message_number = c.message_number,
-                    settled_at = coalesce(call.settled_at, clock_timestamp())
-                from given, s, j, unnest(given.closed_ids, given.closed_statuses, given.closed_numbers)
-                    as c (call_id, status, message_number)
-                where call.session_id = s.session_id
-                    and call.call_id = c.call_id
-                    -- Repeats the join, so that no plan reads every call of a long session.
-                    and call.call_id = any (given.closed_ids)
-            ), over as (
-                delete from generations
-                using given, s, j
-                where given.generation_over
-                    and generations.session_id = s.session_id
-            ), forgotten as (
-                delete from generation_chunks
-                using given, s, j
-                where given.generation_over
-                    and generation_chunks.session_id = s.session_id
-            ), step as (
-                insert into session_steps
-                    (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
-                     input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros,
-                     executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at)
-                select s.session_id, given.step_number, given.run_id, given.from_message_number, given.to_message_number,
-                    given.finish_reason, given.input_tokens::integer, given.output_tokens::integer,
-                    given.cached_tokens::integer, given.cache_write_tokens::integer, given.cost_micros,
-                    given.tool_calls, given.attempt, s.last_event_seq, given.lease, given.worker_id,
-                    clock_timestamp() - make_interval(secs => given.elapsed_s)
-                from given, s, j
-                where given.ends_step
-            ), of_run as (
-                update session_runs as run
-                set steps = run.steps + 1,
-                    input_tokens = run.input_tokens + given.input_tokens,
-                    output_tokens = run.output_tokens + given.output_tokens,
-                    tool_calls = run.tool_calls + given.tool_calls
-                from given, s, j
-                where given.ends_step
-                    and run.run_id = given.run_id
-            )"#
-                    + $($rare)+
-                    // If a check failed, `s` or `j` is empty and this divides by zero. The caller reads that
-                    // as a missed fence.
-                    + r#"
-            select max(s.wake_seq) / (1 / count(*)) as "wake_seq!"
-            from s, j
-        "#,
-                $($first_value)+
-                $(, $($value)+)*
-            )
-        };
+/// Writes `commits`, each of another session: all of them or none. Returns one value for each, in their order.
+/// `rare` belongs to a commit that is written alone.
+///
+/// # Errors
+/// A division by zero if a session or a job did not match: see [`crate::error::missed_fence`].
+pub(super) async fn write_all(
+    connection: &mut PgConnection,
+    commits: &[&Rows],
+    rare: Option<&Rare<'_>>,
+) -> Result<Vec<Written>, sqlx::Error> {
+    let mut statement = Statement::new(commits);
+    statement.fence();
+    statement.session();
+    statement.records();
+    statement.events();
+    statement.opened();
+    statement.closed();
+    statement.generation_over();
+    statement.step();
+    statement.intent();
+    if let Some(rare) = rare {
+        statement.rare(rare);
     }
-    macro_rules! with_rare_part {
-        ($deliver_jobs:tt) => {
-            statement!(
-                [r#", sent as (
-                insert into deliveries
-                    (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
-                select d.delivery_id, s.space_id, s.conversation_id, d.channel, nextval('delivery_ordinals'),
-                    s.session_id, d.source_key, d.content::json
-                from given, s, j, unnest(given.delivery_ids, given.delivery_channels, given.delivery_keys,
-                        given.delivery_contents)
-                    as d (delivery_id, channel, source_key, content)
-                on conflict (session_id, source_key, channel) do nothing
-                returning space_id, conversation_id, channel, (select given.trace_context from given) as trace_context
-            ), deliver_jobs as ("#
-                + $deliver_jobs
-                + r#"
-            ), drained as (
-                update session_inbox
-                set status = 'drained'
-                from given, s, j
-                where session_inbox.session_id = s.session_id
-                    and session_inbox.inbox_id = any (given.drained)
-            ), pointed_at as (
-                insert into blobs (sha256, size, media_type, bytes)
-                select b.sha256, length(b.bytes), b.media_type, b.bytes
-                from given, s, j, unnest(given.blob_names, given.blob_bytes, given.blob_types)
-                    as b (sha256, bytes, media_type)
-                on conflict (sha256) do nothing
-            )"#]
+    let alone = statement.alone();
+    let (text, arguments) = statement.finish()?;
+    let row = sqlx::query_with(AssertSqlSafe(text), arguments).fetch_one(connection).await?;
+    if alone {
+        return Ok(vec![Written { wake_seq: row.try_get(0)?, started_at: row.try_get(1)? }]);
+    }
+    let wake_seqs: Vec<i64> = row.try_get(0)?;
+    let times: Vec<Option<String>> = row.try_get(1)?;
+    Ok(wake_seqs
+        .into_iter()
+        .zip(times)
+        .map(|(wake_seq, started_at)| Written { wake_seq, started_at })
+        .collect())
+}
 
-                // The outbox.
-                ["$46::text[] as delivery_ids", &column(deliveries, |_| new_id("dlv"))]
-                ["$47::text[] as delivery_channels", &column(deliveries, |one| one.channel.as_str()) as &[&str]]
-                ["$48::text[] as delivery_keys", &column(deliveries, |one| one.source_key.as_str()) as &[&str]]
-                ["$49::text[] as delivery_contents", &column(deliveries, |one| one.content.to_string())]
-
-                // Inbox rows that this commit takes into the transcript.
-                ["$50::bigint[] as drained", &transition.inbox_drained]
-
-                // Blobs that messages and journal entries point at.
-                ["$51::text[] as blob_names", &column(&blobs, |blob| blob.sha256.as_str()) as &[&str]]
-                ["$52::bytea[] as blob_bytes", &column(&blobs, |blob| blob.bytes.as_slice()) as &[&[u8]]]
-                ["$53::text[] as blob_types", &column(&blobs, |blob| blob.media_type) as &[&str]]
+impl<'c> Statement<'c> {
+    /// Returns the text and its parameters.
+    fn finish(self) -> Result<(String, PgArguments), sqlx::Error> {
+        if let Some(error) = self.failed {
+            return Err(sqlx::Error::Encode(error));
+        }
+        let Statement { given, names, sets, demands, parts, .. } = &self;
+        // These two conditions repeat the joins below, so that every plan finds the rows by an index.
+        let of_session = self.among("session.session_id", "text", self.session_ids);
+        let of_job = self.among("job.job_id", "bigint", self.job_ids);
+        // "not materialized" lets Postgres replace a name by its parameter, so the names cost nothing.
+        let given = if self.alone() {
+            format!("given as not materialized (\n    select {given}\n)")
+        } else {
+            format!(
+                "given as materialized (\n    select * from unnest({given})\n        with ordinality as given ({names}member)\n)"
             )
         };
+        let last_line = match (self.alone(), self.writes_intent) {
+            (true, false) => "select max(b.wake_seq) / (1 / count(*)), null::text\nfrom b",
+            (true, true) => {
+                "select max(b.wake_seq) / (1 / count(*)), (select intent.started_at from intent)\nfrom b"
+            }
+            (false, false) => {
+                "select array_agg(b.wake_seq order by b.member), array_agg(null::text),
+    1 / (count(*) = (select count(*) from given))::integer
+from b"
+            }
+            (false, true) => {
+                "select array_agg(b.wake_seq order by b.member), array_agg(intent.started_at order by b.member),
+    1 / (count(*) = (select count(*) from given))::integer
+from b
+left join intent using (session_id)"
+            }
+        };
+        let text = format!(
+            "with {given}, s as (
+    update conversation_sessions as session
+    set last_message_number = session.last_message_number + given.record_count,
+        last_event_seq = session.last_event_seq + given.event_count{sets}
+    from given
+    where {of_session}
+        and session.session_id = given.session_id
+        and session.last_message_number = given.last_message_number
+        and session.last_step_number = given.step_number - 1{demands}
+    returning session.session_id, session.conversation_id, session.space_id, session.last_event_seq,
+        session.wake_seq
+), j as (
+    update jobs as job
+    set step_number = given.step_number + given.ends_step::integer,
+        stuck = case when given.progress then 0 else job.stuck end,
+        died = case when given.progress then 0 else job.died end,
+        attempt = case when given.ends_step then 1 else job.attempt end,
+        last_error = null,
+        trace_context = given.trace_context
+    from given, s
+    where {of_job}
+        and s.session_id = given.session_id
+        and job.job_id = given.job_id
+        and job.lease = given.lease
+        and job.step_number = given.step_number
+    returning given.session_id
+), b as materialized (
+    select given.*, s.conversation_id, s.space_id, s.last_event_seq, s.wake_seq
+    from given
+    join s using (session_id)
+    join j using (session_id)
+){parts}
+{last_line}"
+        );
+        Ok((text, self.arguments))
     }
-    let rare = !deliveries.is_empty() || !transition.inbox_drained.is_empty() || !blobs.is_empty();
-    let wake_seq = if rare {
-        deliver_jobs!(with_rare_part).fetch_one(connection).await?
-    } else {
-        statement!([""]).fetch_one(connection).await?
-    };
-    Ok(wake_seq)
+
+    /// What every commit has: its fence, and what it does with the job.
+    fn fence(&mut self) {
+        self.session_ids = self.given("session_id", "text", |commit| commit.session_id.as_str());
+        self.given("last_message_number", "bigint", |commit| commit.last_message_number);
+        self.given("step_number", "bigint", |commit| commit.step_number);
+        self.job_ids = self.given("job_id", "bigint", |commit| commit.job_id);
+        self.given("lease", "bigint", |commit| commit.lease);
+        self.run_ids = self.given("run_id", "text", |commit| commit.run_id.as_str());
+        self.given("trace_context", "text", |commit| commit.trace_context.as_deref());
+        self.given("ends_step", "boolean", |commit| commit.step.is_some());
+        self.given("progress", "boolean", |commit| commit.step.is_some() || !commit.records.is_empty());
+        self.given("record_count", "bigint", |commit| commit.records.len() as i64);
+        self.given("event_count", "bigint", |commit| commit.events.len() as i64);
+    }
+
+    /// Columns of the session that not every commit changes.
+    ///
+    /// Some commits move no number: a begun run, a failed summary. A worker repeats a commit whose result it never
+    /// learned, and the repetition must miss. So a commit that sets the status or the count of failed summaries
+    /// must change it. Both are null in other commits.
+    fn session(&mut self) {
+        if self.some(|commit| commit.status.is_some()) {
+            self.given("status", "text", |commit| commit.status);
+            self.sets.push_str(",\n        status = coalesce(given.status, session.status)");
+            self.demands.push_str("\n        and session.status is distinct from given.status");
+        }
+        if self.some(|commit| commit.compaction_failures.is_some()) {
+            self.given("compaction_failures", "bigint", |commit| commit.compaction_failures);
+            self.sets.push_str(
+                ",\n        compaction_failures = coalesce(given.compaction_failures, session.compaction_failures)",
+            );
+            self.demands.push_str(
+                "\n        and session.compaction_failures is distinct from given.compaction_failures",
+            );
+        }
+        if self.some(|commit| commit.rebase.is_some()) {
+            self.given("rebase", "text", |commit| commit.rebase.as_deref());
+            self.sets.push_str(",\n        rebase = coalesce(given.rebase::jsonb, session.rebase)");
+        }
+        if self.some(|commit| commit.state.is_some()) {
+            self.given("state", "text", |commit| commit.state.as_deref());
+            self.sets.push_str(
+                ",\n        state = case when given.state is null then session.state else session.state || given.state::jsonb end",
+            );
+        }
+        if self.some(|commit| commit.closes.is_some()) {
+            self.given("error", "text", |commit| commit.closes.as_ref().and_then(Option::as_deref));
+            self.sets.push_str(
+                ",
+        error = given.error,
+        completed_at = clock_timestamp(),
+        cancel_requested = false,
+        cancel_reason = null",
+            );
+        }
+    }
+
+    fn records(&mut self) {
+        if self.some(|commit| !commit.records.is_empty()) {
+            let mut rows = self.rows(|commit| &commit.records);
+            self.column(&mut rows, "message_number", "bigint", |record| record.number);
+            self.column(&mut rows, "role", "text", |record| record.role);
+            self.column(&mut rows, "content", "text", |record| record.content.as_str());
+            self.column(&mut rows, "internal", "boolean", |record| record.internal);
+            self.column(&mut rows, "details", "text", |record| record.details.as_str());
+            let from = self.joined(rows);
+            self.part(&format!(
+                "records as (
+    insert into conversation_records
+        (conversation_id, message_number, session_id, run_id, step_number, role, content, internal, details)
+    select b.conversation_id, r.message_number, b.session_id, b.run_id, b.step_number, r.role, r.content::json,
+        r.internal, r.details::json
+    from {from}
+)"
+            ));
+        }
+    }
+
+    fn events(&mut self) {
+        if self.some(|commit| !commit.events.is_empty()) {
+            let mut rows = self.rows(|commit| &commit.events);
+            self.column(&mut rows, "type", "text", |(kind, _)| kind.as_str());
+            self.column(&mut rows, "payload", "text", |(_, payload)| payload.as_str());
+            let from = self.joined(rows);
+            self.part(&format!(
+                "events as (
+    insert into session_events (session_id, seq, type, run_id, step_number, payload)
+    select b.session_id, b.last_event_seq - b.event_count + r.ordinal, r.type, b.run_id, b.step_number,
+        r.payload::jsonb
+    from {from}
+)"
+            ));
+        }
+    }
+
+    /// Ledger rows of the calls that the last message asks for.
+    fn opened(&mut self) {
+        if self.some(|commit| !commit.opened.is_empty()) {
+            let mut rows = self.rows(|commit| &commit.opened);
+            self.column(&mut rows, "message_number", "bigint", |call| call.message_number);
+            self.column(&mut rows, "call_id", "text", |call| call.call_id.as_str());
+            self.column(&mut rows, "name", "text", |call| call.name.as_str());
+            self.column(&mut rows, "args_sha256", "text", |call| call.args_sha256.as_str());
+            self.column(&mut rows, "effect", "text", |call| call.effect);
+            let from = self.joined(rows);
+            self.part(&format!(
+                "opened as (
+    insert into tool_calls
+        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect)
+    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect
+    from {from}
+)"
+            ));
+        }
+    }
+
+    /// Ledger rows whose status changes. Before this statement they have no result. The index of such rows is small,
+    /// while a session's ledger can be long.
+    fn closed(&mut self) {
+        if self.some(|commit| !commit.closed.is_empty()) {
+            let mut rows = self.rows(|commit| &commit.closed);
+            let call_ids = self.column(&mut rows, "call_id", "text", |call| call.call_id.as_str());
+            self.column(&mut rows, "status", "text", |call| call.status);
+            self.column(&mut rows, "message_number", "bigint", |call| call.message_number);
+            let from = self.joined(rows);
+            let of_session = self.among("call.session_id", "text", self.session_ids);
+            self.part(&format!(
+                "closed as (
+    update tool_calls as call
+    set status = case
+            -- The call's end was written after this was planned, so it is not uncertain any more.
+            when r.status = 'uncertain' and call.status in ('done', 'failed') and call.outcome is not null
+                then call.status
+            else r.status
+        end,
+        result_message_number = r.message_number,
+        settled_at = coalesce(call.settled_at, clock_timestamp())
+    from {from}
+    where {of_session}
+        and call.call_id = any (${call_ids}::text[])
+        and call.session_id = b.session_id
+        and call.call_id = r.call_id
+        and call.result_message_number is null
+)"
+            ));
+        }
+    }
+
+    /// The model call in flight has ended.
+    fn generation_over(&mut self) {
+        if self.some(|commit| commit.generation_over) {
+            self.given("generation_over", "boolean", |commit| commit.generation_over);
+            let of_generation = self.among("generations.session_id", "text", self.session_ids);
+            let of_chunk = self.among("generation_chunks.session_id", "text", self.session_ids);
+            self.part(&format!(
+                "deleted_generations as (
+    delete from generations
+    using b
+    where {of_generation}
+        and b.generation_over
+        and generations.session_id = b.session_id
+), deleted_chunks as (
+    delete from generation_chunks
+    using b
+    where {of_chunk}
+        and b.generation_over
+        and generation_chunks.session_id = b.session_id
+)"
+            ));
+        }
+    }
+
+    /// The step's row and the totals, if a commit completes its step.
+    fn step(&mut self) {
+        if !self.some(|commit| commit.step.is_some()) {
+            return;
+        }
+        self.given("worker_id", "text", |commit| commit.worker_id.as_str());
+        self.given("from_message_number", "bigint", |commit| {
+            commit.step.as_ref().map(|step| step.from_message_number)
+        });
+        self.given("to_message_number", "bigint", |commit| {
+            commit.step.as_ref().map(|step| step.to_message_number)
+        });
+        self.given("finish_reason", "text", |commit| commit.step.as_ref().map(|step| step.finish_reason));
+        let usage = |commit: &'c Rows| commit.step.as_ref().map(|step| step.usage).unwrap_or_default();
+        self.given("input_tokens", "bigint", |commit| usage(commit).input_tokens);
+        self.given("output_tokens", "bigint", |commit| usage(commit).output_tokens);
+        self.given("cached_tokens", "bigint", |commit| usage(commit).cached_tokens);
+        self.given("cache_write_tokens", "bigint", |commit| usage(commit).cache_write_tokens);
+        self.given("cost_micros", "bigint", |commit| usage(commit).cost_micros);
+        self.given("tool_calls", "integer", |commit| commit.step.as_ref().map_or(0, |step| step.tool_calls));
+        self.given("attempt", "integer", |commit| commit.step.as_ref().map_or(0, |step| step.attempt));
+        self.given("elapsed_s", "float8", |commit| commit.step.as_ref().map_or(0.0, |step| step.elapsed_s));
+        self.sets.push_str(
+            ",
+        to_message_number = coalesce(given.to_message_number, session.to_message_number),
+        last_step_number = session.last_step_number + given.ends_step::integer,
+        total_turns = session.total_turns + given.ends_step::integer,
+        total_input_tokens = session.total_input_tokens + given.input_tokens,
+        total_output_tokens = session.total_output_tokens + given.output_tokens,
+        total_cached_tokens = session.total_cached_tokens + given.cached_tokens,
+        total_cache_write_tokens = session.total_cache_write_tokens + given.cache_write_tokens,
+        total_cost_micros = session.total_cost_micros + given.cost_micros",
+        );
+        let of_run = self.among("run.run_id", "text", self.run_ids);
+        self.part(&format!(
+            "step as (
+    insert into session_steps
+        (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
+         input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros,
+         executed_local_tool_count, attempt, event_seq, lease, worker_id, started_at)
+    select b.session_id, b.step_number, b.run_id, b.from_message_number, b.to_message_number, b.finish_reason,
+        b.input_tokens::integer, b.output_tokens::integer, b.cached_tokens::integer,
+        b.cache_write_tokens::integer, b.cost_micros, b.tool_calls, b.attempt, b.last_event_seq, b.lease,
+        b.worker_id, clock_timestamp() - make_interval(secs => b.elapsed_s)
+    from b
+    where b.ends_step
+), of_run as (
+    update session_runs as run
+    set steps = run.steps + 1,
+        input_tokens = run.input_tokens + b.input_tokens,
+        output_tokens = run.output_tokens + b.output_tokens,
+        tool_calls = run.tool_calls + b.tool_calls
+    from b
+    where {of_run}
+        and b.ends_step
+        and run.run_id = b.run_id
+)"
+        ));
+    }
+
+    /// The intent of the model call that follows. All parts see the tables as they were before the statement, so
+    /// `deleted_generations` does not delete this row.
+    fn intent(&mut self) {
+        if !self.some(|commit| commit.intent.is_some()) {
+            return;
+        }
+        self.writes_intent = true;
+        self.given("generation_id", "text", |commit| {
+            commit.intent.as_ref().map(|new| new.generation_id.as_str())
+        });
+        self.given("of_step", "bigint", |commit| commit.intent.as_ref().map(|new| new.step_number));
+        self.given("of_attempt", "bigint", |commit| commit.intent.as_ref().map(|new| new.attempt));
+        self.given("model", "text", |commit| commit.intent.as_ref().map(|new| new.model.as_str()));
+        self.given("request_sha256", "text", |commit| {
+            commit.intent.as_ref().map(|new| new.request_sha256.as_str())
+        });
+        self.given("base_sha256", "text", |commit| {
+            commit.intent.as_ref().map(|new| new.base_sha256.as_str())
+        });
+        self.given("repairs", "bigint", |commit| commit.intent.as_ref().map(|new| new.repairs));
+        self.given("resumes", "text", |commit| commit.intent.as_ref().and_then(|new| new.resumes.as_deref()));
+        self.given("purpose", "text", |commit| commit.intent.as_ref().map(|new| new.purpose));
+        self.given("strategy", "text", |commit| commit.intent.as_ref().map(|new| new.context_strategy));
+        self.part(
+            "intent as (
+    insert into generations
+        (session_id, generation_id, step_number, attempt, model, request_sha256, base_sha256, repairs, resumes,
+         purpose, context_strategy)
+    select b.session_id, b.generation_id, b.of_step, b.of_attempt, b.model, b.request_sha256, b.base_sha256,
+        b.repairs, b.resumes, b.purpose, b.strategy
+    from b
+    where b.generation_id is not null
+    returning session_id, to_json(started_at) #>> '{}' as started_at
+)",
+        );
+    }
+
+    /// Deliveries and their jobs, drained inbox rows and blobs.
+    fn rare(&mut self, rare: &Rare<'_>) {
+        if !rare.deliveries.is_empty() {
+            let ids = self.bind(column(rare.deliveries, |_| new_id("dlv")));
+            let channels = self.bind(column(rare.deliveries, |one| one.channel.as_str()));
+            let keys = self.bind(column(rare.deliveries, |one| one.source_key.as_str()));
+            let contents = self.bind(column(rare.deliveries, |one| one.content.to_string()));
+            macro_rules! text {
+                ($deliver_jobs:tt) => {
+                    $deliver_jobs
+                };
+            }
+            let deliver_jobs = deliver_jobs!(text);
+            self.part(&format!(
+                "to_deliver as (
+    insert into deliveries
+        (delivery_id, space_id, conversation_id, channel, ordinal, session_id, source_key, content)
+    select r.delivery_id, b.space_id, b.conversation_id, r.channel, nextval('delivery_ordinals'), b.session_id,
+        r.source_key, r.content::json
+    from b, unnest(${ids}::text[], ${channels}::text[], ${keys}::text[], ${contents}::text[])
+        as r (delivery_id, channel, source_key, content)
+    on conflict (session_id, source_key, channel) do nothing
+    returning space_id, conversation_id, channel, (select b.trace_context from b) as trace_context
+), deliver_jobs as ({deliver_jobs}
+)"
+            ));
+        }
+        if !rare.drained.is_empty() {
+            let ids = self.bind(rare.drained);
+            self.part(&format!(
+                "drained as (
+    update session_inbox
+    set status = 'drained'
+    from b
+    where session_inbox.session_id = b.session_id
+        and session_inbox.inbox_id = any (${ids}::bigint[])
+)"
+            ));
+        }
+        if !rare.blobs.is_empty() {
+            let names = self.bind(column(&rare.blobs, |blob| blob.sha256.as_str()));
+            let bytes = self.bind(column(&rare.blobs, |blob| blob.bytes.as_slice()));
+            let types = self.bind(column(&rare.blobs, |blob| blob.media_type));
+            self.part(&format!(
+                "new_blobs as (
+    insert into blobs (sha256, size, media_type, bytes)
+    select r.sha256, length(r.bytes), r.media_type, r.bytes
+    from b, unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[]) as r (sha256, bytes, media_type)
+    on conflict (sha256) do nothing
+)"
+            ));
+        }
+    }
 }
 
 /// Collects one value of each row, for an array parameter.

@@ -166,7 +166,7 @@ async fn checkpoint(tx: &mut PgConnection, session_id: &str, facts: &Facts) -> R
     sqlx::query!(
         "insert into blobs (sha256, size, media_type, bytes)
         values ($1, length($2::bytea), 'application/json', $2)
-        -- What is there under this name may be what was broken.
+        -- The existing blob of this hash may be the corrupt one, so overwrite it.
         on conflict (sha256) do update set bytes = excluded.bytes, size = excluded.size",
         blob.sha256,
         blob.bytes

@@ -97,6 +97,7 @@ fn record(tool: &str, call: &ToolCallContext) -> Result<(), ToolError> {
 
 async fn hold(tool: &str) {
     if let Some(ms) = std::env::var("FIXTURE_TAKE_MS").ok().and_then(|ms| ms.parse().ok()) {
+        // A slow tool, where a test asks for one.
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }
     if let Ok(path) = std::env::var("FIXTURE_HOLD") {

@@ -45,12 +45,14 @@ impl Tool for Misbehave {
             Some("spin") => loop {
                 std::hint::spin_loop();
             },
+            // Keeps its thread until the test mends it.
             Some("block") => {
                 while !is_mended() {
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 Ok(ToolOutput::text("Behaved at last."))
             }
+            // Never ends, but leaves its thread to others.
             Some("yield") => loop {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             },

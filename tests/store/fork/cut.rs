@@ -8,9 +8,9 @@ async fn a_fork_may_begin_at_the_first_message_or_before_it() {
     let parent_id = two_runs(&world).await;
     let first = world.store.fork(&at(&parent_id, "2")).await.unwrap();
     let mut driver = world.drive(&first.session_id).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     assert_eq!(driver.session.records.len(), 1);
-    assert_eq!(driver.commit(replied(vec![text("Hello.")])).await, Commit::Closed);
+    assert_eq!(driver.commit(replied(vec![text("Hello.")])).await, Commit::Closed { opened: false });
     agrees(&world, &first.session_id).await;
 
     for place in ["start", "1"] {
@@ -19,10 +19,10 @@ async fn a_fork_may_begin_at_the_first_message_or_before_it() {
         agrees(&world, &start.session_id).await;
         world.send(&start.session_id, "From scratch.").await;
         let mut driver = world.drive(&start.session_id).await;
-        driver.continues(Outcome::Begun).await;
+        driver.continues(Performed::Begun).await;
         assert_eq!(driver.session.records[0].message_number, 2, "numbers are the parent's");
         assert_eq!(driver.session.last_step_number, 0);
-        assert_eq!(driver.commit(replied(vec![text("Hello.")])).await, Commit::Closed);
+        assert_eq!(driver.commit(replied(vec![text("Hello.")])).await, Commit::Closed { opened: false });
         agrees(&world, &start.session_id).await;
     }
 }

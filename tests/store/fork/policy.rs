@@ -105,9 +105,9 @@ async fn what_was_only_rehearsed_is_never_taken_for_done() {
     let rehearsal = ForkRequest { tool_mode: Some(ToolMode::Dry), ..at(&parent_id, "6") };
     let rehearsal = world.store.fork(&rehearsal).await.unwrap().session_id;
     let mut driver = world.drive(&rehearsal).await;
-    driver.continues(Outcome::Begun).await;
+    driver.continues(Performed::Begun).await;
     driver.sends_mail("call_d").await;
-    assert_eq!(driver.commit(replied(vec![text("Written.")])).await, Commit::Closed);
+    assert_eq!(driver.commit(replied(vec![text("Written.")])).await, Commit::Closed { opened: false });
 
     let again = world.store.fork(&resting(&rehearsal, "end")).await.unwrap().session_id;
     assert_eq!(hydrated(&world, &again).await.policy.tool_mode, ToolMode::Dry);

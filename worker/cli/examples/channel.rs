@@ -1,7 +1,7 @@
 //! A worker with one more channel, and a trigger whose conversations are answered through it.
 //!
-//! `cargo run --example channel -- dev` starts it with a Postgres of its own. Then, with the address that it
-//! prints: `curl ADDRESS/notes -d 'Hello'`. The answers are appended to the file `notes.txt`.
+//! `cargo run -p wakeful --example channel -- dev` starts it with a Postgres of its own. Then, with the address
+//! that it prints: `curl ADDRESS/notes -d 'Hello'`. The answers are appended to the file `notes.txt`, as JSON.
 
 use axum::Router;
 use axum::http::StatusCode;

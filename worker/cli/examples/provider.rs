@@ -1,6 +1,6 @@
 //! A worker with one more provider of models.
 //!
-//! `WAKEFUL_AGENTS__DEFAULT__MODEL=echo/loud cargo run --example provider -- dev` starts it with a Postgres of
+//! `WAKEFUL_AGENTS__DEFAULT__MODEL=echo/loud cargo run -p wakeful --example provider -- dev` starts it with a Postgres of
 //! its own; the default agent then answers with what it was told.
 
 use std::sync::Arc;

@@ -1,7 +1,14 @@
 //! A program that drives a session: it starts one, shows its journal and answers its questions.
 //!
-//! `DATABASE_URL=postgres://… cargo run --example session -- "A table for tonight, please."` The database must
-//! have the schema (`wakeful migrate`).
+//! With `make dev` in another terminal:
+//!
+//! ```sh
+//! export DATABASE_URL="$(target/debug/wakeful dev url)"
+//! export WAKEFUL_AGENTS__DEFAULT__MODEL=scripted/demo WAKEFUL_AGENTS__DEFAULT__TOOLS=ask_user
+//! cargo run -p wakeful --example session -- "Help me choose a colour."
+//! ```
+//!
+//! Any database works that has the schema (`wakeful migrate`), and any model whose key is set.
 
 use std::io::{BufRead, Write};
 use wakeful::App;

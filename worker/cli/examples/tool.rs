@@ -1,6 +1,6 @@
 //! A worker with one more tool.
 //!
-//! `cargo run --example tool -- dev` starts it with a Postgres of its own. An agent uses the tool when the
+//! `cargo run -p wakeful --example tool -- dev` starts it with a Postgres of its own. An agent uses the tool when the
 //! `tools` of its configuration name `charge`. `wakeful dev` without a configuration gives every tool to the
 //! default agent.
 

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use wakeful_config::{Config, Invalid};
+use wakeful_config::{Config, ConfigError, Invalid};
+use wakeful_engine::cancels::Cancels;
 use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::{Bus, Ctx, Plugins, Shutdown};
 use wakeful_engine::identity::Identity;
@@ -102,6 +103,15 @@ impl App {
         Ok(models)
     }
 
+    /// Reads the configuration, which may name this program's own providers.
+    ///
+    /// # Errors
+    /// When the configuration is invalid.
+    pub(crate) fn load(&self, path: Option<&Path>) -> Result<Config, ConfigError> {
+        let providers: Vec<&str> = self.providers.iter().map(|(name, _)| name.as_str()).collect();
+        Config::load_with_providers(path, std::env::vars(), &providers)
+    }
+
     /// Connects a program that drives sessions itself. `config` is the path of a `wakeful.toml`; without it,
     /// the path in `WAKEFUL_CONFIG` or a `wakeful.toml` of the working directory is read. The environment
     /// overrides the file, as it does for the command line. `database_url` is a `postgres://` URL. Checks the
@@ -111,7 +121,7 @@ impl App {
     /// When the configuration is invalid, the database is unreachable or has another schema, or an agent names
     /// a tool that does not exist.
     pub async fn connect(&self, config: Option<&Path>, database_url: &str) -> anyhow::Result<Process> {
-        let config = Config::load(config, std::env::vars())?;
+        let config = self.load(config)?;
         Ok(Process { ctx: self.context(config, database_url).await? })
     }
 
@@ -156,9 +166,11 @@ impl App {
         }
         // Report a wrong address of the old cache now, and not when the first chat comes.
         wakeful_channels::chat::legacy::Cache::of(&config)?;
+        let news = News::listen(&store, abort.clone());
         Ok(Arc::new(Ctx {
-            bus: Bus { notifier: Notifier::start(store.clone()), news: News::listen(&store, abort.clone()) },
+            bus: Bus { notifier: Notifier::start(store.clone(), &news), news },
             intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait),
+            cancels: Cancels::default(),
             watchdog: Watchdog::default(),
             recordings: Recordings::default(),
             identity: Identity::of_this_process(),

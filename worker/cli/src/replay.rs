@@ -130,7 +130,7 @@ pub async fn run(
     if let Some(seconds) = ctx.store.held_for_s(&session_id).await? {
         observer.on_wait(&session_id, seconds);
     }
-    ctx.bus.notifier.job();
+    ctx.bus.notifier.any_job();
     let stop = ctx.shutdown.draining.child_token();
     let pool = tokio::spawn(pool::run_steps(Arc::clone(ctx), runner.into(), stop.clone()));
     // Stops the pool if this future is dropped.
@@ -231,7 +231,7 @@ async fn drive(
                 match replay::next_input(&session, &source.rules, &source.recording) {
                     Some(input) => {
                         send_input(&ctx.store, session_id, &input).await?;
-                        ctx.bus.notifier.job();
+                        ctx.bus.notifier.any_job();
                         continue;
                     }
                     None => return Ok(ReplayEnd::Over),
@@ -261,7 +261,7 @@ async fn drive(
 
 /// Returns whether a failed run failed only because its recording was used up.
 async fn is_at_the_end(ctx: &Ctx, session: &Session) -> anyhow::Result<bool> {
-    if !replay::has_recorded_answers(session) {
+    if !replay::has_recorded_replies(session) {
         return Ok(false);
     }
     let source = ctx.recordings.of(&ctx.store, session).await?;

@@ -248,6 +248,19 @@ impl Config {
         path: Option<&Path>,
         env: impl Iterator<Item = (String, String)>,
     ) -> Result<Config, ConfigError> {
+        Config::load_with_providers(path, env, &[])
+    }
+
+    /// Reads the configuration of a program that adds `providers` of models to the built-in ones. Otherwise
+    /// like [`Config::load`].
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_with_providers(
+        path: Option<&Path>,
+        env: impl Iterator<Item = (String, String)>,
+        providers: &[&str],
+    ) -> Result<Config, ConfigError> {
         let env: BTreeMap<String, String> = env.collect();
         let from_env = env.get("WAKEFUL_CONFIG").filter(|path| !path.trim().is_empty());
         let (file, named_by) = match (path, from_env) {
@@ -264,18 +277,19 @@ impl Config {
             }
             (Err(error), None) => return Err(failed(format!("cannot read {}: {error}", file.display()))),
         };
-        Config::parse(&text, file, &env)
+        Config::parse(&text, file, &env, providers)
     }
 
     fn parse(
         text: &str,
         file: Option<PathBuf>,
         env: &BTreeMap<String, String>,
+        providers: &[&str],
     ) -> Result<Config, ConfigError> {
         let path = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
         let mut table = tree::parse(text, path).map_err(ConfigError::new)?;
         let warnings = tree::overlay(&mut table, env);
-        let (mut config, problems) = schema::read(table);
+        let (mut config, problems) = schema::read(table, providers);
         if !problems.is_empty() {
             return Err(ConfigError::new(problems));
         }
@@ -385,6 +399,17 @@ impl Config {
         self.models.get(model).is_some_and(|settings| settings.price.is_some())
     }
 
+    /// Returns the variable of the key that `model` needs and this configuration does not have.
+    pub fn missing_key(&self, model: &str) -> Option<&'static str> {
+        let (provider, variable) = match model.split_once('/')?.0 {
+            "anthropic" => (&self.providers.anthropic, "ANTHROPIC_API_KEY"),
+            "openai" => (&self.providers.openai, "OPENAI_API_KEY"),
+            _ => return None,
+        };
+        // A private compatible server may need no key.
+        (provider.api_key.is_none() && provider.base_url.is_none()).then_some(variable)
+    }
+
     /// Checks what production needs beyond a configuration that loads: a token if the process `listens`, the
     /// models' keys if it `works`. Call it after applying the command line's options.
     ///
@@ -408,16 +433,8 @@ impl Config {
             match self.agent(&name) {
                 Err(error) => missing(error.to_string()),
                 Ok(agent) => {
-                    let keyless = match agent.model.split_once('/').map(|(provider, _)| provider) {
-                        Some("anthropic") => Some((&self.providers.anthropic, "ANTHROPIC_API_KEY")),
-                        Some("openai") => Some((&self.providers.openai, "OPENAI_API_KEY")),
-                        _ => None,
-                    };
-                    // A private compatible server may need no key.
-                    if let Some((provider, variable)) = keyless
+                    if let Some(variable) = self.missing_key(&agent.model)
                         && works
-                        && provider.api_key.is_none()
-                        && provider.base_url.is_none()
                     {
                         missing(format!("agent {name:?} uses {} but {variable} is not set", agent.model));
                     }

@@ -17,19 +17,26 @@ use super::{
     AgentSettings, Config, Database, ModelSettings, Provider, Providers, Queue, Scripted, Server, Workspace,
 };
 
-/// The rule for a model's name, for error messages.
-const MODEL_RULE: &str = "must be provider/model with a provider of: anthropic, openai, scripted";
+/// The providers of models that every program has.
+const BUILT_IN: [&str; 3] = ["anthropic", "openai", "scripted"];
 
-/// Reads everything. If it returns problems, the configuration must not be used.
-pub(super) fn read(table: Table) -> (Config, Vec<Problem>) {
+/// The providers of models that this program knows.
+struct ModelNames<'a> {
+    added: &'a [&'a str],
+}
+
+/// Reads everything. `added` names the providers that the program adds to the built-in ones. If it returns problems, the
+/// configuration must not be used.
+pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
+    let names = ModelNames { added };
     let problems = RefCell::new(Vec::new());
     let mut root = Section::root(table, &problems);
     let mut config = Config {
         server: server(root.section("server")),
         database: database(root.section("database")),
         queue: queue(root.section("queue")),
-        agents: agents(&mut root),
-        models: models(&mut root),
+        agents: agents(&mut root, &names),
+        models: models(&mut root, &names),
         providers: providers(root.section("providers")),
         scripted: scripted(root.section("scripted")),
         email: super::email::read(root.section("email")),
@@ -125,7 +132,7 @@ fn default_heartbeat(lease: Duration) -> Duration {
     third.max((lease / 2).min(Duration::from_secs(1)))
 }
 
-fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
+fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, AgentSettings> {
     let mut agents = BTreeMap::new();
     for (name, origin, mut section) in root.sections("agents") {
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
@@ -134,7 +141,7 @@ fn agents(root: &mut Section<'_>) -> BTreeMap<String, AgentSettings> {
         }
         let settings = AgentSettings {
             system_prompt: section.text("system_prompt", "must be text", |text| Some(text.to_owned())),
-            model: section.text("model", MODEL_RULE, |text| is_model(text).then(|| text.to_owned())),
+            model: section.text("model", &names.rule(), |text| names.has(text).then(|| text.to_owned())),
             tools: section.list("tools"),
             on_uncertain: section
                 .text("on_uncertain", "must be tell_model or needs_attention", on_uncertain)
@@ -228,11 +235,11 @@ fn context(mut section: Section<'_>) -> ContextPolicy {
     policy
 }
 
-fn models(root: &mut Section<'_>) -> BTreeMap<String, ModelSettings> {
+fn models(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, ModelSettings> {
     let mut models = BTreeMap::new();
     for (name, origin, mut section) in root.sections("models") {
-        if !is_model(&name) {
-            section.problem(origin, format!("models.{name:?}: the name {MODEL_RULE}"));
+        if !names.has(&name) {
+            section.problem(origin, format!("models.{name:?}: the name {}", names.rule()));
         }
         let tokens = |given: Option<i64>| given.map(i64::unsigned_abs);
         let (input, cached) = (section.usd("input_usd"), section.usd("cached_usd"));
@@ -295,11 +302,21 @@ fn workspace(mut section: Section<'_>) -> Workspace {
     workspace
 }
 
-/// Returns whether this is `provider/model` with a known provider. Everything after the first slash is up to
-/// the provider.
-fn is_model(text: &str) -> bool {
-    let known = |provider: &str| matches!(provider, "anthropic" | "openai" | "scripted");
-    text.split_once('/').is_some_and(|(provider, model)| {
-        known(provider) && !model.is_empty() && !model.contains(|c: char| c.is_whitespace() || c.is_control())
-    })
+impl ModelNames<'_> {
+    /// Returns whether this is `provider/model` with a known provider. Everything after the first slash is up
+    /// to the provider.
+    fn has(&self, text: &str) -> bool {
+        let known = |provider: &str| BUILT_IN.contains(&provider) || self.added.contains(&provider);
+        text.split_once('/').is_some_and(|(provider, model)| {
+            known(provider)
+                && !model.is_empty()
+                && !model.contains(|c: char| c.is_whitespace() || c.is_control())
+        })
+    }
+
+    /// The rule for a model's name, for error messages.
+    fn rule(&self) -> String {
+        let known = [&BUILT_IN[..], self.added].concat().join(", ");
+        format!("must be provider/model with a provider of: {known}")
+    }
 }

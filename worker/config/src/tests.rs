@@ -13,7 +13,7 @@ fn vars(env: Env<'_>) -> impl Iterator<Item = (String, String)> {
 }
 
 pub(super) fn parse(text: &str, env: Env<'_>) -> Result<Config, ConfigError> {
-    Config::parse(text, Some(PathBuf::from("etc/wakeful.toml")), &vars(env).collect())
+    Config::parse(text, Some(PathBuf::from("etc/wakeful.toml")), &vars(env).collect(), &[])
 }
 
 fn good(text: &str, env: Env<'_>) -> Config {
@@ -358,6 +358,15 @@ fn a_named_file_must_exist() {
 }
 
 #[test]
+fn a_model_may_come_from_a_provider_that_the_program_adds() {
+    let text = "[agents.default]\nmodel = \"echo/loud\"\n[models.\"echo/loud\"]\ncontext_window = 1000";
+    let load = |providers: &[&str]| Config::parse(text, None, &BTreeMap::new(), providers);
+    assert_eq!(load(&["echo"]).unwrap().agent(DEFAULT_AGENT).unwrap().model, "echo/loud");
+    let error = load(&["other"]).unwrap_err().to_string();
+    assert!(error.contains("a provider of: anthropic, openai, scripted, other"), "{error}");
+}
+
+#[test]
 fn the_built_in_agent_takes_the_model_of_the_key_that_is_set() {
     let model = |env: Env<'_>| good("", env).agent(DEFAULT_AGENT).map(|agent| agent.model);
     assert_eq!(model(&[("ANTHROPIC_API_KEY", "a"), ("OPENAI_API_KEY", "o")]), Ok(ANTHROPIC_MODEL.to_owned()));
@@ -435,7 +444,7 @@ fn serve_is_told_everything_that_is_missing() {
 fn a_context_is_refused_that_could_not_work() {
     let refused = |context: &str| {
         let text = format!("[agents.a]\nmodel = \"openai/x\"\n[agents.a.context]\n{context}");
-        let error = Config::parse(&text, None, &BTreeMap::new()).expect_err(context).to_string();
+        let error = Config::parse(&text, None, &BTreeMap::new(), &[]).expect_err(context).to_string();
         assert_eq!(error.lines().count(), 1, "{error}");
         error
     };

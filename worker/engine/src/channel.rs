@@ -88,7 +88,7 @@ pub enum SendError {
     #[error("{0}")]
     Later(String),
     /// It was not sent, because the receiver accepts nothing more for the time `after`. It is tried again
-    /// after that time. Waiting is no fault, so this does not count as an attempt.
+    /// after that time. Waiting is not a failure, so this does not count as an attempt.
     #[error("{error}")]
     Throttled {
         /// What the receiver said.

@@ -1,5 +1,6 @@
 //! The context of a process: the objects that its jobs, its API and its channels share.
 
+use crate::cancels::Cancels;
 use crate::channel::Channel;
 use crate::identity::Identity;
 use crate::ingest::Intake;
@@ -10,11 +11,10 @@ use crate::watchdog::Watchdog;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wakeful_config::{AgentError, Config};
 use wakeful_store::Store;
-use wakeful_store::queue::{News, Notifier, heard};
+use wakeful_store::queue::{News, Notifier};
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnUncertain, ToolDefinition};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
@@ -28,6 +28,7 @@ pub struct Ctx {
     pub config: Config,
     pub plugins: Plugins,
     pub bus: Bus,
+    pub cancels: Cancels,
     /// Limits how many messages come in at once.
     pub intake: Intake,
     pub watchdog: Watchdog,
@@ -102,7 +103,7 @@ impl Ctx {
             (configured, _) => configured?,
         };
         let mut agent = session.policy.of(configured);
-        if wakeful_workflow::replay::has_recorded_answers(session) {
+        if wakeful_workflow::replay::has_recorded_replies(session) {
             // The recording bounds the replay, so the agent's limits do not apply. If a run of the source
             // ended at a limit, the source went on in its next run, and the replay must get past that limit
             // too.
@@ -122,22 +123,8 @@ impl Ctx {
         self.config.workspace.folder().join(session_id.as_str())
     }
 
-    /// Waits until someone asks to cancel the session's run. Checks after each notification, and at least
-    /// every two seconds.
+    /// Waits until someone asks to cancel the session's run.
     pub(crate) async fn cancelled(&self, session_id: &str) {
-        let mut news = self.bus.news.sessions();
-        loop {
-            tokio::select! {
-                () = heard(&mut news, session_id) => {}
-                () = tokio::time::sleep(Duration::from_secs(2)) => {}
-            }
-            // Each chunk of the session's own model call notifies too. Wait, so that one query serves many of
-            // them.
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            // Ignore a database fault here: the step's own commit notices it.
-            if self.store.cancel_requested(session_id).await.unwrap_or(false) {
-                return;
-            }
-        }
+        self.cancels.cancelled(&self.store, &self.bus.news, session_id).await;
     }
 }

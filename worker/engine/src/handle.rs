@@ -2,7 +2,7 @@
 //!
 //! The session is an ordinary one (trigger type `api`). Any worker on the same database runs it, in this
 //! process or in another. A handle keeps only the session's id and its position in the journal. If the
-//! program crashes, the session goes on; [`SessionHandle::attach`] gives the program a new handle, which reads the
+//! program crashes, the session goes on. The program then gets a new handle from `Process::attach`, which reads the
 //! journal from the start.
 //!
 //! ```no_run
@@ -126,7 +126,9 @@ pub enum SessionHandleError {
 }
 
 impl SessionHandle {
-    /// Returns a handle without a session. It starts sessions of the agent `default`.
+    /// Returns a handle without a session. It starts sessions of the agent `default`. Programs call
+    /// `Process::session`.
+    #[doc(hidden)]
     pub fn new(ctx: Arc<Ctx>) -> SessionHandle {
         SessionHandle { ctx, agent: None, active: None }
     }
@@ -139,10 +141,11 @@ impl SessionHandle {
     }
 
     /// Returns a handle for an existing session, whichever program or trigger started it. The handle passes
-    /// the whole journal to the caller again.
+    /// the whole journal to the caller again. Programs call `Process::attach`.
     ///
     /// # Errors
     /// [`SessionHandleError::Store`]: no such session, or no database.
+    #[doc(hidden)]
     pub async fn attach(ctx: Arc<Ctx>, session_id: &str) -> Result<SessionHandle, SessionHandleError> {
         ctx.store.session(None, session_id).await?;
         let active = Active { session_id: session_id.to_owned(), seen: 0, state: None };
@@ -241,7 +244,7 @@ impl SessionHandle {
     }
 
     fn tell(&self, session_id: &str) {
-        self.ctx.bus.notifier.job();
+        self.ctx.bus.notifier.any_job();
         self.ctx.bus.notifier.session(session_id);
     }
 }

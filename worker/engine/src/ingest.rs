@@ -2,10 +2,10 @@
 //! readers.
 //!
 //! When too many messages come in at once, the surplus is refused with a time to retry. A queue in memory
-//! would be lost with the process, and its senders would give up before their turn came. [`Intake::enter`]
-//! applies two limits. A message needs one of `concurrency` places, or it is refused at once. It then waits
-//! for a turn to write; there is one per intake connection. No turn in time: it is refused too. Readers and
-//! workers have connections of their own ([`Store::connect`]).
+//! would be lost with the process, and its senders would give up before it reached them. [`Intake::enter`]
+//! applies two limits. A message needs one of `concurrency` slots, or it is refused at once. It then waits
+//! for one of the intake connections. No connection in time: it is refused too. Readers and workers have
+//! connections of their own ([`Store::connect`]).
 #![doc = include_str!("ingest.md")]
 
 use crate::ctx::Ctx;
@@ -48,42 +48,43 @@ pub enum Refused {
 /// Limits how many messages are taken at once.
 #[derive(Debug)]
 pub struct Intake {
-    places: Arc<Semaphore>,
-    turns: Semaphore,
+    slots: Arc<Semaphore>,
+    connections: Semaphore,
     wait: Duration,
 }
 
-/// Permission to commit a message: a place in the intake, and a turn on one of its connections. Dropping it
+/// Permission to commit a message: a slot of the intake, and one of its connections. Dropping it
 /// frees both.
 pub struct Permit<'a> {
-    _place: OwnedSemaphorePermit,
-    _turn: SemaphorePermit<'a>,
+    _slot: OwnedSemaphorePermit,
+    _connection: SemaphorePermit<'a>,
 }
 
 impl Intake {
     /// Allows `concurrency` messages at once. Each waits at most `wait` for one of `store`'s intake
     /// connections.
     pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
-        let places = Arc::new(Semaphore::new(concurrency));
-        Intake { places, turns: Semaphore::new(store.intake_connections() as usize), wait }
+        let slots = Arc::new(Semaphore::new(concurrency));
+        Intake { slots, connections: Semaphore::new(store.intake_connections() as usize), wait }
     }
 
-    /// Returns whether a message would be refused now. Takes no place: callers ask before they read a body,
+    /// Returns whether a message would be refused now. Takes no slot: callers ask before they read a body,
     /// and [`Intake::enter`] may still refuse the message after that.
     pub fn is_full(&self) -> bool {
-        self.places.available_permits() == 0
+        self.slots.available_permits() == 0
     }
 
-    /// Takes a place, then waits for a turn to write.
+    /// Takes a slot, then waits for a connection.
     ///
     /// # Errors
-    /// [`Refused::Full`] when all places are taken, or when no turn became free in time.
+    /// [`Refused::Full`] when all slots are taken, or when no connection became free in time.
     pub async fn enter(&self) -> Result<Permit<'_>, Refused> {
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| full())?;
-        let turn = tokio::time::timeout(self.wait, self.turns.acquire()).await.map_err(|_| full())?;
+        let slot = Arc::clone(&self.slots).try_acquire_owned().map_err(|_| full())?;
+        let connection =
+            tokio::time::timeout(self.wait, self.connections.acquire()).await.map_err(|_| full())?;
         // Cannot fail: the semaphore is never closed.
-        let turn = turn.map_err(|_| full())?;
-        Ok(Permit { _place: place, _turn: turn })
+        let connection = connection.map_err(|_| full())?;
+        Ok(Permit { _slot: slot, _connection: connection })
     }
 }
 
@@ -207,7 +208,7 @@ pub fn announce(ctx: &Ctx, woken: &Woken) {
     span.record(names::SESSION_ID, woken.session_id.as_str());
     span.record(names::RUN_ID, woken.run_id.as_str());
     if !woken.duplicate {
-        ctx.bus.notifier.job();
+        ctx.bus.notifier.job(Kind::Step);
         ctx.bus.notifier.session(&woken.session_id);
     }
 }

@@ -11,11 +11,13 @@
 //! | how a message goes out | [`jobs::deliver`], [`channel`] |
 //! | how a program starts a session and continues it | [`handle`] |
 //! | how a replay gets its source's messages | [`replay`] |
+//! | how a cancel reaches a step in flight | [`cancels`] |
 //! | how code that never yields is stopped | [`watchdog`] |
 //! | which tools and models there are, and how one is added | [`tool`], [`model`] |
 //! | the objects that all of these share | [`ctx`] |
 //! | how the process is seen from outside | [`telemetry`] |
 
+pub mod cancels;
 pub mod channel;
 pub mod ctx;
 pub mod handle;

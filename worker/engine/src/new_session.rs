@@ -1,4 +1,5 @@
 //! Builds the [`NewSession`] that a trigger begins with: a configured agent, its system prompt and its tools.
+#![deny(missing_docs)]
 
 use crate::tool::registry::Registry;
 use wakeful_config::{Config, DEFAULT_AGENT};
@@ -15,10 +16,15 @@ pub struct CannotBegin(String);
 
 /// The parts of a new session that depend on its trigger.
 pub struct Trigger {
+    /// As in [`NewSession`].
     pub mailbox_id: String,
+    /// As in [`NewSession`].
     pub trigger_type: &'static str,
+    /// As in [`NewSession`].
     pub trigger_id: String,
+    /// Which existing session the trigger continues.
     pub continues: Continues,
+    /// The session's own rules.
     pub policy: SessionPolicy,
     /// Earlier messages of the thread. They follow the system prompt.
     pub thread: Vec<Seed>,

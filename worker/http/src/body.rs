@@ -27,7 +27,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 }
 
 /// 202, or 200 for a message that was accepted before.
-pub fn answer(woken: Woken) -> (StatusCode, Json<Woken>) {
+pub fn accepted(woken: Woken) -> (StatusCode, Json<Woken>) {
     let status = if woken.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     (status, Json(woken))
 }

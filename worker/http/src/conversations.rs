@@ -75,7 +75,7 @@ struct Anew {
 
 /// Starts a new session without a message: 201, or 200 with the session that the same `client_key` made
 /// before. The conversation's next message goes to it. 404 if the conversation does not exist.
-pub(super) async fn begin_anew(
+pub(super) async fn restart(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
     headers: HeaderMap,
@@ -93,7 +93,7 @@ pub(super) async fn begin_anew(
     };
     let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
     let new = NewSession { repository_id: asked.repository_id, ..new };
-    let begun = ctx.store.begin_anew(&new, client_key.as_deref()).await?;
+    let begun = ctx.store.restart(&new, client_key.as_deref()).await?;
     let status = if begun.duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok((
         status,

@@ -80,7 +80,7 @@ pub(super) async fn resend(
     check_text("by", asked.by.as_deref(), 256)?;
     let asked = Resend { by: asked.by, reason: asked.reason, trace_context: telemetry::trace_context() };
     let resent = ctx.store.resend(Some(DEFAULT_SPACE), &id, &asked).await?;
-    ctx.bus.notifier.job();
+    ctx.bus.notifier.job(wakeful_store::queue::Kind::Deliver);
     ctx.bus.notifier.session(&resent.session_id);
     let status = if resent.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(resent)))

@@ -89,7 +89,7 @@ async fn make(ctx: &Ctx, request: ForkRequest) -> Result<(StatusCode, Json<Forke
     if let Some(run_id) = &forked.run_id {
         span.record(names::RUN_ID, run_id.as_str());
         if !forked.duplicate {
-            ctx.bus.notifier.job();
+            ctx.bus.notifier.job(wakeful_store::queue::Kind::Step);
             ctx.bus.notifier.session(&forked.session_id);
         }
     }

@@ -53,7 +53,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/deliveries/{id}/resend", post(deliveries::resend))
         .route("/conversations/{id}/sessions", get(conversations::sessions))
         .route("/conversations/{id}/history", get(conversations::history))
-        .route("/conversations/{id}/new", post(conversations::begin_anew))
+        .route("/conversations/{id}/new", post(conversations::restart))
         .merge(guarded)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         // Outside the guard: an export needs its own token instead of the bearer token.

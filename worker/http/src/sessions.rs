@@ -1,7 +1,7 @@
 //! Lists and shows sessions, and sends messages to them.
 
 use crate::body::Id;
-use crate::body::{answer, check_text, idempotency_key, message_text, parse};
+use crate::body::{accepted, check_text, idempotency_key, message_text, parse};
 use crate::problem::Problem;
 use axum::Json;
 use axum::body::Bytes;
@@ -136,14 +136,23 @@ pub async fn detail(store: &wakeful_store::Store, space_id: Option<&str>, id: &s
     Ok(body)
 }
 
+/// Returns the query of a request about a session that exists.
+///
+/// # Errors
+/// A problem for an invalid query, then for an unknown session.
+async fn of_session<Q>(ctx: &Ctx, id: &str, query: Result<Query<Q>, QueryRejection>) -> Result<Q, Problem> {
+    let Query(query) = query?;
+    ctx.store.session(Some(DEFAULT_SPACE), id).await?;
+    Ok(query)
+}
+
 /// Messages below the cursor, oldest first; `next` leads to older ones.
 pub(super) async fn messages(
     State(ctx): State<Arc<Ctx>>,
     Id(id): Id,
     query: Result<Query<MessagesQuery>, QueryRejection>,
 ) -> Answer {
-    let Query(query) = query?;
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let query = of_session(&ctx, &id, query).await?;
     let limit = limit(query.limit);
     let items = ctx.store.messages_that_are(query.internal, &id, query.cursor, limit).await?;
     page(&items, older_page(&items, limit, |first| first.message_number))
@@ -155,8 +164,7 @@ pub(super) async fn steps(
     Id(id): Id,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Answer {
-    let Query(query) = query?;
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let query = of_session(&ctx, &id, query).await?;
     let items = ctx.store.steps(&id, query.cursor, query.limit()).await?;
     page(&items, older_page(&items, query.limit(), |first| first.step_number))
 }
@@ -167,8 +175,7 @@ pub(super) async fn events(
     Id(id): Id,
     query: Result<Query<PageQuery>, QueryRejection>,
 ) -> Answer {
-    let Query(query) = query?;
-    ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
+    let query = of_session(&ctx, &id, query).await?;
     let items = ctx.store.journal(&id, query.cursor.unwrap_or(0), query.limit()).await?;
     let next = next_page(&items, query.limit(), |last| json!(last.seq));
     page(&items, next)
@@ -218,7 +225,7 @@ pub(super) async fn send(
         trace_context: None,
         attachments: Vec::new(),
     };
-    Ok(answer(ingest::send(&ctx, &id, &session.conversation_id, message).await?))
+    Ok(accepted(ingest::send(&ctx, &id, &session.conversation_id, message).await?))
 }
 
 /// The cursor of the next page: that of the last item, or null if this page is not full.

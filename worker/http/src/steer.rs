@@ -128,7 +128,7 @@ pub(super) async fn resolve(
         trace_context: telemetry::trace_context(),
     };
     let resolved = ctx.store.resolve(&id, &decision).await?;
-    ctx.bus.notifier.job();
+    ctx.bus.notifier.any_job();
     ctx.bus.notifier.session(&id);
     let status = if resolved.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, Json(resolved)))
@@ -143,7 +143,7 @@ async fn reason(ctx: &Ctx, id: &str, body: &[u8]) -> Result<Option<String>, Prob
 }
 
 fn accepted(ctx: &Ctx, id: &str, body: Value) -> (StatusCode, Json<Value>) {
-    ctx.bus.notifier.job();
+    ctx.bus.notifier.any_job();
     ctx.bus.notifier.session(id);
     (StatusCode::ACCEPTED, Json(body))
 }

@@ -1,25 +1,30 @@
-//! A draft of a transition. Each kind of outcome adds its part.
+//! A draft of a transition: the begin of a run, the model's reply, the results of its tool calls, the close.
 
+mod calls;
 mod compaction;
 mod journal;
 mod offload;
 mod stop;
-mod turn;
 
 pub use offload::INLINE_OUTPUT_BYTES;
 
-use super::transition::{Closing, Next, StepResult, Transition};
-use crate::agent::{AgentPolicy, JournalLevel};
+use super::{CallEnd, Closing, EndedCall, Generated, Next, OpenedCall, StepResult, Transition};
+use crate::agent::{AgentPolicy, JournalLevel, OnUncertain};
 use crate::derive;
 use crate::event::Event;
-use crate::id::RunId;
-use crate::inbox::{self, Place, Question};
+use crate::generation::Purpose;
+use crate::id::{CallId, RunId};
+use crate::inbox::{self, Position, Question};
+use crate::internal::is_remark;
 use crate::record::{
-    Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, value_without_nul, without_nul,
+    Attachment, Block, Details, FinishReason, Record, Role, ToolCall, ToolResult, Usage, text_of,
+    value_without_nul, without_nul,
 };
 use crate::reply;
-use crate::session::{CallOutcome, CallStatus, ClosedCall, InboxMessage, Session, SessionStatus};
+use crate::resolve::outcome_unknown;
+use crate::session::{CallOutcome, CallStatus, CallUpdate, InboxMessage, Session, SessionStatus};
 use crate::state::State;
+use journal::After;
 
 /// A checkpoint entry is written at least every 20 steps, so that a fold of the journal stays short.
 pub const STEPS_PER_CHECKPOINT: i64 = 20;
@@ -47,7 +52,7 @@ impl<'a> Draft<'a> {
                 records: Vec::new(),
                 events: Vec::new(),
                 calls_opened: Vec::new(),
-                calls_closed: Vec::new(),
+                call_updates: Vec::new(),
                 state_updates: Vec::new(),
                 deliveries: Vec::new(),
                 inbox_drained: Vec::new(),
@@ -64,9 +69,139 @@ impl<'a> Draft<'a> {
     pub(super) fn begin(mut self) -> Transition {
         let event = self.moved_to(SessionStatus::Running, None);
         self.transition.events.push(event);
-        // The cause of earlier failures may be gone, so a new run tries summaries again.
+        // The cause of earlier failures may be gone, so summaries are tried again, after a pause as in a new run.
         self.transition.compaction_failures = (self.session.compaction_failures > 0).then_some(0);
         self.transition
+    }
+
+    pub(super) fn reply(mut self, generated: Generated) -> Transition {
+        // The request held the messages of the inbox, so they stand before the reply in the transcript.
+        self.drain_inbox();
+        self.journal_interrupted(&After::Replied(&generated.generation_id, generated.resumes.as_ref()));
+        let (usage, finish_reason) = (generated.reply.usage, generated.reply.finish_reason);
+        let internal = is_remark(self.session, &generated.reply.content);
+        let content = self.with_unique_call_ids(generated.reply.content);
+        let details =
+            Details { usage: Some(usage), finish_reason: Some(finish_reason), ..Details::default() };
+        let text = text_of(&content);
+        let message_number = self.push(Role::Assistant, content, details);
+        self.transition.records.last_mut().expect("the reply was just pushed").internal = internal;
+        self.transition.events.extend(generated.rebase.clone().map(Event::ContextRebased));
+        self.transition.rebase = generated.rebase;
+        self.transition.events.extend([
+            Event::LlmCalled {
+                generation_id: generated.generation_id.clone(),
+                model: generated.model,
+                attempt: generated.attempt,
+                request_sha256: generated.request_sha256,
+                context_strategy: generated.context_strategy.as_str().to_owned(),
+                prompt_tokens: Some(usage.input_tokens),
+                repairs: generated.repairs,
+                prefill_bytes: generated.prefill_bytes,
+                started_at: Some(generated.started_at),
+                purpose: Purpose::Reply,
+            },
+            Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },
+            Event::GenComplete {
+                generation_id: generated.generation_id,
+                message_number,
+                reason: finish_reason.as_str().to_owned(),
+            },
+        ]);
+        self.transition.generation_over = true;
+        let opened: Vec<OpenedCall> =
+            self.last_record().tool_calls().map(|call| OpenedCall::new(call, &generated.effects)).collect();
+        if opened.is_empty() {
+            if !internal {
+                self.send(&format!("reply/{message_number}"), &text);
+            }
+            self.complete_step(usage, finish_reason, 0);
+            return self.close(SessionStatus::Completed, None);
+        }
+        let invoked = opened.iter().map(|call| Event::ToolInvoked {
+            call_id: call.call_id.clone(),
+            name: call.name.clone(),
+            message_number,
+        });
+        self.transition.events.extend(invoked);
+        self.transition.calls_opened = opened;
+        self.transition
+    }
+
+    pub(super) fn results(mut self, performed: Vec<EndedCall>) -> Transition {
+        let only_answers = performed.iter().all(|one| matches!(one.ending, CallEnd::Answered { .. }));
+        let executed = performed.iter().filter(|one| one.ending.executed()).count();
+        let needs_person = self.policy.on_uncertain == OnUncertain::NeedsAttention
+            && performed.iter().any(|one| one.ending == CallEnd::Uncertain { known: false });
+        let mut asked: Option<(CallId, String)> = None;
+        for EndedCall { call, ending } in performed {
+            match ending {
+                CallEnd::Settled(status, outcome) => self.record_result(&call, status, outcome),
+                CallEnd::Uncertain { known } => {
+                    if !known {
+                        self.journal_uncertain(&call);
+                    }
+                    if needs_person {
+                        // No result yet. An operator's decision becomes the result, or `session retry` tells
+                        // the model.
+                        self.leave_open(&call, CallStatus::Uncertain);
+                    } else {
+                        self.record_result(&call, CallStatus::Uncertain, outcome_unknown());
+                    }
+                }
+                CallEnd::Asked(_) if asked.is_some() => {
+                    self.record_result(
+                        &call,
+                        CallStatus::Failed,
+                        error("Not asked: one question at a time."),
+                    );
+                }
+                CallEnd::Asked(question) => {
+                    asked = Some((call.call_id.clone(), question));
+                    self.leave_open(&call, CallStatus::Waiting);
+                }
+                CallEnd::Answered { inbox_id, text } => {
+                    let question = Question { call_id: call.call_id, name: call.name, closed_with: None };
+                    let attachments = self.attachments_of(inbox_id);
+                    self.take(Some(question), &[InboxMessage { inbox_id, text, attachments }]);
+                }
+                CallEnd::Abandoned => self.record_result(&call, CallStatus::Abandoned, abandoned()),
+            }
+        }
+        if only_answers {
+            // The turn's step was committed when the run paused. The answer belongs to the next step.
+            return self.go_on();
+        }
+        if needs_person {
+            let reason = "a call may or may not have taken effect: look, then say what happened with `wakeful \
+                          session resolve`";
+            return self.close(SessionStatus::NeedsAttention, Some(reason.to_owned()));
+        }
+        // Calls that settled before the run paused for a person are in the transcript already.
+        let earlier = self
+            .session
+            .open_turn()
+            .map_or(0, |turn| turn.record.tool_calls().count() - turn.without_result.len());
+        let (usage, finish_reason) = self.turn_cost();
+        self.complete_step(usage, finish_reason, (earlier + executed) as i64);
+        // A message that is already in the inbox answers the question in the next step, so the run does not pause.
+        if let Some((call_id, question)) = asked
+            && self.session.inbox.is_empty()
+        {
+            self.send(&format!("question/{call_id}"), &question);
+            return self.close(SessionStatus::WaitingInput, None);
+        }
+        self.go_on()
+    }
+
+    /// The files that came with inbox message `inbox_id`.
+    fn attachments_of(&self, inbox_id: i64) -> Vec<Attachment> {
+        let message = self.session.inbox.iter().find(|message| message.inbox_id == inbox_id);
+        message.map(|message| message.attachments.clone()).unwrap_or_default()
+    }
+
+    fn last_record(&self) -> &Record {
+        self.transition.records.last().expect("the assistant message was just pushed")
     }
 
     /// Takes the waiting inbox messages into this step, in the order in which they arrived.
@@ -77,15 +212,15 @@ impl<'a> Draft<'a> {
 
     /// Takes inbox messages into the transcript; the first one answers `question`.
     fn take(&mut self, question: Option<Question>, messages: &[InboxMessage]) {
-        let place = Place {
+        let position = Position {
             run_id: self.transition.run_id.clone(),
             step_number: self.transition.step_number,
             last_message_number: self.last_message_number(),
         };
-        let taken = inbox::take(&place, question, messages);
+        let taken = inbox::take(&position, question, messages);
         self.transition.records.extend(taken.records);
         self.transition.events.extend(taken.events);
-        self.transition.calls_closed.extend(taken.calls_closed);
+        self.transition.call_updates.extend(taken.call_updates);
         self.transition.inbox_drained.extend(taken.drained);
     }
 
@@ -135,7 +270,7 @@ impl<'a> Draft<'a> {
 
     /// Records the result of `call`: the message, its journal entry, the ledger row, the state updates and
     /// the delivery.
-    fn answer(&mut self, call: &ToolCall, status: CallStatus, outcome: CallOutcome) {
+    fn record_result(&mut self, call: &ToolCall, status: CallStatus, outcome: CallOutcome) {
         let (bytes, content, output) = self.inline(call, outcome.content);
         let result = ToolResult {
             call_id: call.call_id.clone(),
@@ -169,7 +304,7 @@ impl<'a> Draft<'a> {
             bytes,
             output_sha256,
         });
-        self.transition.calls_closed.push(ClosedCall {
+        self.transition.call_updates.push(CallUpdate {
             call_id: call.call_id.clone(),
             status,
             message_number: Some(message_number),
@@ -177,8 +312,8 @@ impl<'a> Draft<'a> {
     }
 
     fn leave_open(&mut self, call: &ToolCall, status: CallStatus) {
-        let closed = ClosedCall { call_id: call.call_id.clone(), status, message_number: None };
-        self.transition.calls_closed.push(closed);
+        let update = CallUpdate { call_id: call.call_id.clone(), status, message_number: None };
+        self.transition.call_updates.push(update);
     }
 
     /// Sets the step's cached result. The step's messages begin where the last committed step ended. The

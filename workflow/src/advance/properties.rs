@@ -210,9 +210,9 @@ impl World {
         let mut warm = self.session.clone();
         let outcome = match plan(&warm, &LIMITS) {
             Action::Rest => return false,
-            Action::Begin => Outcome::Begun,
-            Action::Pause => Outcome::Paused,
-            Action::Stop(stop) => Outcome::Stopped(stop),
+            Action::Begin => Performed::Begun,
+            Action::Pause => Performed::Paused,
+            Action::Stop(stop) => Performed::Stopped(stop),
             Action::CallModel => self.call_model(work),
             // Only `plan::in_context` plans a summary, and the properties of the context test it.
             Action::Compact => unreachable!("no strategy is asked here"),
@@ -246,7 +246,7 @@ impl World {
         true
     }
 
-    fn call_model(&mut self, work: &Work) -> Outcome {
+    fn call_model(&mut self, work: &Work) -> Performed {
         let asked: Vec<_> = self.session.records.iter().flat_map(Record::tool_calls).collect();
         for call in &asked {
             let results = self.session.records.iter().flat_map(Record::tool_results);
@@ -262,7 +262,7 @@ impl World {
         let mut content: Vec<Block> = work.asks.iter().map(call).collect();
         content.insert(0, Block::Text { text: "I say.".into() });
         let reply = Reply { content, finish_reason: FinishReason::Stop, usage: example::USAGE };
-        Outcome::Replied(Generated {
+        Performed::Replied(Generated {
             generation_id: "gen".into(),
             attempt: 1,
             model: "m".into(),
@@ -279,7 +279,7 @@ impl World {
     }
 
     /// Performs the planned calls and writes the ledger. `None`: the worker died.
-    fn call_tools(&mut self, calls: Vec<PlannedCall>, work: &Work) -> Option<Outcome> {
+    fn call_tools(&mut self, calls: Vec<PlannedCall>, work: &Work) -> Option<Performed> {
         let mut performed = Vec::new();
         for (PlannedCall { call, how }, end) in calls.into_iter().zip(&work.ends) {
             let ending = match how {
@@ -289,9 +289,9 @@ impl World {
                 How::Abandon => CallEnd::Abandoned,
                 How::Run => self.run(&call, *end)?,
             };
-            performed.push(Performed { call, ending });
+            performed.push(EndedCall { call, ending });
         }
-        Some(Outcome::Called(performed))
+        Some(Performed::Called(performed))
     }
 
     fn run(&mut self, call: &ToolCall, end: End) -> Option<CallEnd> {

@@ -1,7 +1,7 @@
 //! Tests of which messages a commit sends by the session's reply route.
 
 use super::Transition;
-use super::{CallEnd, Generated, Outcome, Performed, advance};
+use super::{CallEnd, EndedCall, Generated, Performed, advance};
 use crate::agent::AgentPolicy;
 use crate::example::{self, RUN, assistant, tool_call};
 use crate::policy::{ReplyRoute, SessionPolicy, ToolMode};
@@ -36,7 +36,7 @@ fn says(session: &Session, text: &str) -> Transition {
         },
         effects: Default::default(),
     };
-    advance(session, Outcome::Replied(generated), AgentPolicy::default())
+    advance(session, Performed::Replied(generated), AgentPolicy::default())
 }
 
 #[test]
@@ -75,8 +75,8 @@ fn a_remark_on_mail_that_was_composed_does_not_leave() {
 fn called(mut session: Session, ending: CallEnd) -> Transition {
     session.records.push(assistant(3, RUN, vec![Block::ToolCall(tool_call("call_1"))]));
     session.last_message_number = 3;
-    let performed = Performed { call: tool_call("call_1"), ending };
-    advance(&session, Outcome::Called(vec![performed]), AgentPolicy::default())
+    let performed = EndedCall { call: tool_call("call_1"), ending };
+    advance(&session, Performed::Called(vec![performed]), AgentPolicy::default())
 }
 
 #[test]

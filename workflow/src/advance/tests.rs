@@ -14,7 +14,7 @@ use crate::example::{
     self, EARLIER_RUN, RUN, USAGE, assistant, message, outcome, row, session, settled, tool_call, turn, user,
 };
 use crate::fault::Fault;
-use crate::generation::CutOffCall;
+use crate::generation::InterruptedCall;
 use crate::record::{Block, FinishReason, Role, ToolCall};
 use crate::session::CallStatus;
 use crate::session::{InboxMessage, Run};
@@ -30,9 +30,9 @@ fn text(text: &str) -> Block {
     Block::Text { text: text.to_owned() }
 }
 
-fn reply_of(content: Vec<Block>) -> Outcome {
+fn reply_of(content: Vec<Block>) -> Performed {
     let finish_reason = FinishReason::Stop;
-    Outcome::Replied(Generated {
+    Performed::Replied(Generated {
         generation_id: "gen_2".into(),
         attempt: 2,
         model: "scripted/m".into(),
@@ -48,13 +48,13 @@ fn reply_of(content: Vec<Block>) -> Outcome {
     })
 }
 
-fn asks(ids: &[&str]) -> Outcome {
+fn asks(ids: &[&str]) -> Performed {
     reply_of(ids.iter().map(|id| Block::ToolCall(tool_call(id))).collect())
 }
 
-fn called(endings: Vec<(&str, CallEnd)>) -> Outcome {
-    let one = |(id, ending)| Performed { call: tool_call(id), ending };
-    Outcome::Called(endings.into_iter().map(one).collect())
+fn called(endings: Vec<(&str, CallEnd)>) -> Performed {
+    let one = |(id, ending)| EndedCall { call: tool_call(id), ending };
+    Performed::Called(endings.into_iter().map(one).collect())
 }
 
 fn done() -> CallEnd {
@@ -82,8 +82,8 @@ fn roles(transition: &Transition) -> Vec<Role> {
 
 /// Returns id, status and message number of the result, for each ledger row that changes.
 fn closed(transition: &Transition) -> Vec<(&str, CallStatus, Option<i64>)> {
-    let row = |call: &'_ crate::session::ClosedCall| (call.status, call.message_number);
-    transition.calls_closed.iter().map(|call| (call.call_id.as_str(), row(call).0, row(call).1)).collect()
+    let row = |call: &'_ crate::session::CallUpdate| (call.status, call.message_number);
+    transition.call_updates.iter().map(|call| (call.call_id.as_str(), row(call).0, row(call).1)).collect()
 }
 
 fn with_inbox(session: Session, inbox: &[InboxMessage]) -> Session {
@@ -93,7 +93,7 @@ fn with_inbox(session: Session, inbox: &[InboxMessage]) -> Session {
 #[test]
 fn a_run_begins_with_a_journal_entry_and_nothing_else() {
     let session = Session { status: SessionStatus::Queued, ..session() };
-    let begun = advance(&session, Outcome::Begun, TELL);
+    let begun = advance(&session, Performed::Begun, TELL);
     assert_eq!(names(&begun.events), ["state_transition"]);
     assert_eq!((begun.status(), &begun.next), (Some(SessionStatus::Running), &Next::SameStep));
     assert!(begun.records.is_empty() && begun.step.is_none() && begun.blobs.is_empty());
@@ -176,7 +176,7 @@ fn a_projection_leaves_the_transcript_alone_and_a_reply_to_a_violated_one_is_its
 
 #[test]
 fn attempts_that_died_are_journalled_by_the_one_that_answered() {
-    let mut session = Session { cut_off: vec![example::cut_off("gen_1", 1, 3)], ..session() };
+    let mut session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
     let replied = advance(&session, reply_of(vec![text("Hi.")]), TELL);
     assert_eq!(
         names(&replied.events),
@@ -193,22 +193,22 @@ fn attempts_that_died_are_journalled_by_the_one_that_answered() {
         let payload = replied.events[index].to_row().1;
         ["prompt_tokens", "repairs", "started_at"].map(|key| payload[key].clone())
     };
-    assert_eq!(told(0), [json!(null), json!(0), json!("2026-01-01T00:00:01+00:00")], "it was cut off");
+    assert_eq!(told(0), [json!(null), json!(0), json!("2026-01-01T00:00:01+00:00")], "it was interrupted");
     assert_eq!(told(3), [json!(10), json!(1), json!("2026-01-01T00:00:02+00:00")]);
     session.apply(&replied);
-    assert!(session.cut_off.is_empty());
+    assert!(session.interrupted.is_empty());
 }
 
 #[test]
 fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
-    let cut_off = vec![example::cut_off("gen_1", 1, 3), example::cut_off("gen_2", 2, 3)];
-    let session = Session { cut_off, ..session() };
+    let interrupted = vec![example::interrupted("gen_1", 1, 3), example::interrupted("gen_2", 2, 3)];
+    let session = Session { interrupted, ..session() };
     let stops = [
         (Stop::Cancelled, "cancelled"),
         (Stop::Failed(Fault::StepLimit { limit: 3 }), "the run reached its limit of 3 steps"),
     ];
     for (stop, reason) in stops {
-        let stopped = advance(&session, Outcome::Stopped(stop), TELL);
+        let stopped = advance(&session, Performed::Stopped(stop), TELL);
         let call = ["LLM_CALLED", "GEN_START"];
         let wanted = [call.as_slice(), &["GEN_RESUMED"], &call, &["GEN_FAILED"]].concat();
         assert_eq!(names(&stopped.events), wanted);
@@ -219,18 +219,18 @@ fn a_call_that_nobody_makes_again_is_journalled_as_failed_with_its_reason() {
 
 #[test]
 fn each_attempt_names_the_one_that_followed_it_and_how() {
-    // The second attempt was cut off before any chunk, so the third replaced it. The fourth resumes the
+    // The second attempt was interrupted before any chunk, so the third replaced it. The fourth resumes the
     // third's text.
-    let cut_off = vec![
-        example::cut_off("gen_1", 1, 2),
-        CutOffCall { resumes: Some("gen_1".into()), ..example::cut_off("gen_2", 2, -1) },
-        example::cut_off("gen_3", 3, 0),
+    let interrupted = vec![
+        example::interrupted("gen_1", 1, 2),
+        InterruptedCall { resumes: Some("gen_1".into()), ..example::interrupted("gen_2", 2, -1) },
+        example::interrupted("gen_3", 3, 0),
     ];
-    let session = Session { cut_off, ..session() };
-    let Outcome::Replied(generated) = reply_of(vec![text("Hi.")]) else { panic!("a reply") };
+    let session = Session { interrupted, ..session() };
+    let Performed::Replied(generated) = reply_of(vec![text("Hi.")]) else { panic!("a reply") };
     let generated =
         Generated { generation_id: "gen_4".into(), resumes: Some("gen_3".into()), repairs: 2, ..generated };
-    let replied = advance(&session, Outcome::Replied(generated), TELL);
+    let replied = advance(&session, Performed::Replied(generated), TELL);
     let resumed: Vec<(&str, &str, &str, i64)> = replied
         .events
         .iter()
@@ -299,7 +299,7 @@ fn nothing_that_the_database_cannot_hold_is_written() {
     let results =
         advance(&turn(vec![row("a", Effect::Pure, CallStatus::Invoked)]), called(vec![("a", ended)]), TELL);
     let fault = Fault::Refused { status: 400, message: "e\0".into() };
-    let failed = advance(&session, Outcome::Stopped(Stop::Failed(fault)), TELL);
+    let failed = advance(&session, Performed::Stopped(Stop::Failed(fault)), TELL);
     for transition in [&asked, &results, &failed] {
         let written = format!("{transition:?}");
         assert!(!written.contains("\\0"), "{written}");

@@ -299,8 +299,8 @@ pub fn origin(row: &SessionRow, redacted: bool, sha256: &str) -> Value {
 /// The policy of an imported session. Keeps only the tool mode and how the source replied. A model, tools or
 /// unknown rules from a file could exceed what the agent may do here, so they are dropped. Tool mode
 /// `recorded` becomes `dry`, because it would read a replay's answers in another session. If the source
-/// limited its recipients or was cut off as a loop, the import may write to nobody: those people belong to
-/// another system, and without a limit the agent's own recipients would apply.
+/// limited its recipients or was cut off as a loop, the import gets an empty list of recipients: the people of
+/// the source belong to another system, and without a limit the agent's own recipients would apply.
 fn policy(mut policy: Map<String, Value>, trigger_type: &str) -> Map<String, Value> {
     let bounded =
         ["recipients", "loop_suspicion", "participants"].iter().any(|rule| policy.contains_key(*rule));

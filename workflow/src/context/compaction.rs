@@ -145,7 +145,7 @@ fn newest_turns(session: &Session, bytes: usize) -> Option<i64> {
 
 /// Returns whether the model has given no answer after the message `from`, which begins a turn.
 fn is_unseen(session: &Session, from: i64) -> bool {
-    !session.records.iter().any(|record| record.is_answer() && record.message_number > from)
+    !session.records.iter().any(|record| record.is_reply() && record.message_number > from)
 }
 
 /// Returns the number of the oldest message such that all user messages from there up to `keep_from` fit into

@@ -1,8 +1,8 @@
 //! Properties of every history under every strategy. Between two rebases requests only grow. No cut leaves a
-//! result without its call. A worker that repeats a call that was cut off sends the same bytes.
+//! result without its call. A worker that repeats a call that was interrupted sends the same bytes.
 
 use super::{build, compaction, numbered, weigh};
-use crate::advance::{CallEnd, Compaction, CompactionEnd, Generated, Outcome, Performed, advance};
+use crate::advance::{CallEnd, Compaction, CompactionEnd, EndedCall, Generated, Performed, advance};
 use crate::agent::{Agent, AgentPolicy, JournalLevel, Limits, OnUncertain, ToolDefinition};
 use crate::effect::Effect;
 use crate::event::Event;
@@ -138,7 +138,7 @@ impl World {
         }
         let built = build(&self.session, Vec::new(), &self.agent.context, WINDOW_TOKENS);
         let again = build(&self.session.clone(), Vec::new(), &self.agent.context, WINDOW_TOKENS);
-        assert_eq!(built, again, "whoever finds the call cut off makes the same");
+        assert_eq!(built, again, "whoever finds the call interrupted makes the same");
         self.look_at(&built);
         let usage = Usage {
             input_tokens: (super::weight::bytes(&built.context) / 4) as i64,
@@ -154,7 +154,7 @@ impl World {
         let mut content: Vec<Block> = calls.collect();
         content.insert(0, Block::Text { text: format!("I say {}", String::from_utf8_lossy(text)) });
         let finish_reason = if sizes.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls };
-        self.advance(Outcome::Replied(Generated {
+        self.advance(Performed::Replied(Generated {
             generation_id: "gen".into(),
             attempt: 1,
             model: "m".into(),
@@ -171,10 +171,10 @@ impl World {
         if let Action::CallTools { calls } = plan(&self.session, &self.agent.limits) {
             let performed = calls.into_iter().zip(sizes).map(|(planned, size)| {
                 assert_eq!(planned.how, How::Run);
-                Performed { call: planned.call, ending: ending(*size) }
+                EndedCall { call: planned.call, ending: ending(*size) }
             });
             let performed = performed.collect();
-            self.advance(Outcome::Called(performed));
+            self.advance(Performed::Called(performed));
         }
     }
 
@@ -189,7 +189,7 @@ impl World {
             newest.is_none_or(|user| numbers.contains(&Some(user.message_number))),
             "the newest question stays"
         );
-        let unseen = self.session.records.iter().rev().take_while(|record| !record.is_answer());
+        let unseen = self.session.records.iter().rev().take_while(|record| !record.is_reply());
         // A summary may replace a turn that is too large to keep. The summary call itself was shown the whole
         // turn.
         let whole = self.agent.context.strategy != Selection::Compaction;
@@ -235,7 +235,7 @@ impl World {
                 rebase: compaction::rebase(&self.session, &[], WINDOW_TOKENS),
             }
         };
-        self.advance(Outcome::Compacted(Compaction {
+        self.advance(Performed::Compacted(Compaction {
             generation_id: "gen".into(),
             attempt: 1,
             model: "m".into(),
@@ -246,7 +246,7 @@ impl World {
         }));
     }
 
-    fn advance(&mut self, outcome: Outcome) {
+    fn advance(&mut self, outcome: Performed) {
         let transition = advance(&self.session, outcome, AgentPolicy::default());
         let rebased: Vec<_> = transition
             .events

@@ -61,13 +61,14 @@ pub fn build_as(
         return (built, weight);
     }
     let policy = ContextPolicy { strategy, ..*policy };
-    let anew = Session { rebase: None, ..session.clone() };
+    let unrebased = Session { rebase: None, ..session.clone() };
     let rate = Rate::of(session, &tools);
-    let built = build(&anew, tools, &policy, window_tokens);
+    let built = build(&unrebased, tools, &policy, window_tokens);
     let current = built.rebase.as_ref();
     // The provider's last count is for the session's own selection. It fits this one only if the session has
     // no rebase.
-    let counted = if session.rebase.is_none() { session } else { &Session { records: Vec::new(), ..anew } };
+    let counted =
+        if session.rebase.is_none() { session } else { &Session { records: Vec::new(), ..unrebased } };
     let weight = Weight {
         messages: built.context.messages.len(),
         bytes: weight::bytes(&built.context),

@@ -91,7 +91,7 @@ pub(super) fn estimate(session: &Session, context: &Context, rebase: Option<&Reb
 /// The newest answer that was given under `rebase`, and the provider's usage for it.
 fn last_answer<'a>(session: &'a Session, rebase: Option<&Rebase>) -> Option<(&'a Record, Usage)> {
     let at = rebase.map_or(0, |rebase| rebase.at_message_number);
-    let answer = session.records.iter().rev().find(|record| record.is_answer())?;
+    let answer = session.records.iter().rev().find(|record| record.is_reply())?;
     let usage = answer.details.usage.filter(|usage| usage.input_tokens > 0)?;
     (answer.message_number > at).then_some((answer, usage))
 }

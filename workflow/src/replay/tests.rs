@@ -210,7 +210,7 @@ fn fed_at_its_places_a_recording_gives_the_whole_transcript_again() {
         said += 1;
         assert!(said < 100, "it comes to its end");
         let place = replay.records.len() + replay.inbox.len();
-        let open = replay.open_turn().map(|turn| turn.unanswered[0].call_id.clone());
+        let open = replay.open_turn().map(|turn| turn.without_result[0].call_id.clone());
         match open {
             Some(call_id) => match result(&replay, &rules, &recording, &call_id) {
                 Some(RecordedResult::Settled { .. }) => replay.records.push(source()[place].clone()),

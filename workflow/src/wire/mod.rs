@@ -3,6 +3,7 @@
 //! The projection is pure, idempotent and total: it turns any transcript into a request that a strict server
 //! accepts. It counts its changes in [`Repairs`], which the caller logs. It never writes them back to the
 //! transcript.
+#![deny(missing_docs)]
 
 pub mod anthropic;
 pub mod openai;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
-use wakeful_http::body::{answer, check_text, idempotency_key, message_text, parse};
+use wakeful_http::body::{accepted, check_text, idempotency_key, message_text, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
 use wakeful_workflow::id::stored_conversation_id;
@@ -56,7 +56,7 @@ pub(super) async fn post_message(
     let attachments = Vec::new();
     let new = NewMessage { client_key, text, sender: message.user_id, trace_context, attachments };
     let (agent, repository_id) = (message.agent.as_deref(), message.repository_id);
-    Ok(answer(wake(&chats, conversation_id, agent, repository_id, new).await?))
+    Ok(accepted(wake(&chats, conversation_id, agent, repository_id, new).await?))
 }
 
 /// Gives the message to the conversation's latest session, or to a new one.
@@ -78,8 +78,10 @@ async fn wake(
             latest.filter(|(latest, _)| separate_session_type(latest, CHAT).is_some()).map(|(_, agent)| agent)
         }
     };
+    // From the configuration: the agent's model and tools, and its system prompt as the only seed.
     let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
     let new = NewSession { repository_id, ..new };
+    // `Some` only if a cache of old chats is configured and it has this conversation.
     match legacy::find(ctx, (*chats.cache).as_ref(), &new, message.sender.as_deref()).await? {
         Some(chat) => {
             let (new, imported) = chat.into_session(new);

@@ -17,7 +17,7 @@ use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest::{announce, send_span};
 use wakeful_engine::telemetry;
 use wakeful_http::body::Id;
-use wakeful_http::body::{answer, check_text, idempotency_key, parse};
+use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::schedule::{FIRINGS_KEPT, Schedule};
 use wakeful_store::wake::Woken;
@@ -114,7 +114,7 @@ async fn trigger(
             .trigger_schedule(DEFAULT_SPACE, &id, client_key.as_deref(), None, trace_context, &compose)
             .await?;
         announce(&ctx, &woken);
-        Ok(answer(woken))
+        Ok(accepted(woken))
     }
     .instrument(send_span(&conversation_id))
     .await

@@ -19,7 +19,7 @@ use wakeful_config::DEFAULT_AGENT;
 use wakeful_config::address::is_address;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
-use wakeful_http::body::{answer, check_text, idempotency_key, parse};
+use wakeful_http::body::{accepted, check_text, idempotency_key, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::new_id;
 use wakeful_store::wake::{Continues, NewMessage, NewSession, Woken};
@@ -141,7 +141,7 @@ async fn accept(
         trace_context: None,
         attachments: Vec::new(),
     };
-    Ok(answer(ingest::accept(&ctx, new, message).await?))
+    Ok(accepted(ingest::accept(&ctx, new, message).await?))
 }
 
 /// The notice as the agent reads it, and a subject for mails about it. The text starts by saying that no user

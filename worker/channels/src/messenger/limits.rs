@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use wakeful_engine::channel::SendError;
 
 /// When there are more buckets than this, full ones are dropped.
 const KEPT: usize = 10_000;
@@ -53,9 +54,10 @@ impl Limits {
     /// Takes one token from each bucket, or from none.
     ///
     /// # Errors
-    /// How long to wait before asking again.
-    pub fn take(&self, wanted: &[(String, Rate)]) -> Result<(), Duration> {
+    /// [`SendError::Throttled`] with the text `error`, and how long to wait before asking again.
+    pub fn take(&self, wanted: &[(String, Rate)], error: &str) -> Result<(), SendError> {
         self.take_at(wanted, self.began.elapsed())
+            .map_err(|after| SendError::Throttled { error: error.to_owned(), after })
     }
 
     /// Closes this bucket for the time `wait`, because the messenger asked for it.

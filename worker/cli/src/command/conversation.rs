@@ -2,7 +2,7 @@
 //! server.
 
 use super::Exit;
-use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print};
+use super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, print};
 use super::session::{list_table, show::missed};
 use serde_json::Value;
 use wakeful_config::Config;
@@ -10,18 +10,13 @@ use wakeful_store::Store;
 use wakeful_store::history::{HistoryItem, HistoryTotals};
 use wakeful_workflow::id::DEFAULT_SPACE;
 
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    #[command(flatten)]
-    output: OutputArgs,
-    #[command(subcommand)]
-    verb: Verb,
-}
+pub(super) type Args = super::Noun<Verb>;
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+pub(super) enum Verb {
     /// List the sessions of a conversation, of those that it was forked from, and of its forks, newest first.
     Sessions {
+        /// The conversation, as `session list` names it.
         id: String,
         /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
@@ -29,6 +24,7 @@ enum Verb {
     },
     /// Show the messages in and out, the tool calls and the answers, newest first.
     History {
+        /// The conversation, as `session list` names it.
         id: String,
         /// Show at most this many.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]

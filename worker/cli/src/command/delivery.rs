@@ -2,7 +2,7 @@
 //! no server.
 
 use super::output::{
-    Cell, Column, Output, OutputArgs, Table, Tone, age, count, print, printable, span, until_reader_goes,
+    Cell, Column, Output, Table, Tone, age, count, print, printable, span, until_reader_goes,
 };
 use super::session::show::missed;
 use super::{Exit, Usage, exit_of};
@@ -13,16 +13,10 @@ use wakeful_store::resend::{Resend, Resent};
 use wakeful_store::{Error, Store};
 use wakeful_workflow::id::DEFAULT_SPACE;
 
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    #[command(flatten)]
-    output: OutputArgs,
-    #[command(subcommand)]
-    verb: Verb,
-}
+pub(super) type Args = super::Noun<Verb>;
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+pub(super) enum Verb {
     /// List outgoing messages, newest first.
     List {
         /// Only deliveries with this status: waiting (queued or sending), queued, sending, sent, failed,
@@ -43,9 +37,13 @@ enum Verb {
         limit: i64,
     },
     /// Show an outgoing message, its status, and what it waits for.
-    Show { id: String },
+    Show {
+        /// The delivery's id.
+        id: String,
+    },
     /// Send failed or expired messages again, under the same ids. Each keeps its place in the order.
     Resend {
+        /// The deliveries' ids.
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
         /// The reason, for the journal.
@@ -84,7 +82,7 @@ async fn list(store: &Store, output: &Output, filter: &DeliveryFilter) -> anyhow
     let deliveries = store.outbox(filter).await?;
     output.items(&deliveries, || table(&deliveries))?;
     if output.for_people() && deliveries.is_empty() {
-        print("no such delivery\n")?;
+        print("No deliveries match.\n")?;
     }
     if output.for_people() && deliveries.len() as i64 == filter.limit {
         eprintln!("There may be more: --limit {}", filter.limit.saturating_mul(10).min(10_000));

@@ -98,6 +98,15 @@ enum Command {
     Queue(queue::Args),
 }
 
+// The arguments of a noun whose only option is `-o`. Not a doc comment, because clap could show it in the help.
+#[derive(Debug, clap::Args)]
+struct Noun<V: Subcommand> {
+    #[command(flatten)]
+    output: output::OutputArgs,
+    #[command(subcommand)]
+    verb: V,
+}
+
 /// A usage error that clap cannot see.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -129,7 +138,7 @@ pub(crate) fn main(app: App) -> ExitCode {
 }
 
 fn run(app: App, cli: Cli) -> anyhow::Result<Exit> {
-    let config = match (Config::load(cli.config.as_deref(), std::env::vars()), &cli.command) {
+    let config = match (app.load(cli.config.as_deref()), &cli.command) {
         (Ok(config), _) => config,
         (Err(error), Command::Doctor(args)) => return doctor::without_configuration(args, &error),
         (Err(error), _) => return Err(error.into()),
@@ -234,7 +243,9 @@ fn check_regular(path: &std::path::Path) -> Result<(), Usage> {
 /// Returns the configured database's URL.
 fn database_url(config: &Config) -> anyhow::Result<String> {
     let url = config.database.url.as_ref().ok_or_else(|| {
-        Usage("no database: set DATABASE_URL, or `[database] url` in wakeful.toml".to_owned())
+        let text = "no database: set DATABASE_URL (`wakeful dev url` prints that of a running `wakeful dev`), or \
+                    `[database] url` in wakeful.toml";
+        Usage(text.to_owned())
     })?;
     Ok(url.expose_secret().to_owned())
 }

@@ -1,22 +1,16 @@
 //! `wakeful queue`.
 
 use super::Exit;
-use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, printable, span, until_reader_goes};
+use super::output::{Cell, Column, Output, Table, Tone, age, printable, span, until_reader_goes};
 use serde_json::json;
 use std::fmt::Write as _;
 use wakeful_config::Config;
 use wakeful_store::queue::{Depth, WorkerView};
 
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    #[command(flatten)]
-    output: OutputArgs,
-    #[command(subcommand)]
-    verb: Verb,
-}
+pub(super) type Args = super::Noun<Verb>;
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+pub(super) enum Verb {
     /// Show how many jobs are ready, leased or delayed, and which workers there are.
     Status,
 }

@@ -128,7 +128,7 @@ impl From<Tools> for ToolMode {
     }
 }
 
-pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<Exit> {
+pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Result<Exit> {
     if args.tools == Tools::Live && !args.yes {
         let text =
             "--tools live sends and writes once more what the session sent and wrote: say --yes as well";
@@ -148,7 +148,12 @@ pub(super) async fn run(app: App, config: Config, args: Args) -> anyhow::Result<
     }
     if let Some(model) = args.model.as_deref().filter(|model| *model != "recorded") {
         app.models(&config)?.get(model).map_err(|fault| Usage(format!("--model: {fault}")))?;
+        if let Some(variable) = config.missing_key(model) {
+            return Err(Usage(format!("--model: {variable} is not set, and {model} needs it")).into());
+        }
     }
+    // A session of `wakeful dev` ran with dev's recipients and folders. Its replay needs the same ones.
+    super::dev::apply_if_dev_database(&mut config, &app)?;
     let url = super::database_url(&config)?;
     wakeful_store::diagnosis::reach(&url, CONNECT)
         .await

@@ -1,6 +1,6 @@
 //! `wakeful schedule`: lists, creates and controls schedules. Works on the database and needs no server.
 
-use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, printable, span, until_reader_goes};
+use super::output::{Cell, Column, Output, Table, Tone, printable, span, until_reader_goes};
 use super::{Exit, Usage};
 use crate::App;
 use chrono::{DateTime, Utc};
@@ -13,22 +13,20 @@ use wakeful_store::schedule::{Firing, Schedule};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::schedule::{Missed, Overlap, written};
 
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    #[command(flatten)]
-    output: OutputArgs,
-    #[command(subcommand)]
-    verb: Verb,
-}
+pub(super) type Args = super::Noun<Verb>;
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+pub(super) enum Verb {
     /// List schedules: those in the configuration file, and those that users created.
     List,
     /// Show a schedule, its next tick, and the results of its newest ticks.
-    Show { name: String },
+    Show {
+        /// The schedule's name.
+        name: String,
+    },
     /// Create a schedule.
     Create {
+        /// The schedule's name.
         name: String,
         #[command(flatten)]
         asked: Box<Fields>,
@@ -38,6 +36,7 @@ enum Verb {
     ///
     /// A schedule from the configuration file can be changed only in that file.
     Edit {
+        /// The schedule's name.
         name: String,
         #[command(flatten)]
         asked: Box<Fields>,
@@ -45,13 +44,23 @@ enum Verb {
     /// Remove a schedule and the history of its ticks. Its sessions stay.
     ///
     /// A schedule from the configuration file can be removed only in that file.
-    Delete { name: String },
+    Delete {
+        /// The schedule's name.
+        name: String,
+    },
     /// Stop firing a schedule until it is resumed.
-    Pause { name: String },
+    Pause {
+        /// The schedule's name.
+        name: String,
+    },
     /// Fire a schedule again from now on. Ticks during the pause are lost.
-    Resume { name: String },
+    Resume {
+        /// The schedule's name.
+        name: String,
+    },
     /// Fire a schedule now, even if it is paused.
     Trigger {
+        /// The schedule's name.
         name: String,
         /// An idempotency key: a second request with the same key fires nothing.
         #[arg(long, value_name = "KEY")]
@@ -59,6 +68,7 @@ enum Verb {
     },
     /// Print when a schedule is due next, in UTC and in its own time zone.
     Next {
+        /// The schedule's name.
         name: String,
         /// Number of ticks.
         #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=NEXT_LIMIT as i64))]
@@ -68,7 +78,7 @@ enum Verb {
 
 /// The fields of a schedule on the command line.
 #[derive(Debug, clap::Args)]
-struct Fields {
+pub(super) struct Fields {
     /// A cron pattern: five fields, or six with seconds before them, or @daily and similar words.
     #[arg(long)]
     cron: Option<String>,

@@ -51,9 +51,12 @@ enum Verb {
     Email { file: PathBuf },
     /// A chat message.
     Chat {
+        /// The message.
         text: String,
+        /// The conversation.
         #[arg(long, value_name = "ID", default_value = "trigger")]
         conversation: String,
+        /// The sender.
         #[arg(long, value_name = "ID")]
         user: Option<String>,
         /// The agent, if the conversation is new.
@@ -64,7 +67,10 @@ enum Verb {
         client_key: Option<String>,
     },
     /// Fire a schedule now.
-    Cron { schedule: String },
+    Cron {
+        /// The schedule's name.
+        schedule: String,
+    },
     /// A messenger's message, signed as the messenger signs it: the messenger's own JSON, or a plain text, in
     /// a file or from - (stdin).
     Message {

@@ -53,7 +53,7 @@ async fn look(ctx: &Ctx, patience: Patience<'_>, then: OnExpired) -> wakeful_sto
                         session.id = session_id,
                         "Closed a question that was not answered within {} s", patience.seconds
                     );
-                    ctx.bus.notifier.job();
+                    ctx.bus.notifier.any_job();
                     ctx.bus.notifier.session(session_id);
                 }
                 // Go on with the other sessions.

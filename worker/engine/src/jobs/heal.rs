@@ -61,7 +61,7 @@ async fn heal(ctx: &Ctx, session_id: &str, sessions_healed: &mut u64) {
             *sessions_healed += 1;
             let wrong: Vec<String> = healed.iter().map(ToString::to_string).collect();
             warn!(session.id = session_id, healed = wrong.join("; "), "Healed a session");
-            ctx.bus.notifier.job();
+            ctx.bus.notifier.any_job();
             ctx.bus.notifier.session(session_id);
         }
         // Go on with the other sessions.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
-use wakeful_store::queue::{Heartbeat, Holdings, Kind, News, Queue, Settings};
+use wakeful_store::queue::{Heartbeat, Holdings, Kind, Liveness, News, Queue, Settings};
 
 /// How long running jobs may go on after a drain begins. Then they are dropped and their leases are given
 /// back.
@@ -23,6 +23,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let holdings = Arc::new(Holdings::default());
     let heartbeat_stop = CancellationToken::new();
     let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, true).run(heartbeat_stop.clone()));
+    let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
     let healer = tokio::spawn(heal::run(Arc::clone(&ctx)));
     let expiry = tokio::spawn(expire::run(Arc::clone(&ctx)));
     let draining = ctx.shutdown.draining.clone();
@@ -78,6 +79,7 @@ pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     heartbeat_stop.cancel();
     // Wait for the heartbeat, which continues until the last lease is given back.
     let _ = heartbeat.await;
+    let _ = liveness.await;
     info!("No job is running any more");
     if ctx.watchdog.is_ending() {
         // The blocked thread came back before the watchdog ended the process. Fail anyway, for supervisors
@@ -97,6 +99,7 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
     let holdings = Arc::new(Holdings::default());
     let heartbeat_stop = CancellationToken::new();
     let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, false).run(heartbeat_stop.clone()));
+    let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
     let settings = settings(&ctx, Kind::Step, &runner, 1);
     let (step_ctx, stopped) = (Arc::clone(&ctx), stop.clone());
     let ran = Monitor::new()
@@ -121,6 +124,7 @@ pub async fn run_steps(ctx: Arc<Ctx>, runner: Arc<str>, stop: CancellationToken)
         .await;
     heartbeat_stop.cancel();
     let _ = heartbeat.await;
+    let _ = liveness.await;
     ran.map_err(|error| anyhow::anyhow!("the job runtime failed: {error}"))
 }
 
@@ -136,6 +140,10 @@ fn heartbeat(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heartbeat {
         every: queue.heartbeat,
         holdings: Arc::clone(holdings),
     }
+}
+
+fn liveness(ctx: &Ctx, holdings: &Arc<Holdings>) -> Liveness {
+    Liveness { store: ctx.store.clone(), holdings: Arc::clone(holdings), notifier: ctx.bus.notifier.clone() }
 }
 
 fn settings(ctx: &Ctx, kind: Kind, runner: &str, concurrency: usize) -> Settings {

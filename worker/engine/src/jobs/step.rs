@@ -8,7 +8,7 @@ mod span;
 mod tries;
 
 use crate::ctx::Ctx;
-use crate::perform::{Abandoned, perform};
+use crate::perform::{CommittedCall, Unperformed, next_call, perform};
 use crate::replay;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
@@ -22,10 +22,11 @@ use tries::RetryCounts;
 use wakeful_store::Error;
 use wakeful_store::queue::{self, Job, Kind};
 use wakeful_store::step::{Commit, Performance};
-use wakeful_workflow::advance::{self, Compaction, CompactionEnd, Outcome};
+use wakeful_workflow::advance::{self, Compaction, CompactionEnd, Performed};
 use wakeful_workflow::agent::{Agent, AgentPolicy, Limits};
 use wakeful_workflow::context::compaction;
 use wakeful_workflow::fault::{Fault, Verdict};
+use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
 use wakeful_workflow::session::Session;
 
@@ -62,7 +63,7 @@ pub async fn step(mut job: Job, ctx: Data<Arc<Ctx>>) -> Result<(), BoxDynError> 
         let work = AssertUnwindSafe(work).catch_unwind();
         let end = tokio::select! {
             end = work => end,
-            () = job.lease.lost().cancelled() => Ok(ClaimEnd::Stale),
+            () = job.lease.lost_to_others() => Ok(ClaimEnd::Stale),
             () = ctx.shutdown.abort.cancelled() => Ok(release(&ctx, &job).await),
         };
         let end = end.unwrap_or_else(|_| ClaimEnd::Retry {
@@ -91,7 +92,7 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     let mut faults = 0;
     // `run_steps` resets these when a step makes progress. They live outside the loop so that a database fault
     // after the reset does not bring the old counts back.
-    let mut counts = Counts { tries: RetryCounts::of(job), attempt: job.attempt };
+    let mut counts = Counts { tries: RetryCounts::of(job), attempt: job.attempt, uncalled: None };
     loop {
         match hydrate_and_run(ctx, job, session_id, &mut counts).await {
             Ok(end) => return end,
@@ -130,7 +131,7 @@ async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::
         Ok(true) => {
             warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");
             ctx.bus.notifier.session(session_id);
-            ctx.bus.notifier.job();
+            ctx.bus.notifier.job_of(Kind::Step, &job.runner);
             ClaimEnd::Closed
         }
         Ok(false) => ClaimEnd::Stale,
@@ -146,15 +147,33 @@ async fn hydrate_and_run(
     counts: &mut Counts,
 ) -> wakeful_store::Result<ClaimEnd> {
     wakeful_store::failpoint!("K3");
+    withdraw(ctx, job, &SessionId::from(session_id), counts).await?;
     let session = ctx.store.hydrate(session_id).await?;
     let span = span::of_run(ctx, &session);
     run_steps(ctx, job, session, counts).instrument(span).await
 }
 
-/// Retry counters of this step, and the attempt number.
+/// Retry counters of this step, the attempt number, and the intent that a commit may have recorded for a model
+/// call that was not made yet.
 struct Counts {
     tries: RetryCounts,
     attempt: i32,
+    uncalled: Option<GenerationId>,
+}
+
+/// Deletes the intent of a model call that is not made after all. Otherwise the session would be read with an
+/// interrupted call, and the next reply would journal a GEN_RESUMED and count an attempt that never was.
+async fn withdraw(
+    ctx: &Ctx,
+    job: &Job,
+    session_id: &SessionId,
+    counts: &mut Counts,
+) -> wakeful_store::Result<()> {
+    if let Some(generation_id) = &counts.uncalled {
+        ctx.store.withdraw_generation(&job.lease, session_id, generation_id).await?;
+        counts.uncalled = None;
+    }
+    Ok(())
 }
 
 /// Hops 3 to 8: takes the run from step to step until this claim ends. Each round of the loop makes at most
@@ -166,13 +185,15 @@ async fn run_steps(
     mut session: Session,
     counts: &mut Counts,
 ) -> wakeful_store::Result<ClaimEnd> {
-    let mut steps = 0;
+    let mut steps: u32 = 0;
     let mut began = Instant::now();
+    // The model call whose intent the latest commit recorded.
+    let mut committed = None;
     loop {
         let agent = ctx.agent_of(&session);
         let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
-        let outcome = match &agent {
-            Ok(agent) => decide(ctx, job, &mut session, agent, counts.tries).await?,
+        let decided = match &agent {
+            Ok(agent) => decide(ctx, job, &mut session, agent, counts, committed.take()).await?,
             // The configuration does not have this agent, so the run can only end: cancelled, if someone
             // cancelled it, or failed with this fault.
             Err(error) => match plan(&session, &Limits::default()) {
@@ -180,7 +201,7 @@ async fn run_steps(
                     ctx.store.end_job(&job.lease).await?;
                     return Ok(ClaimEnd::Closed);
                 }
-                Action::Stop(Stop::Cancelled) => Decided::Outcome(Outcome::Stopped(Stop::Cancelled)),
+                Action::Stop(Stop::Cancelled) => Decided::Performed(Performed::Stopped(Stop::Cancelled)),
                 Action::Stop(_)
                 | Action::Begin
                 | Action::CallModel
@@ -188,42 +209,63 @@ async fn run_steps(
                 | Action::CallTools { .. }
                 | Action::Pause => {
                     let fault = Fault::NotConfigured { message: error.to_string() };
-                    Decided::Outcome(Outcome::Stopped(Stop::Failed(fault)))
+                    Decided::Performed(Performed::Stopped(Stop::Failed(fault)))
                 }
             },
         };
-        let outcome = match outcome {
-            Decided::Outcome(outcome) => outcome,
+        let performed = match decided {
+            Decided::Performed(performed) => performed,
             Decided::End(end) => return Ok(end),
             Decided::Again => continue,
         };
-        if let Outcome::Stopped(Stop::Failed(fault)) = &outcome {
+        if let Performed::Stopped(Stop::Failed(fault)) = &performed {
             telemetry::failed(&Span::current(), fault.kind());
         }
-        let ends_claim = retry_summary_later(&session, &outcome);
-        let transition = advance::advance(&session, outcome, policy);
-        let performance = Performance { elapsed_s: began.elapsed().as_secs_f64(), attempt: counts.attempt };
+        let ends_claim = retry_summary_later(&session, &performed);
+        let transition = advance::advance(&session, performed, policy);
+        let progress = transition.step.is_some() || !transition.records.is_empty();
+        let may_yield = transition.step.is_some() && (steps + 1).is_multiple_of(ctx.config.queue.slice_steps);
+        // If a model call follows, prepare it now: the commit then records its intent too.
+        let prepared = match &agent {
+            Ok(agent) if ends_claim.is_none() && !may_yield => {
+                let tries = if progress { RetryCounts::default() } else { counts.tries };
+                let may_try = tries.used_up(agent.limits.attempts, job.last_error.as_deref()).is_none();
+                next_call(ctx, &mut session, &transition, agent, may_try).await
+            }
+            Ok(_) | Err(_) => None,
+        };
+        counts.uncalled = prepared.as_ref().map(|call| call.generation_id.clone());
+        let performance = Performance {
+            elapsed_s: began.elapsed().as_secs_f64(),
+            attempt: counts.attempt,
+            intent: prepared.as_ref().map(|call| call.intent(&session)),
+        };
         commit::failpoint_before(&transition);
+        // `Store::commit`, tried again while the database is away.
         let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
         wakeful_store::failpoint!("K22");
         ctx.bus.notifier.session(session.session_id.as_str());
         if !transition.deliveries.is_empty() {
-            ctx.bus.notifier.job();
+            ctx.bus.notifier.job(Kind::Deliver);
         }
         match commit {
-            Commit::Continued { wake_seq } => {
+            Commit::Continued { wake_seq, started_at } => {
                 let transition = transition.continuing();
                 session.apply(&transition);
                 // Reset the counters before the next statement that can fail: the commit is progress,
                 // whatever follows.
-                if transition.step.is_some() || !transition.records.is_empty() {
+                if progress {
                     counts.tries = RetryCounts::default();
                 }
                 if transition.step.is_some() {
                     (counts.attempt, began) = (1, Instant::now());
                 }
                 if wake_seq != session.wake_seq {
+                    // The request may lack what arrived, so the prepared call is not made.
+                    withdraw(ctx, job, &session.session_id, counts).await?;
                     ctx.store.refresh(&mut session).await?;
+                } else if let (Some(call), Some(started_at)) = (prepared, started_at) {
+                    committed = Some(CommittedCall { call, started_at });
                 }
                 if let Some(end) = ends_claim {
                     return Ok(end);
@@ -231,16 +273,20 @@ async fn run_steps(
                 if transition.step.is_some() {
                     steps += 1;
                     if ctx.shutdown.draining.is_cancelled() || should_yield(ctx, job, steps).await? {
+                        withdraw(ctx, job, &session.session_id, counts).await?;
                         return Ok(release(ctx, job).await);
                     }
                 }
             }
-            Commit::Closed => {
-                // This close may have opened the conversation's next queued run, which has a job of its own.
-                ctx.bus.notifier.job();
+            Commit::Closed { opened } => {
+                if opened {
+                    ctx.bus.notifier.job_of(Kind::Step, &job.runner);
+                }
                 return Ok(ClaimEnd::Closed);
             }
             Commit::Moved => {
+                // The commit may have gone through, if only its answer was lost.
+                withdraw(ctx, job, &session.session_id, counts).await?;
                 let read = ctx.store.hydrate(session.session_id.as_str()).await?;
                 if read == session {
                     // The session is unchanged, so another try would be refused too, after one more paid
@@ -248,7 +294,7 @@ async fn run_steps(
                     let error = "the commit was refused although the session has not changed".to_owned();
                     return Ok(ClaimEnd::Retry { kind: "moved", error, at_least: None });
                 }
-                // Our own commit may have moved the session, if the connection broke before its answer
+                // Our own commit may have moved the session, if the connection broke before its result
                 // arrived. So new records and new steps count as progress.
                 if read.last_message_number > session.last_message_number {
                     counts.tries = RetryCounts::default();
@@ -269,20 +315,23 @@ async fn run_steps(
     reason = "only one such value exists at a time, and it is matched at once"
 )]
 enum Decided {
-    Outcome(Outcome),
+    Performed(Performed),
     End(ClaimEnd),
     /// The session was read again, so the caller plans again.
     Again,
 }
 
-/// Hops 3 to 5: plans the next action and performs it.
+/// Hops 3 to 5: plans the next action and performs it. `committed` is the model call whose intent the commit before
+/// recorded.
 async fn decide(
     ctx: &Ctx,
     job: &Job,
     session: &mut Session,
     agent: &Agent,
-    tries: RetryCounts,
+    counts: &mut Counts,
+    committed: Option<CommittedCall>,
 ) -> wakeful_store::Result<Decided> {
+    let tries = counts.tries;
     let action = plan(session, &agent.limits);
     if replay::send_due_input(&ctx.store, &ctx.recordings, session, &action).await? {
         return Ok(Decided::Again);
@@ -294,7 +343,7 @@ async fn decide(
     if let Some(fault) = tries.used_up(agent.limits.attempts, job.last_error.as_deref())
         && !matches!(action, Action::Stop(_))
     {
-        return Ok(Decided::Outcome(Outcome::Stopped(Stop::Failed(fault))));
+        return Ok(Decided::Performed(Performed::Stopped(Stop::Failed(fault))));
     }
     let mut action = match ctx.configured_tools(session, agent) {
         Ok(tools) => {
@@ -305,10 +354,16 @@ async fn decide(
         // reports this error.
         Err(_) => action,
     };
+    let mut committed = committed.filter(|_| action == Action::CallModel);
+    if committed.is_some() {
+        counts.uncalled = None;
+    } else {
+        withdraw(ctx, job, &session.session_id, counts).await?;
+    }
     let performed = loop {
         let asks_model = action == Action::CallModel;
         let performed = tokio::select! {
-            performed = perform(ctx, &job.lease, session, agent, action) => performed,
+            performed = perform(ctx, &job.lease, session, agent, action, committed.take()) => performed,
             () = ctx.cancelled(session.session_id.as_str()) => {
                 ctx.store.refresh(session).await?;
                 return Ok(Decided::Again);
@@ -316,8 +371,8 @@ async fn decide(
         };
         match performed {
             // The provider found the context too long: our estimate was too low. Summarise, then call again.
-            // This cannot loop, because `is_possible` requires a model answer since the last summary.
-            Err(Abandoned::Fault(Fault::ContextOverflow { .. }))
+            // This cannot loop, because `is_possible` requires a reply of the model since the last summary.
+            Err(Unperformed::Fault(Fault::ContextOverflow { .. }))
                 if asks_model && compaction::is_possible(session, &agent.context) =>
             {
                 // Read the refused call from the database: the summary's commit journals its end.
@@ -328,8 +383,8 @@ async fn decide(
         }
     };
     Ok(match performed {
-        Ok(outcome) => Decided::Outcome(outcome),
-        Err(Abandoned::Moved) => {
+        Ok(performed) => Decided::Performed(performed),
+        Err(Unperformed::Reread) => {
             // The lease may be lost before the heartbeat notices. Ask the database now: otherwise this would
             // plan and be interrupted again and again until the next heartbeat.
             if !job.lease.is_live() || !ctx.store.holds(&job.lease).await? {
@@ -338,8 +393,8 @@ async fn decide(
             *session = ctx.store.hydrate(session.session_id.as_str()).await?;
             Decided::Again
         }
-        Err(Abandoned::Store(error)) => return Err(error),
-        Err(Abandoned::Fault(fault)) => {
+        Err(Unperformed::Store(error)) => return Err(error),
+        Err(Unperformed::Fault(fault)) => {
             let stop = match fault.verdict() {
                 Verdict::Fail { .. } => fault,
                 Verdict::Retry { .. } if tries.ended_by_faults() >= agent.limits.attempts => {
@@ -356,16 +411,16 @@ async fn decide(
             // The failed call began after the session was read. Read it now: the closing commit journals its
             // end.
             ctx.store.refresh(session).await?;
-            Decided::Outcome(Outcome::Stopped(Stop::Failed(stop)))
+            Decided::Performed(Performed::Stopped(Stop::Failed(stop)))
         }
     })
 }
 
-/// If `outcome` is a failed summary and the run will ask for the summary again, returns a retry with a delay,
+/// If `performed` is a failed summary and the run will ask for the summary again, returns a retry with a delay,
 /// so that the provider has time to recover. Returns `None` if the run goes on in this claim: no summary
 /// failed, a retry cannot help, or [`compaction::FAILURES`] summaries have failed.
-fn retry_summary_later(session: &Session, outcome: &Outcome) -> Option<ClaimEnd> {
-    let Outcome::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = outcome else {
+fn retry_summary_later(session: &Session, performed: &Performed) -> Option<ClaimEnd> {
+    let Performed::Compacted(Compaction { end: CompactionEnd::Failed(fault), .. }) = performed else {
         return None;
     };
     match fault.verdict() {
@@ -392,7 +447,7 @@ async fn release(ctx: &Ctx, job: &Job) -> ClaimEnd {
     if let Err(error) = ctx.store.release(&job.lease).await {
         warn!(%error, "A job was not released; it is free when its lease ends");
     }
-    ctx.bus.notifier.job();
+    ctx.bus.notifier.job_of(Kind::Step, &job.runner);
     ClaimEnd::Released
 }
 

@@ -21,7 +21,7 @@ pub(super) enum Piece {
     Text(String),
     /// End the chunk here.
     Flush,
-    /// The answer contains something other than text, so the attempt cannot be resumed.
+    /// The reply contains something other than text, so the attempt cannot be resumed.
     NotText,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes chunks until the call ends. A lost chunk only delays what readers see: the commit stores the
-    /// whole answer. So the call goes on while the database is away.
+    /// whole reply. So the call goes on while the database is away.
     pub(super) async fn write(mut self, mut pieces: UnboundedReceiver<Piece>) {
         let mut open = true;
         while open {
@@ -105,7 +105,7 @@ impl<'a> Writer<'a> {
                 Err(error) => {
                     warn!(%error, "A chunk was not written; readers see the text when it is committed");
                     if pieces.is_closed() {
-                        // The answer has arrived, and its commit deletes the chunks anyway.
+                        // The reply has arrived, and its commit deletes the chunks anyway.
                         return false;
                     }
                     tokio::time::sleep(EVERY).await;

@@ -1,6 +1,7 @@
 //! Compaction: a separate model call that summarises the context. Readers do not see its text.
 
-use super::Abandoned;
+use super::Unperformed;
+use super::generate;
 use super::intent::{self, Intent, RecordedIntent};
 use crate::ctx::Ctx;
 use crate::model::{Model, NoDeltas};
@@ -8,7 +9,7 @@ use crate::telemetry;
 use crate::watchdog::UNYIELDING;
 use tracing::{Instrument, info, warn};
 use wakeful_store::queue::Lease;
-use wakeful_workflow::advance::{Compaction, CompactionEnd, Outcome};
+use wakeful_workflow::advance::{Compaction, CompactionEnd, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::compaction;
 use wakeful_workflow::fault::Fault;
@@ -19,18 +20,18 @@ use wakeful_workflow::strategy::Strategy;
 use wakeful_workflow::wire::Request;
 
 /// Asks the model for a summary. If the provider finds the request too long, asks again without the oldest
-/// turns, leaving out more each time. A fault is returned as an outcome and counted: after
+/// turns, leaving out more each time. A fault becomes a failed summary and is counted: after
 /// [`compaction::FAILURES`] of them the run goes on without a summary.
 pub(super) async fn compact(
     ctx: &Ctx,
     lease: &Lease,
     session: &Session,
     agent: &Agent,
-) -> Result<Outcome, Abandoned> {
+) -> Result<Performed, Unperformed> {
     let model = ctx.plugins.models.get(&agent.model)?;
     let tools = ctx.configured_tools(session, agent)?;
     let window = ctx.config.context_window(&agent.model);
-    let mut attempt = intent::next_attempt(session);
+    let mut attempt = generate::next_attempt(session);
     let mut without = 0;
     let mut context = compaction::request(session, tools.clone(), 0);
     loop {
@@ -51,7 +52,7 @@ pub(super) async fn compact(
             context_strategy: Strategy::Compaction,
         };
         let RecordedIntent { generation_id, started_at, repairs } =
-            intent::begin(ctx, lease, session, &intent).await?;
+            intent::begin_call(ctx, lease, session, &intent).await?;
         wakeful_store::failpoint!("K28");
         let answered = call(ctx, lease, session, agent, model.as_ref(), &request).await;
         let end = match answered.and_then(written) {
@@ -80,7 +81,7 @@ pub(super) async fn compact(
         if let CompactionEnd::Failed(fault) = &end {
             warn!(session.id = %session.session_id, %fault, "The context was not summarised");
         }
-        return Ok(Outcome::Compacted(Compaction {
+        return Ok(Performed::Compacted(Compaction {
             generation_id,
             attempt,
             model: agent.model.clone(),
@@ -100,7 +101,7 @@ async fn call(
     model: &dyn Model,
     request: &Request,
 ) -> Result<Reply, Fault> {
-    let span = intent::span(session, &agent.model);
+    let span = generate::span_of_call(session, &agent.model);
     let what = format!("the call of model {} for a summary of session {}", agent.model, session.session_id);
     let mut unseen = NoDeltas;
     let calling = model.call(request, &mut unseen);

@@ -1,100 +1,227 @@
 //! Hop 4: the model call. It records its intent in `generations`, streams the text to readers, and returns
-//! the answer as the outcome.
+//! the reply.
 
-use super::Abandoned;
+use super::Unperformed;
 use super::chunks::{Piece, Writer};
-use super::intent::{self, Intent, RecordedIntent};
 use crate::ctx::Ctx;
-use crate::model::Deltas;
+use crate::model::{Deltas, Model};
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use opentelemetry::{Array, StringValue, Value};
 use std::collections::BTreeMap;
+use std::mem::take;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tracing::{Instrument, Span, info, warn};
+use tracing::{Instrument, Span, info, info_span, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
+use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
-use wakeful_workflow::advance::{Generated, Outcome};
+use wakeful_workflow::advance::{Generated, Next, Performed, Transition};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, Context};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
-use wakeful_workflow::generation::{CutOffCall, Purpose};
+use wakeful_workflow::generation::{InterruptedCall, Purpose};
+use wakeful_workflow::id::GenerationId;
+use wakeful_workflow::plan::{Action, in_context, plan};
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::resume::{self, NextCall};
 use wakeful_workflow::session::Session;
+use wakeful_workflow::strategy::{Rebase, Strategy};
+use wakeful_workflow::wire::Request;
 
-/// Makes one model call. If this process crashes during the call, its row in `generations` and its chunks
-/// stay, and the next claim makes another attempt.
+/// A model call that is ready to be made: the request, and everything that its row in `generations` needs.
+pub struct PreparedCall {
+    pub(crate) generation_id: GenerationId,
+    step_number: i64,
+    attempt: i64,
+    model: Arc<dyn Model>,
+    /// `provider/name`.
+    model_name: String,
+    request: Request,
+    request_sha256: String,
+    /// Hash of the same request without its prefill.
+    base_sha256: String,
+    /// The interrupted attempt that this one continues: the prefill is its text.
+    resumes: Option<GenerationId>,
+    context_strategy: Strategy,
+    rebase: Option<Rebase>,
+    effects: BTreeMap<String, Effect>,
+}
+
+impl PreparedCall {
+    /// Returns the row of `generations` that records the intent to make this call.
+    pub(crate) fn intent<'a>(&'a self, session: &'a Session) -> NewGeneration<'a> {
+        NewGeneration {
+            session_id: &session.session_id,
+            generation_id: &self.generation_id,
+            step_number: self.step_number,
+            attempt: self.attempt,
+            model: &self.model_name,
+            request_sha256: &self.request_sha256,
+            base_sha256: &self.base_sha256,
+            repairs: self.request.repairs.total() as i64,
+            resumes: self.resumes.as_ref(),
+            purpose: Purpose::Reply,
+            context_strategy: self.context_strategy,
+        }
+    }
+}
+
+/// A prepared call whose intent is committed.
+pub struct CommittedCall {
+    pub(crate) call: PreparedCall,
+    /// By the database's clock.
+    pub(crate) started_at: String,
+}
+
+/// Prepares the model call that follows `transition` in this claim. The commit of `transition` then records its
+/// intent, which saves one statement for each model call. `None`: something else may follow, or the
+/// call cannot be prepared; the next plan finds out. Reads nothing from the database, and leaves `session` as
+/// it was. `may_try`: the step has tries left after the commit.
+pub(crate) async fn next_call(
+    ctx: &Ctx,
+    session: &mut Session,
+    transition: &Transition,
+    agent: &Agent,
+    may_try: bool,
+) -> Option<PreparedCall> {
+    let goes_on = match transition.next {
+        Next::SameStep | Next::NextStep => transition.calls_opened.is_empty(),
+        Next::Close(_) => false,
+    };
+    // A replay may have to send itself a message first. An interrupted call may have to be resumed, from its
+    // text in the database.
+    let simple =
+        session.policy.replay.is_none() && (session.interrupted.is_empty() || transition.generation_over);
+    if !goes_on || !simple || !may_try || ctx.shutdown.draining.is_cancelled() {
+        return None;
+    }
+    let before = apply(session, transition);
+    let call = if calls_model(ctx, session, agent) { prepare(ctx, session, agent).await.ok() } else { None };
+    undo(session, before, transition);
+    call
+}
+
+fn calls_model(ctx: &Ctx, session: &Session, agent: &Agent) -> bool {
+    let action = plan(session, &agent.limits);
+    if action != Action::CallModel {
+        return false;
+    }
+    let Ok(tools) = ctx.configured_tools(session, agent) else { return false };
+    let window = ctx.config.context_window(&agent.model);
+    in_context(action, session, agent, &tools, window) == Action::CallModel
+}
+
+/// Applies `transition`. Returns the session as it was, without what a transition does not change or only
+/// appends to: these parts grow with the session and are not copied.
+fn apply(session: &mut Session, transition: &Transition) -> Session {
+    let (records, seeds, prefix) =
+        (take(&mut session.records), take(&mut session.seeds), session.prefix.take());
+    let before = session.clone();
+    (session.records, session.seeds, session.prefix) = (records, seeds, prefix);
+    session.apply(transition);
+    before
+}
+
+/// Undoes [`apply`].
+fn undo(session: &mut Session, before: Session, transition: &Transition) {
+    let mut records = take(&mut session.records);
+    records.truncate(records.len() - transition.records.len());
+    let (seeds, prefix) = (take(&mut session.seeds), session.prefix.take());
+    *session = Session { records, seeds, prefix, ..before };
+}
+
+/// Prepares the session's next model call. Writes nothing. Reads the database only if an attempt was interrupted.
+async fn prepare(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<PreparedCall, Unperformed> {
+    let model = ctx.plugins.models.get(&agent.model)?;
+    let (Built { context, rebase }, effects) = context_and_effects(ctx, session, agent)?;
+    let without_prefill = model.request(&context);
+    let base_sha256 = without_prefill.sha256();
+    let next =
+        NextCall { model: &agent.model, base_sha256: &base_sha256, takes_prefill: model.takes_prefill() };
+    let (request, request_sha256, resumes) = match resumable(ctx, session, &next).await? {
+        Some((attempt, prefill)) => {
+            let request = model.request(&Context { prefill: Some(prefill), ..context });
+            let request_sha256 = request.sha256();
+            info!(session.id = %session.session_id, "The model continues the text of attempt {}", attempt.attempt);
+            let resumes = request.prefill.is_some().then(|| attempt.generation_id.clone());
+            (request, request_sha256, resumes)
+        }
+        // Hash the request only once; it can be megabytes.
+        None => (without_prefill, base_sha256.clone(), None),
+    };
+    Ok(PreparedCall {
+        generation_id: GenerationId::from(wakeful_store::new_id("gen")),
+        step_number: session.last_step_number + 1,
+        attempt: next_attempt(session),
+        model,
+        model_name: agent.model.clone(),
+        request,
+        request_sha256,
+        base_sha256,
+        resumes,
+        context_strategy: agent.context.strategy,
+        rebase,
+        effects,
+    })
+}
+
+/// Makes one model call. `committed` is the call if the commit before it recorded its intent. If this process
+/// crashes during the call, its row in `generations` and its chunks stay, and the next claim makes another
+/// attempt.
 pub(super) async fn call_model(
     ctx: &Ctx,
     lease: &Lease,
     session: &Session,
     agent: &Agent,
-) -> Result<Outcome, Abandoned> {
-    let model = ctx.plugins.models.get(&agent.model)?;
-    let (Built { context, rebase }, effects) = context_and_effects(ctx, session, agent)?;
-    let base = model.request(&context);
-    let base_sha256 = base.sha256();
-    let next =
-        NextCall { model: &agent.model, base_sha256: &base_sha256, takes_prefill: model.takes_prefill() };
-    let cut_off = cut_off(ctx, session, &next).await?;
-    let (request, request_sha256, resumes) = match cut_off {
-        Some((attempt, prefill)) => {
-            let request = model.request(&Context { prefill: Some(prefill), ..context });
-            let request_sha256 = request.sha256();
-            info!(session.id = %session.session_id, "The model continues the text of attempt {}", attempt.attempt);
-            let resumes = request.prefill.is_some().then_some(&attempt.generation_id);
-            (request, request_sha256, resumes)
+    committed: Option<CommittedCall>,
+) -> Result<Performed, Unperformed> {
+    let CommittedCall { call, started_at } = match committed {
+        Some(committed) => committed,
+        None => {
+            let call = prepare(ctx, session, agent).await?;
+            let started_at = ctx.store.begin_generation(lease, &call.intent(session)).await?;
+            let started_at = started_at.ok_or(Unperformed::Reread)?;
+            ctx.bus.notifier.session(session.session_id.as_str());
+            CommittedCall { call, started_at }
         }
-        // Hash the request only once; it can be megabytes.
-        None => (base, base_sha256.clone(), None),
     };
+    let PreparedCall {
+        generation_id, attempt, model, request, request_sha256, resumes, rebase, effects, ..
+    } = call;
     let kinds = &request.repairs;
     let repairs = kinds.total();
     if repairs > 0 {
         info!(session.id = %session.session_id, repairs, ?kinds, "Repaired {repairs} violations on the request's copy of the transcript");
     }
-    let attempt = intent::next_attempt(session);
-    let intent = Intent {
-        attempt,
-        model: &agent.model,
-        request: &request,
-        request_sha256: &request_sha256,
-        base_sha256: &base_sha256,
-        resumes,
-        purpose: Purpose::Reply,
-        context_strategy: agent.context.strategy,
-    };
-    let RecordedIntent { generation_id, started_at, repairs } =
-        intent::begin(ctx, lease, session, &intent).await?;
-    ctx.bus.notifier.session(session.session_id.as_str());
     wakeful_store::failpoint!("K6");
 
-    let span = intent::span(session, &agent.model);
-    let (pieces, deltas) = mpsc::unbounded_channel();
+    let span = span_of_call(session, &agent.model);
+    // The model sends pieces of text; `Writer` writes them as rows of `generation_chunks`.
+    let (pieces, pieces_to_write) = mpsc::unbounded_channel();
     if let Some(prefill) = &request.prefill {
         // The earlier attempt's text becomes the first chunk, so readers keep what they have seen.
         let _ = pieces.send(Piece::Text(prefill.clone()));
         let _ = pieces.send(Piece::Flush);
     }
-    let call = async {
-        let mut deltas = ToWriter { pieces, began: Instant::now(), first: None };
+    let calling = async {
+        let mut to_writer = ToWriter { pieces, began: Instant::now(), first: None };
         let what = format!("the call of model {} for session {}", agent.model, session.session_id);
-        let calling = model.call(&request, &mut deltas);
-        let answered = ctx.watchdog.watch(lease.token, what, UNYIELDING, calling).await;
+        let replying = model.call(&request, &mut to_writer);
+        let replied = ctx.watchdog.watch(lease.token, what, UNYIELDING, replying).await;
         let span = Span::current();
-        if let Some(after) = deltas.first {
+        if let Some(after) = to_writer.first {
             span.set_attribute(names::RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());
         }
-        answered.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
+        replied.inspect_err(|fault| telemetry::failed(&span, fault.kind()))
     };
     // Both run in this one future, so dropping the call stops the writer too. No chunk can then be written
     // after the commit, which deletes the chunks.
-    let writing = Writer::new(ctx, &session.session_id, &generation_id).write(deltas);
-    let (answered, ()) = tokio::join!(call.instrument(span.clone()), writing);
-    if let (Err(Fault::Refused { message, .. }), Some(_)) = (&answered, &request.prefill) {
+    let writing = Writer::new(ctx, &session.session_id, &generation_id).write(pieces_to_write);
+    let (replied, ()) = tokio::join!(calling.instrument(span.clone()), writing);
+    if let (Err(Fault::Refused { message, .. }), Some(_)) = (&replied, &request.prefill) {
         warn!(
             session.id = %session.session_id,
             message,
@@ -104,9 +231,9 @@ pub(super) async fn call_model(
         // The mark is in the database, so the next plan starts over, here or on another worker if this one
         // dies now.
         ctx.store.never_resume(&session.session_id, &generation_id).await?;
-        return Err(Abandoned::Moved);
+        return Err(Unperformed::Reread);
     }
-    let mut reply = answered?;
+    let mut reply = replied?;
     wakeful_store::failpoint!("K10");
     reply.usage.cost_micros = ctx.config.price(&agent.model).cost_micros(&reply.usage);
     let Usage { input_tokens, output_tokens, cached_tokens, cache_write_tokens, cost_micros } = reply.usage;
@@ -124,14 +251,14 @@ pub(super) async fn call_model(
     span.set_attribute(names::COST_MICROS, cost_micros);
     let reasons = vec![StringValue::from(reply.finish_reason.as_str())];
     span.set_attribute(names::RESPONSE_FINISH_REASONS, Value::Array(Array::String(reasons)));
-    Ok(Outcome::Replied(Generated {
+    Ok(Performed::Replied(Generated {
         generation_id,
         attempt,
         model: agent.model.clone(),
         request_sha256,
         started_at,
-        repairs,
-        resumes: resumes.cloned(),
+        repairs: repairs as i64,
+        resumes,
         prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),
         reply,
         context_strategy: agent.context.strategy,
@@ -149,7 +276,7 @@ pub(super) fn context_and_effects(
     // The configuration decides the tools only in a session without a pinned prefix.
     let configured = ctx.configured_tools(session, agent)?;
     let window = ctx.config.context_window(&agent.model);
-    // The rebase is journalled with the answer. If this call is cut off first, the next attempt computes the
+    // The rebase is journalled with the reply. If this call is interrupted first, the next attempt computes the
     // same one.
     let built = context::build(session, configured, &agent.context, window);
     let effects = effects(ctx, &built);
@@ -157,13 +284,13 @@ pub(super) fn context_and_effects(
 }
 
 pub(super) fn effects(ctx: &Ctx, built: &Built) -> BTreeMap<String, Effect> {
-    built.context.tools.iter().map(|told| (told.name.clone(), ctx.effect_of(told))).collect()
+    built.context.tools.iter().map(|tool| (tool.name.clone(), ctx.effect_of(tool))).collect()
 }
 
-/// Returns whether the provider used its prompt cache for this run's previous answer, and the context has not
+/// Returns whether the provider used its prompt cache for this run's previous reply, and the context has not
 /// been rebased since.
 fn lately_cached(session: &Session) -> bool {
-    let before = session.records.iter().rev().find(|record| record.is_answer());
+    let before = session.records.iter().rev().find(|record| record.is_reply());
     before.is_some_and(|record| {
         session.run.as_ref().is_some_and(|run| run.run_id == record.run_id)
             && record.details.usage.is_some_and(|usage| usage.cached_tokens > 0)
@@ -173,12 +300,12 @@ fn lately_cached(session: &Session) -> bool {
 
 /// Returns the interrupted attempt that this call may resume, and its streamed text, which becomes the
 /// prefill.
-async fn cut_off<'a>(
+async fn resumable<'a>(
     ctx: &Ctx,
     session: &'a Session,
     next: &NextCall<'_>,
-) -> Result<Option<(&'a CutOffCall, String)>, Abandoned> {
-    let Some(attempt) = resume::candidate(&session.cut_off, next) else {
+) -> Result<Option<(&'a InterruptedCall, String)>, Unperformed> {
+    let Some(attempt) = resume::candidate(&session.interrupted, next) else {
         return Ok(None);
     };
     let text = ctx.store.generation_text(&session.session_id, &attempt.generation_id).await?;
@@ -186,7 +313,7 @@ async fn cut_off<'a>(
 }
 
 /// Sends the model's text to the chunk writer. The channel is unbounded because a model must not wait for our
-/// database; one answer is all that it can hold.
+/// database; one reply is all that it can hold.
 struct ToWriter {
     pieces: mpsc::UnboundedSender<Piece>,
     began: Instant,
@@ -207,4 +334,26 @@ impl Deltas for ToWriter {
     fn not_text(&mut self) {
         let _ = self.pieces.send(Piece::NotText);
     }
+}
+
+/// Returns the number of the next attempt at the session's model call: one more than the last interrupted
+/// attempt.
+pub(super) fn next_attempt(session: &Session) -> i64 {
+    session.interrupted.last().map_or(0, |last| last.attempt) + 1
+}
+
+/// The span of a call to `model`, named by OpenTelemetry's conventions for generative AI.
+pub(super) fn span_of_call(session: &Session, model: &str) -> Span {
+    let (provider, name) = model.split_once('/').unwrap_or(("", model));
+    info_span!(
+        "chat",
+        "otel.name" = names::chat(name),
+        "otel.kind" = names::KIND_CLIENT,
+        { names::OPERATION_NAME } = names::OPERATION_CHAT,
+        { names::PROVIDER_NAME } = provider,
+        { names::REQUEST_MODEL } = name,
+        { names::REQUEST_STREAM } = true,
+        { names::CONVERSATION_ID } = %session.conversation_id,
+        { names::SESSION_ID } = %session.session_id,
+    )
 }

@@ -1,10 +1,7 @@
-//! The intent of a model call: a row of `generations` that is committed before the call. A replay writes the
-//! same row before a recorded answer.
+//! The intent of a summary call, and of a reply that a replay takes from its source.
 
-use super::Abandoned;
+use super::Unperformed;
 use crate::ctx::Ctx;
-use crate::telemetry::names;
-use tracing::{Span, info_span};
 use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::generation::Purpose;
@@ -37,23 +34,18 @@ pub(super) struct RecordedIntent {
     pub repairs: i64,
 }
 
-/// Returns the number of the next attempt at the session's model call: one more than the last interrupted
-/// attempt.
-pub(super) fn next_attempt(session: &Session) -> i64 {
-    session.cut_off.last().map_or(0, |last| last.attempt) + 1
-}
-
-/// Records `intent` for the session's next step. If this process crashes later, the row tells the next claim
-/// that a call had begun. Only a crash of Postgres may lose the row, because its commit is asynchronous.
+/// Commits `intent` as a row of `generations`, before the model is called. If this process dies during the call,
+/// the row tells the next claim that a call had begun. The commit is asynchronous, so a crash of Postgres may
+/// lose the row; the next claim then makes a first attempt.
 ///
 /// # Errors
-/// [`Abandoned::Moved`] when the lease is lost: the caller must not call the model. [`Abandoned::Store`].
-pub(super) async fn begin(
+/// [`Unperformed::Reread`] when the lease is lost: the caller must not call the model. [`Unperformed::Store`].
+pub(super) async fn begin_call(
     ctx: &Ctx,
     lease: &Lease,
     session: &Session,
     intent: &Intent<'_>,
-) -> Result<RecordedIntent, Abandoned> {
+) -> Result<RecordedIntent, Unperformed> {
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
     let repairs = intent.request.repairs.total() as i64;
     let new = NewGeneration {
@@ -71,22 +63,6 @@ pub(super) async fn begin(
     };
     match ctx.store.begin_generation(lease, &new).await? {
         Some(started_at) => Ok(RecordedIntent { generation_id, started_at, repairs }),
-        None => Err(Abandoned::Moved),
+        None => Err(Unperformed::Reread),
     }
-}
-
-/// The span of a call to `model`, named by OpenTelemetry's conventions for generative AI.
-pub(super) fn span(session: &Session, model: &str) -> Span {
-    let (provider, name) = model.split_once('/').unwrap_or(("", model));
-    info_span!(
-        "chat",
-        "otel.name" = names::chat(name),
-        "otel.kind" = names::KIND_CLIENT,
-        { names::OPERATION_NAME } = names::OPERATION_CHAT,
-        { names::PROVIDER_NAME } = provider,
-        { names::REQUEST_MODEL } = name,
-        { names::REQUEST_STREAM } = true,
-        { names::CONVERSATION_ID } = %session.conversation_id,
-        { names::SESSION_ID } = %session.session_id,
-    )
 }

@@ -1,31 +1,32 @@
 //! Recorded answers: a replay takes answers, summaries and tool results from its source's log instead of
 //! calling a model or a tool.
 
-use super::Abandoned;
+use super::Unperformed;
+use super::generate;
 use super::intent::{self, Intent, RecordedIntent};
 use crate::ctx::Ctx;
 use tracing::{info, warn};
 use wakeful_store::queue::Lease;
-use wakeful_workflow::advance::{CallEnd, Compaction, CompactionEnd, Generated, Outcome};
+use wakeful_workflow::advance::{CallEnd, Compaction, CompactionEnd, Generated, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, Context, compaction};
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{FinishReason, Reply};
-use wakeful_workflow::replay::{self, RecordedAnswer, RecordedCall, RecordedResult};
+use wakeful_workflow::replay::{self, RecordedCall, RecordedReply, RecordedResult};
 use wakeful_workflow::session::{CallOutcome, Session};
 use wakeful_workflow::strategy::Strategy;
 
-/// Returns the source's answer instead of calling the model. It still builds the request as the source's
+/// Returns the source's reply instead of calling the model. It still builds the request as the source's
 /// model would get it, and journals its hash. Equal hashes prove that both contexts are the same, byte for
 /// byte.
-pub(super) async fn answer(
+pub(super) async fn reply(
     ctx: &Ctx,
     lease: &Lease,
     session: &Session,
     agent: &Agent,
-) -> Result<Outcome, Abandoned> {
+) -> Result<Performed, Unperformed> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     let (rules, recording) = (&source.rules, &*source.recording);
     let answer = replay::answer(session, rules, recording)?;
@@ -56,7 +57,7 @@ pub(super) async fn answer(
         None => (base, base_sha256.clone()),
     };
     compare(session, &answer, &request_sha256);
-    let attempt = intent::next_attempt(session);
+    let attempt = generate::next_attempt(session);
     let intent = Intent {
         attempt,
         model: model_name,
@@ -68,10 +69,10 @@ pub(super) async fn answer(
         context_strategy: agent.context.strategy,
     };
     let RecordedIntent { generation_id, started_at, repairs } =
-        intent::begin(ctx, lease, session, &intent).await?;
+        intent::begin_call(ctx, lease, session, &intent).await?;
     wakeful_store::failpoint!("K6");
     let details = &answer.record.details;
-    Ok(Outcome::Replied(Generated {
+    Ok(Performed::Replied(Generated {
         generation_id,
         attempt,
         model: model_name.clone(),
@@ -99,7 +100,7 @@ pub(super) async fn summary(
     lease: &Lease,
     session: &Session,
     agent: &Agent,
-) -> Result<Option<Outcome>, Abandoned> {
+) -> Result<Option<Performed>, Unperformed> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     let Some(answer) = replay::summary(session, &source.rules, &source.recording) else {
         return Ok(None);
@@ -112,7 +113,7 @@ pub(super) async fn summary(
     let request = model.request(&asked);
     let request_sha256 = request.sha256();
     compare(session, &answer, &request_sha256);
-    let attempt = intent::next_attempt(session);
+    let attempt = generate::next_attempt(session);
     let intent = Intent {
         attempt,
         model: model_name,
@@ -124,7 +125,7 @@ pub(super) async fn summary(
         context_strategy: Strategy::Compaction,
     };
     let RecordedIntent { generation_id, started_at, repairs } =
-        intent::begin(ctx, lease, session, &intent).await?;
+        intent::begin_call(ctx, lease, session, &intent).await?;
     wakeful_store::failpoint!("K28");
     let details = &answer.record.details;
     // A rebase names messages by number, so the source's rebase fits only if the summary has the same number
@@ -133,7 +134,7 @@ pub(super) async fn summary(
     let rebase = recorded
         .filter(|_| answer.record.message_number == session.last_message_number + 1)
         .unwrap_or_else(|| compaction::rebase(session, &tools, ctx.config.context_window(&agent.model)));
-    Ok(Some(Outcome::Compacted(Compaction {
+    Ok(Some(Performed::Compacted(Compaction {
         generation_id,
         attempt,
         model: model_name.clone(),
@@ -150,7 +151,7 @@ pub(super) async fn summary(
 }
 
 /// Logs a warning if the request differs from the source's. Both journals have the hashes.
-fn compare(session: &Session, answer: &RecordedAnswer<'_>, request_sha256: &str) {
+fn compare(session: &Session, answer: &RecordedReply<'_>, request_sha256: &str) {
     let number = answer.record.message_number;
     if answer.call.is_some_and(|call| call.request_sha256 != request_sha256) {
         warn!(session.id = %session.session_id, message_number = number, "The request differs from the one that message {number} of the source answers");
@@ -177,7 +178,7 @@ pub(super) enum Recorded {
 }
 
 /// Looks up how the call `call_id` ended in the source's log.
-pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Result<Recorded, Abandoned> {
+pub(super) async fn result(ctx: &Ctx, session: &Session, call_id: &CallId) -> Result<Recorded, Unperformed> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     Ok(match replay::result(session, &source.rules, &source.recording, call_id) {
         Some(RecordedResult::Settled { status, result, message_number }) => {

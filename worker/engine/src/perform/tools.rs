@@ -1,6 +1,6 @@
 //! Hop 5: the tool calls of one turn. They run concurrently, and each does what its ledger row allows.
 
-use super::Abandoned;
+use super::Unperformed;
 use super::recorded::{self, Recorded};
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
 use wakeful_store::ledger::Started;
 use wakeful_store::queue::{self, Lease};
-use wakeful_workflow::advance::{CallEnd, Outcome, Performed};
+use wakeful_workflow::advance::{CallEnd, EndedCall, Performed};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files;
@@ -31,16 +31,16 @@ pub(super) async fn call_tools(
     session: &Session,
     agent: &Agent,
     calls: Vec<PlannedCall>,
-) -> Result<Outcome, Abandoned> {
+) -> Result<Performed, Unperformed> {
     let tool_run = ToolRun { ctx, lease, session, agent };
     // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
     // uncertain without need.
-    let performed = join_all(calls.into_iter().map(|planned| tool_run.perform(planned))).await;
-    let mut performed = performed.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let ended = join_all(calls.into_iter().map(|planned| tool_run.perform(planned))).await;
+    let mut ended = ended.into_iter().collect::<Result<Vec<_>, _>>()?;
     // In a replay, results follow the source's order. The sort is stable, so other calls keep their own
     // order.
-    performed.sort_by_key(|(_, place)| *place);
-    Ok(Outcome::Called(performed.into_iter().map(|(performed, _)| performed).collect()))
+    ended.sort_by_key(|(_, source_number)| *source_number);
+    Ok(Performed::Called(ended.into_iter().map(|(call, _)| call).collect()))
 }
 
 struct ToolRun<'a> {
@@ -61,8 +61,8 @@ enum ToolEnd {
 impl ToolRun<'_> {
     /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
     /// (`i64::MAX` if it has none).
-    async fn perform(&self, PlannedCall { call, how }: PlannedCall) -> Result<(Performed, i64), Abandoned> {
-        let mut place = i64::MAX;
+    async fn perform(&self, PlannedCall { call, how }: PlannedCall) -> Result<(EndedCall, i64), Unperformed> {
+        let mut source_number = i64::MAX;
         let ending = match how {
             How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
             How::Uncertain { known } => CallEnd::Uncertain { known },
@@ -73,43 +73,43 @@ impl ToolRun<'_> {
                 ToolMode::Dry => self.rehearse(&call).await,
                 ToolMode::Recorded => match recorded::result(self.ctx, self.session, &call.call_id).await? {
                     Recorded::Settled(ending, number) => {
-                        place = number;
+                        source_number = number;
                         ending
                     }
                     Recorded::Asked | Recorded::Never => self.rehearse(&call).await,
                 },
             },
         };
-        Ok((Performed { call, ending }, place))
+        Ok((EndedCall { call, ending }, source_number))
     }
 
     /// Makes a dry run of a call, which must have no effects. Its ledger row never becomes `started`, so
     /// after a crash the next claim repeats the dry run.
     async fn rehearse(&self, call: &ToolCall) -> CallEnd {
         // A replay in a developer's process may lack a tool that the deployed workers have.
-        let told = self.session.prefix.as_ref().is_some_and(|prefix| prefix.tool(&call.name).is_some());
-        if told && call.malformed.is_none() && self.ctx.plugins.tools.get(&call.name).is_none() {
-            return done(not_carried_out(&call.name));
+        let offered = self.session.prefix.as_ref().is_some_and(|prefix| prefix.tool(&call.name).is_some());
+        if offered && call.malformed.is_none() && self.ctx.plugins.tools.get(&call.name).is_none() {
+            return end_of_output(not_carried_out(&call.name));
         }
         if let Some(refusal) = self.refusal(call) {
             return failed(refusal.0);
         }
         match self.invoke(call).await {
-            ToolEnd::Output(output) => done(output),
+            ToolEnd::Output(output) => end_of_output(output),
             ToolEnd::Error(error) => failed(error.0),
             ToolEnd::Lost(reason) => failed(reason),
         }
     }
 
-    async fn run(&self, call: &ToolCall) -> Result<CallEnd, Abandoned> {
+    async fn run(&self, call: &ToolCall) -> Result<CallEnd, Unperformed> {
         if let Some(refusal) = self.refusal(call) {
             // An earlier attempt, under another configuration, may have run the call. Refusing it now does
             // not undo that.
-            let begun = self
+            let may_have_run = self
                 .session
                 .call(&call.call_id)
                 .is_some_and(|row| row.status.may_have_run() && row.outcome.is_none());
-            return Ok(if begun { CallEnd::Uncertain { known: false } } else { failed(refusal.0) });
+            return Ok(if may_have_run { CallEnd::Uncertain { known: false } } else { failed(refusal.0) });
         }
         let (effect, status) = match self.session.call(&call.call_id) {
             Some(row) => (row.effect, row.status),
@@ -117,7 +117,7 @@ impl ToolRun<'_> {
         };
         match effect {
             Effect::Pure => Ok(match self.invoke(call).await {
-                ToolEnd::Output(output) => done(output),
+                ToolEnd::Output(output) => end_of_output(output),
                 ToolEnd::Error(error) => failed(error.0),
                 ToolEnd::Lost(reason) => failed(reason),
             }),
@@ -132,12 +132,12 @@ impl ToolRun<'_> {
         call: &ToolCall,
         effect: Effect,
         status: CallStatus,
-    ) -> Result<CallEnd, Abandoned> {
+    ) -> Result<CallEnd, Unperformed> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
-        // Check before writing `started`: every later worker must read that as "may have run".
+        // Check before writing `started`. Every later worker takes a started call for one that may have run.
         if !self.lease.is_live() {
-            return Err(Abandoned::Moved);
+            return Err(Unperformed::Reread);
         }
         // Remember the lease's end before `start_call` stores it. A heartbeat can only move it later, so checking
         // this value is on the safe side.
@@ -145,16 +145,16 @@ impl ToolRun<'_> {
         wakeful_store::failpoint!("K17");
         let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
         let Some(started) = started else {
-            return Err(Abandoned::Moved);
+            return Err(Unperformed::Reread);
         };
         wakeful_store::failpoint!("K18");
         // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
         // after it, another worker may take over the session.
         if !self.lease.is_live() || !term.is_ahead() {
-            return Err(Abandoned::Moved);
+            return Err(Unperformed::Reread);
         }
         let ending = match self.invoke(call).await {
-            ToolEnd::Output(output) => done(output),
+            ToolEnd::Output(output) => end_of_output(output),
             ToolEnd::Error(error) => failed(error.0),
             ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
             ToolEnd::Lost(reason) => {
@@ -166,7 +166,7 @@ impl ToolRun<'_> {
         if let CallEnd::Settled(status, outcome) = &ending
             && !self.settle(call, &started, *status, outcome).await?
         {
-            return Err(Abandoned::Moved);
+            return Err(Unperformed::Reread);
         }
         Ok(ending)
     }
@@ -264,13 +264,13 @@ impl ToolRun<'_> {
                 "The arguments were not a JSON object, so the tool did not run. Call it again with valid JSON. Received: {shown}"
             )));
         }
-        let pinned = self.session.prefix.as_ref();
-        let told = pinned.map(|prefix| prefix.tool(&call.name));
+        let prefix = self.session.prefix.as_ref();
+        let definition = prefix.and_then(|prefix| prefix.tool(&call.name));
         // A tool must pass three checks: the agent may use it now, this process has it, and the pinned prefix
-        // (if any) told the model about it.
+        // (if any) defines it for the model.
         if !self.agent.tools.contains(&call.name)
             || self.ctx.plugins.tools.get(&call.name).is_none()
-            || told == Some(None)
+            || (prefix.is_some() && definition.is_none())
         {
             return Some(ToolError(format!(
                 "There is no tool named {:?}. The tools are: {}.",
@@ -278,14 +278,15 @@ impl ToolRun<'_> {
                 self.agent.tools.join(", ")
             )));
         }
-        match told.flatten() {
-            Some(told) => self.ctx.plugins.tools.validate_as(told, &call.arguments).err(),
+        match definition {
+            Some(definition) => self.ctx.plugins.tools.validate_as(definition, &call.arguments).err(),
             None => self.ctx.plugins.tools.validate(&call.name, &call.arguments).err(),
         }
     }
 }
 
-fn done(output: ToolOutput) -> CallEnd {
+/// Returns how a call with this output ended: the tool asks a question, or the call is done.
+fn end_of_output(output: ToolOutput) -> CallEnd {
     match output.question {
         Some(question) => CallEnd::Asked(question),
         None => CallEnd::Settled(

@@ -221,7 +221,7 @@ where
             .with_threads(false)
             .with_target(false)
             .with_tracked_inactivity(false)
-            // A dynamic filter, for the reason given at `asked_anew`.
+            // A dynamic filter, for the reason given at `asked_each_time`.
             .with_filter(dynamic_filter_fn(|metadata, _| is_ours(metadata)))
     });
     let screen = screen.map(|screen| {
@@ -231,8 +231,10 @@ where
             .with_writer(screen)
             .with_filter(EnvFilter::new("warn,wakeful=info,wakeful_store=info,opentelemetry=off"))
     });
-    let subscriber =
-        tracing_subscriber::registry().with(spans).with(logs.with_filter(asked_anew(filter))).with(screen);
+    let subscriber = tracing_subscriber::registry()
+        .with(spans)
+        .with(logs.with_filter(asked_each_time(filter)))
+        .with(screen);
     (Dispatch::new(subscriber), Guard { traces }, warnings)
 }
 
@@ -251,7 +253,7 @@ fn filter(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::Par
 /// Works around a lost-event bug: when no layer wants a record of the crate `log`, its rejection stays in
 /// thread-local state. The next span or event on that thread is then lost if its callsite is cached as
 /// enabled, because the old rejection is applied to it.
-fn asked_anew<S>(filter: EnvFilter) -> impl layer::Filter<S>
+fn asked_each_time<S>(filter: EnvFilter) -> impl layer::Filter<S>
 where
     S: tracing::Subscriber + for<'a> LookupSpan<'a>,
 {

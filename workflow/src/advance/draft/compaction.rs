@@ -11,7 +11,7 @@ use crate::strategy::Strategy;
 impl Draft<'_> {
     /// Drafts the commit of a summary call. The step stays open, because a summary answers no message.
     pub(in crate::advance) fn compacted(mut self, compaction: Compaction) -> Transition {
-        self.journal_cut_off(&After::Nothing("a summary of the context came first"));
+        self.journal_interrupted(&After::Nothing("a summary of the context came first"));
         self.transition.generation_over = true;
         let prompt_tokens = match &compaction.end {
             CompactionEnd::Written { usage, .. } => Some(usage.input_tokens),

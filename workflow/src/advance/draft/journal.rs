@@ -1,23 +1,23 @@
-//! The draft's journal entries: model calls that were cut off, changes of the state, and checkpoints.
+//! The draft's journal entries: model calls that were interrupted, changes of the state, and checkpoints.
 
 use super::{Draft, INLINE_VALUE_BYTES};
 use crate::agent::JournalLevel;
 use crate::blob::Blob;
 use crate::derive::StateUpdate;
 use crate::event::{Event, UpdateValue};
-use crate::generation::CutOffCall;
+use crate::generation::InterruptedCall;
 use crate::id::GenerationId;
 use crate::record::ToolCall;
 use crate::session::SessionStatus;
 
 impl Draft<'_> {
-    /// Writes journal entries for the model calls that were cut off, in the commit with which the step goes
+    /// Writes journal entries for the model calls that were interrupted, in the commit with which the step goes
     /// on. They must not be written earlier: the rows of those calls commit asynchronously and may be lost,
     /// and a journal number must never be used twice. Each entry names the attempt that follows. `after` says
     /// what follows the last one.
-    pub(super) fn journal_cut_off(&mut self, after: &After<'_>) {
+    pub(super) fn journal_interrupted(&mut self, after: &After<'_>) {
         let session = self.session;
-        let attempts = &session.cut_off;
+        let attempts = &session.interrupted;
         for (index, attempt) in attempts.iter().enumerate() {
             if !attempt.purpose.is_reply() {
                 // Readers never saw the text of a summary, so no entry tells them to drop it.
@@ -36,7 +36,7 @@ impl Draft<'_> {
             let next = attempts[index + 1..].iter().find(|next| next.purpose.is_reply());
             let end = match (next, after) {
                 (Some(next), _) => resumed_by(&next.generation_id, next.resumes.as_ref()),
-                (None, After::Answered(generation_id, resumes)) => resumed_by(generation_id, *resumes),
+                (None, After::Replied(generation_id, resumes)) => resumed_by(generation_id, *resumes),
                 (None, After::Nothing(reason)) => Event::GenFailed {
                     generation_id: attempt.generation_id.clone(),
                     reason: (*reason).to_owned(),
@@ -98,15 +98,15 @@ impl Draft<'_> {
     }
 }
 
-/// How the step continues after the attempts that were cut off.
+/// How the step continues after the attempts that were interrupted.
 pub(super) enum After<'a> {
-    /// The generation that answered, and the attempt whose text it resumed, if it resumed one.
-    Answered(&'a GenerationId, Option<&'a GenerationId>),
+    /// The generation that replied, and the attempt whose text it resumed, if it resumed one.
+    Replied(&'a GenerationId, Option<&'a GenerationId>),
     /// No attempt replaces them, for this reason.
     Nothing(&'a str),
 }
 
-fn llm_called(attempt: &CutOffCall) -> Event {
+fn llm_called(attempt: &InterruptedCall) -> Event {
     Event::LlmCalled {
         generation_id: attempt.generation_id.clone(),
         model: attempt.model.clone(),

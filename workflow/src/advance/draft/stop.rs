@@ -2,7 +2,7 @@
 
 use super::journal::After;
 use super::{Draft, abandoned};
-use crate::advance::transition::Transition;
+use crate::advance::Transition;
 use crate::effect::Effect;
 use crate::fault::{Fault, Verdict};
 use crate::record::{ToolCall, without_nul};
@@ -17,9 +17,9 @@ impl Draft<'_> {
         let uncounted =
             turn.as_ref().is_some_and(|turn| turn.record.step_number == self.transition.step_number);
         let mut executed =
-            turn.as_ref().map_or(0, |turn| turn.record.tool_calls().count() - turn.unanswered.len());
+            turn.as_ref().map_or(0, |turn| turn.record.tool_calls().count() - turn.without_result.len());
         let open: Vec<ToolCall> =
-            turn.map(|turn| turn.unanswered.into_iter().cloned().collect()).unwrap_or_default();
+            turn.map(|turn| turn.without_result.into_iter().cloned().collect()).unwrap_or_default();
         for call in open {
             let row = self.session.call(&call.call_id).cloned();
             match row {
@@ -28,16 +28,16 @@ impl Draft<'_> {
                         self.journal_uncertain(&call);
                     }
                     executed += 1;
-                    self.answer(&call, CallStatus::Uncertain, outcome_unknown());
+                    self.record_result(&call, CallStatus::Uncertain, outcome_unknown());
                 }
                 Some(Call { status, outcome: Some(outcome), .. }) => {
                     executed += 1;
-                    self.answer(&call, status, outcome);
+                    self.record_result(&call, status, outcome);
                 }
-                Some(_) | None => self.answer(&call, CallStatus::Abandoned, abandoned()),
+                Some(_) | None => self.record_result(&call, CallStatus::Abandoned, abandoned()),
             }
         }
-        self.journal_cut_off(&After::Nothing("cancelled"));
+        self.journal_interrupted(&After::Nothing("cancelled"));
         self.drain_inbox();
         self.transition.generation_over = true;
         if uncounted {
@@ -53,8 +53,8 @@ impl Draft<'_> {
     }
 
     pub(in crate::advance) fn fail(mut self, fault: &Fault) -> Transition {
-        // No worker will repeat the calls that were cut off. The journal ends them, so readers stop waiting.
-        self.journal_cut_off(&After::Nothing(&without_nul(fault.to_string())));
+        // No worker will repeat the calls that were interrupted. The journal ends them, so readers stop waiting.
+        self.journal_interrupted(&After::Nothing(&without_nul(fault.to_string())));
         self.transition.generation_over = true;
         self.drain_inbox();
         self.surface_half_done();
@@ -71,7 +71,7 @@ impl Draft<'_> {
         let open: Vec<ToolCall> = self
             .session
             .open_turn()
-            .map(|turn| turn.unanswered.into_iter().cloned().collect())
+            .map(|turn| turn.without_result.into_iter().cloned().collect())
             .unwrap_or_default();
         for call in open {
             let half_done = self.session.call(&call.call_id).is_some_and(|row| {

@@ -56,7 +56,7 @@ fn a_checkpoint_is_written_every_so_many_steps() {
 }
 
 /// A call that wrote a mail with a subject of `subject_bytes` bytes.
-fn mailed(subject_bytes: usize) -> (Session, Outcome) {
+fn mailed(subject_bytes: usize) -> (Session, Performed) {
     let details =
         json!({"type": "sentEmail", "to": ["a@b.c"], "subject": "x".repeat(subject_bytes), "body": ""});
     let sent = CallOutcome { details: Some(details), ..outcome("queued") };
@@ -144,7 +144,7 @@ fn one_question_is_asked_at_a_time() {
 
 #[test]
 fn a_question_that_nobody_answered_pauses_the_run() {
-    let paused = advance(&turn(vec![row("q", Effect::Pure, CallStatus::Waiting)]), Outcome::Paused, TELL);
+    let paused = advance(&turn(vec![row("q", Effect::Pure, CallStatus::Waiting)]), Performed::Paused, TELL);
     assert_eq!((closing(&paused).status, paused.step.clone()), (SessionStatus::WaitingInput, None));
     assert!(paused.records.is_empty());
 }
@@ -187,12 +187,12 @@ fn a_person_is_asked_first_where_the_policy_says_so_and_a_retry_tells_the_model(
 
 #[test]
 fn a_run_that_was_to_fail_and_goes_on_for_a_message_has_not_said_that_it_failed() {
-    let session = Session { cut_off: vec![example::cut_off("gen_1", 1, 3)], ..session() };
-    let failed = advance(&session, Outcome::Stopped(Stop::Failed(Fault::EmptyReply)), TELL);
+    let session = Session { interrupted: vec![example::interrupted("gen_1", 1, 3)], ..session() };
+    let failed = advance(&session, Performed::Stopped(Stop::Failed(Fault::EmptyReply)), TELL);
     assert!(names(&failed.events).contains(&"GEN_FAILED".to_owned()));
     let woken = failed.continuing();
     assert_eq!((woken.next, names(&woken.events)), (Next::SameStep, vec![]));
-    assert!(!woken.generation_over, "the next plan finds the call that was cut off");
+    assert!(!woken.generation_over, "the next plan finds the call that was interrupted");
 }
 
 #[test]

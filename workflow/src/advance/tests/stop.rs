@@ -13,7 +13,7 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
     ]);
     session.inbox = vec![message(6, "stop")];
     session.cancel_reason = Some("the guest left".to_owned());
-    let cancelled = advance(&session, Outcome::Stopped(Stop::Cancelled), TELL);
+    let cancelled = advance(&session, Performed::Stopped(Stop::Cancelled), TELL);
     assert_eq!(
         closed(&cancelled),
         [
@@ -39,14 +39,14 @@ fn a_cancelled_run_closes_each_call_with_what_is_known_of_it() {
 #[test]
 fn what_a_cancelled_turn_cost_is_counted_once() {
     let mut session = turn(vec![row("q", Effect::Pure, CallStatus::Waiting)]);
-    let cancelled = advance(&session, Outcome::Stopped(Stop::Cancelled), TELL);
+    let cancelled = advance(&session, Performed::Stopped(Stop::Cancelled), TELL);
     let step = cancelled.step.clone().unwrap();
     assert_eq!((step.usage, step.executed_local_tool_count), (USAGE, 0));
     assert_eq!(cancelled.continuing().next, Next::NextStep);
     // The step of a paused turn is committed with the pause.
     session.last_step_number = 1;
     session.to_message_number = 3;
-    assert_eq!(advance(&session, Outcome::Stopped(Stop::Cancelled), TELL).step, None);
+    assert_eq!(advance(&session, Performed::Stopped(Stop::Cancelled), TELL).step, None);
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_failed_run_keeps_its_open_calls_and_takes_the_messages_that_wait() {
     let calls = vec![row("a", Effect::Guarded, CallStatus::Started)];
     let mut session = with_inbox(turn(calls), &[message(1, "hi")]);
     let fault = Fault::StepLimit { limit: 3 };
-    let failed = advance(&session, Outcome::Stopped(Stop::Failed(fault)), TELL);
+    let failed = advance(&session, Performed::Stopped(Stop::Failed(fault)), TELL);
     assert_eq!(closed(&failed), [("a", CallStatus::Uncertain, None)], "nobody is left to settle it");
     assert!(names(&failed.events).contains(&"TOOL_FAILED_UNCERTAIN".to_owned()) && failed.step.is_none());
     let woken = failed.clone().continuing();
@@ -83,14 +83,14 @@ fn every_fault_that_ends_a_run_names_its_remedy() {
         Fault::Stuck { attempts: 5, last_error: message() },
     ];
     for fault in faults {
-        let failed = advance(&session(), Outcome::Stopped(Stop::Failed(fault.clone())), TELL);
+        let failed = advance(&session(), Performed::Stopped(Stop::Failed(fault.clone())), TELL);
         assert!(closing(&failed).error.as_deref().unwrap().contains("Remedy: "), "{}", fault.kind());
     }
 }
 
 #[test]
 fn a_run_that_owes_nothing_is_completed_without_a_step() {
-    let finished = advance(&turn(vec![]), Outcome::Stopped(Stop::Finished), TELL);
+    let finished = advance(&turn(vec![]), Performed::Stopped(Stop::Finished), TELL);
     assert_eq!((closing(&finished).status, &finished.step), (SessionStatus::Completed, &None));
     let checkpoint = closing(&finished).events.last().unwrap().to_row().1;
     assert_eq!((&checkpoint["step_number"], &checkpoint["to_message_number"]), (&json!(0), &json!(1)));

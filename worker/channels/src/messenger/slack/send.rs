@@ -89,10 +89,8 @@ impl Channel for Slack {
             return Err(SendError::Refused("the message has no text, or no channel of Slack".to_owned()));
         };
         let buckets = [(WORKSPACE.to_owned(), IN_WORKSPACE), (channel.to_owned(), IN_CHANNEL)];
-        self.limits.take(&buckets).map_err(|after| SendError::Throttled {
-            error: "Slack takes one message a second in a channel: this one waits for its turn".to_owned(),
-            after,
-        })?;
+        self.limits
+            .take(&buckets, "Slack takes one message a second in a channel: this one waits for its turn")?;
         let mut body = json!({
             "channel": channel,
             "text": escaped(text),

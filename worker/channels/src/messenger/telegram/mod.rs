@@ -83,7 +83,7 @@ async fn notify_chat_full(
     let stored = stored_conversation_id(conversation_id)?;
     for word in outgoing(route, NAME, NOT_ACCEPTED) {
         if ctx.store.enqueue_full_notice(&stored, NAME, &word.content).await? {
-            ctx.bus.notifier.job();
+            ctx.bus.notifier.job(wakeful_store::queue::Kind::Deliver);
         }
     }
     warn!(error = %full, conversation_id, "A message from Telegram was not accepted; its sender gets a notice");

@@ -54,10 +54,10 @@ impl Channel for Telegram {
         };
         let rate = if chat < 0 { IN_GROUP } else { IN_CHAT };
         let bucket = chat.to_string();
-        self.limits.take(&[(BOT.to_owned(), OF_BOT), (bucket.clone(), rate)]).map_err(|after| {
-            let error = "Telegram takes one message a second in a chat, and 20 a minute in a group: this one waits for its turn";
-            SendError::Throttled { error: error.to_owned(), after }
-        })?;
+        self.limits.take(
+            &[(BOT.to_owned(), OF_BOT), (bucket.clone(), rate)],
+            "Telegram takes one message a second in a chat, and 20 a minute in a group: this one waits for its turn",
+        )?;
         // Without a `parse_mode` Telegram shows the text as it is and interprets no markup.
         let mut body = json!({"chat_id": chat, "text": text, "link_preview_options": {"is_disabled": true}});
         if let Some(topic) = content["to"]["message_thread_id"].as_i64() {

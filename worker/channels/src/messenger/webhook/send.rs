@@ -64,10 +64,7 @@ impl Channel for Webhook {
         else {
             return Err(SendError::Refused("the message has no text, or no conversation".to_owned()));
         };
-        self.limits.take(&[(RECEIVER.to_owned(), UNLIMITED)]).map_err(|after| SendError::Throttled {
-            error: "the webhook's receiver asked us to wait".to_owned(),
-            after,
-        })?;
+        self.limits.take(&[(RECEIVER.to_owned(), UNLIMITED)], "the webhook's receiver asked us to wait")?;
         // Every attempt sends the same body, so it contains no time.
         let data = json!({"conversation_id": conversation_id, "text": text, "part": content["part"],
             "parts": content["parts"]});

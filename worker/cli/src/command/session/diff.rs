@@ -6,7 +6,7 @@ use super::Exit;
 use wakeful_store::Store;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(in crate::command) struct Args {
     /// The session on the left, usually the original.
     #[arg(value_name = "LEFT")]
     left: String,

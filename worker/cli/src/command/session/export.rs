@@ -14,7 +14,8 @@ use wakeful_store::Store;
 use wakeful_workflow::bundle::Limits;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(in crate::command) struct Args {
+    /// The session's id.
     id: String,
     /// File to write; `-` is stdout. Default: ID.jsonl in this folder, or ID.jsonl.gz with --gzip.
     #[arg(long, value_name = "FILE")]

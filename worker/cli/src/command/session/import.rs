@@ -12,7 +12,7 @@ use wakeful_workflow::bundle::Limits;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(in crate::command) struct Args {
     /// A bundle, plain or gzip; `-` is stdin.
     file: PathBuf,
     /// Check the whole bundle and write nothing. Needs no database.

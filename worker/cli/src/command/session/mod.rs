@@ -16,7 +16,7 @@ mod verify;
 mod wake;
 pub(in crate::command) mod why;
 
-use super::output::{Cell, Column, Output, OutputArgs, Table, Tone, age, count, dollars, print, printable};
+use super::output::{Cell, Column, Output, Table, Tone, age, count, dollars, print, printable};
 use super::{Exit, Usage};
 use crate::App;
 use serde_json::json;
@@ -29,16 +29,10 @@ use wakeful_store::{Error, Store};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::session::SessionStatus;
 
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    #[command(flatten)]
-    output: OutputArgs,
-    #[command(subcommand)]
-    verb: Verb,
-}
+pub(super) type Args = super::Noun<Verb>;
 
 #[derive(Debug, clap::Subcommand)]
-enum Verb {
+pub(super) enum Verb {
     /// List sessions, newest first.
     List {
         /// Only sessions with this status: created, queued, running, waiting_input, needs_attention,
@@ -62,6 +56,7 @@ enum Verb {
     },
     /// Show a session: its messages, steps, tool calls and deliveries.
     Show {
+        /// The session's id.
         id: String,
         /// Show long messages whole.
         #[arg(long)]
@@ -69,6 +64,7 @@ enum Verb {
     },
     /// Print a session's journal.
     Tail {
+        /// The session's id.
         id: String,
         /// Keep printing new entries as they are written.
         #[arg(long, short)]
@@ -79,7 +75,9 @@ enum Verb {
     },
     /// Send a session a message: it answers an open question, joins the open run, or starts a new run.
     Send {
+        /// The session's id.
         id: String,
+        /// The message.
         text: String,
         /// An idempotency key: a message repeated with the same key is not accepted twice.
         #[arg(long, value_name = "KEY")]
@@ -90,6 +88,7 @@ enum Verb {
     New(new::Args),
     /// Continue a failed run, or one that needs attention, from its last commit.
     Retry {
+        /// The session's id.
         id: String,
         /// The reason, for the journal.
         #[arg(long)]
@@ -97,6 +96,7 @@ enum Verb {
     },
     /// End the open run.
     Cancel {
+        /// The session's id.
         id: String,
         /// The reason, for the journal.
         #[arg(long)]
@@ -107,9 +107,13 @@ enum Verb {
     /// Make a new session from the messages of this one up to a cut, and let it continue from there.
     Fork(fork::Args),
     /// Show the tree of forks that a session belongs to.
-    Tree { id: String },
+    Tree {
+        /// The session's id.
+        id: String,
+    },
     /// Archive a session that rests: it accepts no messages and never runs again.
     Archive {
+        /// The session's id.
         id: String,
         /// The reason, for the journal.
         #[arg(long)]
@@ -117,6 +121,7 @@ enum Verb {
     },
     /// End a session that rests, permanently.
     Terminate {
+        /// The session's id.
         id: String,
         /// The reason, for the journal.
         #[arg(long)]
@@ -127,9 +132,15 @@ enum Verb {
     /// Import a bundle as a new session of a new conversation. Starts no run.
     Import(import::Args),
     /// Heal a session, so that it continues with its open work.
-    Wake { id: String },
+    Wake {
+        /// The session's id.
+        id: String,
+    },
     /// Explain why a session is in its current state, and what to do about it.
-    Why { id: String },
+    Why {
+        /// The session's id.
+        id: String,
+    },
     /// Compare two sessions: their tool calls, their states and their texts. Exit status 8 when they differ.
     Diff(diff::Args),
     /// Show what the model would see now, and what each context strategy would weigh.
@@ -212,7 +223,7 @@ async fn list(store: &Store, output: &Output, filter: SessionFilter) -> anyhow::
     let sessions = store.sessions(&filter).await?;
     output.items(&sessions, || list_table(&sessions))?;
     if output.for_people() && sessions.is_empty() {
-        print("no such session\n")?;
+        print("No sessions match.\n")?;
     }
     if output.for_people() && sessions.len() as i64 == filter.limit {
         eprintln!("There may be more: --limit {}", filter.limit.saturating_mul(10).min(10_000));

@@ -11,7 +11,7 @@ use wakeful_store::wake::NewSession;
 use wakeful_workflow::id::stored_conversation_id;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(in crate::command) struct Args {
     /// The conversation, as `session list` names it.
     conversation: String,
     /// The agent. Default: the one that the conversation has now.
@@ -57,7 +57,7 @@ pub(super) async fn new(
     let new = new_session::of_chat(&config, &app.registry()?, conversation_id, agent.as_deref())
         .map_err(|cannot| Usage(cannot.to_string()))?;
     let new = NewSession { repository_id: args.repository, ..new };
-    let begun = store.begin_anew(&new, args.client_key.as_deref()).await?;
+    let begun = store.restart(&new, args.client_key.as_deref()).await?;
     output.one(&begun, || {
         let did = if begun.duplicate { "was begun before" } else { "takes the conversation's next message" };
         format!("{} {did}\n", printable(&begun.session_id))

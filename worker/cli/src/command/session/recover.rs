@@ -11,7 +11,8 @@ use wakeful_store::{Error, Store};
 use wakeful_workflow::recover::Recovered;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(in crate::command) struct Args {
+    /// The session's id.
     #[arg(required_unless_present = "journal", conflicts_with = "journal")]
     id: Option<String>,
     /// A journal in a file, one JSON entry per line, as `session tail --after 0 -o jsonl` prints it; `-` is

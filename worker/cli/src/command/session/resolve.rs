@@ -9,7 +9,8 @@ use wakeful_workflow::resolve::Resolution;
 
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("outcome").required(true)))]
-pub(super) struct Args {
+pub(in crate::command) struct Args {
+    /// The session's id.
     session: String,
     /// The id of a call or a delivery, as `session why` lists them.
     effect: String,

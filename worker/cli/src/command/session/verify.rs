@@ -12,7 +12,8 @@ const PAGE: i64 = 500;
 const SHOWN: usize = 60;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(in crate::command) struct Args {
+    /// The sessions' ids.
     #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
     ids: Vec<String>,
     /// Verify every session of the database.

@@ -208,7 +208,36 @@ fn no_job(session_id: &str) -> Finding {
     }
 }
 
+/// Explains a replay's job. Only the process of `wakeful replay` runs it, and that process is not in the list
+/// of workers.
+fn of_replay(job: &JobView, session_id: &str) -> Finding {
+    let step = job.step_number.unwrap_or(0);
+    if job.leased && job.due_in_s > 0.0 {
+        return Finding {
+            why: format!(
+                "A `wakeful replay` command ({}) is at step {step}. If it died, its lease ends in {}.",
+                job.worker_id.as_deref().unwrap_or("an unknown process"),
+                span(job.due_in_s)
+            ),
+            remedy: None,
+        };
+    }
+    let last = job.last_error.as_deref().map(|error| format!(" The last attempt failed: {error}"));
+    Finding {
+        why: format!(
+            "Step {step} waits for the `wakeful replay` command that started it; no other worker takes it.{}",
+            last.unwrap_or_default()
+        ),
+        remedy: Some(format!(
+            "If that command is over, run it again: it continues here. Or end the run:\nwakeful session cancel {session_id}"
+        )),
+    }
+}
+
 fn of_job(job: &JobView, standing: &Standing, around: Surroundings) -> Finding {
+    if standing.session.trigger_type == "replay" {
+        return of_replay(job, &standing.session.session_id);
+    }
     let step = job.step_number.unwrap_or(0);
     let tried = match around.attempts {
         Some(limit) if job.stuck > 1 => {

@@ -109,6 +109,20 @@ fn a_dead_holder_is_told_from_a_living_one() {
 }
 
 #[test]
+fn a_replay_at_work_is_not_called_dead_because_it_is_in_no_list_of_workers() {
+    let mut replay = running(job(true, 12.0));
+    replay.session.trigger_type = "replay".into();
+    replay.jobs[0].worker_beat_age_s = None;
+    let text = first(&replay, AROUND);
+    assert!(text.contains("(host-1-abc) is at step 3. If it died, its lease ends in 12s. | -"), "{text}");
+    replay.jobs[0].due_in_s = -60.0;
+    let alone = Surroundings { workers_alive: 0, ..AROUND };
+    let text = first(&replay, alone);
+    assert!(text.contains("run it again") && text.contains("wakeful session cancel sess_1"), "{text}");
+    assert!(!text.contains("wakeful serve"), "no deployed worker takes it: {text}");
+}
+
+#[test]
 fn a_delayed_step_names_its_error_and_its_next_attempt() {
     let mut delayed = running(job(false, 8.0));
     delayed.jobs[0].last_error = Some("the model's provider is failing.".into());

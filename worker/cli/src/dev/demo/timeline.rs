@@ -125,7 +125,9 @@ impl Timeline {
             text: format!("KILLED: kill -9 {pid}, while the model speaks"),
         };
         self.print(&line);
-        let text = format!("its lease on the chat ends in {lease_left_s:.1} s: no heartbeat renews it now");
+        let text = format!(
+            "its lease on the chat has {lease_left_s:.1} s left, but the server drops its liveness lock at once"
+        );
         self.print(&Line { who: String::new(), step: None, attempt: None, tone: Tone::Plain, text, ..line });
     }
 
@@ -162,9 +164,7 @@ impl Timeline {
             let (tone, text) = if job["attempt"].as_i64() > Some(1) {
                 let tools = chat.journal.iter().filter(|entry| entry.kind == "TOOL_RESULT").count();
                 let tools = plural(tools, "tool result");
-                let text = format!(
-                    "RESUMES: {former}'s lease is over. Finds committed, and keeps: {found}, {tools}"
-                );
+                let text = format!("RESUMES: {former} is dead. Finds committed, and keeps: {found}, {tools}");
                 (Tone::Resumed, text)
             } else {
                 (Tone::Plain, format!("takes up what {former} left waiting after {found}"))

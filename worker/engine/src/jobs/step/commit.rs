@@ -9,7 +9,7 @@ use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::record::Record;
 use wakeful_workflow::session::Session;
 
-/// Commits `transition`. The model's answer is paid for, so the commit is tried again while the database is
+/// Commits `transition`. The model's reply is paid for, so the commit is tried again while the database is
 /// away and the lease lasts. That is safe: if an earlier try went through, the next one finds the session
 /// moved, writes nothing and returns [`Commit::Moved`].
 pub(super) async fn commit(
@@ -17,7 +17,7 @@ pub(super) async fn commit(
     job: &Job,
     session: &Session,
     transition: &Transition,
-    performance: Performance,
+    performance: Performance<'_>,
 ) -> wakeful_store::Result<Commit> {
     let span = info_span!(
         names::COMMIT_STEP,
@@ -26,6 +26,7 @@ pub(super) async fn commit(
         { names::RUN_ID } = %transition.run_id,
         { names::STEP_NUMBER } = transition.step_number,
     );
+    let _commit_under_way = job.lease.begin_commit();
     let mut faults = 0;
     loop {
         let committing = ctx.store.commit(&job.lease, session, transition.clone(), performance);
@@ -39,7 +40,7 @@ pub(super) async fn commit(
                 if matches!(commit, Commit::Moved | Commit::Stale) {
                     telemetry::failed(&span, "fenced");
                 }
-                report(session, transition, commit);
+                report(session, transition, &commit);
                 return Ok(commit);
             }
             Err(error) => {
@@ -51,7 +52,7 @@ pub(super) async fn commit(
 }
 
 /// Logs the result of the commit.
-fn report(session: &Session, transition: &Transition, commit: Commit) {
+fn report(session: &Session, transition: &Transition, commit: &Commit) {
     let step = transition.step_number;
     match commit {
         Commit::Continued { .. } if transition.step.is_some() => {
@@ -60,7 +61,7 @@ fn report(session: &Session, transition: &Transition, commit: Commit) {
         Commit::Continued { .. } => {
             debug!(session.id = %session.session_id, step, "Committed part of step {step}")
         }
-        Commit::Closed => {
+        Commit::Closed { .. } => {
             let status = transition.status().map_or("", |status| status.as_str());
             let error = match &transition.next {
                 Next::Close(closing) => closing.error.as_deref(),

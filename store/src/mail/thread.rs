@@ -1,0 +1,188 @@
+//! The conversations that a mail may belong to: by its headers, by an open question, by recent mails.
+
+use super::NewMail;
+use crate::{Result, Store};
+use serde_json::Value;
+use wakeful_workflow::mail::policy::Exchange;
+use wakeful_workflow::mail::thread::Candidate;
+use wakeful_workflow::record::Role;
+
+/// A message of a mail thread, incoming or outgoing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// `user` or `assistant`.
+    pub role: Role,
+    pub text: String,
+}
+
+impl Store {
+    /// The conversations of the mailbox that contain a message with one of these ids, in the order of `ids`.
+    /// Finds incoming mails, and outgoing mails by the delivery's id in their Message-ID.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn conversations_named(
+        &self,
+        space_id: &str,
+        mailbox_id: &str,
+        ids: &[String],
+    ) -> Result<Vec<Candidate>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = sqlx::query!(
+            r#"with named as (
+                select m.conversation_id, n.ordinal
+                from unnest($3::text[]) with ordinality n (id, ordinal)
+                join mails m on m.space_id = $1 and m.mailbox_id = $2 and m.message_id = n.id
+                where m.conversation_id is not null
+                union all
+                select d.conversation_id, n.ordinal
+                from unnest($3::text[]) with ordinality n (id, ordinal)
+                join deliveries d on d.delivery_id = split_part(n.id, '@', 1) and d.channel = 'email'
+                join conversation_counters c on c.conversation_id = d.conversation_id
+                where c.space_id = $1 and c.mailbox_id = $2
+            )
+            select
+                named.conversation_id as "conversation_id!",
+                array(
+                    select distinct p.address
+                    from conversation_sessions s
+                    cross join lateral jsonb_array_elements_text(
+                        case jsonb_typeof(s.policy -> 'participants') when 'array' then s.policy -> 'participants'
+                            else '[]' end
+                    ) p (address)
+                    where s.conversation_id = named.conversation_id
+                ) as "participants!"
+            from named
+            group by named.conversation_id
+            order by min(named.ordinal)
+            limit 20"#,
+            space_id,
+            mailbox_id,
+            ids
+        )
+        .fetch_all(&self.intake)
+        .await?;
+        let candidates = rows
+            .into_iter()
+            .map(|row| Candidate { conversation_id: row.conversation_id, participants: row.participants });
+        Ok(candidates.collect())
+    }
+
+    /// Returns whether the mailbox has this conversation.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn has_conversation(&self, mailbox_id: &str, conversation_id: &str) -> Result<bool> {
+        Ok(sqlx::query_scalar!(
+            r#"select exists (
+                select from conversation_counters where conversation_id = $1 and mailbox_id = $2
+            ) as "exists!""#,
+            conversation_id,
+            mailbox_id
+        )
+        .fetch_one(&self.intake)
+        .await?)
+    }
+
+    /// The conversation's latest session that asked a question by mail and waits for the answer. A session
+    /// that asked in another way gets its answer that way.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn asking_session(&self, conversation_id: &str) -> Result<Option<String>> {
+        Ok(sqlx::query_scalar!(
+            "select session_id from conversation_sessions
+            where conversation_id = $1 and status = 'waiting_input'
+                and trigger_type = 'email' and policy -> 'reply' ->> 'channel' = 'email'
+            order by ordinal desc
+            limit 1",
+            conversation_id
+        )
+        .fetch_optional(&self.intake)
+        .await?)
+    }
+
+    /// Counts the mails of the last hour in this mailbox that belong to the same exchange as `mail`. If
+    /// `mail` joins a conversation, these are all mails into that conversation, from any sender, because a
+    /// machine may change its name with every mail. Otherwise these are the mails of the same sender about
+    /// the same subject that joined no conversation either. Mails in conversations do not count then: anybody
+    /// can forge a sender, and forged mails must not silence people in their own conversation. For equal
+    /// texts only the sender's own mails count, because several people may write the same.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn exchange(&self, mail: &NewMail) -> Result<Exchange> {
+        let row = sqlx::query!(
+            r#"select count(*) as "mails!",
+                count(*) filter (where body_sha256 = $6 and from_address = $3) as "same_body!"
+            from mails
+            where space_id = $1 and mailbox_id = $2
+                and received_at > clock_timestamp() - interval '1 hour'
+                and dropped is null
+                and (($7 and conversation_id = $4)
+                    or (not $7 and not joined and from_address = $3 and subject_key = $5))"#,
+            mail.space_id,
+            mail.mailbox_id,
+            mail.from_address,
+            mail.conversation_id,
+            mail.subject_key,
+            mail.body_sha256,
+            mail.joined
+        )
+        .fetch_one(&self.intake)
+        .await?;
+        Ok(Exchange { mails: row.mails, same_body: row.same_body })
+    }
+
+    /// The newest messages of the conversation, oldest first: incoming messages and outgoing mails.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn mail_thread(&self, conversation_id: &str, limit: i64) -> Result<Vec<Said>> {
+        let rows = sqlx::query!(
+            r#"select "text", content, unsent as "unsent!", at as "at!" from (
+                (select i.content as "text", null::json as content, false as unsent, i.created_at as at
+                from session_inbox i
+                join conversation_sessions s on s.session_id = i.session_id
+                where s.conversation_id = $1
+                order by i.created_at desc
+                limit $2)
+                union all
+                (select null, d.content, d.status in ('failed', 'expired'), d.created_at
+                from deliveries d
+                where d.conversation_id = $1 and d.channel = 'email'
+                order by d.created_at desc
+                limit $2)
+            ) said
+            order by at desc
+            limit $2"#,
+            conversation_id,
+            limit
+        )
+        .fetch_all(&self.intake)
+        .await?;
+        let said = rows.into_iter().rev().filter_map(|row| match (row.text, row.content) {
+            (Some(text), _) => Some(Said { role: Role::User, text }),
+            (None, Some(content)) => {
+                let text = sent(&content)?;
+                let text = if row.unsent { format!("[This could not be sent.]\n\n{text}") } else { text };
+                Some(Said { role: Role::Assistant, text })
+            }
+            (None, None) => None,
+        });
+        Ok(said.collect())
+    }
+}
+
+/// The text of a delivery.
+fn sent(content: &Value) -> Option<String> {
+    if let Some(text) = content["text"].as_str() {
+        return Some(text.to_owned());
+    }
+    let body = content["body"].as_str()?;
+    let to: Vec<&str> = content["to"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let subject = content["subject"].as_str().unwrap_or_default();
+    Some(format!("[Mail to {}: {subject}]\n\n{body}", to.join(", ")))
+}

@@ -1,0 +1,258 @@
+//! The liveness lock: other processes see within a second that a process has died.
+//!
+//! The README of this module has the protocol. In short: a lock that is free in two looks means that its
+//! process is dead. A process whose lock's connection breaks removes the key from its jobs before the second
+//! look, so its jobs stay with it.
+
+use super::proven::{Lost, ProvenListener};
+use super::{Holdings, Notifier, jittered};
+use crate::{Result, Store};
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+/// First key of our advisory locks; the second one is the process's own. "wake" in ASCII, so that other
+/// programs' locks in this database do not meet ours.
+const CLASS: i32 = 0x77_61_6b_65;
+
+/// How often a process looks for locks that are free.
+const LOOK: Duration = Duration::from_millis(400);
+
+/// Shortest time between the first and the last look that find a lock free. In this time a live process whose
+/// connection broke removes its key from its jobs.
+const GRACE: Duration = Duration::from_millis(350);
+
+/// After the loss of its own lock a process judges nobody for this long. The server may have restarted, which
+/// frees every lock, and the other processes need time to take theirs again.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// Pause before the next attempt if the connection does not keep its session.
+const POOLED_RETRY: Duration = Duration::from_secs(60);
+
+/// Settings of a process's liveness lock.
+#[derive(Clone, Debug)]
+pub struct Liveness {
+    pub store: Store,
+    pub holdings: Arc<Holdings>,
+    pub notifier: Notifier,
+}
+
+impl Liveness {
+    /// Holds the lock and looks after the locks of others, until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let (judge, judges) = watch::channel(None);
+        stop.run_until_cancelled(async { tokio::join!(self.keep(&judge), self.look(&judges)) }).await;
+    }
+
+    /// Takes the lock, and takes another one whenever it is lost. `judge` says from when on this process may
+    /// judge others.
+    async fn keep(&self, judge: &watch::Sender<Option<Instant>>) {
+        let (mut had_one, mut faults) = (false, 0);
+        loop {
+            let lost = self.hold(judge, had_one).await;
+            judge.send_replace(None);
+            let key = self.holdings.replace_lock(0);
+            if key != 0 {
+                (had_one, faults) = (true, 0);
+                // The next lock does not wait for this.
+                tokio::spawn(disown(self.store.clone(), key));
+            }
+            faults += 1;
+            let pause = match &lost {
+                Lost::Session => {
+                    warn!(
+                        "The database connection does not keep its session: a pooler in transaction mode? Connect \
+                         directly or in session mode. Until then, jobs of a killed worker wait for their lease's end"
+                    );
+                    POOLED_RETRY
+                }
+                Lost::Connection(error) => {
+                    warn!(%error, "The liveness lock is lost; taking it again. Until then only leases count");
+                    super::delay(faults, None).min(Duration::from_secs(5))
+                }
+            };
+            if key == 0 {
+                tokio::time::sleep(pause).await;
+            }
+        }
+    }
+
+    /// Takes a lock with a new key and holds it until its connection breaks.
+    async fn hold(&self, judge: &watch::Sender<Option<Instant>>, had_one: bool) -> Lost {
+        match self.try_hold(judge, had_one).await {
+            Ok(never) => match never {},
+            Err(lost) => lost,
+        }
+    }
+
+    async fn try_hold(
+        &self,
+        judge: &watch::Sender<Option<Instant>>,
+        had_one: bool,
+    ) -> std::result::Result<Infallible, Lost> {
+        let mut listener = ProvenListener::connect(&self.store, &[]).await?;
+        // Prove it before the lock is taken: behind a pooler, the lock would stay with the server's connection.
+        listener.prove_session(&self.store).await?;
+        let key = sqlx::query_scalar!(
+            r#"select key as "key!"
+            from (select nextval('liveness_locks')::integer as key offset 0) as next
+            where pg_try_advisory_lock($1, key)"#,
+            CLASS
+        )
+        .fetch_optional(listener.connection())
+        .await?;
+        let Some(key) = key else {
+            // Two billion connections later, a key may be in use.
+            return Err(Lost::Connection(sqlx::Error::RowNotFound));
+        };
+        self.holdings.replace_lock(key);
+        judge.send_replace(Some(Instant::now() + if had_one { SETTLE } else { Duration::ZERO }));
+        debug!(key, "Took the liveness lock");
+        loop {
+            // There is no channel to listen to. This returns when the connection is lost.
+            listener.recv().await?;
+        }
+    }
+
+    async fn look(&self, judges: &watch::Receiver<Option<Instant>>) {
+        let mut free_since: HashMap<i32, Instant> = HashMap::new();
+        loop {
+            tokio::time::sleep(jittered(LOOK).max(GRACE)).await;
+            if judges.borrow().is_none_or(|from| Instant::now() < from) {
+                free_since.clear();
+                continue;
+            }
+            let free = match self.store.free_liveness_locks().await {
+                Ok(free) => free,
+                Err(error) => {
+                    // The first look must be as old as this process's own view of the database.
+                    free_since.clear();
+                    debug!(%error, "No look at the other processes' locks");
+                    continue;
+                }
+            };
+            free_since.retain(|key, _| free.contains(key));
+            let now = Instant::now();
+            let gone: Vec<i32> = free
+                .into_iter()
+                .filter(|key| now - *free_since.entry(*key).or_insert(now) >= GRACE)
+                .collect();
+            // This process may have lost its own lock meanwhile, and with it the right to judge.
+            if gone.is_empty() || judges.borrow().is_none() {
+                continue;
+            }
+            match self.store.free_jobs_of(&gone).await {
+                Ok(0) => {}
+                Ok(jobs) => {
+                    info!(jobs, locks = ?gone, "A worker died; its jobs can be claimed");
+                    self.notifier.any_job();
+                }
+                Err(error) => debug!(%error, "A dead worker's jobs were not freed; trying again"),
+            }
+        }
+    }
+}
+
+/// Removes the key of a lock that was lost from all jobs, so that only their leases count. Tries for as long
+/// as it takes; a heartbeat and a claim do the same for the jobs that they just wrote.
+pub(super) async fn disown(store: Store, key: i32) {
+    let mut faults = 0;
+    loop {
+        match store.disown_liveness_lock(key).await {
+            Ok(true) => return,
+            // Another statement has locked some of the rows. It takes milliseconds.
+            Ok(false) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => {
+                faults += 1;
+                debug!(%error, key, "The jobs still name the lost liveness lock");
+                tokio::time::sleep(super::delay(faults, None).min(Duration::from_secs(1))).await;
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Returns the keys that leased jobs name and that no process holds. Returns none in the first seconds
+    /// after the server's start, when no process has its lock back.
+    async fn free_liveness_locks(&self) -> Result<Vec<i32>> {
+        // Taking the lock, shared with others who look, for the length of this statement asks one partition of
+        // the lock table. `pg_locks` would stop all of them.
+        Ok(sqlx::query_scalar!(
+            r#"
+            with named as materialized (
+                select distinct liveness_lock as key
+                from jobs
+                where liveness_lock is not null
+                    and lease is not null
+                    and run_at > (select clock_timestamp())
+            )
+            select key as "key!"
+            from named
+            where pg_postmaster_start_time() < (select clock_timestamp()) - make_interval(secs => $2)
+                and pg_try_advisory_xact_lock_shared($1, key)
+            "#,
+            CLASS,
+            SETTLE.as_secs_f64()
+        )
+        .fetch_all(&self.pool)
+        .await?)
+    }
+
+    /// Ends the leases of jobs that name one of `keys`, if the lock is still free. A new token fences the old
+    /// holder out at once, as a claim would, so that it starts no call under a lease that has ended. The job
+    /// keeps a token, because the next claim must count this one as not given back.
+    async fn free_jobs_of(&self, keys: &[i32]) -> Result<u64> {
+        let freed = sqlx::query!(
+            r#"
+            with free as materialized (
+                select key from unnest($2::integer[]) as k (key)
+                where pg_try_advisory_xact_lock_shared($1, key)
+            ), gone as materialized (
+                select jobs.job_id
+                from jobs
+                join free on jobs.liveness_lock = free.key
+                where jobs.lease is not null
+                    and jobs.run_at > (select clock_timestamp())
+                for update of jobs skip locked
+            )
+            update jobs
+            set lease = nextval('leases'), liveness_lock = null, run_at = clock_timestamp()
+            from gone
+            where jobs.job_id = gone.job_id
+            "#,
+            CLASS,
+            keys
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(freed.rows_affected())
+    }
+
+    /// Returns `false` if some jobs still name the lock, because their rows are locked.
+    async fn disown_liveness_lock(&self, key: i32) -> Result<bool> {
+        sqlx::query!(
+            "with mine as materialized (
+                select job_id from jobs
+                where liveness_lock = $1 and lease is not null
+                for update skip locked
+            )
+            update jobs set liveness_lock = null from mine where jobs.job_id = mine.job_id",
+            key
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(sqlx::query_scalar!(
+            r#"select not exists (
+                select from jobs where liveness_lock = $1 and lease is not null
+            ) as "done!""#,
+            key
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+}

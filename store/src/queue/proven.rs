@@ -1,0 +1,108 @@
+//! A connection that listens, and that proves every few seconds that it still does.
+//!
+//! A host that vanishes sends nothing, so a connection to it looks idle for hours. A pooler in transaction
+//! mode accepts LISTEN and then gives the session to another client. In both cases a notification that the
+//! process sends to itself does not arrive.
+
+use crate::{Store, new_id, socket};
+use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
+use std::time::Duration;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// How often the connection proves itself.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// How long a proof may take.
+const WITHIN: Duration = Duration::from_secs(3);
+
+/// Why a connection is useless.
+#[derive(Debug)]
+pub(super) enum Lost {
+    /// It is up, but its session belongs to whoever sends a statement: a pooler in transaction mode.
+    Session,
+    Connection(sqlx::Error),
+}
+
+impl From<sqlx::Error> for Lost {
+    fn from(error: sqlx::Error) -> Lost {
+        Lost::Connection(error)
+    }
+}
+
+/// A listener on a connection of its own.
+pub(super) struct ProvenListener {
+    listener: PgListener,
+    /// The channel of its notifications to itself.
+    echo: String,
+    /// Whether a notification to itself is on its way.
+    awaits_echo: bool,
+    /// When the next proof begins, or the present one has failed.
+    due: Instant,
+}
+
+impl ProvenListener {
+    /// Connects and listens to `channels`.
+    pub(super) async fn connect(store: &Store, channels: &[&str]) -> Result<ProvenListener, Lost> {
+        // Readers wait for this connection, so it must notice within seconds that the server is back. The
+        // pool waits up to a fifth of this time between its attempts to connect.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect_with(store.options.clone())
+            .await?;
+        socket::limit_silence(&store.options);
+        let mut listener = PgListener::connect_with(&pool).await?;
+        // A new connection has none of the old one's locks.
+        listener.eager_reconnect(false);
+        let echo = new_id("wakeful_echo");
+        listener.listen_all(channels.iter().copied().chain([echo.as_str()])).await?;
+        Ok(ProvenListener { listener, echo, awaits_echo: false, due: Instant::now() + EVERY })
+    }
+
+    /// The connection, for a statement of the caller.
+    pub(super) fn connection(&mut self) -> &mut PgListener {
+        &mut self.listener
+    }
+
+    /// Proves that the server keeps a session for this connection: a notification that another connection
+    /// sends arrives here. Call it before the first [`ProvenListener::recv`].
+    pub(super) async fn prove_session(&mut self, store: &Store) -> Result<(), Lost> {
+        sqlx::query!("select pg_notify($1, '') as sent", self.echo).fetch_one(&store.pool).await?;
+        match timeout(WITHIN, self.listener.try_recv()).await {
+            Ok(Ok(Some(_))) => Ok(()),
+            Ok(Ok(None)) => Err(Lost::Connection(reset())),
+            Ok(Err(error)) => Err(Lost::Connection(error)),
+            Err(_) => Err(Lost::Session),
+        }
+    }
+
+    /// Waits for a notification. Returns an error within seconds after the connection is lost, also if the
+    /// host has vanished.
+    pub(super) async fn recv(&mut self) -> Result<PgNotification, Lost> {
+        loop {
+            match timeout_at(self.due, self.listener.try_recv()).await {
+                Ok(notification) => match notification?.ok_or_else(reset)? {
+                    echo if echo.channel() == self.echo => self.awaits_echo = false,
+                    notification => return Ok(notification),
+                },
+                Err(_) if self.awaits_echo => return Err(Lost::Connection(vanished())),
+                Err(_) => self.send_echo().await?,
+            }
+        }
+    }
+
+    async fn send_echo(&mut self) -> Result<(), Lost> {
+        let sent = sqlx::query!("select pg_notify($1, '') as sent", self.echo).fetch_one(&mut self.listener);
+        timeout(WITHIN, sent).await.map_err(|_| Lost::Connection(vanished()))??;
+        (self.awaits_echo, self.due) = (true, Instant::now() + EVERY);
+        Ok(())
+    }
+}
+
+fn reset() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())
+}
+
+fn vanished() -> sqlx::Error {
+    sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
+}

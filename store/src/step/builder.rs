@@ -1,0 +1,163 @@
+//! Puts the text of the step commit's statement together, with its parameters.
+//!
+//! The builder of one commit writes scalars ("$1::text"), the builder of several writes arrays, one value for each
+//! commit. So one text serves any number of commits, and Postgres plans it once.
+
+use super::rows::Rows;
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArguments, PgHasArrayType};
+use sqlx::{Encode, Postgres, Type};
+use std::fmt::Write;
+
+/// A statement that is being put together.
+pub(super) struct Statement<'c> {
+    commits: &'c [&'c Rows],
+    pub(super) arguments: PgArguments,
+    pub(super) failed: Option<BoxDynError>,
+    /// The columns of `given`: of a lone commit "$1::text as session_id, …", of several "$1::text[], …".
+    pub(super) given: String,
+    /// Of several commits, the names of these columns.
+    pub(super) names: String,
+    /// Parameters that are keys of tables.
+    pub(super) session_ids: usize,
+    pub(super) job_ids: usize,
+    pub(super) run_ids: usize,
+    /// More of `s`: what it sets, and what it demands.
+    pub(super) sets: String,
+    pub(super) demands: String,
+    /// The CTEs after `b`.
+    pub(super) parts: String,
+    pub(super) writes_intent: bool,
+}
+
+impl<'c> Statement<'c> {
+    pub(super) fn new(commits: &'c [&'c Rows]) -> Statement<'c> {
+        Statement {
+            commits,
+            arguments: PgArguments::default(),
+            failed: None,
+            given: String::new(),
+            names: String::new(),
+            session_ids: 0,
+            job_ids: 0,
+            run_ids: 0,
+            sets: String::new(),
+            demands: String::new(),
+            parts: String::new(),
+            writes_intent: false,
+        }
+    }
+
+    pub(super) fn alone(&self) -> bool {
+        self.commits.len() == 1
+    }
+
+    pub(super) fn some(&self, has: impl Fn(&'c Rows) -> bool) -> bool {
+        self.commits.iter().any(|commit| has(commit))
+    }
+
+    /// Adds a parameter and returns its number.
+    pub(super) fn bind<'v, T: Encode<'v, Postgres> + Type<Postgres>>(&mut self, value: T) -> usize {
+        if let Err(error) = sqlx::Arguments::add(&mut self.arguments, value) {
+            self.failed = Some(error);
+        }
+        sqlx::Arguments::len(&self.arguments)
+    }
+
+    /// Adds a column of `given`, one value for each commit, and returns its parameter's number.
+    pub(super) fn given<T>(&mut self, name: &str, sql_type: &str, value: impl Fn(&'c Rows) -> T) -> usize
+    where
+        T: Encode<'c, Postgres> + Type<Postgres> + PgHasArrayType,
+        Vec<T>: Encode<'c, Postgres>,
+    {
+        let comma = if self.given.is_empty() { "" } else { ", " };
+        if self.alone() {
+            let number = self.bind(value(self.commits[0]));
+            let _ = write!(self.given, "{comma}${number}::{sql_type} as {name}");
+            number
+        } else {
+            let values: Vec<T> = self.commits.iter().map(|commit| value(commit)).collect();
+            let number = self.bind(values);
+            let _ = write!(self.given, "{comma}${number}::{sql_type}[]");
+            let _ = write!(self.names, "{name}, ");
+            number
+        }
+    }
+
+    /// The condition that a table's key is one of a column of `given`. It repeats a join, with parameters: so a plan
+    /// looks these rows up by an index, even if it was made while the table was small.
+    pub(super) fn among(&self, key: &str, sql_type: &str, number: usize) -> String {
+        if self.alone() {
+            format!("{key} = ${number}::{sql_type}")
+        } else {
+            format!("{key} = any (${number}::{sql_type}[])")
+        }
+    }
+
+    /// The rows of one kind, which several parts of the commits may have.
+    pub(super) fn rows<R>(&self, of: impl Fn(&'c Rows) -> &'c [R]) -> Columns<'c, R> {
+        let rows = self
+            .commits
+            .iter()
+            .zip(1..)
+            .flat_map(|(commit, member)| of(commit).iter().map(move |row| (member, row)));
+        Columns { rows: rows.collect(), numbers: String::new(), names: String::new() }
+    }
+
+    /// Adds a column to rows of one kind, and returns its parameter's number.
+    pub(super) fn column<R, T>(
+        &mut self,
+        rows: &mut Columns<'c, R>,
+        name: &str,
+        sql_type: &str,
+        value: impl Fn(&'c R) -> T,
+    ) -> usize
+    where
+        T: Encode<'c, Postgres> + Type<Postgres> + PgHasArrayType,
+        Vec<T>: Encode<'c, Postgres>,
+    {
+        let values: Vec<T> = rows.rows.iter().map(|(_, row)| value(row)).collect();
+        let number = self.bind(values);
+        let comma = if rows.names.is_empty() { "" } else { ", " };
+        let _ = write!(rows.numbers, "{comma}${number}::{sql_type}[]");
+        let _ = write!(rows.names, "{comma}{name}");
+        number
+    }
+
+    /// Joins `b` with its rows of one kind, numbered by `ordinal`: "b, unnest(…) as r (…)".
+    pub(super) fn joined<R>(&mut self, mut rows: Columns<'c, R>) -> String {
+        if self.alone() {
+            return format!("b, unnest({}) with ordinality as r ({}, ordinal)", rows.numbers, rows.names);
+        }
+        let mut ordinal = 0;
+        let mut last = 0;
+        let ordinals: Vec<i64> = rows
+            .rows
+            .iter()
+            .map(|(member, _)| {
+                ordinal = if *member == last { ordinal + 1 } else { 1 };
+                last = *member;
+                ordinal
+            })
+            .collect();
+        let members: Vec<i64> = std::mem::take(&mut rows.rows).iter().map(|(member, _)| *member).collect();
+        let (ordinals, members) = (self.bind(ordinals), self.bind(members));
+        format!(
+            "b join unnest({}, ${ordinals}::bigint[], ${members}::bigint[]) as r ({}, ordinal, member) on r.member = b.member",
+            rows.numbers, rows.names
+        )
+    }
+
+    pub(super) fn part(&mut self, text: &str) {
+        self.parts.push_str(", ");
+        self.parts.push_str(text);
+    }
+}
+
+/// Rows of one kind, each with the number of its commit, and their columns so far.
+pub(super) struct Columns<'c, R> {
+    rows: Vec<(i64, &'c R)>,
+    /// "$1::bigint[], …"
+    numbers: String,
+    names: String,
+}

@@ -1,0 +1,315 @@
+//! Commits the steps of many sessions together.
+//!
+//! Postgres spends most of a commit on the statement and little on its rows. So the commits that wait at one
+//! moment go into one statement. There are two lanes; each has a connection of its own. A free lane takes the
+//! first commit that waits, and all others that wait already. It never waits for more, so a lone session is
+//! committed at once.
+//!
+//! A lane only makes commits faster. Whatever goes wrong with a statement of several commits, nothing of it
+//! was written, or its connection broke and nobody knows. Then each commit is written alone, by its caller,
+//! and its own fence tells what happened. So no commit can fail because of another one.
+//!
+//! A statement of many sessions locks several rows, in the order of the session ids. All other statements lock
+//! the rows of one session at a time, or skip locked rows. Should two of them wait for each other all the
+//! same, the lane's `lock_timeout` ends its statement, and its commits are written alone.
+
+use super::rows::Rows;
+use super::statement::{self, Written};
+use crate::Breaks;
+use crate::error::missed_fence;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, Connection, PgConnection};
+use std::collections::HashSet;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+use tracing::debug;
+
+const LANES: usize = 2;
+
+/// Most sessions, and about most bytes, of one statement.
+const SESSIONS: usize = 16;
+const BYTES: usize = 1 << 20;
+
+/// Longest wait for a lane's connection.
+const CONNECT: Duration = Duration::from_secs(3);
+
+/// Settings of a lane's connection. A wake that holds one session's row delays the others of its statement,
+/// so the wait for a lock is short. The plans are made once, when the tables may still be empty: they must
+/// be good for large tables too, and nested loops lock the rows in the order of the parameters.
+const SETTINGS: &str = "select set_config('lock_timeout', '250ms', false),
+    set_config('plan_cache_mode', 'force_generic_plan', false),
+    set_config('enable_seqscan', 'off', false),
+    set_config('enable_bitmapscan', 'off', false),
+    set_config('enable_hashjoin', 'off', false),
+    set_config('enable_mergejoin', 'off', false),
+    set_config('jit', 'off', false)";
+
+/// Clones share the lanes. The lanes end with the last clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Committer(Arc<Owner>);
+
+#[derive(Debug)]
+struct Owner {
+    waiting: Arc<Waiting>,
+    options: PgConnectOptions,
+    breaks: Breaks,
+    lanes: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The commits that wait for a lane.
+#[derive(Debug, Default)]
+struct Waiting {
+    queue: Mutex<Queue>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    requests: VecDeque<Request>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Request {
+    rows: Arc<Rows>,
+    report: oneshot::Sender<Reported>,
+}
+
+/// What a lane says of one commit.
+#[derive(Debug)]
+pub(super) enum Reported {
+    Written(Written),
+    /// The fence of this commit missed. Nothing was written.
+    Missed(sqlx::Error),
+    /// The commit was not written, or nobody knows. Its caller writes it alone.
+    Alone,
+}
+
+impl Committer {
+    pub(crate) fn new(options: PgConnectOptions, breaks: Breaks) -> Committer {
+        Committer(Arc::new(Owner { waiting: Arc::default(), options, breaks, lanes: Mutex::default() }))
+    }
+
+    /// Commits `rows` in a lane. If the caller goes away, the commit is made completely or not at all.
+    pub(super) async fn commit(&self, rows: Arc<Rows>) -> Reported {
+        let (report, reported) = oneshot::channel();
+        {
+            let mut queue = self.0.waiting.lock();
+            if queue.closed {
+                return Reported::Alone;
+            }
+            queue.requests.push_back(Request { rows, report });
+        }
+        self.0.start_lanes();
+        // The lane that worked last has its connection; a second one is opened only for a second lane.
+        self.0.waiting.changed.notify_last();
+        // The lane ended without a report if its runtime ended.
+        reported.await.unwrap_or(Reported::Alone)
+    }
+
+    /// Ends the lanes after the commits that they write now.
+    pub(crate) async fn close(&self) {
+        self.0.waiting.close();
+        let lanes = std::mem::take(&mut *self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner));
+        for lane in lanes {
+            // A lane that panicked has ended too.
+            let _ = lane.await;
+        }
+    }
+}
+
+impl Owner {
+    /// Starts the lanes that do not run: at the first commit, and after the runtime that ran them has ended.
+    fn start_lanes(&self) {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.retain(|lane| !lane.is_finished());
+        while lanes.len() < LANES {
+            let (waiting, options) = (Arc::clone(&self.waiting), self.options.clone());
+            lanes.push(tokio::spawn(lane(waiting, options, self.breaks.clone())));
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.waiting.close();
+    }
+}
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        let mut queue = self.lock();
+        queue.closed = true;
+        // Their callers write these commits alone.
+        queue.requests.clear();
+        self.changed.notify_waiters();
+    }
+
+    /// Waits for commits and takes them. `None`: the committer is closed.
+    async fn next(&self) -> Option<Vec<Request>> {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // From here on `close` reaches this lane.
+            changed.as_mut().enable();
+            {
+                let mut queue = self.lock();
+                let taken = queue.take();
+                if !taken.is_empty() {
+                    if !queue.requests.is_empty() {
+                        self.changed.notify_last();
+                    }
+                    return Some(taken);
+                }
+                if queue.closed {
+                    return None;
+                }
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Queue {
+    /// Takes the first commits, each of another session, sorted by session: so statements of two processes lock
+    /// rows in one order.
+    fn take(&mut self) -> Vec<Request> {
+        let (mut taken, mut left, mut sessions, mut bytes) = (Vec::new(), VecDeque::new(), HashSet::new(), 0);
+        while let Some(request) = self.requests.pop_front() {
+            if request.report.is_closed() {
+                continue;
+            }
+            let more = request.rows.bytes();
+            if taken.len() == SESSIONS || (!taken.is_empty() && bytes + more > BYTES) {
+                left.push_back(request);
+                break;
+            }
+            if !sessions.insert(request.rows.session_id.clone()) {
+                left.push_back(request);
+                continue;
+            }
+            bytes += more;
+            taken.push(request);
+        }
+        left.append(&mut self.requests);
+        self.requests = left;
+        taken.sort_unstable_by(|a, b| a.rows.session_id.cmp(&b.rows.session_id));
+        taken
+    }
+}
+
+/// Writes commits until the committer is closed.
+async fn lane(waiting: Arc<Waiting>, options: PgConnectOptions, breaks: Breaks) {
+    let mut connection = None;
+    while let Some(requests) = waiting.next().await {
+        let commits: Vec<&Rows> = requests.iter().map(|request| &*request.rows).collect();
+        match write(&mut connection, &options, &commits).await {
+            Ok(written) => {
+                for (request, written) in requests.into_iter().zip(written) {
+                    // A caller that went away finds its commit when it hydrates.
+                    let _ = request.report.send(Reported::Written(written));
+                }
+            }
+            Err(error) => {
+                if connection.is_none() {
+                    breaks.note();
+                }
+                debug!(%error, commits = requests.len(), "Commits that were to be one are written alone");
+                let lone = requests.len() == 1 && missed_fence(&error);
+                let mut lone = lone.then_some(error);
+                for request in requests {
+                    let _ = request.report.send(lone.take().map_or(Reported::Alone, Reported::Missed));
+                }
+            }
+        }
+    }
+    if let Some(connection) = connection {
+        let _ = PgConnection::close(connection).await;
+    }
+}
+
+/// Writes `commits` over the lane's connection, which it opens if there is none.
+async fn write(
+    lane: &mut Option<PgConnection>,
+    options: &PgConnectOptions,
+    commits: &[&Rows],
+) -> Result<Vec<Written>, sqlx::Error> {
+    let mut connection = match lane.take() {
+        Some(connection) => connection,
+        None => {
+            tokio::time::timeout(CONNECT, connect(options)).await.map_err(|_| sqlx::Error::PoolTimedOut)??
+        }
+    };
+    let written = statement::write_all(&mut connection, commits, None).await;
+    // After other errors the connection may be broken, or close to it.
+    let sound = match &written {
+        Ok(_) => true,
+        Err(sqlx::Error::Database(error)) => error
+            .code()
+            .is_some_and(|code| ["22", "23", "55", "40"].iter().any(|class| code.starts_with(class))),
+        Err(_) => false,
+    };
+    if sound {
+        *lane = Some(connection);
+    }
+    written
+}
+
+async fn connect(options: &PgConnectOptions) -> Result<PgConnection, sqlx::Error> {
+    let mut connection = options.connect().await?;
+    sqlx::query(SETTINGS).execute(&mut connection).await?;
+    Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(session: &str, bytes: usize) -> (Request, oneshot::Receiver<Reported>) {
+        let (report, reported) = oneshot::channel();
+        let rows = Rows { session_id: session.to_owned(), state: Some("x".repeat(bytes)), ..Rows::default() };
+        (Request { rows: Arc::new(rows), report }, reported)
+    }
+
+    /// The sessions of each statement, one statement after the other.
+    fn statements(requests: &[(&str, usize)]) -> Vec<Vec<String>> {
+        let (requests, _reported): (VecDeque<_>, Vec<_>) =
+            requests.iter().map(|(session, bytes)| request(session, *bytes)).unzip();
+        let mut queue = Queue { requests, closed: false };
+        std::iter::from_fn(|| Some(queue.take()).filter(|taken| !taken.is_empty()))
+            .map(|taken| taken.iter().map(|request| request.rows.session_id.clone()).collect())
+            .collect()
+    }
+
+    #[test]
+    fn a_statement_has_its_sessions_once_and_in_order() {
+        assert_eq!(statements(&[("b", 1), ("a", 1), ("b", 1), ("c", 1)]), [vec!["a", "b", "c"], vec!["b"]]);
+    }
+
+    #[test]
+    fn a_statement_has_at_most_16_sessions_and_about_1_mb() {
+        let names: Vec<String> = (0..20).map(|number| format!("s{number:02}")).collect();
+        let many: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        let lengths: Vec<usize> = statements(&many).iter().map(Vec::len).collect();
+        assert_eq!(lengths, [16, 4]);
+        let large = [("a", 600_000), ("b", 400_000), ("c", 400_000), ("d", 9_000_000), ("e", 1)];
+        assert_eq!(statements(&large), [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
+    }
+
+    #[test]
+    fn a_commit_whose_caller_went_away_is_left_out() {
+        let (gone, _) = request("a", 1);
+        let (here, _reported) = request("b", 1);
+        let mut queue = Queue { requests: [gone, here].into(), closed: false };
+        let taken = queue.take();
+        assert_eq!(taken.len(), 1);
+        assert_eq!(taken[0].rows.session_id, "b");
+    }
+}

@@ -1,0 +1,227 @@
+//! The values that one commit writes, as columns.
+
+use super::{Performance, to_json};
+use crate::generation::NewGeneration;
+use crate::queue::Lease;
+use crate::{Error, Result};
+use wakeful_workflow::advance::{Next, Transition};
+use wakeful_workflow::blob::Blob;
+use wakeful_workflow::derive::NewDelivery;
+use wakeful_workflow::record::Usage;
+use wakeful_workflow::session::Session;
+
+/// The rows of one commit. It owns its values, because another task may write them.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    // The fence: the session's row must be as it was planned on, and this worker must hold the job's lease.
+    pub session_id: String,
+    pub last_message_number: i64,
+    pub step_number: i64,
+    pub job_id: i64,
+    pub lease: i64,
+
+    pub trace_context: Option<String>,
+    pub worker_id: String,
+    pub run_id: String,
+
+    pub status: Option<&'static str>,
+    /// The error of a run that closes here: `None` if it does not close.
+    pub closes: Option<Option<String>>,
+    pub state: Option<String>,
+    pub rebase: Option<String>,
+    pub compaction_failures: Option<i64>,
+
+    pub records: Vec<RecordRow>,
+    /// Type and payload.
+    pub events: Vec<(String, String)>,
+    pub opened: Vec<OpenedRow>,
+    pub closed: Vec<ClosedRow>,
+    pub generation_over: bool,
+    pub step: Option<StepRow>,
+    pub intent: Option<IntentRow>,
+}
+
+#[derive(Debug)]
+pub(super) struct RecordRow {
+    pub number: i64,
+    pub role: &'static str,
+    pub content: String,
+    pub internal: bool,
+    pub details: String,
+}
+
+#[derive(Debug)]
+pub(super) struct OpenedRow {
+    /// The message that asks for the call.
+    pub message_number: i64,
+    pub call_id: String,
+    pub name: String,
+    pub args_sha256: String,
+    pub effect: &'static str,
+}
+
+#[derive(Debug)]
+pub(super) struct ClosedRow {
+    pub call_id: String,
+    pub status: &'static str,
+    pub message_number: Option<i64>,
+}
+
+#[derive(Debug)]
+pub(super) struct StepRow {
+    pub from_message_number: i64,
+    pub to_message_number: i64,
+    pub finish_reason: &'static str,
+    pub usage: Usage,
+    pub tool_calls: i32,
+    pub attempt: i32,
+    pub elapsed_s: f64,
+}
+
+#[derive(Debug)]
+pub(super) struct IntentRow {
+    pub generation_id: String,
+    pub step_number: i64,
+    pub attempt: i64,
+    pub model: String,
+    pub request_sha256: String,
+    pub base_sha256: String,
+    pub repairs: i64,
+    pub resumes: Option<String>,
+    pub purpose: &'static str,
+    pub context_strategy: &'static str,
+}
+
+/// Rows that few commits write. They can be large, so they are borrowed.
+#[derive(Debug)]
+pub(super) struct Rare<'a> {
+    pub deliveries: &'a [NewDelivery],
+    /// Inbox rows that this commit takes into the transcript.
+    pub drained: &'a [i64],
+    /// Sorted by name: two commits that write the same blobs wait for each other, and cannot deadlock.
+    pub blobs: Vec<&'a Blob>,
+}
+
+impl<'a> Rare<'a> {
+    pub fn new(transition: &'a Transition) -> Rare<'a> {
+        let snapshot = match &transition.next {
+            Next::Close(closing) => Some(&closing.snapshot),
+            Next::SameStep | Next::NextStep => None,
+        };
+        let mut blobs: Vec<_> = transition.blobs.iter().chain(snapshot).collect();
+        blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
+        Rare { deliveries: &transition.deliveries, drained: &transition.inbox_drained, blobs }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.deliveries.is_empty() && self.drained.is_empty() && self.blobs.is_empty()
+    }
+}
+
+impl Rows {
+    pub fn new(
+        lease: &Lease,
+        session: &Session,
+        transition: &Transition,
+        performance: &Performance<'_>,
+    ) -> Result<Rows> {
+        let closing = match &transition.next {
+            Next::Close(closing) => Some(closing),
+            Next::SameStep | Next::NextStep => None,
+        };
+        let events = transition.events.iter().chain(closing.iter().flat_map(|closing| &closing.events));
+        let records = transition.records.iter().map(|record| {
+            Ok(RecordRow {
+                number: record.message_number,
+                role: record.role.as_str(),
+                content: to_json(&record.content)?,
+                internal: record.internal,
+                details: to_json(&record.details)?,
+            })
+        });
+        let opened_by =
+            transition.records.last().map_or(session.last_message_number, |last| last.message_number);
+        let state = (!transition.state_updates.is_empty()).then(|| {
+            let updates = transition.state_updates.iter();
+            let updates = updates.map(|update| (update.key.clone(), update.value.clone())).collect();
+            serde_json::Value::Object(updates).to_string()
+        });
+        let rebase = transition.rebase.as_ref().map(serde_json::to_string).transpose();
+        let step = transition.step.as_ref().map(|step| StepRow {
+            from_message_number: step.from_message_number,
+            to_message_number: step.to_message_number,
+            finish_reason: step.finish_reason.as_str(),
+            usage: step.usage,
+            tool_calls: step.executed_local_tool_count as i32,
+            attempt: performance.attempt,
+            elapsed_s: performance.elapsed_s,
+        });
+        Ok(Rows {
+            session_id: session.session_id.as_str().to_owned(),
+            last_message_number: session.last_message_number,
+            step_number: transition.step_number,
+            job_id: lease.job_id,
+            lease: lease.token,
+            trace_context: lease.trace_context.clone(),
+            worker_id: lease.worker_id.to_string(),
+            run_id: transition.run_id.as_str().to_owned(),
+            status: transition.status().map(|status| status.as_str()),
+            closes: closing.map(|closing| closing.error.clone()),
+            state,
+            rebase: rebase.map_err(|error| Error::corrupt("rebase", error))?,
+            compaction_failures: transition.compaction_failures,
+            records: records.collect::<Result<_>>()?,
+            events: events
+                .map(|event| {
+                    let (kind, payload) = event.to_row();
+                    (kind, payload.to_string())
+                })
+                .collect(),
+            opened: transition
+                .calls_opened
+                .iter()
+                .map(|call| OpenedRow {
+                    message_number: opened_by,
+                    call_id: call.call_id.as_str().to_owned(),
+                    name: call.name.clone(),
+                    args_sha256: call.args_sha256.clone(),
+                    effect: call.effect.as_str(),
+                })
+                .collect(),
+            closed: transition
+                .call_updates
+                .iter()
+                .map(|call| ClosedRow {
+                    call_id: call.call_id.as_str().to_owned(),
+                    status: call.status.as_str(),
+                    message_number: call.message_number,
+                })
+                .collect(),
+            generation_over: transition.generation_over,
+            step,
+            intent: if closing.is_none() { performance.intent.as_ref().map(intent) } else { None },
+        })
+    }
+
+    /// Bytes that its texts send to the database, without those of bounded length.
+    pub fn bytes(&self) -> usize {
+        let records = self.records.iter().map(|record| record.content.len() + record.details.len());
+        let events = self.events.iter().map(|(_, payload)| payload.len());
+        records.chain(events).sum::<usize>() + self.state.as_ref().map_or(0, String::len)
+    }
+}
+
+fn intent(new: &NewGeneration<'_>) -> IntentRow {
+    IntentRow {
+        generation_id: new.generation_id.as_str().to_owned(),
+        step_number: new.step_number,
+        attempt: new.attempt,
+        model: new.model.to_owned(),
+        request_sha256: new.request_sha256.to_owned(),
+        base_sha256: new.base_sha256.to_owned(),
+        repairs: new.repairs,
+        resumes: new.resumes.map(|resumes| resumes.as_str().to_owned()),
+        purpose: new.purpose.as_str(),
+        context_strategy: new.context_strategy.as_str(),
+    }
+}

@@ -1,0 +1,326 @@
+//! What a step costs, in figures that a slow machine does not change: statements, round trips and bytes of WAL.
+//!
+//! `statements.toml` has the limit of each figure. A change that lowers a figure lowers its limit in the same commit.
+//! `make bench-smoke` prints the figures and the statements behind them.
+
+use crate::support::recorder::{Recorder, Sent};
+use crate::support::world::wake;
+use crate::support::{Client, Database, Options, Process, Server, eventually};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+use wakeful_store::Store;
+
+/// Tool steps of the longer of two runs. Their difference is the cost of these steps.
+const STEPS: usize = 16;
+
+/// Runs of each kind. The figure is their median.
+const RUNS: usize = 5;
+
+/// Statements that timers and notifications cause, each with a part of its text. Their number depends on time, so the figures
+/// leave them out.
+const TIMED: [(&str, &str); 9] = [
+    ("heartbeat", "with mine as materialized"),
+    ("heartbeat of the process", "insert into workers"),
+    ("claim", "with ready as materialized"),
+    ("notification", "pg_notify"),
+    ("listen", "LISTEN"),
+    ("look for cancels", "= any($1) and cancel_requested"),
+    ("look for work without a job", "with page as materialized"),
+    ("look for dead workers", "with named as materialized"),
+    ("look for expired questions", "s.status = 'waiting_input'"),
+];
+
+#[tokio::test]
+async fn a_pure_tool_step_sends_no_more_statements_than_its_limit() {
+    let world = World::new().await;
+    let worker = world.worker().await;
+    let steps = cost(&world, &format!("{STEPS} steps")).await.minus(&cost(&world, "answer").await);
+    drop(worker);
+    check("pure_tool_step", &steps.divided_by(STEPS as f64));
+}
+
+#[tokio::test]
+async fn an_effectful_tool_step_sends_no_more_statements_than_its_limit() {
+    let world = World::new().await;
+    let worker = world.worker().await;
+    let steps = cost(&world, "reservations").await.minus(&cost(&world, "answer").await);
+    drop(worker);
+    check("effectful_tool_step", &steps.divided_by(STEPS as f64));
+}
+
+#[tokio::test]
+async fn an_answer_sends_no_more_statements_than_its_limit() {
+    let world = World::new().await;
+    let worker = world.worker().await;
+    let answer = cost(&world, "answer").await;
+    drop(worker);
+    check("answer", &answer);
+}
+
+#[tokio::test]
+async fn a_streamed_answer_that_nobody_reads_sends_no_more_statements_than_its_limit() {
+    let world = World::new().await;
+    let worker = world.worker().await;
+    world.run("warm", "answer").await;
+    let streamed = world.run("streamed", "slow").await;
+    drop(worker);
+    // Nobody cancels and nobody reads, so the looks for a cancel and the notifications are part of this cost.
+    let timed = ["look for a cancel", "notification"];
+    check("streamed_answer", &Cost::of(&streamed, |sql| kind(sql).is_none_or(|kind| timed.contains(&kind))));
+}
+
+#[tokio::test]
+async fn a_message_that_comes_in_sends_no_more_statements_than_its_limit() {
+    let world = World::new().await;
+    let api = world.process("api", &world.recorder.url, "\"Listening\"").await;
+    let client = api.client();
+    client.chat("warm", "answer").await;
+    let (mut first, mut next) = (Vec::new(), Vec::new());
+    let worker = world.process("worker", &world.database.url, "\"Working\"").await;
+    for number in 0..RUNS {
+        let conversation = format!("c{number}");
+        first.push(world.post(&client, &conversation).await);
+        next.push(world.post(&client, &conversation).await);
+    }
+    drop((api, worker));
+    check("first_message", &median(first));
+    check("next_message", &median(next));
+}
+
+#[tokio::test]
+async fn a_step_writes_no_more_wal_than_its_limit() {
+    let server = Server::quiet().await;
+    let world = World::on(Database::on(&server.url(), "pg_default").await).await;
+    let worker = world.worker().await;
+    world.run("warm", &format!("{STEPS} steps")).await;
+    let mut each = Vec::new();
+    for number in 0..RUNS {
+        let before = world.wal_bytes().await;
+        world.run(&format!("one-{number}"), "answer").await;
+        let between = world.wal_bytes().await;
+        world.run(&format!("many-{number}"), &format!("{STEPS} steps")).await;
+        let after = world.wal_bytes().await;
+        each.push((after - between - (between - before)) as f64 / STEPS as f64);
+    }
+    drop(worker);
+    each.sort_by(f64::total_cmp);
+    println!("pure_tool_step, in each pair of runs: {each:.0?}");
+    within("pure_tool_step", "wal_bytes", each[RUNS / 2], "");
+}
+
+/// A database behind a recorder, and what a worker on it needs.
+struct World {
+    database: Database,
+    recorder: Recorder,
+    store: Store,
+    options: Options,
+}
+
+impl World {
+    async fn new() -> World {
+        World::on(Database::new().await).await
+    }
+
+    async fn on(database: Database) -> World {
+        let options = Options::new()
+            .model("scripted/costs")
+            .config("[scripted]\ndir = \"scenarios\"")
+            // Keeps timers from firing during a run.
+            .env("WAKEFUL_QUEUE__LEASE_S", "90")
+            .env("WAKEFUL_QUEUE__HEARTBEAT_S", "30")
+            .env("WAKEFUL_QUEUE__POLL_MS", "30000")
+            .env("WAKEFUL_QUEUE__HEAL_S", "86400");
+        std::fs::create_dir(options.path("scenarios")).expect("a folder");
+        std::fs::write(options.path("scenarios/costs.toml"), scenario()).expect("a scenario");
+        let (recorder, store) = (Recorder::start(&database.url), database.store().await);
+        World { database, recorder, store, options }
+    }
+
+    /// Starts a process of one role.
+    async fn process(&self, role: &str, url: &str, started: &str) -> Process {
+        let process = self.options.clone().arg("--roles").arg(role).spawn(url);
+        process.wait_for_log(started).await;
+        process
+    }
+
+    /// Starts a worker whose statements are recorded, and lets it prepare them.
+    async fn worker(&self) -> Process {
+        let worker = self.process("worker", &self.recorder.url, "\"Working\"").await;
+        self.run("first", "answer").await;
+        worker
+    }
+
+    /// Runs one message of a new conversation to its end, and returns what the worker sent for it.
+    async fn run(&self, conversation: &str, text: &str) -> Vec<Sent> {
+        let session_id = wake(&self.store, conversation, "scripted/costs", text).await;
+        let workspace = self.options.path("workspaces").join(&session_id);
+        std::fs::create_dir_all(&workspace).expect("a folder");
+        std::fs::write(workspace.join("notes.txt"), words(2000)).expect("a file");
+        self.settled().await;
+        self.store.announce(&session_id).await.expect("a notification");
+        self.over(&session_id).await;
+        self.settled().await
+    }
+
+    /// Posts a message, and returns what the API process sent until it was quiet again. Then waits for the run's end.
+    async fn post(&self, client: &Client, conversation: &str) -> Cost {
+        self.settled().await;
+        let session_id = client.chat(conversation, "answer").await["session_id"].as_str().unwrap().to_owned();
+        let sent = self.settled().await;
+        self.over(&session_id).await;
+        Cost::of(&sent, |sql| kind(sql).is_none())
+    }
+
+    async fn over(&self, session_id: &str) {
+        eventually("the run to be over", || async {
+            let status: String = self
+                .database
+                .value("select status from conversation_sessions where session_id = $1", session_id)
+                .await;
+            assert_ne!(status, "failed");
+            let jobs: i64 =
+                self.database.value("select count(*) from jobs where session_id = $1", session_id).await;
+            (status == "completed" && jobs == 0).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until the process has sent nothing for a while, and returns what it sent before.
+    async fn settled(&self) -> Vec<Sent> {
+        let mut all = self.recorder.take();
+        loop {
+            tokio::time::sleep(Duration::from_millis(80)).await;
+            let more = self.recorder.take();
+            if more.is_empty() {
+                return all;
+            }
+            all.extend(more);
+        }
+    }
+
+    async fn wal_bytes(&self) -> i64 {
+        let sql = "select (pg_current_wal_insert_lsn() - $1::text::pg_lsn)::bigint";
+        self.database.value(sql, "0/0").await
+    }
+}
+
+/// The median cost of a run that begins with `text`.
+async fn cost(world: &World, text: &str) -> Cost {
+    let mut runs = Vec::new();
+    for number in 0..RUNS {
+        let sent = world.run(&format!("{}-{number}", text.replace(' ', "-")), text).await;
+        runs.push(Cost::of(&sent, |sql| kind(sql).is_none()));
+    }
+    median(runs)
+}
+
+fn median(mut costs: Vec<Cost>) -> Cost {
+    costs.sort_by(|one, other| {
+        one.statements.total_cmp(&other.statements).then(one.round_trips.total_cmp(&other.round_trips))
+    });
+    costs.swap_remove(costs.len() / 2)
+}
+
+/// The name of a statement that a timer or a notification causes. `None` for all others.
+fn kind(sql: &str) -> Option<&'static str> {
+    TIMED.iter().find(|(_, text)| sql.contains(text)).map(|(name, _)| *name)
+}
+
+/// Statements and round trips, in all and by the beginning of their text.
+#[derive(Clone, Debug, Default)]
+struct Cost {
+    statements: f64,
+    round_trips: f64,
+    by_text: BTreeMap<String, [f64; 2]>,
+}
+
+impl Cost {
+    fn of(sent: &[Sent], counts: impl Fn(&str) -> bool) -> Cost {
+        let mut cost = Cost::default();
+        for one in sent.iter().filter(|one| counts(&one.sql)) {
+            let here = [f64::from(u8::from(!one.is_ping)), f64::from(one.round_trips)];
+            cost.statements += here[0];
+            cost.round_trips += here[1];
+            let text: Vec<&str> = one.sql.split_whitespace().collect();
+            let text: String = text.join(" ").chars().take(110).collect();
+            let all = cost.by_text.entry(text).or_default();
+            *all = [all[0] + here[0], all[1] + here[1]];
+        }
+        cost
+    }
+
+    fn minus(mut self, other: &Cost) -> Cost {
+        self.statements -= other.statements;
+        self.round_trips -= other.round_trips;
+        for (text, there) in &other.by_text {
+            let here = self.by_text.entry(text.clone()).or_default();
+            *here = [here[0] - there[0], here[1] - there[1]];
+        }
+        self
+    }
+
+    fn divided_by(mut self, number: f64) -> Cost {
+        self.statements /= number;
+        self.round_trips /= number;
+        for here in self.by_text.values_mut() {
+            *here = here.map(|count| count / number);
+        }
+        self
+    }
+}
+
+fn check(figure: &str, cost: &Cost) {
+    let mut table = String::new();
+    for (text, [statements, round_trips]) in &cost.by_text {
+        if [*statements, *round_trips] != [0.0, 0.0] {
+            writeln!(table, "  {statements:>6.2} {round_trips:>6.2}  {text}").expect("a string takes text");
+        }
+    }
+    let table = format!("  statements, round trips:\n{table}");
+    println!("{figure}\n{table}");
+    within(figure, "statements", cost.statements, &table);
+    within(figure, "round_trips", cost.round_trips, &table);
+}
+
+fn within(figure: &str, unit: &str, measured: f64, why: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("statements.toml");
+    let limits: toml::Table = std::fs::read_to_string(file).unwrap().parse().unwrap();
+    let limit = limits[figure][unit].as_float().expect("limits are written with a point");
+    println!("{figure}.{unit} = {measured:.2}, limit {limit}");
+    assert!(
+        measured <= limit,
+        "{figure}.{unit} is {measured:.2}, and its limit in tests/statements.toml is {limit}\n{why}"
+    );
+}
+
+/// The scenario of the scripted model: a turn for each text that a test posts.
+fn scenario() -> String {
+    let text = words(2000);
+    let tool = |name: &str, arguments: &str| {
+        format!(
+            "[[turn.reply]]\ntext = \"{text}\"\ntool_calls = [{{ name = \"{name}\", arguments = {arguments} }}]\n"
+        )
+    };
+    let last = "[[turn.reply]]\ntext = \"That is all.\"\n";
+    let turn = |when: &str, replies: String| format!("[[turn]]\nwhen = \"{when}\"\n{replies}");
+    [
+        turn("answer", last.to_owned()),
+        turn(&format!("{STEPS} steps"), tool("read_file", "{ path = \"notes.txt\" }").repeat(STEPS) + last),
+        turn("reservations", tool("reserve", "{ persons = 2 }").repeat(STEPS) + last),
+        // 26 words in 3.25 s.
+        turn(
+            "slow",
+            format!("[[turn.reply]]\nchunk_ms = 125\ntext = \"{}\"\n", "word ".repeat(26).trim_end()),
+        ),
+    ]
+    .concat()
+}
+
+/// Text of this many bytes, with words as a stream has them.
+fn words(bytes: usize) -> String {
+    let mut text = "the order was shipped to Hamburg on Tuesday and ".repeat(bytes / 40);
+    text.truncate(bytes);
+    text.trim_end().to_owned()
+}
