@@ -118,7 +118,7 @@ bench: postgres ## What Wakeful costs next to pgbench: ARGS="--quick --only work
 	$(BENCH) $(ARGS)
 
 .PHONY: bench-compare
-bench-compare: postgres ## The same steps with Absurd, DBOS and LangGraph's checkpointer, which it installs
+bench-compare: postgres ## The same steps with Absurd, DBOS, LangGraph and apalis, which it installs
 	@scripts/setup bench-peers
 	$(BENCH) --only compare $(ARGS)
 

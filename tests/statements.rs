@@ -1,4 +1,4 @@
-//! What a step costs, in figures that a slow machine does not change: statements, round trips and bytes of WAL.
+//! What a step costs, in figures that a slow machine does not change: statements, round trips, bytes of WAL, allocations.
 //!
 //! `statements.toml` has the limit of each figure. A change that lowers a figure lowers its limit in the same commit.
 //! `make bench-smoke` prints the figures and the statements behind them.
@@ -87,6 +87,39 @@ async fn a_message_that_comes_in_sends_no_more_statements_than_its_limit() {
     drop((api, worker));
     check("first_message", &median(first));
     check("next_message", &median(next));
+}
+
+#[tokio::test]
+async fn a_pure_tool_step_allocates_no_more_than_its_limit() {
+    let world = World::new().await;
+    let file = world.options.path("allocations");
+    let worker =
+        world.options.clone().arg("--roles").arg("worker").env("FIXTURE_ALLOCATIONS", file.to_str().unwrap());
+    let worker = worker.spawn(&world.database.url);
+    worker.wait_for_log("\"Working\"").await;
+    world.run("warm", &format!("{STEPS} steps")).await;
+    let counts = || {
+        let bytes = std::fs::read(&file).expect("the counts");
+        [&bytes[..8], &bytes[8..]]
+            .map(|eight| u64::from_ne_bytes(eight.try_into().expect("eight bytes")) as f64)
+    };
+    let (mut allocations, mut bytes) = (Vec::new(), Vec::new());
+    for number in 0..RUNS {
+        let before = counts();
+        world.run(&format!("one-{number}"), "answer").await;
+        let between = counts();
+        world.run(&format!("many-{number}"), &format!("{STEPS} steps")).await;
+        let after = counts();
+        let steps = |at: usize| (after[at] - between[at] - (between[at] - before[at])) / STEPS as f64;
+        allocations.push(steps(0));
+        bytes.push(steps(1));
+    }
+    drop(worker);
+    for (unit, mut each) in [("allocations", allocations), ("allocated_bytes", bytes)] {
+        each.sort_by(f64::total_cmp);
+        println!("pure_tool_step, {unit} in each pair of runs: {each:.0?}");
+        within("pure_tool_step", unit, each[RUNS / 2], "");
+    }
 }
 
 #[tokio::test]

@@ -12,6 +12,8 @@ mod made;
 mod peers;
 mod pgbench;
 mod process;
+mod provider;
+mod readers;
 mod reads;
 mod report;
 mod server;
@@ -38,10 +40,12 @@ enum Part {
     Commit,
     /// Processes of the release binary drain a backlog.
     Worker,
-    /// From a posted message to its first step, and from a kill to the next claim.
+    /// From a posted message to its first step and to the model's request, and from a kill to the next claim.
     Wake,
     /// Start, memory and CPU of an idle process.
     Idle,
+    /// Live streams that have nothing to show.
+    Readers,
     /// Hydration by length, and claims by length of the queue.
     Reads,
     /// Claims after many jobs have ended.
@@ -67,6 +71,9 @@ struct Arguments {
     /// Rounds. Every contestant runs once in each.
     #[arg(long)]
     rounds: Option<u32>,
+    /// Kills of the part `wake`.
+    #[arg(long)]
+    kills: Option<usize>,
     /// A server in memory and without fsync, instead of on the disk with it.
     #[arg(long)]
     tmpfs: bool,
@@ -148,8 +155,12 @@ async fn measure(
         progress.say("picking up");
         let waits = worker::pick_ups(server, if arguments.quick { 30 } else { 200 }).await?;
         report.add_percentiles("Waking", "message posted to first step, idle process", "ms", &waits);
+        let waits = worker::first_bytes(server, if arguments.quick { 30 } else { 200 }).await?;
+        let name = "message posted to first byte at the provider, idle process";
+        report.add_percentiles("Waking", name, "ms", &waits);
         progress.say("killing workers");
-        let waits = worker::takeovers(server, if arguments.quick { 1 } else { 5 }).await?;
+        let kills = arguments.kills.unwrap_or(if arguments.quick { 1 } else { 5 });
+        let waits = worker::takeovers(server, kills).await?;
         report.add_percentiles("Waking", "kill -9 to next claim, default settings", "s", &waits);
     }
     if arguments.has(Part::Idle) {
@@ -161,6 +172,16 @@ async fn measure(
         report.add("One idle process", "CPU", "% of a core", &[idle.cpu_percent]);
         let name = format!("resident memory, {} sessions at rest", idle.resting);
         report.add("One idle process", name, "MB", &[idle.resident_with_resting_mb]);
+    }
+    if arguments.has(Part::Readers) {
+        progress.say("idle readers");
+        let idle = readers::idle(server, if arguments.quick { 1_000 } else { 10_000 }).await?;
+        let section = "Live streams that have nothing to show";
+        let name = |what: &str| format!("{} readers: {what}", idle.readers);
+        report.add(section, "resident memory of the process without readers", "MB", &[idle.mb_before]);
+        report.add(section, name("resident memory"), "MB", &[idle.mb]);
+        report.add(section, name("CPU"), "% of a core", &[idle.cpu_percent]);
+        report.add(section, name("statements a second"), "", &[idle.statements_per_s]);
     }
     if arguments.has(Part::Reads) {
         let mut databases = Vec::new();

@@ -18,6 +18,7 @@ pub enum Peer {
     Absurd,
     Dbos,
     LangGraph,
+    Apalis,
 }
 
 impl Peer {
@@ -26,15 +27,17 @@ impl Peer {
             Peer::Absurd => "Absurd, 1 worker (npm absurd-sdk)",
             Peer::Dbos => "DBOS, 1 process (PyPI dbos)",
             Peer::LangGraph => "LangGraph's checkpointer, 1 process (PyPI)",
+            Peer::Apalis => "apalis-postgres, 1 process (crate)",
         }
     }
 
     /// What `scripts/setup bench-peers` has installed. The others are left out, and the bench says so.
     pub fn installed() -> impl Iterator<Item = Peer> {
-        [Peer::Absurd, Peer::Dbos, Peer::LangGraph].into_iter().filter(|peer| {
+        [Peer::Absurd, Peer::Dbos, Peer::LangGraph, Peer::Apalis].into_iter().filter(|peer| {
             let is_there = match peer {
                 Peer::Absurd => installed("absurd.sql"),
                 Peer::Dbos | Peer::LangGraph => installed("python/bin/python"),
+                Peer::Apalis => installed("apalis/release/apalis-steps"),
             }
             .exists();
             if !is_there {
@@ -62,6 +65,7 @@ impl Peer {
             }
             Peer::Dbos => python("dbos_steps.py"),
             Peer::LangGraph => python("langgraph_steps.py"),
+            Peer::Apalis => Command::new(installed("apalis/release/apalis-steps")),
         })
     }
 }

@@ -22,15 +22,28 @@ pub struct Site {
 }
 
 impl Site {
+    /// A site whose model is scripted and answers at once.
     pub fn new() -> Result<Site> {
+        Site::with_model("scripted/bench", "")
+    }
+
+    /// A site whose model is at `url` and speaks OpenAI's protocol.
+    pub fn with_provider(url: &str) -> Result<Site> {
+        Site::with_model("openai/bench", &format!("[providers.openai]\nbase_url = \"{url}\"\n"))
+    }
+
+    fn with_model(model: &str, more: &str) -> Result<Site> {
         let dir = TempDir::with_prefix("wakeful-bench-")?;
         let path = dir.path();
         std::fs::create_dir(path.join("scenarios"))?;
         std::fs::write(path.join("scenarios/bench.toml"), scenario())?;
         std::fs::write(
             path.join("wakeful.toml"),
-            "[server]\nlisten = \"127.0.0.1:0\"\n[workspace]\ndir = \"workspaces\"\n[scripted]\ndir = \"scenarios\"\n\
-             [agents.default]\nsystem_prompt = \"You are measured.\"\nmodel = \"scripted/bench\"\ntools = [\"read_file\"]\n",
+            format!(
+                "[server]\nlisten = \"127.0.0.1:0\"\n[workspace]\ndir = \"workspaces\"\n\
+                 [scripted]\ndir = \"scenarios\"\n[agents.default]\nsystem_prompt = \"You are measured.\"\n\
+                 model = \"{model}\"\ntools = [\"read_file\"]\n{more}"
+            ),
         )?;
         Ok(Site { dir })
     }
@@ -177,6 +190,24 @@ pub fn cpu_seconds(pid: i32) -> f64 {
     };
     // SAFETY: sysconf takes no pointers.
     ticks as f64 / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64
+}
+
+/// Lets this process, and those that it starts, open as many descriptors as the system allows. Returns how many.
+pub fn raise_descriptors() -> Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls get a pointer to a whole `rlimit` that lives longer than the call.
+    let raised = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        // Only root may raise the second limit.
+        let wished = libc::rlimit { rlim_cur: 65_536, rlim_max: limit.rlim_max.max(65_536) };
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &wished) != 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit)
+    };
+    anyhow::ensure!(raised == 0, "the limit of descriptors cannot be read");
+    Ok(limit.rlim_cur)
 }
 
 /// Resident memory in MB.

@@ -3,6 +3,7 @@
 
 use crate::fixture::Database;
 use crate::process::{self, STEPS, Serve, Site};
+use crate::provider::Provider;
 use crate::server::{Server, Spent};
 use anyhow::{Context, Result, bail, ensure};
 use sqlx::Connection;
@@ -167,6 +168,38 @@ pub async fn pick_ups(server: &Server, times: usize) -> Result<Vec<f64>> {
     Ok(waits)
 }
 
+/// Milliseconds from a message that is posted to an idle process until the first byte of the model's request arrives at
+/// the provider. Each message is of a new conversation.
+pub async fn first_bytes(server: &Server, times: usize) -> Result<Vec<f64>> {
+    let database = Database::create(server.url(), "first_byte").await?;
+    let mut provider = Provider::start().await?;
+    let site = Site::with_provider(&provider.url)?;
+    let process = site.serve(&database.url, "api,worker").await?;
+    let (client, url) = (reqwest::Client::new(), process.url()?);
+    let mut waits = Vec::new();
+    // The first posts prepare statements and open connections, also the one to the provider.
+    for number in 0..times + 5 {
+        let posted = Instant::now();
+        let answer = client
+            .post(format!("{url}/v1/chat/first-byte-{number}/messages"))
+            .body(serde_json::json!({"user_id": "ann", "text": "answer"}).to_string())
+            .send()
+            .await?
+            .error_for_status();
+        answer?;
+        let came = tokio::time::timeout(Duration::from_secs(30), provider.first_bytes.recv());
+        let came = came.await.context("no request came to the provider")?.context("the provider runs")?;
+        if number >= 5 {
+            waits.push((came - posted).as_secs_f64() * 1e3);
+        }
+        // The process is idle again, and its notifications are sent.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    process.kill().await?;
+    database.remove().await?;
+    Ok(waits)
+}
+
 /// Seconds from `kill -9` of a worker with the default settings until another one claims its job.
 pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
     let database = Database::create(server.url(), "takeover").await?;
@@ -261,7 +294,7 @@ async fn at_rest(site: &Site, database: &Database) -> Result<(f64, f64)> {
 }
 
 /// Makes sessions that rest: one runs to its end, and SQL copies its rows.
-async fn rest(database: &Database, site: &Site, count: usize) -> Result<()> {
+pub async fn rest(database: &Database, site: &Site, count: usize) -> Result<()> {
     backlog(database, site, 1, "answer").await?;
     let mut connection = database.connect().await?;
     let worker = site.serve(&database.url, "worker").await?;

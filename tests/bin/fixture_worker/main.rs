@@ -8,8 +8,10 @@
 //! | `FIXTURE_TAKE_MS` | each call takes this many milliseconds |
 //! | `FIXTURE_HOLD` | each call waits while this file exists; with `-charge` or `-reserve` appended, one tool waits |
 //! | `FIXTURE_NEXT` | `reserve` has one more required argument, as in a later version |
+//! | `FIXTURE_ALLOCATIONS` | counts its allocations in this file, see `allocations.rs` |
 //! | `FIXTURE_POST`, `FIXTURE_SENT`, `FIXTURE_POST_SAYS` | sends mail by its own channel, see `post.rs` |
 
+mod allocations;
 mod misbehave;
 mod post;
 
@@ -109,6 +111,10 @@ async fn hold(tool: &str) {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = allocations::count_in_file() {
+        eprintln!("fixture_worker: FIXTURE_ALLOCATIONS: {error}");
+        return ExitCode::FAILURE;
+    }
     let app = App::new().tool(Charge).tool(Reserve).tool(Misbehave);
     match Post::from_env() {
         Some(post) => app.channel(post).main(),
