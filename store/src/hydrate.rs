@@ -1,52 +1,54 @@
 //! Hydration: reads a session from the database in one round trip.
 //!
 //! One statement is one snapshot. So `wake_seq` is never newer than the inbox and the ledger that are read
-//! with it, and the transcript ends where the row says. Messages come as their stored text and are parsed
-//! once.
+//! with it, and the transcript ends where the row says. Each message is a row of its own, whose stored text is
+//! parsed once.
 //!
 //! A message that arrives after a run's cancel was requested waits for the next run. Its inbox row has the
 //! outcome `new_run`, and hydration leaves it out while the cancelled run is open.
 
 use crate::{Error, Result, Store};
+use futures::TryStreamExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use sqlx::types::Json;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::generation::{InterruptedCall, Purpose};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
-use wakeful_workflow::record::{Attachment, Usage};
+use wakeful_workflow::record::{Attachment, Block, Details, Record, Role};
 use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
-use wakeful_workflow::strategy::Rebase;
+use wakeful_workflow::state::State;
 
-/// Selects `columns` with `joins`, and every column that can change while a worker has the session.
-macro_rules! select {
-    ($columns:tt, $joins:tt, $session_id:expr) => {
+/// Queries `$before`, then one JSON object of everything that can change while a worker has the session `s`, then
+/// `$after`.
+macro_rules! query_changing {
+    ($before:tt, $after:tt, $session_id:expr) => {
         sqlx::query!(
-            "select "
-                + $columns
-                + r#"
-                s.wake_seq, s.last_event_seq, s.cancel_requested, s.state, s.rebase, s.compaction_failures,
-                case when s.cancel_requested then s.cancel_reason end as cancel_reason,
-                (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content, 'attachments', coalesce(i.attachments, '[]')) order by i.inbox_id)
+            $before
+                + r#"json_build_object(
+                'wake_seq', s.wake_seq, 'last_event_seq', s.last_event_seq, 'cancel_requested', s.cancel_requested,
+                'cancel_reason', case when s.cancel_requested then s.cancel_reason end,
+                'state', s.state, 'rebase', s.rebase, 'compaction_failures', s.compaction_failures,
+                'inbox', (select json_agg(json_build_object('id', i.inbox_id, 'text', i.content,
+                        'attachments', coalesce(i.attachments, '[]')) order by i.inbox_id)
                     from session_inbox i
-                    where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run') as inbox,
-                (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
+                    where i.session_id = s.session_id and i.status = 'pending' and i.outcome <> 'new_run'),
+                'calls', (select json_agg(json_build_object('id', c.call_id, 'effect', c.effect, 'status', c.status,
                         'outcome', c.outcome) order by c.message_number, c.call_id collate "C")
                     from tool_calls c
-                    where c.session_id = s.session_id and c.result_message_number is null) as calls,
-                (select json_agg(json_build_object('generation_id', g.generation_id, 'attempt', g.attempt,
-                        'model', g.model, 'request_sha256', g.request_sha256, 'base_sha256', g.base_sha256,
-                        'started_at', g.started_at, 'repairs', g.repairs, 'resumes', g.resumes, 'resumable', g.resumable,
-                        'purpose', g.purpose, 'context_strategy', g.context_strategy,
+                    where c.session_id = s.session_id and c.result_message_number is null),
+                'generations', (select json_agg(json_build_object('generation_id', g.generation_id,
+                        'attempt', g.attempt, 'model', g.model, 'request_sha256', g.request_sha256,
+                        'base_sha256', g.base_sha256, 'started_at', g.started_at, 'repairs', g.repairs,
+                        'resumes', g.resumes, 'resumable', g.resumable, 'purpose', g.purpose,
+                        'context_strategy', g.context_strategy,
                         'last_chunk', (select coalesce(max(k.chunk_no), -1) from generation_chunks k
                             where k.session_id = g.session_id and k.generation_id = g.generation_id))
                         order by g.attempt, g.started_at)
-                    from generations g where g.session_id = s.session_id) as generations
-            from conversation_sessions s
-            "#
-                + $joins
-                + " where s.session_id = $1",
+                    from generations g where g.session_id = s.session_id))"#
+                + $after,
             $session_id
         )
     };
@@ -56,96 +58,77 @@ impl Store {
     /// Rebuilds the session: row, seeds, transcript, state, totals, open calls, inbox, interrupted model
     /// calls. The result equals the copy in memory of the worker that committed last.
     ///
+    /// The first row is the session's, with an object for each of its parts that stay small. Every other row
+    /// is a message, whose JSON is parsed while the server sends the next ones.
+    ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn hydrate(&self, session_id: &str) -> Result<Session> {
-        let row = select!(
-            r#"s.session_id, s.conversation_id, s.parent_session_id, s.space_id, s.mailbox_id, s.trigger_type, s.agent, s.policy,
-                s.prefix_sha256, p.bytes as "prefix?", s.status,
-                s.base_message_number, s.last_message_number, s.to_message_number,
-                s.last_step_number, s.total_turns, s.total_input_tokens, s.total_output_tokens,
-                s.total_cached_tokens, s.total_cache_write_tokens, s.total_cost_micros,
-                r.run_id as "run_id?", r.steps as "steps?", (r.input_tokens + r.output_tokens) as "run_tokens?",
-                (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
+        let mut rows = query_changing!(
+            r#"select 0 as "message_number!", json_build_object(
+                'session_id', s.session_id, 'conversation_id', s.conversation_id,
+                'parent_session_id', s.parent_session_id, 'space_id', s.space_id, 'mailbox_id', s.mailbox_id,
+                'trigger_type', s.trigger_type, 'agent', s.agent, 'policy', s.policy,
+                'prefix_sha256', s.prefix_sha256, 'status', s.status,
+                'base_message_number', s.base_message_number, 'last_message_number', s.last_message_number,
+                'to_message_number', s.to_message_number, 'last_step_number', s.last_step_number,
+                'totals', json_build_object('turns', s.total_turns, 'usage', json_build_object(
+                    'input_tokens', s.total_input_tokens, 'output_tokens', s.total_output_tokens,
+                    'cached_tokens', s.total_cached_tokens, 'cache_write_tokens', s.total_cache_write_tokens,
+                    'cost_micros', s.total_cost_micros)),
+                'run', case when r.run_id is not null then json_build_object(
+                    'run_id', r.run_id, 'steps', r.steps, 'tokens', r.input_tokens + r.output_tokens) end,
+                'seeds', (select json_agg(json_build_object('role', m.role, 'content', m.content, 'is_new', m.is_new)
                         order by m.ordinal)
-                    from session_seed_messages m where m.session_id = s.session_id) as seeds,
-                (select json_agg(json_build_object('message_number', m.message_number, 'run_id', m.run_id,
-                        'step_number', m.step_number, 'role', m.role, 'content', m.content, 'internal', m.internal,
-                        'details', m.details) order by m.message_number)::text
-                    from conversation_records m
-                    where m.session_id = s.session_id and m.message_number <= s.last_message_number) as records,"#,
-            r#"left join session_runs r on r.session_id = s.session_id and r.status = 'running'
-            left join blobs p on p.sha256 = s.prefix_sha256"#,
+                    from session_seed_messages m where m.session_id = s.session_id)
+            )::text as fixed, "#,
+            r#"::text as changing, p.bytes as prefix,
+                null as "run_id?", null::bigint as "step_number?", null as "role?",
+                null::json as "content?: Json<Vec<Block>>", null::boolean as "internal?",
+                null::json as "details?: Json<Details>"
+            from conversation_sessions s
+            left join session_runs r on r.session_id = s.session_id and r.status = 'running'
+            left join blobs p on p.sha256 = s.prefix_sha256
+            where s.session_id = $1
+            union all
+            select m.message_number, null, null, null, m.run_id, m.step_number, m.role, m.content, m.internal, m.details
+            from conversation_records m
+            where m.session_id = $1
+                and m.message_number <= (select s.last_message_number from conversation_sessions s where s.session_id = $1)"#,
             session_id
         )
-        .fetch_optional(&self.pool)
-        .await?
-        .ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
-        let records = match &row.records {
-            Some(records) => from_text("messages", records)?,
-            None => Vec::new(),
-        };
-        let policy = match row.policy {
-            Some(policy) => {
-                serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
+        .fetch(&self.pool);
+        let (mut head, mut records) = (None, Vec::new());
+        while let Some(row) = rows.try_next().await.map_err(unreadable)? {
+            if let (Some(fixed), Some(changing)) = (row.fixed, row.changing) {
+                let (fixed, changing): (Fixed, Changing) =
+                    (from_text("session", &fixed)?, from_text("session", &changing)?);
+                head = Some((fixed, changing, row.prefix));
+                continue;
             }
-            None => SessionPolicy::default(),
-        };
-        let prefix = match (&row.prefix_sha256, &row.prefix) {
-            (Some(sha256), Some(bytes)) => {
-                Some(Prefix::read(sha256, bytes).map_err(|error| Error::corrupt("pinned prefix", error))?)
-            }
-            (Some(sha256), None) => {
-                return Err(Error::corrupt("pinned prefix", format!("there is no blob {sha256}")));
-            }
-            (None, _) => None,
-        };
-        let Value::Object(state) = row.state else {
-            return Err(Error::corrupt("state", "not an object"));
-        };
-        Ok(Session {
-            session_id: row.session_id.into(),
-            conversation_id: row.conversation_id.into(),
-            parent_session_id: row.parent_session_id.map(Into::into),
-            space_id: row.space_id,
-            mailbox_id: row.mailbox_id,
-            trigger_type: row.trigger_type,
-            agent: row.agent,
-            policy,
-            prefix,
-            status: SessionStatus::parse(&row.status).ok_or_else(|| Error::corrupt("status", &row.status))?,
-            cancel_requested: row.cancel_requested,
-            cancel_reason: row.cancel_reason,
-            wake_seq: row.wake_seq,
-            base_message_number: row.base_message_number,
-            last_message_number: row.last_message_number,
-            to_message_number: row.to_message_number,
-            last_event_seq: row.last_event_seq,
-            last_step_number: row.last_step_number,
-            totals: Totals {
-                turns: row.total_turns.into(),
-                usage: Usage {
-                    input_tokens: row.total_input_tokens,
-                    output_tokens: row.total_output_tokens,
-                    cached_tokens: row.total_cached_tokens,
-                    cache_write_tokens: row.total_cache_write_tokens,
-                    cost_micros: row.total_cost_micros,
-                },
-            },
-            state,
-            rebase: rebase(row.rebase)?,
-            compaction_failures: row.compaction_failures,
-            run: row.run_id.map(|run_id| Run {
+            let (Some(run_id), Some(step_number), Some(role), Some(content), Some(internal), Some(details)) =
+                (row.run_id, row.step_number, row.role, row.content, row.internal, row.details)
+            else {
+                return Err(Error::corrupt(
+                    "messages",
+                    format!("message {} is not whole", row.message_number),
+                ));
+            };
+            records.push(Record {
+                message_number: row.message_number,
                 run_id: run_id.into(),
-                steps: row.steps.unwrap_or(0),
-                tokens: row.run_tokens.unwrap_or(0),
-            }),
-            seeds: list::<Seed>("seeds", row.seeds)?,
-            records,
-            calls: calls(row.calls)?,
-            inbox: inbox(row.inbox)?,
-            interrupted: interrupted(row.generations)?,
-        })
+                step_number,
+                role: Role::parse(&role).ok_or_else(|| Error::corrupt("messages", &role))?,
+                content: content.0,
+                internal,
+                details: details.0,
+            });
+        }
+        // They come in order out of the index, which the statement does not promise.
+        records.sort_by_key(|record| record.message_number);
+        let (fixed, changing, prefix) =
+            head.ok_or_else(|| Error::NotFound { what: "session", id: session_id.to_owned() })?;
+        fixed.session(changing, prefix, records)
     }
 
     /// Updates a worker's copy after `wake_seq` changed or a model call was interrupted. Reads inbox, ledger,
@@ -154,23 +137,145 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Corrupt`], [`Error::Database`].
     pub async fn refresh(&self, session: &mut Session) -> Result<()> {
-        let row = select!("", "", session.session_id.as_str())
-            .fetch_optional(&self.pool)
-            .await?
-            .ok_or_else(|| Error::NotFound { what: "session", id: session.session_id.to_string() })?;
-        session.wake_seq = row.wake_seq;
-        session.last_event_seq = row.last_event_seq;
-        session.cancel_requested = row.cancel_requested;
-        let Value::Object(state) = row.state else {
+        let row = query_changing!(
+            "select ",
+            r#"::text as "changing!" from conversation_sessions s where s.session_id = $1"#,
+            session.session_id.as_str()
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or_else(|| Error::NotFound { what: "session", id: session.session_id.to_string() })?;
+        let changing: Changing = from_text("session", &row.changing)?;
+        changing.update(session)
+    }
+}
+
+/// A message whose JSON cannot be read makes the session corrupt. Every other error is the database's.
+fn unreadable(error: sqlx::Error) -> Error {
+    match error {
+        sqlx::Error::ColumnDecode { source, .. } => Error::corrupt("messages", source),
+        other => other.into(),
+    }
+}
+
+/// What does not change while a worker has the session, except by its own commits.
+#[derive(serde::Deserialize)]
+struct Fixed {
+    session_id: String,
+    conversation_id: String,
+    parent_session_id: Option<String>,
+    space_id: String,
+    mailbox_id: String,
+    trigger_type: String,
+    agent: String,
+    policy: Option<Value>,
+    prefix_sha256: Option<String>,
+    status: String,
+    base_message_number: i64,
+    last_message_number: i64,
+    to_message_number: i64,
+    last_step_number: i64,
+    totals: Totals,
+    run: Option<RunRow>,
+    seeds: Option<Vec<Seed>>,
+}
+
+#[derive(serde::Deserialize)]
+struct RunRow {
+    run_id: String,
+    steps: i64,
+    tokens: i64,
+}
+
+/// What can change while a worker has the session.
+#[derive(serde::Deserialize)]
+struct Changing {
+    wake_seq: i64,
+    last_event_seq: i64,
+    cancel_requested: bool,
+    cancel_reason: Option<String>,
+    state: Value,
+    rebase: Option<Value>,
+    compaction_failures: i64,
+    inbox: Option<Vec<InboxRow>>,
+    calls: Option<Vec<CallRow>>,
+    generations: Option<Vec<GenerationRow>>,
+}
+
+impl Fixed {
+    fn session(self, changing: Changing, prefix: Option<Vec<u8>>, records: Vec<Record>) -> Result<Session> {
+        let policy = match self.policy {
+            Some(policy) => {
+                serde_json::from_value(policy).map_err(|error| Error::corrupt("policy", error))?
+            }
+            None => SessionPolicy::default(),
+        };
+        let prefix = match (&self.prefix_sha256, &prefix) {
+            (Some(sha256), Some(bytes)) => {
+                Some(Prefix::read(sha256, bytes).map_err(|error| Error::corrupt("pinned prefix", error))?)
+            }
+            (Some(sha256), None) => {
+                return Err(Error::corrupt("pinned prefix", format!("there is no blob {sha256}")));
+            }
+            (None, _) => None,
+        };
+        let mut session = Session {
+            session_id: self.session_id.into(),
+            conversation_id: self.conversation_id.into(),
+            parent_session_id: self.parent_session_id.map(Into::into),
+            space_id: self.space_id,
+            mailbox_id: self.mailbox_id,
+            trigger_type: self.trigger_type,
+            agent: self.agent,
+            policy,
+            prefix,
+            status: SessionStatus::parse(&self.status)
+                .ok_or_else(|| Error::corrupt("status", &self.status))?,
+            cancel_requested: false,
+            cancel_reason: None,
+            wake_seq: 0,
+            base_message_number: self.base_message_number,
+            last_message_number: self.last_message_number,
+            to_message_number: self.to_message_number,
+            last_event_seq: 0,
+            last_step_number: self.last_step_number,
+            totals: self.totals,
+            state: State::new(),
+            rebase: None,
+            compaction_failures: 0,
+            run: self.run.map(|run| Run { run_id: run.run_id.into(), steps: run.steps, tokens: run.tokens }),
+            seeds: self.seeds.unwrap_or_default(),
+            records,
+            calls: Vec::new(),
+            inbox: Vec::new(),
+            interrupted: Vec::new(),
+        };
+        changing.update(&mut session)?;
+        Ok(session)
+    }
+}
+
+impl Changing {
+    fn update(self, session: &mut Session) -> Result<()> {
+        session.wake_seq = self.wake_seq;
+        session.last_event_seq = self.last_event_seq;
+        session.cancel_requested = self.cancel_requested;
+        session.cancel_reason = self.cancel_reason;
+        let Value::Object(state) = self.state else {
             return Err(Error::corrupt("state", "not an object"));
         };
         session.state = state;
-        session.rebase = rebase(row.rebase)?;
-        session.compaction_failures = row.compaction_failures;
-        session.cancel_reason = row.cancel_reason;
-        session.inbox = inbox(row.inbox)?;
-        session.calls = calls(row.calls)?;
-        session.interrupted = interrupted(row.generations)?;
+        session.rebase = self
+            .rebase
+            .map(serde_json::from_value)
+            .transpose()
+            .map_err(|error| Error::corrupt("rebase", error))?;
+        session.compaction_failures = self.compaction_failures;
+        session.inbox = self.inbox.unwrap_or_default().into_iter().map(InboxRow::message).collect();
+        session.calls =
+            self.calls.unwrap_or_default().into_iter().map(CallRow::call).collect::<Result<_>>()?;
+        session.interrupted =
+            self.generations.unwrap_or_default().into_iter().map(GenerationRow::interrupted).collect();
         Ok(())
     }
 }
@@ -206,58 +311,40 @@ struct InboxRow {
     attachments: Vec<Attachment>,
 }
 
-fn rebase(column: Option<Value>) -> Result<Option<Rebase>> {
-    column.map(serde_json::from_value).transpose().map_err(|error| Error::corrupt("rebase", error))
-}
-
-fn calls(rows: Option<Value>) -> Result<Vec<Call>> {
-    list::<CallRow>("tool calls", rows)?
-        .into_iter()
-        .map(|row| {
-            Ok(Call {
-                call_id: row.id.into(),
-                effect: Effect::parse(&row.effect).ok_or_else(|| Error::corrupt("effect", &row.effect))?,
-                status: CallStatus::parse(&row.status)
-                    .ok_or_else(|| Error::corrupt("call status", &row.status))?,
-                outcome: row.outcome,
-            })
+impl CallRow {
+    fn call(self) -> Result<Call> {
+        Ok(Call {
+            call_id: self.id.into(),
+            effect: Effect::parse(&self.effect).ok_or_else(|| Error::corrupt("effect", &self.effect))?,
+            status: CallStatus::parse(&self.status)
+                .ok_or_else(|| Error::corrupt("call status", &self.status))?,
+            outcome: self.outcome,
         })
-        .collect()
+    }
 }
 
-fn inbox(rows: Option<Value>) -> Result<Vec<InboxMessage>> {
-    let rows = list::<InboxRow>("inbox", rows)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| InboxMessage { inbox_id: row.id, text: row.text, attachments: row.attachments })
-        .collect())
+impl InboxRow {
+    fn message(self) -> InboxMessage {
+        InboxMessage { inbox_id: self.id, text: self.text, attachments: self.attachments }
+    }
 }
 
-fn interrupted(rows: Option<Value>) -> Result<Vec<InterruptedCall>> {
-    let rows = list::<GenerationRow>("generations", rows)?;
-    Ok(rows
-        .into_iter()
-        .map(|row| InterruptedCall {
-            generation_id: row.generation_id.as_str().into(),
-            attempt: row.attempt,
-            model: row.model,
-            request_sha256: row.request_sha256,
-            started_at: row.started_at,
-            base_sha256: row.base_sha256,
-            repairs: row.repairs,
-            last_chunk: row.last_chunk,
-            resumes: row.resumes.as_deref().map(Into::into),
-            resumable: row.resumable,
-            purpose: row.purpose,
-            context_strategy: row.context_strategy,
-        })
-        .collect())
-}
-
-fn list<T: DeserializeOwned>(what: &'static str, rows: Option<Value>) -> Result<Vec<T>> {
-    match rows {
-        Some(rows) => serde_json::from_value(rows).map_err(|error| Error::corrupt(what, error)),
-        None => Ok(Vec::new()),
+impl GenerationRow {
+    fn interrupted(self) -> InterruptedCall {
+        InterruptedCall {
+            generation_id: self.generation_id.as_str().into(),
+            attempt: self.attempt,
+            model: self.model,
+            request_sha256: self.request_sha256,
+            started_at: self.started_at,
+            base_sha256: self.base_sha256,
+            repairs: self.repairs,
+            last_chunk: self.last_chunk,
+            resumes: self.resumes.as_deref().map(Into::into),
+            resumable: self.resumable,
+            purpose: self.purpose,
+            context_strategy: self.context_strategy,
+        }
     }
 }
 
