@@ -29,6 +29,7 @@ mod email_in;
 mod email_out;
 mod expiry;
 mod fork;
+mod front;
 mod heal;
 mod herald;
 mod histories;

@@ -51,14 +51,27 @@ pub fn slack(
     body: &[u8],
     now_unix_s: i64,
 ) -> Result<(), SignatureError> {
-    const SIGNATURE: &str = "x-slack-signature";
-    let timestamp = timestamp(headers, "x-slack-request-timestamp", now_unix_s)?;
-    let given = text(headers, SIGNATURE)?.strip_prefix("v0=").and_then(|hex| hex::decode(hex).ok());
-    let given = given.ok_or(SignatureError::Header(SIGNATURE))?;
+    let (timestamp, given) = slack_headers(headers, now_unix_s)?;
     let signed = [b"v0:", timestamp.as_bytes(), b":", body];
     let given = [given];
     let good = secrets.iter().any(|secret| is_mac(secret.expose_secret().as_bytes(), &signed, &given));
     if good { Ok(()) } else { Err(SignatureError::Forged) }
+}
+
+/// Like [`is_fresh`], for Slack's headers.
+///
+/// # Errors
+/// [`SignatureError::Header`] and [`SignatureError::Stale`].
+pub fn slack_is_fresh(headers: &HeaderMap, now_unix_s: i64) -> Result<(), SignatureError> {
+    slack_headers(headers, now_unix_s).map(|_| ())
+}
+
+/// Slack's timestamp as it was written, and its signature.
+fn slack_headers(headers: &HeaderMap, now_unix_s: i64) -> Result<(&str, Vec<u8>), SignatureError> {
+    const SIGNATURE: &str = "x-slack-signature";
+    let timestamp = timestamp(headers, "x-slack-request-timestamp", now_unix_s)?;
+    let given = text(headers, SIGNATURE)?.strip_prefix("v0=").and_then(|hex| hex::decode(hex).ok());
+    Ok((timestamp, given.ok_or(SignatureError::Header(SIGNATURE))?))
 }
 
 /// Standard Webhooks: `webhook-signature` (several `v1,BASE64`, separated by spaces) over `ID.TIMESTAMP.BODY`.
