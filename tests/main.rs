@@ -37,6 +37,7 @@ mod house;
 mod inbox;
 mod ingest;
 mod journal;
+mod leaks;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod messenger;

@@ -282,7 +282,8 @@ fn traces(settings: &Settings, endpoint: &str) -> anyhow::Result<Traces> {
         .enable_all()
         .build()?;
     let timeout = Duration::from_millis(settings.timeout_ms);
-    let inner = reqwest::Client::builder().timeout(timeout).build()?;
+    let inner =
+        reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(timeout).build()?;
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(export::Client { runtime: runtime.handle().clone(), inner })

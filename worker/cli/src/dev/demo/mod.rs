@@ -118,7 +118,8 @@ impl Play {
 
     async fn post(&mut self, api: &str, sample: Sample, text: &str) -> Result<()> {
         let url = format!("{api}/v1/chat/{}/messages", sample.conversation);
-        let response = reqwest::Client::new().post(url).json(&json!({"text": text})).send().await?;
+        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
+        let response = client.post(url).json(&json!({"text": text})).send().await?;
         let (status, body) = (response.status(), response.text().await?);
         if !status.is_success() {
             bail!("the API answered {status}: {body}");
