@@ -15,6 +15,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider};
 use tokio::runtime::Runtime;
 use tracing::{Dispatch, Level, Metadata};
+use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::filter::{FilterExt, LevelFilter, dynamic_filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{self, SubscriberExt};
@@ -202,7 +203,13 @@ where
     });
     let logs = match settings.format {
         Format::Text { color } => {
-            tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(color).with_target(false).boxed()
+            let fields = tracing_subscriber::fmt::format::debug_fn(log::text_field).delimited(" ");
+            tracing_subscriber::fmt::layer()
+                .fmt_fields(fields)
+                .with_writer(writer)
+                .with_ansi(color)
+                .with_target(false)
+                .boxed()
         }
         Format::Json => tracing_subscriber::fmt::layer()
             .fmt_fields(tracing_subscriber::fmt::format::JsonFields::new())
