@@ -330,3 +330,33 @@ fn inline(text: &str) -> Vec<Vec<String>> {
     let words = code.split(|c: char| !is_path(c)).filter(|word| word.contains("::"));
     words.map(|word| word.split("::").filter(|one| !one.is_empty()).map(str::to_owned).collect()).collect()
 }
+
+/// A redirect would carry what a request holds, keys too, to any host that it names.
+#[test]
+fn no_client_of_ours_follows_redirects() {
+    let mut clients = 0;
+    for crate_folder in ["worker/engine", "worker/http", "worker/channels", "worker/cli"] {
+        for file in rust_files(&root().join(crate_folder).join("src")) {
+            let text = without_tests(&std::fs::read_to_string(&file).unwrap());
+            for (at, _) in text.match_indices("Client::builder()") {
+                clients += 1;
+                let made: String = text[at..].lines().take(10).collect();
+                assert!(made.contains(".redirect("), "{}: {made}", file.display());
+            }
+        }
+    }
+    assert!(clients >= 7, "the clients are made elsewhere: {clients}");
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}

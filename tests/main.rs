@@ -29,6 +29,7 @@ mod email_in;
 mod email_out;
 mod expiry;
 mod fork;
+mod front;
 mod heal;
 mod herald;
 mod histories;
@@ -36,6 +37,7 @@ mod house;
 mod inbox;
 mod ingest;
 mod journal;
+mod leaks;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod messenger;

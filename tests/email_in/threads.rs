@@ -74,6 +74,17 @@ async fn a_conversation_is_joined_by_proof_and_never_by_a_header_alone() {
             false,
         ),
         (
+            "proof below the trusted server's own header, which a stranger's words broke",
+            mail(
+                "k@x",
+                "Re: Lunch",
+                &format!("Authentication-Results: mx.example.org; spf=fail (of\r\n{PROVED}{by_header}"),
+                "Eight.",
+            ),
+            None,
+            false,
+        ),
+        (
             "proof of a server that is not trusted",
             mail(
                 "i@x",

@@ -9,8 +9,12 @@ use base64::engine::general_purpose;
 use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretString};
 use sha2::Sha256;
-use subtle::ConstantTimeEq;
+use subtle::{Choice, ConstantTimeEq};
 use wakeful_config::webhook::{BASE64, webhook_key};
+
+/// The most signatures that one request may carry: enough for a sender who rotates its secrets. Without a
+/// limit, a stranger could make us compare thousands.
+const SIGNATURES: usize = 16;
 
 /// How far a webhook's timestamp may be from our clock, in seconds: five minutes, as Slack and Standard
 /// Webhooks specify. An older request may be a replay.
@@ -47,13 +51,27 @@ pub fn slack(
     body: &[u8],
     now_unix_s: i64,
 ) -> Result<(), SignatureError> {
+    let (timestamp, given) = slack_headers(headers, now_unix_s)?;
+    let signed = [b"v0:", timestamp.as_bytes(), b":", body];
+    let given = [given];
+    let good = secrets.iter().any(|secret| is_mac(secret.expose_secret().as_bytes(), &signed, &given));
+    if good { Ok(()) } else { Err(SignatureError::Forged) }
+}
+
+/// Like [`is_fresh`], for Slack's headers.
+///
+/// # Errors
+/// [`SignatureError::Header`] and [`SignatureError::Stale`].
+pub fn slack_is_fresh(headers: &HeaderMap, now_unix_s: i64) -> Result<(), SignatureError> {
+    slack_headers(headers, now_unix_s).map(|_| ())
+}
+
+/// Slack's timestamp as it was written, and its signature.
+fn slack_headers(headers: &HeaderMap, now_unix_s: i64) -> Result<(&str, Vec<u8>), SignatureError> {
     const SIGNATURE: &str = "x-slack-signature";
     let timestamp = timestamp(headers, "x-slack-request-timestamp", now_unix_s)?;
     let given = text(headers, SIGNATURE)?.strip_prefix("v0=").and_then(|hex| hex::decode(hex).ok());
-    let given = given.ok_or(SignatureError::Header(SIGNATURE))?;
-    let signed = [b"v0:", timestamp.as_bytes(), b":", body];
-    let good = secrets.iter().any(|secret| is_mac(secret.expose_secret().as_bytes(), &signed, &given));
-    if good { Ok(()) } else { Err(SignatureError::Forged) }
+    Ok((timestamp, given.ok_or(SignatureError::Header(SIGNATURE))?))
 }
 
 /// Standard Webhooks: `webhook-signature` (several `v1,BASE64`, separated by spaces) over `ID.TIMESTAMP.BODY`.
@@ -68,14 +86,12 @@ pub fn standard_webhooks(
 ) -> Result<(), SignatureError> {
     let id = webhook_id(headers)?;
     let timestamp = timestamp(headers, "webhook-timestamp", now_unix_s)?;
-    let signatures = text(headers, "webhook-signature")?;
-    let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body];
-    let keys: Vec<Vec<u8>> = secrets.iter().filter_map(webhook_key).collect();
-    let good = signatures
-        .split(' ')
+    let given: Vec<Vec<u8>> = webhook_signatures(headers)?
         .filter_map(|signature| signature.strip_prefix("v1,"))
         .filter_map(|signature| BASE64.decode(signature).ok())
-        .any(|given| keys.iter().any(|key| is_mac(key, &signed, &given)));
+        .collect();
+    let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body];
+    let good = secrets.iter().filter_map(webhook_key).any(|key| is_mac(&key, &signed, &given));
     if good { Ok(()) } else { Err(SignatureError::Forged) }
 }
 
@@ -87,7 +103,14 @@ pub fn standard_webhooks(
 pub fn is_fresh(headers: &HeaderMap, now_unix_s: i64) -> Result<(), SignatureError> {
     webhook_id(headers)?;
     timestamp(headers, "webhook-timestamp", now_unix_s)?;
-    text(headers, "webhook-signature").map(|_| ())
+    webhook_signatures(headers).map(|_| ())
+}
+
+/// The entries of the header `webhook-signature`.
+fn webhook_signatures(headers: &HeaderMap) -> Result<std::str::Split<'_, char>, SignatureError> {
+    const NAME: &str = "webhook-signature";
+    let entries = text(headers, NAME)?.split(' ');
+    if entries.clone().count() > SIGNATURES { Err(SignatureError::Header(NAME)) } else { Ok(entries) }
 }
 
 /// The header `webhook-id`. It stays the same when the sender repeats a message.
@@ -147,8 +170,10 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     mac
 }
 
-fn is_mac(key: &[u8], parts: &[&[u8]], given: &[u8]) -> bool {
-    mac(key, parts).verify_slice(given).is_ok()
+/// Returns whether one of the given codes is this key's. Reads the body once, however many are given.
+fn is_mac(key: &[u8], parts: &[&[u8]], given: &[Vec<u8>]) -> bool {
+    let mac = mac(key, parts).finalize().into_bytes();
+    given.iter().fold(Choice::from(0), |any, one| any | mac[..].ct_eq(&one[..])).into()
 }
 
 #[cfg(test)]
@@ -219,6 +244,13 @@ mod tests {
         assert_eq!(sign_webhook(&keys, id, now, body), signature);
         let several = format!("v1a,AAAA v1,AAAA {signature} nonsense");
         assert_eq!(standard_webhooks(&keys, &signed(&several), body, now), Ok(()));
+        // A good signature counts among the first sixteen. A header with more is refused, whatever they are.
+        let among = |others: usize| format!("{}{signature}", "v1,AAAA ".repeat(others));
+        assert_eq!(standard_webhooks(&keys, &signed(&among(15)), body, now), Ok(()));
+        let many = Err(SignatureError::Header("webhook-signature"));
+        assert_eq!(standard_webhooks(&keys, &signed(&among(16)), body, now), many);
+        assert_eq!(is_fresh(&signed(&among(16)), now), many, "before the body comes");
+        assert_eq!(is_fresh(&signed(&among(15)), now), Ok(()));
         for forged in ["", "v1,", "v1,AAAA", "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="] {
             let refused = standard_webhooks(&keys, &signed(forged), body, now);
             assert_eq!(refused, Err(SignatureError::Forged), "{forged}");

@@ -188,6 +188,7 @@ impl App {
     pub(crate) fn router(&self, ctx: &Arc<Ctx>) -> anyhow::Result<axum::Router> {
         let own = self.routes.iter().map(|routes| routes(Process { ctx: Arc::clone(ctx) }));
         let (guarded, webhooks) = (wakeful_channels::guarded(ctx)?, wakeful_channels::webhooks(ctx));
-        Ok(own.fold(wakeful_http::router(Arc::clone(ctx), guarded, webhooks), axum::Router::merge))
+        let own = own.fold(axum::Router::new(), axum::Router::merge);
+        Ok(wakeful_http::router(Arc::clone(ctx), guarded, webhooks, own))
     }
 }

@@ -6,8 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tracing::{info, warn};
+use wakeful_config::Config;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::jobs::pool;
+use wakeful_http::front;
 
 /// The roles of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
@@ -56,6 +58,7 @@ pub async fn run(
     let api = async {
         let Some(listener) = listener else { return anyhow::Ok(()) };
         let (router, ctx) = (app.router(&ctx)?, Arc::clone(&ctx));
+        let limits = limits(&ctx.config);
         let works = roles.contains(&Role::Worker);
         info!(listen = %listener.local_addr()?, "Listening");
         let stopped = async move {
@@ -64,7 +67,7 @@ pub async fn run(
             // ends.
             if works { ctx.shutdown.abort.cancelled().await } else { ctx.shutdown.abort.cancel() }
         };
-        axum::serve(listener, router).with_graceful_shutdown(stopped).await.context("the HTTP server failed")
+        front::serve(listener, router, limits, stopped).await.context("the HTTP server failed")
     };
     let worker = async {
         if roles.contains(&Role::Worker) {
@@ -90,6 +93,13 @@ pub async fn run(
     signals.abort();
     ctx.store.close().await;
     ended.map(|_| ())
+}
+
+/// What the front line lets through. It leaves descriptors for the pool of the database, for a model call and
+/// a tool of each running step, for deliveries, and for files.
+fn limits(config: &Config) -> front::Limits {
+    let kept = 2 * config.database.max_connections as usize + 4 * config.queue.concurrency + 64;
+    front::Limits::of_this_process(config.server.connections, kept, config.server.head_timeout)
 }
 
 /// Drains at the first signal (SIGTERM, SIGINT), and gives running work back at the second.

@@ -104,6 +104,15 @@ pub struct Server {
     pub token: Option<SecretString>,
     /// Tokens for the header `X-Internal-Token`; several, for rotation.
     pub internal_tokens: Vec<SecretString>,
+    /// The most connections at a time. There are fewer if the process may not open so many descriptors.
+    pub connections: usize,
+    /// The longest wait for a request's whole head, and how long a kept connection may be silent.
+    pub head_timeout: Duration,
+    /// How much of unanswered requests' bodies is held in memory: of callers with the token, and again of
+    /// strangers.
+    pub held_mb: usize,
+    /// The most streams of events at a time.
+    pub streams: usize,
     /// How often an idle stream of events sends a sign of life.
     pub sse_heartbeat_s: u64,
     /// The largest bundle that is imported, unpacked.

@@ -61,6 +61,11 @@ fn server(mut section: Section<'_>) -> Server {
         listen: listen.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7070)),
         token: section.secret("token", |_| None),
         internal_tokens: section.secrets("internal_tokens"),
+        connections: narrow(section.number("connections", 16..=1_000_000), 4096),
+        head_timeout: Duration::from_secs(narrow(section.number("head_timeout_s", 1..=3600), 10)),
+        // A mail of 40 MB in base64 has to find room.
+        held_mb: narrow(section.number("held_mb", 64..=65_536), 64),
+        streams: narrow(section.number("streams", 1..=1_000_000), 1000),
         sse_heartbeat_s: section.number("sse_heartbeat_s", 1..=3600).unwrap_or(15).unsigned_abs(),
         import_limit_mb: section.number("import_limit_mb", 1..=65_536).unwrap_or(256).unsigned_abs(),
         ingest_concurrency: narrow(section.number("ingest_concurrency", 1..=10_000), 64),

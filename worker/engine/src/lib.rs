@@ -15,6 +15,7 @@
 //! | how code that never yields is stopped | [`watchdog`] |
 //! | which tools and models there are, and how one is added | [`tool`], [`model`] |
 //! | the objects that all of these share | [`ctx`] |
+//! | how hostile text is shown | [`printable`] |
 //! | how the process is seen from outside | [`telemetry`] |
 
 pub mod cancels;
@@ -27,6 +28,7 @@ pub mod jobs;
 pub mod model;
 pub mod new_session;
 pub mod perform;
+pub mod printable;
 pub mod replay;
 
 pub mod telemetry;

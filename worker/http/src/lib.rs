@@ -8,7 +8,9 @@ pub mod bundle;
 pub mod context;
 mod conversations;
 mod deliveries;
+mod door;
 mod fork;
+pub mod front;
 pub mod guard;
 mod health;
 pub mod problem;
@@ -16,20 +18,31 @@ pub mod sessions;
 mod steer;
 mod stream;
 
-use axum::Router;
+use axum::{Extension, Router};
 use axum::extract::DefaultBodyLimit;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use body::BODY_LIMIT_BYTES;
+use door::Door;
 use guard::{guard, shed};
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 use wakeful_engine::ctx::Ctx;
 
 /// All routes of Wakeful.
 ///
 /// The channels bring their own routes. `guarded` goes below `/v1`, behind the bearer token. `webhooks` goes
-/// below `/v1/triggers`; each of these routes checks its caller itself.
-pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>) -> Router {
+/// below `/v1/triggers`; each of these routes checks its caller itself. `own` are a program's own routes. The
+/// bodies of all of them come through the door.
+pub fn router(
+    ctx: Arc<Ctx>,
+    guarded: Router<Arc<Ctx>>,
+    webhooks: Router<Arc<Ctx>>,
+    own: Router,
+) -> Router {
+    let door = from_fn_with_state(Door::new(Arc::clone(&ctx)), door::held);
+    let streams = Arc::new(Semaphore::new(ctx.config.server.streams));
+    let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
     let v1 = Router::new()
         .route("/sessions", get(sessions::list))
         .route("/sessions/{id}", get(sessions::show))
@@ -46,8 +59,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/sessions/{id}/terminate", post(steer::terminate))
         .route("/sessions/{id}/fork", post(fork::fork))
         .route("/sessions/{id}/tree", get(fork::tree))
-        .route("/sessions/{id}/stream", get(stream::stream))
-        .route("/sessions/import", post(bundle::import))
+        .route("/sessions/{id}/stream", get(stream::stream).layer(Extension(streams)))
         .route("/deliveries", get(deliveries::list))
         .route("/deliveries/{id}", get(deliveries::show))
         .route("/deliveries/{id}/resend", post(deliveries::resend))
@@ -55,10 +67,12 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/conversations/{id}/history", get(conversations::history))
         .route("/conversations/{id}/new", post(conversations::restart))
         .merge(guarded)
+        .layer(door.clone())
+        .merge(imports)
         .route_layer(from_fn_with_state(Arc::clone(&ctx), guard))
         // Outside the guard: an export needs its own token instead of the bearer token.
         .route("/sessions/{id}/export", get(bundle::export))
-        .nest("/triggers", webhooks.layer(from_fn_with_state(Arc::clone(&ctx), shed)));
+        .nest("/triggers", webhooks.layer(door.clone()).layer(from_fn_with_state(Arc::clone(&ctx), shed)));
     Router::new()
         .nest("/v1", v1)
         .route("/sessions/{id}/export", get(bundle::export))
@@ -68,4 +82,5 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .method_not_allowed_fallback(problem::no_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
         .with_state(ctx)
+        .merge(own.layer(door))
 }

@@ -8,6 +8,7 @@
 
 use crate::body::Id;
 use crate::problem::Problem;
+use axum::Extension;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::HeaderMap;
@@ -21,6 +22,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::debug;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::generation::LiveGeneration;
@@ -43,11 +45,15 @@ pub(super) struct StreamQuery {
 
 pub(super) async fn stream(
     State(ctx): State<Arc<Ctx>>,
+    Extension(streams): Extension<Arc<Semaphore>>,
     Id(id): Id,
     query: Result<Query<StreamQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let Query(query) = query?;
+    let Ok(place) = streams.try_acquire_owned() else {
+        return Err(Problem::unavailable("all streams of events are taken (server.streams)", 5));
+    };
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
     let last =
         match headers.get("last-event-id") {
@@ -67,6 +73,7 @@ pub(super) async fn stream(
         generation: None,
         chunk: NONE,
         frames: VecDeque::new(),
+        _place: place,
     };
     let frames = futures::stream::unfold(reader, |mut reader| async move {
         let frame = reader.next().await?;
@@ -85,6 +92,8 @@ struct Reader {
     generation: Option<String>,
     chunk: i64,
     frames: VecDeque<Event>,
+    /// One of `server.streams`.
+    _place: OwnedSemaphorePermit,
 }
 
 impl Reader {

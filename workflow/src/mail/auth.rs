@@ -1,7 +1,8 @@
 //! Checks the sender of a mail by the receiving server's `Authentication-Results` (RFC 8601).
 //!
 //! Anybody can write that header. It counts only if its first word names a trusted server. Only the topmost
-//! of those counts, because a server puts its own header above all others.
+//! of those counts, because a server puts its own header above all others. A header that cannot be parsed may
+//! be the trusted server's: what a stranger wrote can break it. So it ends the search, and proves nothing.
 
 use super::{MailFacts, domain_of};
 
@@ -12,11 +13,13 @@ pub fn dmarc_passed(facts: &MailFacts, told: Option<bool>, trusted: &[String]) -
     if let Some(told) = told {
         return told;
     }
-    let topmost = facts.authentication_results.iter().find_map(|header| {
-        let result = parse(header)?;
-        trusted.iter().any(|id| id.eq_ignore_ascii_case(&result.server)).then_some(result)
-    });
-    topmost.is_some_and(|result| result.passes_for(domain_of(&from.address)))
+    let is_trusted = |results: &Results| trusted.iter().any(|id| id.eq_ignore_ascii_case(&results.server));
+    let topmost = facts
+        .authentication_results
+        .iter()
+        .map(|header| parse(header))
+        .find(|parsed| parsed.as_ref().is_none_or(is_trusted));
+    topmost.flatten().is_some_and(|results| results.passes_for(domain_of(&from.address)))
 }
 
 /// One parsed header.
@@ -147,6 +150,14 @@ mod tests {
             (&["mx.example.org; none", good], false),
             (&["mx.evil.org; dmarc=pass header.from=example.com"], false),
             (&["mx.example.org.evil.org; dmarc=pass header.from=example.com"], false),
+            // The trusted server's header cannot be parsed, and the sender wrote the one below it.
+            (&["mx.example.org; spf=pass (a sender's name with one bracket; dmarc=fail", good], false),
+            (&["mx.example.org; spf=pass) smtp.mailfrom=x.org", good], false),
+            (&["mx.example.org; spf=fail smtp.mailfrom=\"x@evil.org; dmarc=fail", good], false),
+            (&["mx.example.org; spf=fail (x\\", good], false),
+            (&["; dmarc=fail header.from=example.com", good], false),
+            (&["", good], false),
+            (&["(mx.example.org); dmarc=fail header.from=example.com", good], false),
             // Another domain, or no domain.
             (&["mx.example.org; dmarc=pass header.from=evil.org"], false),
             (&["mx.example.org; dmarc=pass"], false),

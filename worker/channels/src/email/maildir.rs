@@ -4,7 +4,9 @@ use super::compose::compose;
 use async_trait::async_trait;
 use lettre::message::Mailbox;
 use serde_json::{Value, json};
+use std::fs::{File, Permissions};
 use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
 
@@ -61,17 +63,20 @@ impl Channel for Maildir {
     }
 }
 
-/// Writes into `tmp`, then renames into `new`, as Maildir requires. So a reader never sees half a message.
+/// Writes into `tmp`, then renames into `new`, as Maildir requires. So a reader never sees half a message. What this
+/// makes is for its own user only, whatever the umask.
 fn write(dir: &Path, name: &str, bytes: &[u8]) -> std::io::Result<PathBuf> {
     for folder in ["tmp", "new", "cur"] {
-        std::fs::create_dir_all(dir.join(folder))?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir.join(folder))?;
     }
     let (unfinished, finished) = (dir.join("tmp").join(name), dir.join("new").join(name));
-    let mut file = std::fs::File::create(&unfinished)?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    // An attempt that died may have left the file.
+    file.set_permissions(Permissions::from_mode(0o600))?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&unfinished, &finished)?;
-    std::fs::File::open(dir.join("new"))?.sync_all()?;
+    File::open(dir.join("new"))?.sync_all()?;
     Ok(finished)
 }
 

@@ -97,7 +97,9 @@ fn facts(message: &Message<'_>) -> (MailFacts, Vec<NewAttachment>) {
     let from = &headers.from;
     let facts = MailFacts {
         message_id: message.message_id().and_then(id),
-        from: if headers.froms == 1 && from.len() == 1 { from.first().cloned() } else { None },
+        // An address that cannot be read counts too. If it were skipped, the readable one beside it would be
+        // believed, although the receiving server may have judged the other.
+        from: if headers.froms == 1 && headers.senders == 1 { from.first().cloned() } else { None },
         reply_to: people(message.reply_to()),
         to: people(message.to()),
         cc: people(message.cc()),
@@ -122,6 +124,8 @@ fn facts(message: &Message<'_>) -> (MailFacts, Vec<NewAttachment>) {
 struct Headers {
     /// How many `From` headers there are.
     froms: usize,
+    /// How many addresses they list, readable or not.
+    senders: usize,
     from: Vec<Person>,
     authentication_results: Vec<String>,
     machine: Vec<(String, String)>,
@@ -139,6 +143,7 @@ impl Headers {
                 "from" => {
                     headers.froms += 1;
                     if let HeaderValue::Address(address) = &header.value {
+                        headers.senders += address.iter().count();
                         headers.from.extend(people(Some(address)));
                     }
                 }
@@ -388,7 +393,15 @@ mod tests {
 
     #[test]
     fn of_two_senders_none_is_believed() {
-        for from in ["From: a@b.de\r\nFrom: c@d.de", "From: a@b.de, c@d.de", "Subject: x"] {
+        for from in [
+            "From: a@b.de\r\nFrom: c@d.de",
+            "From: a@b.de, c@d.de",
+            "From: nobody, a@b.de",
+            "From: <eve evil.org>, Ann <a@b.de>",
+            "From: Eve <eve@evil.org\u{7}>, a@b.de",
+            "From: all: a@b.de, nobody;",
+            "Subject: x",
+        ] {
             let read = read(format!("{from}\r\nTo: x@y.de\r\n\r\nx").as_bytes()).unwrap();
             assert_eq!(read.facts.from, None, "{from}");
         }

@@ -12,6 +12,8 @@ mod webhook;
 
 use super::signed::SignatureError;
 use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{FromRequest as _, Request};
 use axum::http::StatusCode;
 use axum::routing::post;
 use serde_json::Value;
@@ -187,6 +189,11 @@ fn ignored(messenger: &str, why: &str) -> Result<StatusCode, Problem> {
 fn not_signed(messenger: &str, error: SignatureError) -> Problem {
     warn!(error = %error, "A webhook that claims to be from {messenger} was refused");
     Problem::new(StatusCode::UNAUTHORIZED, error.to_string())
+}
+
+/// Reads a request's body. The caller has looked at what the headers say of the sender.
+async fn whole_body(request: Request) -> Result<Bytes, Problem> {
+    Ok(Bytes::from_request(request, &()).await?)
 }
 
 /// Parses a verified body as JSON.

@@ -1,4 +1,4 @@
-use super::super::printable::is_active_char;
+use wakeful_engine::printable::is_active_char;
 use super::*;
 use serde_json::{Value, json};
 

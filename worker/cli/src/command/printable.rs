@@ -1,35 +1,8 @@
 //! Makes hostile text harmless: control characters are shown as escapes and have no effect.
 
 use serde::Serialize;
-use std::borrow::Cow;
-use std::fmt::Write as _;
 
-/// Returns whether a character acts on the terminal, or changes the order of the text around it, instead of
-/// being shown. Joiners do not count: scripts and emoji need them.
-pub(super) fn is_active_char(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}'
-            | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}')
-}
-
-/// Puts `text` on one line, with every character that acts on the terminal ([`is_active_char`]) shown as an
-/// escape: `\n`, `\u{1b}`, `\u{202e}`.
-pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_active_char) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_active_char(c) {
-            shown.extend(c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    Cow::Owned(shown)
-}
+pub(super) use wakeful_engine::printable::{json_text, printable};
 
 /// Like [`printable`], but keeps newlines and turns tabs into spaces.
 pub(super) fn printable_lines(text: &str) -> String {
@@ -40,23 +13,8 @@ pub(super) fn printable_lines(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Serializes `item` as JSON whose strings hold no character that acts on the terminal ([`is_active_char`]).
-/// Such characters that JSON itself does not escape are written as `\u…`.
+/// Serializes `item` as JSON whose strings hold no character that acts on the terminal.
 pub(super) fn json<T: Serialize>(item: &T, pretty: bool) -> Result<String, serde_json::Error> {
     let text = if pretty { serde_json::to_string_pretty(item)? } else { serde_json::to_string(item)? };
-    if !text.contains(|c| c != '\n' && is_active_char(c)) {
-        return Ok(text);
-    }
-    let mut safe = String::with_capacity(text.len() + 16);
-    let mut units = [0; 2];
-    for c in text.chars() {
-        if c == '\n' || !is_active_char(c) {
-            safe.push(c);
-        } else {
-            for unit in c.encode_utf16(&mut units) {
-                let _ = write!(safe, "\\u{unit:04x}");
-            }
-        }
-    }
-    Ok(safe)
+    Ok(json_text(text))
 }

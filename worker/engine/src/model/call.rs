@@ -116,6 +116,11 @@ pub async fn open(
         .map_err(|error| not_sent(error, first))?;
 
     let status = response.status().as_u16();
+    if response.status().is_redirection() {
+        let message = "the server redirects to another address, and redirects are not followed: set the \
+                       provider's base_url to that address if you trust it";
+        return Err(Fault::Refused { status, message: message.to_owned() });
+    }
     let is_json = response
         .headers()
         .get(CONTENT_TYPE)

@@ -72,7 +72,11 @@ impl Models {
     pub fn built_in(config: &Config) -> Result<Models, reqwest::Error> {
         let mut models = Models::default();
         let client = |provider: &Provider| {
-            reqwest::Client::builder().connect_timeout(Duration::from_secs(provider.connect_s)).build()
+            reqwest::Client::builder()
+                .connect_timeout(Duration::from_secs(provider.connect_s))
+                // A redirect would carry the prompt, and Anthropic's `x-api-key`, to any host that it names.
+                .redirect(reqwest::redirect::Policy::none())
+                .build()
         };
         let endpoint = |provider: &Provider, official: &str| -> Result<call::Endpoint, reqwest::Error> {
             Ok(call::Endpoint {

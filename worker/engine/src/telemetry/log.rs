@@ -1,5 +1,8 @@
 //! Log formats: JSON, with one flat object per line that includes the fields of the enclosing spans, and a
 //! short form for a terminal.
+//!
+//! Messages and fields hold what strangers and providers wrote. So every format shows characters that act on a
+//! terminal as escapes, and each event stays one line.
 
 use std::fmt;
 
@@ -11,6 +14,8 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
+
+use crate::printable::{json_text, printable};
 
 /// The keys are `timestamp`, `level`, `target`, `message`; `trace_id` and `span_id` inside a trace; the
 /// event's fields; and the fields of the enclosing spans (the innermost wins), such as `session.id` and
@@ -50,7 +55,7 @@ where
                 }
             }
         }
-        writeln!(writer, "{}", Value::Object(line))
+        writeln!(writer, "{}", json_text(Value::Object(line).to_string()))
     }
 }
 
@@ -87,13 +92,23 @@ where
         let level = if *event.metadata().level() <= Level::WARN { "warning: " } else { "" };
         write!(
             writer,
-            "{dim}{}{end}  {strong}{level}{message}{end}",
-            chrono::Local::now().format("%H:%M:%S")
+            "{dim}{}{end}  {strong}{level}{}{end}",
+            chrono::Local::now().format("%H:%M:%S"),
+            printable(&message)
         )?;
         for (key, value) in &fields {
-            write!(writer, "  {dim}{key}={}{end}", text(value))?;
+            write!(writer, "  {dim}{key}={}{end}", printable(&text(value)))?;
         }
         writeln!(writer)
+    }
+}
+
+/// Writes a field for the text format: its name and its value, which has no effect on the terminal.
+pub(super) fn text_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let value = format!("{value:?}");
+    match field.name() {
+        "message" => write!(writer, "{}", printable(&value)),
+        name => write!(writer, "{name}={}", printable(&value)),
     }
 }
 

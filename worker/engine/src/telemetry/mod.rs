@@ -15,6 +15,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider};
 use tokio::runtime::Runtime;
 use tracing::{Dispatch, Level, Metadata};
+use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::filter::{FilterExt, LevelFilter, dynamic_filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{self, SubscriberExt};
@@ -202,7 +203,13 @@ where
     });
     let logs = match settings.format {
         Format::Text { color } => {
-            tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(color).with_target(false).boxed()
+            let fields = tracing_subscriber::fmt::format::debug_fn(log::text_field).delimited(" ");
+            tracing_subscriber::fmt::layer()
+                .fmt_fields(fields)
+                .with_writer(writer)
+                .with_ansi(color)
+                .with_target(false)
+                .boxed()
         }
         Format::Json => tracing_subscriber::fmt::layer()
             .fmt_fields(tracing_subscriber::fmt::format::JsonFields::new())
@@ -282,7 +289,8 @@ fn traces(settings: &Settings, endpoint: &str) -> anyhow::Result<Traces> {
         .enable_all()
         .build()?;
     let timeout = Duration::from_millis(settings.timeout_ms);
-    let inner = reqwest::Client::builder().timeout(timeout).build()?;
+    let inner =
+        reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(timeout).build()?;
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(export::Client { runtime: runtime.handle().clone(), inner })

@@ -257,3 +257,35 @@ fn settings_follow_the_environment() {
     assert_eq!(terminal(Some(("NO_COLOR", "1"))), Format::Text { color: false });
     assert_eq!(terminal(Some(("WAKEFUL_LOG_FORMAT", "json"))), Format::Json);
 }
+
+/// What strangers and providers write reaches the log in fields, in messages and in the fields of spans.
+#[test]
+fn what_others_wrote_neither_acts_on_a_terminal_nor_forges_a_line() {
+    let hostile = "\u{1b}]0;mine\u{7}\u{9b}31m\u{202e}\r\n2026-01-01T00:00:00Z ERROR forged\u{2028}x";
+    let log = |dispatch: &Dispatch| {
+        tracing::dispatcher::with_default(dispatch, || {
+            let outer = info_span!("outer", who = hostile, what = %hostile);
+            outer.in_scope(|| tracing::warn!(error = %hostile, text = hostile, "It said {hostile}"));
+        });
+    };
+    let mut logs = Vec::new();
+    for format in ["text", "json"] {
+        let (dispatch, guard, lines) = start(&settings(&[("WAKEFUL_LOG_FORMAT", format)]));
+        log(&dispatch);
+        logs.push((format, lines.text()));
+        drop(guard);
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let short = tracing_subscriber::fmt::layer()
+        .event_format(log::Short { color: false })
+        .with_writer(move || writer.clone());
+    log(&Dispatch::new(tracing_subscriber::registry().with(short)));
+    logs.push(("short", lines.text()));
+    for (format, text) in logs {
+        let line = text.strip_suffix('\n').unwrap();
+        let acts = |c: char| c.is_control() || matches!(c, '\u{202e}' | '\u{2028}');
+        assert!(!line.contains(acts), "{format}: {line:?}");
+        assert!(line.contains("forged"), "{format}: it is shown: {line:?}");
+    }
+}

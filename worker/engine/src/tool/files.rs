@@ -14,12 +14,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files::WrittenFile;
 use wakeful_workflow::id::CallId;
+
+/// The permissions of what the tools make: only this process's user may read it, whatever the umask.
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 
 /// Maximum number of bytes that `read_file` returns.
 const MAX_READ_BYTES: usize = 256 * 1024;
@@ -279,7 +284,7 @@ fn replace(
     let key = hex::encode(&Sha256::digest(call_id.as_str())[..8]);
     let part = |n: usize| format!(".{key}.{n}.part");
     let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
+    options.write(true).create_new(true).mode(FILE_MODE);
     let mut n = 0;
     let mut file = loop {
         match parent.open_with(part(n), &options) {
@@ -353,9 +358,14 @@ fn open_workspace(workspace: &Workspace) -> Result<Option<Dir>, ToolError> {
 }
 
 fn create_workspace(workspace: &Workspace) -> Result<Dir, ToolError> {
-    Dir::create_ambient_dir_all(&workspace.path, ambient_authority())
+    make_private(&workspace.path)
         .and_then(|()| Dir::open_ambient_dir(&workspace.path, ambient_authority()))
         .map_err(|error| workspace_fault(&error))
+}
+
+/// Makes a folder and its parents, for this process's user only.
+fn make_private(folder: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder)
 }
 
 /// Leaves out the workspace's path: the model has no use for a path of the host.

@@ -182,7 +182,16 @@ async fn translate(encoding: &Encoding, body: &Bytes) -> Result<(Notice, Vec<u8>
     }
 }
 
+/// The fields that decide what arrived, and for which mailbox.
+const DECISIVE: [&str; 3] = ["recipient", "body-mime", "message-headers"];
+
 fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
+    // Mailgun also posts each header of the mail as a field of its name, and the sender chooses those names.
+    for name in DECISIVE {
+        if fields.iter().filter(|field| field.name == name).count() > 1 {
+            return Err(Problem::bad_request(format!("the form has the field `{name}` twice")));
+        }
+    }
     let text = |name: &str| {
         let field = fields.iter().find(|field| field.name == name)?;
         Some(String::from_utf8_lossy(&field.bytes).into_owned())
@@ -190,7 +199,9 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
     let recipients = text("recipient").unwrap_or_default();
     let recipients =
         recipients.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::to_owned).collect();
-    let mail_from = text("sender");
+    // Programs do write a header `sender`. With two fields it is unclear which one is the envelope's.
+    let is_clear = fields.iter().filter(|field| field.name == "sender").count() == 1;
+    let mail_from = text("sender").filter(|_| is_clear);
     let whole = fields.iter().find(|field| field.name == "body-mime");
     let raw = match whole {
         Some(whole) => Bytes::from(whole.bytes.clone()),

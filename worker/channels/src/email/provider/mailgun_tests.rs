@@ -65,6 +65,19 @@ fn the_whole_mail_is_taken_where_it_is_given() {
     assert_eq!(arrived.dmarc_passed, Some(false));
 }
 
+/// Mailgun also posts each header of the mail as a field of its name. So a sender can add such a field.
+#[test]
+fn a_field_that_decides_and_is_there_twice_is_refused() {
+    let good = [field("recipient", "agent@example.org"), field("body-mime", "From: a@b.de\r\n\r\nHi")];
+    assert!(mail(good.to_vec()).is_ok());
+    for name in ["recipient", "body-mime", "message-headers"] {
+        let before = [vec![field(name, "x"), field(name, "x")], good.to_vec()].concat();
+        assert!(mail(before).is_err(), "{name}");
+    }
+    let senders = [good.to_vec(), vec![field("sender", "a@b.de"), field("sender", "")]].concat();
+    assert_eq!(mail(senders).unwrap().mail_from, None, "it is unclear");
+}
+
 #[test]
 fn the_parsed_form_becomes_the_mail_that_it_was() {
     let headers = json!([

@@ -155,12 +155,10 @@ fn mail(posted: Posted) -> Result<Arrived, Problem> {
         .filter(|address| !address.is_empty() && !address.to_ascii_lowercase().ends_with(FORWARDED_TO))
         .cloned()
         .collect();
-    let mut mail_from = None;
-    for header in &posted.headers {
-        if header.name.eq_ignore_ascii_case("Return-Path") {
-            mail_from = Some(header.value.trim().trim_matches(['<', '>']).to_owned());
-        }
-    }
+    // The delivering server puts its `Return-Path` above whatever the sender wrote.
+    let mut return_paths =
+        posted.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("Return-Path"));
+    let mail_from = return_paths.next().map(|header| header.value.trim().trim_matches(['<', '>']).to_owned());
     let raw = match posted.raw_email.as_ref().filter(|raw| !raw.is_empty()) {
         Some(raw) => Bytes::from(raw.clone()),
         None => rebuild(posted)?,

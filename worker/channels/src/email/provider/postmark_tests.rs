@@ -41,6 +41,16 @@ fn arrived(posted: &Value) -> Arrived {
     }
 }
 
+/// The server that delivers puts its `Return-Path` above what the sender wrote.
+#[test]
+fn the_topmost_return_path_counts() {
+    let mut posted = inbound();
+    posted["Headers"][0]["Value"] = json!("<>");
+    let forged = json!({"Name": "Return-Path", "Value": "<ann@example.com>"});
+    posted["Headers"].as_array_mut().unwrap().push(forged);
+    assert_eq!(arrived(&posted).mail_from.as_deref(), Some(""));
+}
+
 #[test]
 fn the_parts_become_the_mail_that_they_were() {
     let arrived = arrived(&inbound());

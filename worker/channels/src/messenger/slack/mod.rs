@@ -6,13 +6,11 @@ mod text;
 
 pub(super) use send::Slack;
 
-use super::{Incoming, accept, ignored, not_signed, parsed, received};
+use super::{Incoming, accept, ignored, not_signed, parsed, received, whole_body};
 use crate::signed;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use event::{Event, PersonMessage};
 use serde_json::json;
@@ -39,14 +37,14 @@ const ANSWER: Duration = Duration::from_millis(2_500);
 /// event; if the message was committed meanwhile, its key marks the repeat as a duplicate.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    request: Request,
 ) -> Result<Response, Problem> {
-    let body = body?;
     let config = &ctx.config.messenger.slack;
-    let now = chrono::Utc::now().timestamp();
-    signed::slack(&config.signing_secrets, &headers, &body, now)
-        .map_err(|error| not_signed("Slack", error))?;
+    let (now, headers) = (chrono::Utc::now().timestamp(), request.headers().clone());
+    let refused = |error| not_signed("Slack", error);
+    signed::slack_is_fresh(&headers, now).map_err(refused)?;
+    let body = whole_body(request).await?;
+    signed::slack(&config.signing_secrets, &headers, &body, now).map_err(refused)?;
     let message = match event::read(&parsed(&body)?) {
         Event::Challenge(challenge) => return Ok(Json(json!({ "challenge": challenge })).into_response()),
         Event::NotForUs(why) => return Ok(ignored("Slack", why)?.into_response()),

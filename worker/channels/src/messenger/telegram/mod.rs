@@ -5,12 +5,10 @@ mod update;
 
 pub(super) use send::Telegram;
 
-use super::{Incoming, accept, ignored, not_signed, parsed, received};
+use super::{Incoming, accept, ignored, not_signed, parsed, received, whole_body};
 use crate::signed;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use secrecy::ExposeSecret;
 use std::sync::Arc;
 use tracing::warn;
@@ -37,12 +35,12 @@ const NOT_ACCEPTED: &str = "I have too many messages here to read, and did not t
 /// chats go on.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    request: Request,
 ) -> Result<StatusCode, Problem> {
-    let body = body?;
     let config = &ctx.config.messenger.telegram;
-    signed::telegram(&config.webhook_secrets, &headers).map_err(|error| not_signed("Telegram", error))?;
+    signed::telegram(&config.webhook_secrets, request.headers())
+        .map_err(|error| not_signed("Telegram", error))?;
+    let body = whole_body(request).await?;
     let message = match update::read(&parsed(&body)?) {
         Ok(message) => message,
         Err(why) => return ignored("Telegram", why),

@@ -5,13 +5,11 @@ mod send;
 
 pub(super) use send::Webhook;
 
-use super::{Incoming, accept, not_signed};
+use super::{Incoming, accept, not_signed, whole_body};
 use crate::signed;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
@@ -40,12 +38,12 @@ struct Message {
 /// Accepts a message: 202, or 200 with the first answer when its `webhook-id` was used before.
 pub(super) async fn receive(
     State(ctx): State<Arc<Ctx>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    request: Request,
 ) -> Result<(StatusCode, Json<Woken>), Problem> {
-    let body = body?;
     let config = &ctx.config.messenger.webhook;
-    let now = chrono::Utc::now().timestamp();
+    let (now, headers) = (chrono::Utc::now().timestamp(), request.headers().clone());
+    signed::is_fresh(&headers, now).map_err(|error| not_signed("a webhook", error))?;
+    let body = whole_body(request).await?;
     let verified = signed::standard_webhooks(&config.secrets, &headers, &body, now);
     let id = verified.and_then(|()| signed::webhook_id(&headers));
     let key = format!("webhook/{}", id.map_err(|error| not_signed("a webhook", error))?);

@@ -68,7 +68,8 @@ pub(super) async fn server(config: &Config) -> Report {
 /// Returns status and body of `/readyz`, or `None` if the connection is refused.
 async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, reqwest::Error> {
     // A local address: ignore a proxy set in the environment.
-    let client = reqwest::Client::builder().no_proxy().build()?;
+    let none = reqwest::redirect::Policy::none();
+    let client = reqwest::Client::builder().redirect(none).no_proxy().build()?;
     match client.get(format!("http://{address}/readyz")).send().await {
         Ok(response) => {
             let status = response.status().as_u16();

@@ -131,7 +131,9 @@ pub(super) async fn from_database(store: &Store, output: &Output, args: &Args) -
 pub(super) async fn from_server(output: &Output, args: &Args, server: &str) -> anyhow::Result<Exit> {
     let token = token(server)?;
     let url = url(server, args)?;
-    let client = reqwest::Client::builder().connect_timeout(super::super::CONNECT).build()?;
+    // A redirect would carry the token to any host that it names.
+    let none = reqwest::redirect::Policy::none();
+    let client = reqwest::Client::builder().redirect(none).connect_timeout(super::super::CONNECT).build()?;
     let response = client.get(url).header(wakeful_http::bundle::INTERNAL_TOKEN, token).send().await;
     let response = match response {
         Ok(response) => response,

@@ -8,6 +8,7 @@ mod cast;
 mod timeline;
 mod verdict;
 
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ pub fn title(style: Style) {
 /// promises.
 pub async fn play(throwaway: &Throwaway, style: Style) -> Result<bool> {
     let dir = throwaway.dir().join("demo");
-    std::fs::create_dir(&dir).context("The demo's folder")?;
+    std::fs::DirBuilder::new().mode(0o700).create(&dir).context("The demo's folder")?;
     let timeline = Timeline::begin(style);
     wakeful_store::create_database(&throwaway.cluster().url("postgres"), "wakeful").await?;
     let url = throwaway.cluster().url("wakeful");
@@ -118,7 +119,8 @@ impl Play {
 
     async fn post(&mut self, api: &str, sample: Sample, text: &str) -> Result<()> {
         let url = format!("{api}/v1/chat/{}/messages", sample.conversation);
-        let response = reqwest::Client::new().post(url).json(&json!({"text": text})).send().await?;
+        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
+        let response = client.post(url).json(&json!({"text": text})).send().await?;
         let (status, body) = (response.status(), response.text().await?);
         if !status.is_success() {
             bail!("the API answered {status}: {body}");

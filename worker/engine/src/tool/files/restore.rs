@@ -1,8 +1,11 @@
 //! Restores a fork's folder from the files in its transcript: all of them or none.
 
-use super::{ToolError, io_fault, open_folder, relative, sync_folders, workspace_fault};
+use super::{
+    FILE_MODE, FOLDER_MODE, ToolError, io_fault, make_private, open_folder, relative, sync_folders,
+    workspace_fault,
+};
 use cap_std::ambient_authority;
-use cap_std::fs::Dir;
+use cap_std::fs::{Dir, DirBuilder, DirBuilderExt as _, OpenOptions, OpenOptionsExt as _};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::Path;
 use wakeful_workflow::files::WrittenFile;
@@ -29,7 +32,7 @@ pub(super) fn restore(path: &Path, files: &[WrittenFile]) -> Result<(), ToolErro
     let (Some(name), Some(parent)) = (path.file_name().and_then(|name| name.to_str()), path.parent()) else {
         return Err(ToolError("The workspace has no name.".to_owned()));
     };
-    let parent = Dir::create_ambient_dir_all(parent, ambient_authority())
+    let parent = make_private(parent)
         .and_then(|()| Dir::open_ambient_dir(parent, ambient_authority()))
         .map_err(|error| workspace_fault(&error))?;
     let prefix = format!(".{name}.");
@@ -48,8 +51,12 @@ pub(super) fn restore(path: &Path, files: &[WrittenFile]) -> Result<(), ToolErro
 }
 
 fn make(parent: &Dir, part: &str, files: &[WrittenFile]) -> Result<(), ToolError> {
+    let mut folder = DirBuilder::new();
+    folder.mode(FOLDER_MODE);
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(FILE_MODE);
     let dir = parent
-        .create_dir(part)
+        .create_dir_with(part, &folder)
         .and_then(|()| parent.open_dir(part))
         .map_err(|error| workspace_fault(&error))?;
     for file in files {
@@ -59,7 +66,8 @@ fn make(parent: &Dir, part: &str, files: &[WrittenFile]) -> Result<(), ToolError
             return Err(ToolError(format!("{:?} names no file.", file.path)));
         };
         let content = file.content.as_deref().unwrap_or_default();
-        let mut made = open_folder(&dir, folder).map_err(fault)?.create(name).map_err(fault)?;
+        let folder_of_file = open_folder(&dir, folder).map_err(fault)?;
+        let mut made = folder_of_file.open_with(name, &options).map_err(fault)?;
         made.write_all(content.as_bytes()).and_then(|()| made.sync_all()).map_err(fault)?;
         sync_folders(&dir, folder).map_err(fault)?;
     }

@@ -1,0 +1,189 @@
+//! The front line: accepts connections, and keeps strangers from holding all of them.
+//!
+//! A connection that sends no whole head within [`Limits::head`] is closed. There are at most
+//! [`Limits::connections`]. When all are taken, a new one takes the place of one that waits: of those whose
+//! address holds the most, the one that has waited longest. If every connection is being served, the new one
+//! gets 503, unless it asks for the process's health: a few places are kept for that.
+//!
+//! The limit leaves descriptors for the database, for models and for deliveries, so a flood of connections
+//! stops no work.
+
+mod places;
+mod tracked;
+
+use crate::problem::Problem;
+use axum::Router;
+use axum::body::Body;
+use axum::http::header::{CONNECTION, HeaderValue};
+use axum::http::{Request, Response};
+use axum::response::IntoResponse;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use places::{Given, Place, Places};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower_service::Service as _;
+use tracing::{debug, warn};
+
+/// A longer head is refused with 431. Also the most that one connection reads ahead.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// Places beyond the limit, which serve only the health, and how long each waits for a head.
+const RESERVE: usize = 32;
+const RESERVE_HEAD: Duration = Duration::from_secs(2);
+
+/// The wait after a connection could not be accepted, mostly for lack of descriptors.
+const NOT_ACCEPTED: Duration = Duration::from_millis(100);
+
+/// The fewest connections, however few descriptors there are.
+const FEWEST: usize = 16;
+
+/// What the front line lets through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most connections at a time.
+    pub connections: usize,
+    /// The longest wait for a request's whole head. A kept connection may be silent for as long.
+    pub head: Duration,
+}
+
+impl Limits {
+    /// As many of the `wanted` connections as there are descriptors for, after `kept` are set aside for other
+    /// uses. Raises the process's own limit of descriptors as far as it may.
+    pub fn of_this_process(wanted: usize, kept: usize, head: Duration) -> Limits {
+        let limit = getrlimit(Resource::Nofile);
+        if let (Some(current), Some(maximum)) = (limit.current, limit.maximum)
+            && current < maximum
+        {
+            // If this fails, the present limit holds.
+            let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(maximum), ..limit });
+        }
+        let descriptors = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |limit| limit as usize);
+        let connections = wanted.min(descriptors.saturating_sub(kept)).max(FEWEST);
+        if connections < wanted {
+            warn!(
+                descriptors,
+                connections, "There are descriptors for fewer connections than server.connections: raise `ulimit -n`"
+            );
+        }
+        Limits { connections, head }
+    }
+}
+
+/// Serves `router` until `stopped` ends. Then it accepts nothing new, and waits until the requests in hand
+/// are answered.
+///
+/// # Errors
+/// None at present: whatever fails concerns one connection.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    stopped: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let places = Arc::new(Places::new(limits.connections, RESERVE));
+    let (connections, ending) = (TaskTracker::new(), CancellationToken::new());
+    let mut stopped = std::pin::pin!(stopped);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut stopped => break,
+            accepted = listener.accept() => accepted,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            // The peer has gone already.
+            Err(error) if is_of_the_peer(&error) => continue,
+            Err(error) => {
+                warn!(%error, "A connection could not be accepted");
+                places.make_room();
+                tokio::time::sleep(NOT_ACCEPTED).await;
+                continue;
+            }
+        };
+        match Places::take(&places, peer.ip()) {
+            Given::Place(place) => {
+                connections.spawn(connection(stream, router.clone(), place, limits.head, ending.clone()));
+            }
+            Given::Reserve(place) => {
+                let head = RESERVE_HEAD.min(limits.head);
+                connections.spawn(connection(stream, router.clone(), place, head, ending.clone()));
+            }
+            Given::Nothing => debug!(%peer, "A connection is closed: all places are taken"),
+        }
+    }
+    drop(listener);
+    ending.cancel();
+    connections.close();
+    connections.wait().await;
+    Ok(())
+}
+
+/// Serves one connection until it ends, is pushed out of its place, or the process ends.
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    place: Place,
+    head: Duration,
+    ending: CancellationToken,
+) {
+    let place = Arc::new(place);
+    let service = service_fn(|request: Request<Incoming>| answer(router.clone(), Arc::clone(&place), request));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head)
+        .max_buf_size(HEAD_BYTES)
+        .keep_alive(!place.is_reserve())
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let mut ends = false;
+    loop {
+        tokio::select! {
+            served = &mut connection => {
+                if let Err(error) = served {
+                    debug!(%error, "A connection ended");
+                }
+                return;
+            }
+            () = place.pushed_out() => {
+                debug!("A connection that waited is closed: all places are taken");
+                return;
+            }
+            () = ending.cancelled(), if !ends => {
+                ends = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+async fn answer(
+    mut router: Router,
+    place: Arc<Place>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    if place.is_reserve() && !matches!(request.uri().path(), "/healthz" | "/readyz") {
+        let full = "all connections are taken; nothing was taken, send it again later";
+        let mut response = Problem::unavailable(full, 1).into_response();
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        return Ok(response);
+    }
+    let (request, served) = tracked::request(request, &place);
+    let response = router.call(request).await?;
+    Ok(tracked::response(response, served))
+}
+
+fn is_of_the_peer(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+use super::*;
+use axum::routing::get;
+use std::net::SocketAddr;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::oneshot;
+
+/// A server with these limits. `/held` answers when `release` is sent.
+struct Server {
+    address: SocketAddr,
+    release: tokio::sync::watch::Sender<bool>,
+    stop: oneshot::Sender<()>,
+    ended: tokio::task::JoinHandle<io::Result<()>>,
+}
+
+async fn server(connections: usize, head: Duration) -> Server {
+    let (release, released) = tokio::sync::watch::channel(false);
+    let held = move || {
+        let mut released = released.clone();
+        async move {
+            let _ = released.wait_for(|is| *is).await;
+            "held"
+        }
+    };
+    let router = Router::new()
+        .route("/healthz", get(|| async { "well" }))
+        .route("/quick", get(|| async { "quick" }).post(|body: String| async { body }))
+        .route("/held", get(held));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let limits = Limits { connections, head };
+    let ended = tokio::spawn(serve(listener, router, limits, async { drop(stopped.await) }));
+    Server { address, release, stop, ended }
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+
+async fn send(address: SocketAddr, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+async fn ask(address: SocketAddr, path: &str) -> TcpStream {
+    send(address, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await
+}
+
+/// Everything until the server closes.
+async fn rest(mut stream: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    // A reset ends it too.
+    let _ = stream.read_to_end(&mut bytes).await;
+    String::from_utf8(bytes).unwrap()
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_come_whole_and_a_silent_connection_are_closed() {
+    let server = server(100, Duration::from_millis(200)).await;
+    for text in ["", "GET /quick HTT", "GET /quick HTTP/1.1\r\nHost: localhost\r\n"] {
+        let answer = rest(send(server.address, text).await).await;
+        assert!(!answer.contains("quick"), "{answer}");
+    }
+    let kept = send(server.address, "GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    assert!(rest(kept).await.ends_with("quick"), "answered, and closed after a while");
+    // What is being answered may take its time.
+    let held = ask(server.address, "/held").await;
+    rest(send(server.address, "").await).await;
+    server.release.send(true).unwrap();
+    assert!(rest(held).await.ends_with("held"));
+}
+
+#[tokio::test]
+async fn when_all_places_are_taken_the_one_that_waits_longest_gives_way() {
+    let server = server(3, LONG).await;
+    let held = ask(server.address, "/held").await;
+    let oldest = send(server.address, "GET /quick HTTP/1.1\r\n").await;
+    // Its answer shows that all three have their places.
+    let mut kept = send(server.address, "GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    let mut answer = [0; 15];
+    kept.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200 OK");
+    assert!(rest(ask(server.address, "/quick").await).await.ends_with("quick"));
+    assert_eq!(rest(oldest).await, "");
+    server.release.send(true).unwrap();
+    assert!(rest(held).await.ends_with("held"), "what is being answered keeps its place");
+}
+
+#[tokio::test]
+async fn when_all_are_being_answered_a_new_one_gets_503_and_the_health_is_told() {
+    let server = server(2, LONG).await;
+    let held = [ask(server.address, "/held").await, ask(server.address, "/held").await];
+    let refused = loop {
+        // The requests may not have come in yet; then one of them gives way, and the next is refused.
+        let answer = rest(ask(server.address, "/quick").await).await;
+        if answer.starts_with("HTTP/1.1 503") {
+            break answer;
+        }
+        drop(ask(server.address, "/held").await);
+        tokio::task::yield_now().await;
+    };
+    assert!(refused.contains("retry-after: 1") && refused.contains("connection: close"), "{refused}");
+    assert!(rest(ask(server.address, "/healthz").await).await.ends_with("well"));
+    server.release.send(true).unwrap();
+    drop(held);
+}
+
+#[tokio::test]
+async fn at_the_end_what_is_in_hand_is_answered_and_nothing_new_is_accepted() {
+    let server = server(10, LONG).await;
+    let (held, idle) = (ask(server.address, "/held").await, send(server.address, "").await);
+    // Its answer shows that the others were accepted.
+    rest(ask(server.address, "/quick").await).await;
+    server.stop.send(()).unwrap();
+    assert_eq!(rest(idle).await, "");
+    server.release.send(true).unwrap();
+    assert!(rest(held).await.ends_with("held"));
+    server.ended.await.unwrap().unwrap();
+    assert!(TcpStream::connect(server.address).await.is_err());
+}
+
+#[test]
+fn the_address_with_the_most_connections_gives_way_and_a_lone_caller_does_not() {
+    let places = Arc::new(Places::new(4, 1));
+    let take = |address: &str| match Places::take(&places, address.parse().unwrap()) {
+        Given::Place(place) => place,
+        Given::Reserve(_) | Given::Nothing => panic!("there is room"),
+    };
+    let is_out = |place: &Place| {
+        let pushed_out = std::pin::pin!(place.pushed_out());
+        futures::FutureExt::now_or_never(pushed_out).is_some()
+    };
+    use places::Doing;
+    let lone = take("10.0.0.1");
+    let many = [take("10.0.0.2"), take("10.0.0.2"), take("10.0.0.2")];
+    many[0].now(Doing::Served);
+    many[1].now(Doing::Receiving);
+    let next = take("10.0.0.3");
+    assert!(is_out(&many[2]), "it waits, and its address has the most");
+    let another = take("10.0.0.3");
+    assert!(is_out(&many[1]) && !is_out(&lone), "a body that comes gives way too");
+    for place in [&lone, &next, &another] {
+        place.now(Doing::Served);
+    }
+    let Given::Reserve(reserve) = Places::take(&places, "10.0.0.1".parse().unwrap()) else {
+        panic!("all are being answered")
+    };
+    assert!(matches!(Places::take(&places, "10.0.0.1".parse().unwrap()), Given::Nothing));
+    drop((reserve, next));
+    assert!(matches!(Places::take(&places, "10.0.0.1".parse().unwrap()), Given::Place(_)));
+}
