@@ -40,7 +40,7 @@ impl Site {
         std::fs::write(
             path.join("wakeful.toml"),
             format!(
-                "[server]\nlisten = \"127.0.0.1:0\"\n[workspace]\ndir = \"workspaces\"\n\
+                "[server]\nlisten = \"127.0.0.1:0\"\nconnections = 20000\nstreams = 20000\n[workspace]\ndir = \"workspaces\"\n\
                  [scripted]\ndir = \"scenarios\"\n[agents.default]\nsystem_prompt = \"You are measured.\"\n\
                  model = \"{model}\"\ntools = [\"read_file\"]\n{more}"
             ),
