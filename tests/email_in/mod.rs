@@ -8,6 +8,7 @@ mod killed;
 mod lmtp;
 mod raw;
 mod threads;
+mod unproved;
 
 use crate::support::{Answer, Client, Database, ModelServer, Options};
 use base64::Engine as _;

@@ -48,7 +48,7 @@ async fn a_conversation_is_joined_by_proof_and_never_by_a_header_alone() {
     };
     let proved_eve = "Authentication-Results: mx.example.org; dmarc=pass header.from=evil.org\r\n";
     let below =
-        format!("Authentication-Results: mx.example.org; dmarc=fail header.from=example.com\r\n{PROVED}");
+        format!("Authentication-Results: mx.example.org; dmarc=none header.from=example.com\r\n{PROVED}");
     for (at, (what, body, rcpt, joins)) in [
         ("proved and named", mail("a@x", "Re: Lunch", &format!("{PROVED}{by_header}"), "One."), None, true),
         (
@@ -68,7 +68,7 @@ async fn a_conversation_is_joined_by_proof_and_never_by_a_header_alone() {
         ),
         ("proof of another", eve("g@x", &format!("{PROVED}{by_header}")), None, false),
         (
-            "proof below a failure",
+            "proof below a result that is none",
             mail("h@x", "Re: Lunch", &format!("{below}{by_header}"), "Five."),
             None,
             false,

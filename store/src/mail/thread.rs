@@ -109,20 +109,23 @@ impl Store {
     /// machine may change its name with every mail. Otherwise these are the mails of the same sender about
     /// the same subject that joined no conversation either. Mails in conversations do not count then: anybody
     /// can forge a sender, and forged mails must not silence people in their own conversation. For equal
-    /// texts only the sender's own mails count, because several people may write the same.
+    /// texts only the sender's own mails count, because several people may write the same. Also counts the
+    /// sender's mails that joined no conversation, whatever they are about.
     ///
     /// # Errors
     /// [`crate::Error::Database`].
     pub async fn exchange(&self, mail: &NewMail) -> Result<Exchange> {
         let row = sqlx::query!(
-            r#"select count(*) as "mails!",
-                count(*) filter (where body_sha256 = $6 and from_address = $3) as "same_body!"
-            from mails
+            r#"select count(*) filter (where is_of_it) as "mails!",
+                count(*) filter (where is_of_it and body_sha256 = $6 and from_address = $3) as "same_body!",
+                count(*) filter (where not joined and from_address = $3) as "of_sender!"
+            from mails,
+                lateral (select ($7 and conversation_id = $4)
+                    or (not $7 and not joined and from_address = $3 and subject_key = $5)) exchange (is_of_it)
             where space_id = $1 and mailbox_id = $2
                 and received_at > clock_timestamp() - interval '1 hour'
                 and dropped is null
-                and (($7 and conversation_id = $4)
-                    or (not $7 and not joined and from_address = $3 and subject_key = $5))"#,
+                and (is_of_it or (not joined and from_address = $3))"#,
             mail.space_id,
             mail.mailbox_id,
             mail.from_address,
@@ -133,7 +136,7 @@ impl Store {
         )
         .fetch_one(&self.intake)
         .await?;
-        Ok(Exchange { mails: row.mails, same_body: row.same_body })
+        Ok(Exchange { mails: row.mails, same_body: row.same_body, of_sender: row.of_sender })
     }
 
     /// The newest messages of the conversation, oldest first: incoming messages and outgoing mails.

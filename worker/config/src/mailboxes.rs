@@ -6,6 +6,10 @@ use super::webhook::webhook_key;
 use secrecy::{ExposeSecret, SecretString};
 use std::net::SocketAddr;
 
+const SENDER_LIMIT: i64 = 30;
+
+const UNPROVED_RULE: &str = "must be \"drop\" or \"take\"";
+
 /// How mail comes in.
 #[derive(Clone, Debug)]
 pub struct Incoming {
@@ -19,7 +23,22 @@ pub struct Incoming {
     pub trusted_authserv: Vec<String>,
     /// More mails than this from one sender in one exchange within an hour get no reply.
     pub loop_limit: i64,
+    /// More mails than this from one sender within an hour get no reply, unless their sender is proved.
+    pub sender_limit: i64,
+    /// What becomes of a mail that DMARC says is forged.
+    pub dmarc_fail: Unproved,
+    /// What becomes of a mail whose sender nothing proves.
+    pub unproved: Unproved,
     pub mailboxes: Vec<Mailbox>,
+}
+
+/// What becomes of a mail whose sender is not proved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unproved {
+    /// It is recorded, with the reason, and no agent sees it.
+    Drop,
+    /// It is taken, and answered.
+    Take,
 }
 
 /// `[email.mailboxes.NAME]`.
@@ -44,6 +63,9 @@ impl Default for Incoming {
             thread_secret: None,
             trusted_authserv: Vec::new(),
             loop_limit: 10,
+            sender_limit: SENDER_LIMIT,
+            dmarc_fail: Unproved::Drop,
+            unproved: Unproved::Take,
             mailboxes: Vec::new(),
         }
     }
@@ -61,6 +83,9 @@ pub(super) fn read(section: &mut Section<'_>) -> Incoming {
         }),
         trusted_authserv: section.list("trusted_authserv").unwrap_or_default(),
         loop_limit: section.number("loop_limit", 1..=10_000).unwrap_or(10),
+        sender_limit: section.number("sender_limit", 1..=1_000_000).unwrap_or(SENDER_LIMIT),
+        dmarc_fail: section.text("dmarc_fail", UNPROVED_RULE, unproved).unwrap_or(Unproved::Drop),
+        unproved: section.text("unproved", UNPROVED_RULE, unproved).unwrap_or(Unproved::Take),
         mailboxes: mailboxes(section),
     };
     if incoming.raw_secrets.iter().any(|secret| webhook_key(secret).is_none())
@@ -73,6 +98,14 @@ pub(super) fn read(section: &mut Section<'_>) -> Incoming {
         );
     }
     incoming
+}
+
+fn unproved(text: &str) -> Option<Unproved> {
+    match text {
+        "drop" => Some(Unproved::Drop),
+        "take" => Some(Unproved::Take),
+        _ => None,
+    }
 }
 
 fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {

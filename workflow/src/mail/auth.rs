@@ -6,10 +6,26 @@
 
 use super::{MailFacts, domain_of};
 
-/// Returns whether DMARC proves the mail's `From`. `told` is the result reported by the authenticated party
-/// that handed over the mail; it overrides the headers.
-pub fn dmarc_passed(facts: &MailFacts, told: Option<bool>, trusted: &[String]) -> bool {
-    let Some(from) = &facts.from else { return false };
+/// What DMARC says of a mail's `From`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dmarc {
+    Passed,
+    /// The domain's own policy says that the mail is forged.
+    Failed,
+    /// There is no result that counts.
+    Unknown,
+}
+
+impl Dmarc {
+    pub fn passed(self) -> bool {
+        self == Dmarc::Passed
+    }
+}
+
+/// What DMARC says of the mail's `From`. `told` is the result reported by the authenticated party that handed
+/// over the mail; it overrides the headers.
+pub fn dmarc(facts: &MailFacts, told: Option<Dmarc>, trusted: &[String]) -> Dmarc {
+    let Some(from) = &facts.from else { return Dmarc::Unknown };
     if let Some(told) = told {
         return told;
     }
@@ -19,7 +35,7 @@ pub fn dmarc_passed(facts: &MailFacts, told: Option<bool>, trusted: &[String]) -
         .iter()
         .map(|header| parse(header))
         .find(|parsed| parsed.as_ref().is_none_or(is_trusted));
-    topmost.flatten().is_some_and(|results| results.passes_for(domain_of(&from.address)))
+    topmost.flatten().map_or(Dmarc::Unknown, |results| results.verdict(domain_of(&from.address)))
 }
 
 /// One parsed header.
@@ -31,12 +47,16 @@ struct Results {
 }
 
 impl Results {
-    fn passes_for(&self, domain: &str) -> bool {
-        !self.dmarc.is_empty()
+    fn verdict(&self, domain: &str) -> Dmarc {
+        if self.dmarc.iter().any(|(result, _)| result == "fail") {
+            return Dmarc::Failed;
+        }
+        let passes = !self.dmarc.is_empty()
             && !domain.is_empty()
             && self.dmarc.iter().all(|(result, from)| {
                 result == "pass" && from.as_deref().is_some_and(|from| from.eq_ignore_ascii_case(domain))
-            })
+            });
+        if passes { Dmarc::Passed } else { Dmarc::Unknown }
     }
 }
 
@@ -120,14 +140,14 @@ mod tests {
     use super::*;
     use crate::mail::Person;
 
-    fn passed(headers: &[&str], told: Option<bool>) -> bool {
+    fn verdict(headers: &[&str], told: Option<Dmarc>) -> Dmarc {
         let from = Person { name: None, address: "ann@example.com".into() };
         let facts = MailFacts {
             from: Some(from),
             authentication_results: headers.iter().map(|one| (*one).to_owned()).collect(),
             ..MailFacts::default()
         };
-        dmarc_passed(&facts, told, &["mx.example.org".to_owned()])
+        dmarc(&facts, told, &["mx.example.org".to_owned()])
     }
 
     #[test]
@@ -176,16 +196,34 @@ mod tests {
             (&["(mx.example.org) evil.org; dmarc=pass header.from=example.com"], false),
             (&[], false),
         ] {
-            assert_eq!(passed(headers, None), passes, "{headers:?}");
+            assert_eq!(verdict(headers, None).passed(), passes, "{headers:?}");
         }
     }
 
     #[test]
     fn whoever_handed_it_over_is_above_every_header() {
         let good = "mx.example.org; dmarc=pass header.from=example.com";
-        assert!(!passed(&[good], Some(false)));
-        assert!(passed(&[], Some(true)));
+        for told in [Dmarc::Passed, Dmarc::Failed, Dmarc::Unknown] {
+            assert_eq!(verdict(&[good], Some(told)), told);
+        }
         let nobody = MailFacts { authentication_results: vec![good.to_owned()], ..MailFacts::default() };
-        assert!(!dmarc_passed(&nobody, Some(true), &[]), "several senders are none");
+        assert_eq!(dmarc(&nobody, Some(Dmarc::Passed), &[]), Dmarc::Unknown, "several senders are none");
+    }
+
+    #[test]
+    fn a_failure_is_a_failure_only_where_the_trusted_server_says_so() {
+        let fail = "mx.example.org; dmarc=FAIL (p=reject) header.from=example.com";
+        for (headers, is) in [
+            (&[fail][..], Dmarc::Failed),
+            (&["mx.example.org; dmarc=fail header.from=evil.org"], Dmarc::Failed),
+            (&["mx.example.org; dmarc=pass header.from=example.com; dmarc=fail"], Dmarc::Failed),
+            (&["mx.example.org; dmarc=none header.from=example.com"], Dmarc::Unknown),
+            (&["mx.example.org; dmarc=temperror"], Dmarc::Unknown),
+            (&["mx.example.org; none"], Dmarc::Unknown),
+            (&["mx.evil.org; dmarc=fail header.from=example.com"], Dmarc::Unknown),
+            (&["mx.example.org; spf=pass (broken", fail], Dmarc::Unknown),
+        ] {
+            assert_eq!(verdict(headers, None), is, "{headers:?}");
+        }
     }
 }

@@ -52,6 +52,8 @@ pub struct Exchange {
     pub mails: i64,
     /// How many of them had exactly the same text.
     pub same_body: i64,
+    /// Mails of the same sender that joined no conversation, whatever they were about.
+    pub of_sender: i64,
 }
 
 /// A person may send "Yes." two or three times. Only a machine sends the same text more often.
@@ -73,6 +75,18 @@ pub fn loop_suspicion(exchange: Exchange, limit: i64) -> Vec<String> {
         ));
     }
     reasons
+}
+
+/// The reason not to answer one more mail whose sender is not proved. Anybody can name a victim as the sender,
+/// with a new subject each time, and every answer would go to the victim.
+pub fn sender_suspicion(exchange: Exchange, limit: i64) -> Option<String> {
+    (exchange.of_sender >= limit).then(|| {
+        format!(
+            "{} mails have come from this sender within an hour, none of them proved to be of a conversation, and \
+             email.sender_limit is {limit}",
+            exchange.of_sender + 1
+        )
+    })
 }
 
 /// The policy of the mail's session: what it may do and where it replies. `proved` means that the sender is
@@ -358,7 +372,7 @@ mod tests {
             [(0, 0, 0), (9, 0, 0), (10, 0, 1), (3, 2, 0), (3, 3, 1), (10, 3, 2)]
         {
             assert_eq!(
-                loop_suspicion(Exchange { mails, same_body }, 10).len(),
+                loop_suspicion(Exchange { mails, same_body, of_sender: 0 }, 10).len(),
                 reasons,
                 "{mails} {same_body}"
             );

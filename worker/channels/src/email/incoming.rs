@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
+use wakeful_config::mailboxes::{Incoming as Settings, Unproved};
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::ingest;
 use wakeful_engine::ingest::Refused;
@@ -20,6 +21,7 @@ use wakeful_store::wake::{Continues, NewMessage, Woken};
 use wakeful_workflow::id::DEFAULT_SPACE;
 use wakeful_workflow::mail::policy::{self, MailboxRules};
 use wakeful_workflow::mail::scan::{Hostile, MAIL_BYTES};
+use wakeful_workflow::mail::auth::Dmarc;
 use wakeful_workflow::mail::{auth, subject_key, text, thread};
 use wakeful_workflow::record::Role;
 use wakeful_workflow::seed::Seed;
@@ -47,9 +49,9 @@ pub struct Arrived {
     pub mail_from: Option<String>,
     /// The envelope's recipients. If empty, the recipients in the header count.
     pub recipients: Vec<String>,
-    /// The DMARC result, as reported by a party that handed the mail over and proved its identity. `None` if
-    /// it reports none.
-    pub dmarc_passed: Option<bool>,
+    /// What DMARC says, as reported by a party that handed the mail over and proved its identity. `None` if
+    /// the mail's headers say it.
+    pub dmarc: Option<Dmarc>,
     /// Why that party would withhold the mail from everybody: a virus, or spam. `None` if it gives no reason.
     pub unwanted: Option<String>,
 }
@@ -70,7 +72,7 @@ pub(super) struct Incoming {
     read: Arc<Read>,
     /// The bounces of our own mail that it reports.
     bounces: Arc<[Bounce]>,
-    dmarc_passed: Option<bool>,
+    dmarc: Option<Dmarc>,
     unwanted: Option<String>,
 }
 
@@ -105,7 +107,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotAccepted> {
     if arrived.raw.len() > MAIL_BYTES {
         return Err(Unreadable::from(Hostile::TooLarge).into());
     }
-    let Arrived { raw, mail_from, recipients: _, dmarc_passed, unwanted } = arrived;
+    let Arrived { raw, mail_from, recipients: _, dmarc, unwanted } = arrived;
     let permit = tokio::time::timeout(READING_WAIT, READING.acquire()).await;
     let permit = permit.map_err(|_| NotAccepted::ReadersBusy)?;
     let read = tokio::task::spawn_blocking(move || {
@@ -123,7 +125,7 @@ pub(super) async fn read(arrived: Arrived) -> Result<Incoming, NotAccepted> {
     if mail_from.is_some() {
         read.facts.return_path = mail_from;
     }
-    Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc_passed, unwanted })
+    Ok(Incoming { read: Arc::new(read), bounces: bounces.into(), dmarc, unwanted })
 }
 
 /// Accepts a mail for one mailbox.
@@ -172,15 +174,17 @@ pub(super) async fn accept_for(
         joined: false,
         sent_at: facts.date.clone(),
     };
-    let reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
+    let dmarc = auth::dmarc(facts, incoming.dmarc, &settings.trusted_authserv);
+    let signed = signed(ctx, addressed).await?;
+    let mut reasons: Vec<String> = incoming.unwanted.iter().chain(&extracted.machine).cloned().collect();
+    reasons.extend(unproved(settings, dmarc, signed.is_some()));
     if !reasons.is_empty() {
         // Release the permit: a report may list a hundred of our mails, and each is recorded in its own
         // transaction.
         drop(permit);
         return dropped(ctx, &mail, incoming, &reasons).await;
     }
-    let dmarc_passed = auth::dmarc_passed(facts, incoming.dmarc_passed, &settings.trusted_authserv);
-    let signed = signed(ctx, addressed).await?;
+    let dmarc_passed = dmarc.passed();
     let named = ctx.store.conversations_named(DEFAULT_SPACE, &addressed.mailbox_id, &mail.answers).await?;
     let joined = thread::joins(facts, signed, dmarc_passed, &named);
     mail.joined = joined.is_some();
@@ -197,7 +201,10 @@ pub(super) async fn accept_for(
     if facts.body.trim().is_empty() || asking.is_some() {
         exchange.same_body = 0;
     }
-    let suspicion = policy::loop_suspicion(exchange, settings.loop_limit);
+    let mut suspicion = policy::loop_suspicion(exchange, settings.loop_limit);
+    if !mail.joined && !dmarc_passed {
+        suspicion.extend(policy::sender_suspicion(exchange, settings.sender_limit));
+    }
     let message = NewMessage {
         client_key: Some(key.clone()),
         text: text::render(facts, mail.joined),
@@ -239,6 +246,20 @@ pub(super) async fn accept_for(
         trigger,
     )?;
     Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::OwnSession(&new), message).await?))
+}
+
+/// Why a mail is withheld whose sender is not proved. Otherwise anybody could have us answer, over our own
+/// signature, whoever they name as the sender.
+fn unproved(settings: &Settings, dmarc: Dmarc, is_signed: bool) -> Option<String> {
+    match dmarc {
+        Dmarc::Failed if settings.dmarc_fail == Unproved::Drop => {
+            Some("its sender is forged: DMARC failed (email.dmarc_fail)".to_owned())
+        }
+        Dmarc::Unknown if settings.unproved == Unproved::Drop && !is_signed => {
+            Some("nothing proves its sender (email.unproved)".to_owned())
+        }
+        Dmarc::Passed | Dmarc::Failed | Dmarc::Unknown => None,
+    }
 }
 
 /// Records a mail that no agent sees. Its bounces are recorded first: if the process dies in between, the

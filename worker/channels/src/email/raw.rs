@@ -76,7 +76,7 @@ pub(super) async fn post(
         standard_webhooks(secrets, &headers, &raw, Utc::now().timestamp())
             .map_err(|error| Problem::new(StatusCode::UNAUTHORIZED, error.to_string()))?;
     }
-    let arrived = Arrived { raw, mail_from, recipients, dmarc_passed: None, unwanted: None };
+    let arrived = Arrived { raw, mail_from, recipients, dmarc: None, unwanted: None };
     Ok(answer(incoming::accept(&ctx, arrived).await?))
 }
 

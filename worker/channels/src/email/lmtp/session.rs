@@ -222,7 +222,7 @@ impl Connection<'_> {
             }
         };
         let recipients = envelope.to.clone();
-        let arrived = Arrived { raw, mail_from: Some(from), recipients, dmarc_passed: None, unwanted: None };
+        let arrived = Arrived { raw, mail_from: Some(from), recipients, dmarc: None, unwanted: None };
         let incoming = match incoming::read(arrived).await {
             Ok(incoming) => incoming,
             Err(not_accepted) => {

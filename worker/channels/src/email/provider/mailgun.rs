@@ -29,6 +29,7 @@ use std::time::Duration;
 use wakeful_config::email_providers::Mailgun;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
+use wakeful_workflow::mail::auth::Dmarc;
 use wakeful_store::webhook::TokenUse;
 
 static GATE: BodyGate = BodyGate::new();
@@ -208,7 +209,7 @@ fn mail(fields: Vec<Field>) -> Result<Arrived, Problem> {
         None => rebuild(&text, &fields)?,
     };
     // Mailgun reports no DMARC result. If the mail has a header with one, the sender wrote it.
-    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
+    Ok(Arrived { raw, mail_from, recipients, dmarc: Some(Dmarc::Unknown), unwanted: None })
 }
 
 /// Rebuilds a mail from its parts. Mailgun posts parts when the route's address does not end in "mime".

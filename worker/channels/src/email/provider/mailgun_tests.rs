@@ -62,7 +62,7 @@ fn the_whole_mail_is_taken_where_it_is_given() {
     assert_eq!(&arrived.raw[..], raw.as_bytes());
     assert_eq!(arrived.recipients, ["agent@example.org", "other@example.org"]);
     assert_eq!(arrived.mail_from.as_deref(), Some(""), "the null return path");
-    assert_eq!(arrived.dmarc_passed, Some(false));
+    assert_eq!(arrived.dmarc, Some(Dmarc::Unknown));
 }
 
 /// Mailgun also posts each header of the mail as a field of its name. So a sender can add such a field.

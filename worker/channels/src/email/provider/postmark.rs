@@ -23,6 +23,7 @@ use subtle::ConstantTimeEq;
 use wakeful_config::email_providers::Postmark;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
+use wakeful_workflow::mail::auth::Dmarc;
 
 static GATE: BodyGate = BodyGate::new();
 
@@ -164,7 +165,7 @@ fn mail(posted: Posted) -> Result<Arrived, Problem> {
         None => rebuild(posted)?,
     };
     // Postmark reports no DMARC result. If the mail has a header with one, the sender wrote it.
-    Ok(Arrived { raw, mail_from, recipients, dmarc_passed: Some(false), unwanted: None })
+    Ok(Arrived { raw, mail_from, recipients, dmarc: Some(Dmarc::Unknown), unwanted: None })
 }
 
 fn rebuild(posted: Posted) -> Result<Bytes, Problem> {

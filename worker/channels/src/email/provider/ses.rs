@@ -17,6 +17,7 @@ use std::sync::Arc;
 use tracing::{error, info, warn};
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
+use wakeful_workflow::mail::auth::Dmarc;
 
 static GATE: BodyGate = BodyGate::new();
 
@@ -205,10 +206,14 @@ fn mail(published: Published) -> Result<Notice, String> {
     } else {
         content.into_bytes()
     };
-    // SES reports a DMARC result for each mail it receives. Anything but PASS counts as not passed.
-    let dmarc_passed = Some(receipt.dmarc_verdict.status == "PASS");
+    // SES reports a DMARC result for each mail it receives.
+    let dmarc = Some(match receipt.dmarc_verdict.status.as_str() {
+        "PASS" => Dmarc::Passed,
+        "FAIL" => Dmarc::Failed,
+        _ => Dmarc::Unknown,
+    });
     let (mail_from, recipients) = (published.mail.source, receipt.recipients);
-    Ok(Notice::Mail(Arrived { raw: Bytes::from(raw), mail_from, recipients, dmarc_passed, unwanted }))
+    Ok(Notice::Mail(Arrived { raw: Bytes::from(raw), mail_from, recipients, dmarc, unwanted }))
 }
 
 /// The delivery that a notification is about. SES replaces the Message-ID when it sends; the original is

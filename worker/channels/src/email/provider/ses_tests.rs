@@ -38,20 +38,25 @@ fn a_mail_comes_with_its_envelope_and_its_verdict() {
     assert_eq!(&mail.raw[..], RAW.as_bytes());
     assert_eq!(mail.mail_from.as_deref(), Some("bounces@example.com"));
     assert_eq!(mail.recipients, ["agent@example.org"], "the rule's recipients, not the header's");
-    assert_eq!(mail.dmarc_passed, Some(true));
+    assert_eq!(mail.dmarc, Some(Dmarc::Passed));
 
     let mut plain = received();
     plain["receipt"]["action"]["encoding"] = json!("UTF8");
     plain["content"] = json!(RAW);
     assert_eq!(&arrived(&plain).raw[..], RAW.as_bytes());
-    for verdict in ["FAIL", "GRAY", "PROCESSING_FAILED", ""] {
+    for (verdict, is) in [
+        ("FAIL", Dmarc::Failed),
+        ("GRAY", Dmarc::Unknown),
+        ("PROCESSING_FAILED", Dmarc::Unknown),
+        ("", Dmarc::Unknown),
+    ] {
         let mut other = received();
         other["receipt"]["dmarcVerdict"]["status"] = json!(verdict);
-        assert_eq!(arrived(&other).dmarc_passed, Some(false), "{verdict}");
+        assert_eq!(arrived(&other).dmarc, Some(is), "{verdict}");
     }
     let mut none = received();
     none["receipt"].as_object_mut().unwrap().remove("dmarcVerdict");
-    assert_eq!(arrived(&none).dmarc_passed, Some(false));
+    assert_eq!(arrived(&none).dmarc, Some(Dmarc::Unknown));
 }
 
 #[test]
