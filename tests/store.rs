@@ -1,6 +1,8 @@
 //! The store on a real Postgres, without a process: the warm copy, the logs, the fence, the locks and the queue.
 
+mod at_once;
 mod bundle;
+mod ending;
 mod fork;
 mod group;
 mod hostile;

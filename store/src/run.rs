@@ -101,19 +101,10 @@ pub(crate) async fn open(
     )
     .fetch_one(&mut *tx)
     .await?;
-    let mut events = Vec::new();
-    if new {
-        events.push(Event::TriggerEvent {
-            trigger_type: session.trigger_type.clone(),
-            trigger_id: Some(session.trigger_id.clone()),
-        });
-    }
-    if session.status != SessionStatus::Queued {
-        events.push(Event::StateTransition {
-            from_state: session.status.as_str().to_owned(),
-            to_state: SessionStatus::Queued.as_str().to_owned(),
-            reason: reason.map(str::to_owned),
-        });
+    let mut events = opening_events(&session.trigger_type, &session.trigger_id, session.status, reason);
+    if !new {
+        // The run was opened before, and goes on.
+        events.remove(0);
     }
     if !events.is_empty() {
         append_events(tx, &session.session_id, Some(run_id), None, Wakes::Planner, &events).await?;
@@ -141,6 +132,27 @@ pub(crate) async fn open(
     Ok(Opened::Queued)
 }
 
+/// The journal's entries of a new run: what triggered it, and that the session is queued unless it was before.
+pub(crate) fn opening_events(
+    trigger_type: &str,
+    trigger_id: &str,
+    was: SessionStatus,
+    reason: Option<&str>,
+) -> Vec<Event> {
+    let mut events = vec![Event::TriggerEvent {
+        trigger_type: trigger_type.to_owned(),
+        trigger_id: Some(trigger_id.to_owned()),
+    }];
+    if was != SessionStatus::Queued {
+        events.push(Event::StateTransition {
+            from_state: was.as_str().to_owned(),
+            to_state: SessionStatus::Queued.as_str().to_owned(),
+            reason: reason.map(str::to_owned),
+        });
+    }
+    events
+}
+
 /// How a run ends or pauses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunEnd<'a> {
@@ -160,7 +172,6 @@ pub(crate) async fn close(
     ending: RunEnd<'_>,
     next: Option<Queued>,
 ) -> Result<bool> {
-    let pauses = matches!(ending.status, SessionStatus::WaitingInput | SessionStatus::NeedsAttention);
     sqlx::query!(
         "update session_runs
         set status = $2,
@@ -170,19 +181,10 @@ pub(crate) async fn close(
         ending.run_id,
         ending.status.as_str(),
         ending.error,
-        pauses
+        ending.status.is_paused()
     )
     .execute(&mut *tx)
     .await?;
-    if pauses {
-        // The step commit sets `completed_at` for every run that it closes, and treats a pause as one.
-        sqlx::query!(
-            "update conversation_sessions set completed_at = null where session_id = $1",
-            ending.session_id
-        )
-        .execute(&mut *tx)
-        .await?;
-    }
     let last_message_number = ending.last_message_number;
     sqlx::query!(
         "update conversation_counters

@@ -1,12 +1,14 @@
 //! The step commit: everything that one decision writes, in one fenced statement.
 //!
 //! The statement writes messages, journal entries, ledger, state, totals, the step's cached result,
-//! deliveries, the drained inbox and the job's row: all of them or none. A commit that continues the run is
-//! this statement in autocommit, often together with the commits of other sessions (`committer`). A commit
-//! that closes the run is the same statement in a short transaction that first locks the conversation.
+//! deliveries, the drained inbox and the job's row: all of them or none. It runs in autocommit, often together with
+//! the commits of other sessions (`committer`). A commit that closes the run has some parts more (`end`). If it finds
+//! that something arrived, or that another run waits for the conversation, it writes nothing. Then a short transaction
+//! locks the conversation first, and closes the run or lets it go on.
 
 mod builder;
 pub(crate) mod committer;
+mod end;
 mod rows;
 mod statement;
 
@@ -78,7 +80,7 @@ impl Store {
                 Next::SameStep | Next::NextStep => {
                     self.continue_run(lease, session, &transition, performance).await
                 }
-                Next::Close(_) => self.close_run(lease, session, transition.clone(), performance).await,
+                Next::Close(_) => self.close_run(lease, session, &transition, performance).await,
             };
             return match self.note_refusal(done) {
                 // Find out whether the lease is lost or only the session moved.
@@ -140,6 +142,47 @@ impl Store {
     }
 
     async fn close_run(
+        &self,
+        lease: &Lease,
+        session: &Session,
+        transition: &Transition,
+        performance: Performance<'_>,
+    ) -> Result<Commit> {
+        // After a cancelled run the session's next one may have to open, for messages that this copy does not show.
+        if !session.cancel_requested && self.close_at_once(lease, session, transition, &performance).await? {
+            return Ok(Commit::Closed { opened: false });
+        }
+        self.close_locked(lease, session, transition.clone(), performance).await
+    }
+
+    /// Closes the run with one statement. `false`: a condition missed and nothing was written.
+    async fn close_at_once(
+        &self,
+        lease: &Lease,
+        session: &Session,
+        transition: &Transition,
+        performance: &Performance<'_>,
+    ) -> Result<bool> {
+        let rows = Arc::new(Rows::new(lease, session, transition, performance)?.unlocked(session.wake_seq));
+        let rare = Rare::new(transition);
+        if rare.is_empty() {
+            match self.committer.commit(Arc::clone(&rows)).await {
+                Reported::Written(_) => return Ok(true),
+                Reported::Missed(_) => return Ok(false),
+                Reported::Alone => {}
+            }
+        }
+        let mut connection = self.pool.acquire().await?;
+        match write(&mut connection, &rows, &rare).await {
+            Ok(_) => Ok(true),
+            Err(error) if missed_fence(&error) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Closes the run in a transaction that locks the conversation and the session first. If the session was woken since
+    /// the plan, the run goes on.
+    async fn close_locked(
         &self,
         lease: &Lease,
         session: &Session,

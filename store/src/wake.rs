@@ -1,14 +1,18 @@
 //! A message wakes a session. Every trigger's message reaches its session here; [`crate::steer`] has what operators do.
 //!
 //! A message writes an inbox row and a journal entry, increments `wake_seq`, and opens a run if the session
-//! needs one. A worker runs the agent later. A duplicate message changes nothing and gets the first
+//! needs one. Most messages need one statement for that (`at_once`), and the others a transaction with locks. A worker
+//! runs the agent later. A duplicate message changes nothing and gets the first
 //! message's [`Woken`] again.
+
+mod at_once;
 
 use crate::bounce;
 use crate::create::find_or_create;
 pub use crate::create::{Continues, NewSession};
 use crate::run::{self, Locked, Opened, Wakes};
 use crate::{Error, Result, Store, new_id};
+use at_once::To;
 use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
@@ -80,7 +84,7 @@ impl By {
 
 impl Store {
     /// Accepts a message: finds or creates its session, puts the message into the inbox, and wakes the
-    /// session. One transaction. When this returns, the message is durable.
+    /// session. One statement, or one transaction. When this returns, the message is durable.
     ///
     /// # Errors
     /// [`Error::KeyReused`], [`Error::InboxFull`], [`Error::Conflict`] for an archived or terminated session,
@@ -92,6 +96,9 @@ impl Store {
     }
 
     async fn try_wake(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
+        if let Some(woken) = self.wake_at_once(To::Trigger(new), message).await? {
+            return Ok(woken);
+        }
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
@@ -99,6 +106,11 @@ impl Store {
         crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
+    }
+
+    async fn wake_at_once(&self, to: To<'_>, message: &NewMessage) -> Result<Option<Woken>> {
+        let mut connection = self.intake.acquire().await?;
+        at_once::wake(&mut connection, to, message).await
     }
 
     /// Accepts a message for a session that exists.
@@ -111,6 +123,9 @@ impl Store {
     }
 
     pub(crate) async fn try_send(&self, session_id: &str, message: &NewMessage, by: By) -> Result<Woken> {
+        if let Some(woken) = self.wake_at_once(To::Session(session_id), message).await? {
+            return Ok(woken);
+        }
         let mut tx = self.intake.begin().await?;
         let session = run::lock(&mut tx, session_id).await?;
         by.may_wake(&session)?;
@@ -142,21 +157,25 @@ impl Store {
     }
 }
 
+/// Returns the message's key, and the hash that a duplicate is compared with.
+fn identity(message: &NewMessage) -> Result<(String, String)> {
+    use sha2::Digest;
+    let client_key = match &message.client_key {
+        Some(key) => key.clone(),
+        None => new_id("key"),
+    };
+    let body = (&message.text, &message.sender);
+    let sha256 = hex::encode(sha2::Sha256::digest(crate::step::to_json(&body)?.as_bytes()));
+    Ok((client_key, sha256))
+}
+
 /// Puts the message into the inbox, and opens or resumes a run if [`inbox::on_arrival`] says so.
 pub(crate) async fn put_in_inbox(
     tx: &mut PgConnection,
     session: Locked,
     message: &NewMessage,
 ) -> Result<Woken> {
-    let client_key = match &message.client_key {
-        Some(key) => key.clone(),
-        None => new_id("key"),
-    };
-    let sha256 = {
-        use sha2::Digest;
-        let body = (&message.text, &message.sender);
-        hex::encode(sha2::Sha256::digest(crate::step::to_json(&body)?.as_bytes()))
-    };
+    let (client_key, sha256) = identity(message)?;
     let first = sqlx::query!(
         "select content_sha256, run_id, outcome from session_inbox where session_id = $1 and client_key = $2",
         session.session_id,

@@ -11,7 +11,7 @@ use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::strategy::Strategy;
 
 /// Sessions that are running, each with its worker.
-async fn drivers(world: &World, count: usize) -> Vec<Driver<'_>> {
+pub(super) async fn drivers(world: &World, count: usize) -> Vec<Driver<'_>> {
     let mut drivers = Vec::new();
     for number in 0..count {
         let session_id = world.wake(&format!("g{number}"), "Hello").await;
@@ -23,7 +23,7 @@ async fn drivers(world: &World, count: usize) -> Vec<Driver<'_>> {
 }
 
 /// A store whose lane has its connection.
-async fn warm(url: &str, drivers: &mut [Driver<'_>]) -> Store {
+pub(super) async fn warm(url: &str, drivers: &mut [Driver<'_>]) -> Store {
     let store = Store::connect(url, 4, "wakeful test").await.unwrap();
     for of in [driver_turn, driver_results] {
         let transition = of(&drivers[0]);
@@ -33,7 +33,7 @@ async fn warm(url: &str, drivers: &mut [Driver<'_>]) -> Store {
     store
 }
 
-fn driver_turn(driver: &Driver<'_>) -> Transition {
+pub(super) fn driver_turn(driver: &Driver<'_>) -> Transition {
     let id = format!("call_{}", driver.session.last_step_number);
     driver.transition(replied(vec![text("One moment."), asks(&call(&id, "reserve"))]))
 }
@@ -43,7 +43,10 @@ fn driver_results(driver: &Driver<'_>) -> Transition {
     driver.transition(Performed::Called(vec![performed(&call(&id, "reserve"), done("Reserved.", None))]))
 }
 
-async fn commit_all(store: &Store, commits: &[(&Driver<'_>, &Transition)]) -> Vec<Result<Commit, Error>> {
+pub(super) async fn commit_all(
+    store: &Store,
+    commits: &[(&Driver<'_>, &Transition)],
+) -> Vec<Result<Commit, Error>> {
     let commits = commits.iter().map(|(driver, transition)| {
         store.commit(&driver.job.lease, &driver.session, (*transition).clone(), performance())
     });

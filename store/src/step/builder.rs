@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 /// A statement that is being put together.
 pub(super) struct Statement<'c> {
-    commits: &'c [&'c Rows],
+    pub(super) commits: &'c [&'c Rows],
     pub(super) arguments: PgArguments,
     pub(super) failed: Option<BoxDynError>,
     /// The columns of `given`: of a lone commit "$1::text as session_id, …", of several "$1::text[], …".
@@ -22,6 +22,8 @@ pub(super) struct Statement<'c> {
     pub(super) session_ids: usize,
     pub(super) job_ids: usize,
     pub(super) run_ids: usize,
+    /// The CTE before `s`, if there is one.
+    pub(super) before: String,
     /// More of `s`: what it sets, and what it demands.
     pub(super) sets: String,
     pub(super) demands: String,
@@ -41,6 +43,7 @@ impl<'c> Statement<'c> {
             session_ids: 0,
             job_ids: 0,
             run_ids: 0,
+            before: String::new(),
             sets: String::new(),
             demands: String::new(),
             parts: String::new(),
@@ -54,6 +57,10 @@ impl<'c> Statement<'c> {
 
     pub(super) fn some(&self, has: impl Fn(&'c Rows) -> bool) -> bool {
         self.commits.iter().any(|commit| has(commit))
+    }
+
+    pub(super) fn all(&self, has: impl Fn(&'c Rows) -> bool) -> bool {
+        self.commits.iter().all(|commit| has(commit))
     }
 
     /// Adds a parameter and returns its number.

@@ -178,8 +178,8 @@ impl Waiting {
 }
 
 impl Queue {
-    /// Takes the first commits, each of another session, sorted by session: so statements of two processes lock
-    /// rows in one order.
+    /// Takes the first commits, each of another session, sorted by conversation and session: so statements of two
+    /// processes lock rows in one order.
     fn take(&mut self) -> Vec<Request> {
         let (mut taken, mut left, mut sessions, mut bytes) = (Vec::new(), VecDeque::new(), HashSet::new(), 0);
         while let Some(request) = self.requests.pop_front() {
@@ -200,7 +200,10 @@ impl Queue {
         }
         left.append(&mut self.requests);
         self.requests = left;
-        taken.sort_unstable_by(|a, b| a.rows.session_id.cmp(&b.rows.session_id));
+        taken.sort_unstable_by(|a, b| {
+            let [a, b] = [a, b].map(|request| (&request.rows.conversation_id, &request.rows.session_id));
+            a.cmp(&b)
+        });
         taken
     }
 }

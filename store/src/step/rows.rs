@@ -15,6 +15,7 @@ use wakeful_workflow::session::Session;
 pub(super) struct Rows {
     // The fence: the session's row must be as it was planned on, and this worker must hold the job's lease.
     pub session_id: String,
+    pub conversation_id: String,
     pub last_message_number: i64,
     pub step_number: i64,
     pub job_id: i64,
@@ -25,8 +26,8 @@ pub(super) struct Rows {
     pub run_id: String,
 
     pub status: Option<&'static str>,
-    /// The error of a run that closes here: `None` if it does not close.
-    pub closes: Option<Option<String>>,
+    /// The end or the pause of the run, if this commit closes it.
+    pub closes: Option<CloseRow>,
     pub state: Option<String>,
     pub rebase: Option<String>,
     pub compaction_failures: Option<i64>,
@@ -39,6 +40,18 @@ pub(super) struct Rows {
     pub generation_over: bool,
     pub step: Option<StepRow>,
     pub intent: Option<IntentRow>,
+}
+
+#[derive(Debug)]
+pub(super) struct CloseRow {
+    pub error: Option<String>,
+    /// The run waits for a person, so it has no end yet.
+    pub pauses: bool,
+    /// The state that the close's checkpoint points at.
+    pub snapshot: Blob,
+    /// What the session's `wake_seq` must still be, if the statement is to close the run without locks. `None`:
+    /// the caller holds the locks and closes the run.
+    pub wake_seq: Option<i64>,
 }
 
 #[derive(Debug)]
@@ -98,19 +111,16 @@ pub(super) struct Rare<'a> {
     pub deliveries: &'a [NewDelivery],
     /// Inbox rows that this commit takes into the transcript.
     pub drained: &'a [i64],
-    /// Sorted by name: two commits that write the same blobs wait for each other, and cannot deadlock.
-    pub blobs: Vec<&'a Blob>,
+    pub blobs: &'a [Blob],
 }
 
 impl<'a> Rare<'a> {
     pub fn new(transition: &'a Transition) -> Rare<'a> {
-        let snapshot = match &transition.next {
-            Next::Close(closing) => Some(&closing.snapshot),
-            Next::SameStep | Next::NextStep => None,
-        };
-        let mut blobs: Vec<_> = transition.blobs.iter().chain(snapshot).collect();
-        blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
-        Rare { deliveries: &transition.deliveries, drained: &transition.inbox_drained, blobs }
+        Rare {
+            deliveries: &transition.deliveries,
+            drained: &transition.inbox_drained,
+            blobs: &transition.blobs,
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -158,6 +168,7 @@ impl Rows {
         });
         Ok(Rows {
             session_id: session.session_id.as_str().to_owned(),
+            conversation_id: session.conversation_id.as_str().to_owned(),
             last_message_number: session.last_message_number,
             step_number: transition.step_number,
             job_id: lease.job_id,
@@ -166,7 +177,12 @@ impl Rows {
             worker_id: lease.worker_id.to_string(),
             run_id: transition.run_id.as_str().to_owned(),
             status: transition.status().map(|status| status.as_str()),
-            closes: closing.map(|closing| closing.error.clone()),
+            closes: closing.map(|closing| CloseRow {
+                error: closing.error.clone(),
+                pauses: closing.status.is_paused(),
+                snapshot: closing.snapshot.clone(),
+                wake_seq: None,
+            }),
             state,
             rebase: rebase.map_err(|error| Error::corrupt("rebase", error))?,
             compaction_failures: transition.compaction_failures,
@@ -203,11 +219,25 @@ impl Rows {
         })
     }
 
+    /// Lets the statement close the run by itself, if the session still has this `wake_seq`.
+    pub fn unlocked(mut self, wake_seq: i64) -> Rows {
+        if let Some(close) = &mut self.closes {
+            close.wake_seq = Some(wake_seq);
+        }
+        self
+    }
+
+    /// The `wake_seq` that a close without locks was planned on.
+    pub fn planned_wake_seq(&self) -> Option<i64> {
+        self.closes.as_ref().and_then(|close| close.wake_seq)
+    }
+
     /// Bytes that its texts send to the database, without those of bounded length.
     pub fn bytes(&self) -> usize {
         let records = self.records.iter().map(|record| record.content.len() + record.details.len());
         let events = self.events.iter().map(|(_, payload)| payload.len());
-        records.chain(events).sum::<usize>() + self.state.as_ref().map_or(0, String::len)
+        let snapshot = self.closes.as_ref().map_or(0, |close| close.snapshot.bytes.len());
+        records.chain(events).sum::<usize>() + self.state.as_ref().map_or(0, String::len) + snapshot
     }
 }
 

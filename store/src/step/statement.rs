@@ -16,6 +16,7 @@ use crate::delivery::deliver_jobs;
 use crate::new_id;
 use sqlx::postgres::PgArguments;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
+use wakeful_workflow::blob::Blob;
 
 /// What the statement returns of one commit.
 #[derive(Debug)]
@@ -51,16 +52,19 @@ pub(super) async fn write_all(
     let mut statement = Statement::new(commits);
     statement.fence();
     statement.session();
+    statement.end();
     statement.records();
     statement.events();
     statement.opened();
     statement.closed();
     statement.generation_over();
     statement.step();
+    statement.of_run();
     statement.intent();
     if let Some(rare) = rare {
         statement.rare(rare);
     }
+    statement.blobs(rare);
     let alone = statement.alone();
     let (text, arguments) = statement.finish()?;
     let row = sqlx::query_with(AssertSqlSafe(text), arguments).fetch_one(connection).await?;
@@ -82,10 +86,10 @@ impl<'c> Statement<'c> {
         if let Some(error) = self.failed {
             return Err(sqlx::Error::Encode(error));
         }
-        let Statement { given, names, sets, demands, parts, .. } = &self;
-        // These two conditions repeat the joins below, so that every plan finds the rows by an index.
+        let Statement { given, names, before, sets, demands, parts, .. } = &self;
+        // This condition repeats the join below, so that every plan finds the rows by an index.
         let of_session = self.among("session.session_id", "text", self.session_ids);
-        let of_job = self.among("job.job_id", "bigint", self.job_ids);
+        let jobs = self.jobs();
         // "not materialized" lets Postgres replace a name by its parameter, so the names cost nothing.
         let given = if self.alone() {
             format!("given as not materialized (\n    select {given}\n)")
@@ -112,7 +116,7 @@ left join intent using (session_id)"
             }
         };
         let text = format!(
-            "with {given}, s as (
+            "with {given}{before}, s as (
     update conversation_sessions as session
     set last_message_number = session.last_message_number + given.record_count,
         last_event_seq = session.last_event_seq + given.event_count{sets}
@@ -123,22 +127,7 @@ left join intent using (session_id)"
         and session.last_step_number = given.step_number - 1{demands}
     returning session.session_id, session.conversation_id, session.space_id, session.last_event_seq,
         session.wake_seq
-), j as (
-    update jobs as job
-    set step_number = given.step_number + given.ends_step::integer,
-        stuck = case when given.progress then 0 else job.stuck end,
-        died = case when given.progress then 0 else job.died end,
-        attempt = case when given.ends_step then 1 else job.attempt end,
-        last_error = null,
-        trace_context = given.trace_context
-    from given, s
-    where {of_job}
-        and s.session_id = given.session_id
-        and job.job_id = given.job_id
-        and job.lease = given.lease
-        and job.step_number = given.step_number
-    returning given.session_id
-), b as materialized (
+){jobs}, b as materialized (
     select given.*, s.conversation_id, s.space_id, s.last_event_seq, s.wake_seq
     from given
     join s using (session_id)
@@ -192,16 +181,6 @@ left join intent using (session_id)"
             self.given("state", "text", |commit| commit.state.as_deref());
             self.sets.push_str(
                 ",\n        state = case when given.state is null then session.state else session.state || given.state::jsonb end",
-            );
-        }
-        if self.some(|commit| commit.closes.is_some()) {
-            self.given("error", "text", |commit| commit.closes.as_ref().and_then(Option::as_deref));
-            self.sets.push_str(
-                ",
-        error = given.error,
-        completed_at = clock_timestamp(),
-        cancel_requested = false,
-        cancel_reason = null",
             );
         }
     }
@@ -354,8 +333,7 @@ left join intent using (session_id)"
         total_cache_write_tokens = session.total_cache_write_tokens + given.cache_write_tokens,
         total_cost_micros = session.total_cost_micros + given.cost_micros",
         );
-        let of_run = self.among("run.run_id", "text", self.run_ids);
-        self.part(&format!(
+        self.part(
             "step as (
     insert into session_steps
         (session_id, step_number, run_id, from_message_number, to_message_number, finish_reason,
@@ -367,18 +345,8 @@ left join intent using (session_id)"
         b.worker_id, clock_timestamp() - make_interval(secs => b.elapsed_s)
     from b
     where b.ends_step
-), of_run as (
-    update session_runs as run
-    set steps = run.steps + 1,
-        input_tokens = run.input_tokens + b.input_tokens,
-        output_tokens = run.output_tokens + b.output_tokens,
-        tool_calls = run.tool_calls + b.tool_calls
-    from b
-    where {of_run}
-        and b.ends_step
-        and run.run_id = b.run_id
-)"
-        ));
+)",
+        );
     }
 
     /// The intent of the model call that follows. All parts see the tables as they were before the statement, so
@@ -457,19 +425,31 @@ left join intent using (session_id)"
 )"
             ));
         }
-        if !rare.blobs.is_empty() {
-            let names = self.bind(column(&rare.blobs, |blob| blob.sha256.as_str()));
-            let bytes = self.bind(column(&rare.blobs, |blob| blob.bytes.as_slice()));
-            let types = self.bind(column(&rare.blobs, |blob| blob.media_type));
-            self.part(&format!(
-                "new_blobs as (
+    }
+
+    /// The blobs that the commits' entries and messages point at. They are sorted by name and come after all locks on
+    /// rows: so two statements that write the same blobs wait for each other, and cannot deadlock.
+    fn blobs(&mut self, rare: Option<&Rare<'_>>) {
+        let snapshots =
+            self.commits.iter().filter_map(|commit| commit.closes.as_ref().map(|close| &close.snapshot));
+        let mut blobs: Vec<&Blob> = snapshots.chain(rare.iter().flat_map(|rare| rare.blobs)).collect();
+        if blobs.is_empty() {
+            return;
+        }
+        blobs.sort_unstable_by(|a, b| a.sha256.cmp(&b.sha256));
+        blobs.dedup_by(|a, b| a.sha256 == b.sha256);
+        let names = self.bind(column(&blobs, |blob| blob.sha256.as_str()));
+        let bytes = self.bind(column(&blobs, |blob| blob.bytes.as_slice()));
+        let types = self.bind(column(&blobs, |blob| blob.media_type));
+        self.part(&format!(
+            "new_blobs as (
     insert into blobs (sha256, size, media_type, bytes)
     select r.sha256, length(r.bytes), r.media_type, r.bytes
-    from b, unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[]) as r (sha256, bytes, media_type)
+    from unnest(${names}::text[], ${bytes}::bytea[], ${types}::text[]) as r (sha256, bytes, media_type)
+    where (select count(*) from b) > 0
     on conflict (sha256) do nothing
 )"
-            ));
-        }
+        ));
     }
 }
 

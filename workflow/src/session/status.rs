@@ -79,6 +79,11 @@ impl SessionStatus {
         }
     }
 
+    /// Returns whether the run waits for a person.
+    pub fn is_paused(self) -> bool {
+        matches!(self, SessionStatus::WaitingInput | SessionStatus::NeedsAttention)
+    }
+
     /// Returns whether a step job exists, or will exist as soon as the conversation is free.
     pub fn is_open(self) -> bool {
         matches!(self, SessionStatus::Queued | SessionStatus::Running)

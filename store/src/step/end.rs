@@ -1,0 +1,161 @@
+//! The end of a run, as a part of the step commit's statement.
+//!
+//! A commit that closes its run also frees the conversation, ends the run's row and deletes the job. It needs no lock
+//! beforehand, because conditions on the rows that it updates say whether it may: the conversation is this run's and no
+//! other run waits for it, and nothing has woken the session since the plan. If a condition misses, the caller closes
+//! the run in a transaction that locks these rows and finds out what to do.
+
+use super::builder::Statement;
+
+impl Statement<'_> {
+    /// What a run's end changes in the session's row and in the conversation's.
+    pub(super) fn end(&mut self) {
+        if !self.some(|commit| commit.closes.is_some()) {
+            return;
+        }
+        self.given("closes", "boolean", |commit| commit.closes.is_some());
+        self.given("error", "text", |commit| commit.closes.as_ref().and_then(|close| close.error.as_deref()));
+        self.given("pauses", "boolean", |commit| commit.closes.as_ref().is_some_and(|close| close.pauses));
+        self.sets.push_str(if self.all(|commit| commit.closes.is_some()) {
+            ",
+        error = given.error,
+        completed_at = case when given.pauses then null else clock_timestamp() end,
+        cancel_requested = false,
+        cancel_reason = null"
+        } else {
+            ",
+        error = case when given.closes then given.error else session.error end,
+        completed_at = case
+            when not given.closes then session.completed_at
+            when given.pauses then null
+            else clock_timestamp()
+        end,
+        cancel_requested = session.cancel_requested and not given.closes,
+        cancel_reason = case when not given.closes then session.cancel_reason end"
+        });
+        if !self.some(|commit| commit.planned_wake_seq().is_some()) {
+            return;
+        }
+        let conversation_ids =
+            self.given("of_conversation", "text", |commit| commit.conversation_id.as_str());
+        self.given("planned_wake_seq", "bigint", |commit| commit.planned_wake_seq());
+        let of_conversation = self.among("conversation.conversation_id", "text", conversation_ids);
+        self.before = format!(
+            ", c as (
+    update conversation_counters as conversation
+    set open_run_id = null,
+        last_message_number = given.last_message_number + given.record_count
+    from given
+    where {of_conversation}
+        and conversation.conversation_id = given.of_conversation
+        and given.planned_wake_seq is not null
+        and conversation.open_run_id = given.run_id
+        and conversation.queued_runs = 0
+    returning given.session_id
+)"
+        );
+        // The count makes Postgres lock all conversations before it locks the first session.
+        self.demands.push_str(
+            "
+        and (select count(*) from c) = (select count(given.planned_wake_seq) from given)
+        and (given.planned_wake_seq is null or session.wake_seq = given.planned_wake_seq)",
+        );
+    }
+
+    /// The CTE `j`: the jobs whose lease is held. A job moves on, or it is deleted when its run ends.
+    pub(super) fn jobs(&self) -> String {
+        // This condition repeats the join, so that every plan finds the rows by an index.
+        let of_job = self.among("job.job_id", "bigint", self.job_ids);
+        let held = format!(
+            "{of_job}
+        and s.session_id = given.session_id
+        and job.job_id = given.job_id
+        and job.lease = given.lease
+        and job.step_number = given.step_number"
+        );
+        let moved = format!(
+            "update jobs as job
+    set step_number = given.step_number + given.ends_step::integer,
+        stuck = case when given.progress then 0 else job.stuck end,
+        died = case when given.progress then 0 else job.died end,
+        attempt = case when given.ends_step then 1 else job.attempt end,
+        last_error = null,
+        trace_context = given.trace_context
+    from given, s
+    where {held}"
+        );
+        let deleted = format!(
+            "delete from jobs as job
+    using given, s
+    where {held}"
+        );
+        let ends = |commit: &super::rows::Rows| commit.planned_wake_seq().is_some();
+        match (self.some(ends), self.all(ends)) {
+            (false, _) => format!(", j as (\n    {moved}\n    returning given.session_id\n)"),
+            (true, true) => format!(", j as (\n    {deleted}\n    returning given.session_id\n)"),
+            (true, false) => format!(
+                ", moved as (
+    {moved}
+        and given.planned_wake_seq is null
+    returning given.session_id
+), deleted as (
+    {deleted}
+        and given.planned_wake_seq is not null
+    returning given.session_id
+), j as (
+    select session_id from moved
+    union all
+    select session_id from deleted
+)"
+            ),
+        }
+    }
+
+    /// The run's row: its totals if a commit completes a step, and its end.
+    pub(super) fn of_run(&mut self) {
+        let steps = self.some(|commit| commit.step.is_some());
+        let ends = self.some(|commit| commit.planned_wake_seq().is_some());
+        let mut sets = Vec::new();
+        if steps {
+            sets.push(
+                "steps = run.steps + b.ends_step::integer,
+        input_tokens = run.input_tokens + b.input_tokens,
+        output_tokens = run.output_tokens + b.output_tokens,
+        tool_calls = run.tool_calls + b.tool_calls",
+            );
+        }
+        if ends {
+            sets.push(if self.all(|commit| commit.planned_wake_seq().is_some()) {
+                "status = b.status,
+        error = b.error,
+        completed_at = case when b.pauses then null else clock_timestamp() end"
+            } else {
+                "status = case when b.planned_wake_seq is null then run.status else b.status end,
+        error = case when b.planned_wake_seq is null then run.error else b.error end,
+        completed_at = case
+            when b.planned_wake_seq is null then run.completed_at
+            when b.pauses then null
+            else clock_timestamp()
+        end"
+            });
+        }
+        let changes = match (steps, ends) {
+            (false, false) => return,
+            (true, false) => "b.ends_step",
+            (false, true) => "b.planned_wake_seq is not null",
+            (true, true) => "(b.ends_step or b.planned_wake_seq is not null)",
+        };
+        let of_run = self.among("run.run_id", "text", self.run_ids);
+        let sets = sets.join(",\n        ");
+        self.part(&format!(
+            "of_run as (
+    update session_runs as run
+    set {sets}
+    from b
+    where {of_run}
+        and {changes}
+        and run.run_id = b.run_id
+)"
+        ));
+    }
+}

@@ -1,0 +1,318 @@
+//! The statements that write a message, each with its conditions.
+
+use super::{Arrived, Seen};
+use crate::create::NewSession;
+use crate::run;
+use crate::step::to_json;
+use crate::wake::Woken;
+use crate::{Error, Result, new_id};
+use sqlx::PgConnection;
+use wakeful_workflow::event::Event;
+use wakeful_workflow::inbox::{self, Acceptance, Position};
+use wakeful_workflow::prefix::Prefix;
+use wakeful_workflow::record::Record;
+use wakeful_workflow::session::{InboxMessage, SessionStatus};
+
+/// Writes a message that opens a run, after a CTE `s` that has the session. The parameters from $1 to $15 are the same for
+/// each such statement.
+macro_rules! opens_run {
+    ($with:literal, $run:expr, $($parameter:expr),+) => {
+        sqlx::query!(
+            "with " + $with + ", message as (
+                insert into session_inbox
+                    (session_id, inbox_id, client_key, content, content_sha256, sender, status, run_id, outcome)
+                overriding system value
+                select s.session_id, $2, $3, $4, $5, $6, 'drained', $1, $7
+                from s
+            ), events as (
+                insert into session_events (session_id, seq, type, run_id, dedupe_key, payload)
+                select s.session_id, s.last_event_seq - cardinality($8::text[]) + e.ordinal, e.type, $1,
+                    case when e.ordinal = 1 then 'message/' || $3::text end, e.payload::jsonb
+                from s, unnest($8::text[], $9::text[]) with ordinality as e (type, payload, ordinal)
+            ), record as (
+                insert into conversation_records
+                    (conversation_id, message_number, session_id, run_id, step_number, role, content, details)
+                select s.conversation_id, $10, s.session_id, $1, $14, $11, $12::text::json, $13::text::json
+                from s
+            ), run as (
+                insert into session_runs
+                    (run_id, session_id, conversation_id, status, trace_context, started_at, prompt_message_number)
+                select $1, s.session_id, s.conversation_id, 'running', $15, clock_timestamp(), $10
+                from s
+            ), job as (
+                insert into jobs (kind, space_id, conversation_id, session_id, step_number, trace_context)
+                select 'step', s.space_id, s.conversation_id, s.session_id, $14, $15
+                from s
+                -- A worker may still hold the job of the run before, as `run::start` says.
+                on conflict (session_id) where kind = 'step'
+                    do update set runner = excluded.runner, step_number = excluded.step_number,
+                        trace_context = excluded.trace_context, run_at = clock_timestamp(), lease = null,
+                        worker_id = null, stuck = 0, died = 0, attempt = 0, last_error = null
+            )
+            select 1 / count(*) as \"written!\" from s",
+            $run.run_id,
+            $run.inbox_id,
+            $run.client_key,
+            $run.text,
+            $run.sha256,
+            $run.sender,
+            Acceptance::NewRun.as_str(),
+            &$run.types,
+            &$run.payloads,
+            $run.record.message_number,
+            $run.record.role.as_str(),
+            to_json(&$run.record.content)?,
+            to_json(&$run.record.details)?,
+            $run.record.step_number,
+            $run.trace_context,
+            $($parameter),+
+        )
+    };
+}
+
+/// The message waits in the inbox of the session, whose run is open.
+pub(super) async fn join_run(
+    connection: &mut PgConnection,
+    seen: &Seen,
+    arrived: &Arrived<'_>,
+) -> Result<Option<Woken>> {
+    let (Some(session_id), Some(run_id)) = (&seen.session_id, &seen.newest_run_id) else { return Ok(None) };
+    let (kind, payload) = Event::MessageReceived { inbox_id: arrived.inbox_id }.to_row();
+    let outcome = Acceptance::Queued;
+    crate::failpoint!("K1");
+    let written = sqlx::query!(
+        "with s as (
+            update conversation_sessions
+            set last_event_seq = last_event_seq + 1, wake_seq = wake_seq + 1
+            where session_id = $1 and status = $2 and wake_seq = $3
+            returning session_id, last_event_seq
+        ), message as (
+            insert into session_inbox
+                (session_id, inbox_id, client_key, content, content_sha256, sender, run_id, outcome)
+            overriding system value
+            select s.session_id, $4, $5, $6, $7, $8, $9, $10
+            from s
+        )
+        insert into session_events (session_id, seq, type, run_id, dedupe_key, payload)
+        select s.session_id, s.last_event_seq, $11, $9, 'message/' || $5::text, $12::text::jsonb
+        from s",
+        session_id,
+        seen.status,
+        seen.wake_seq,
+        arrived.inbox_id,
+        arrived.client_key,
+        arrived.message.text,
+        arrived.sha256,
+        arrived.message.sender,
+        run_id,
+        outcome.as_str(),
+        kind,
+        payload.to_string()
+    )
+    .execute(connection)
+    .await?;
+    Ok((written.rows_affected() == 1).then(|| Woken {
+        session_id: session_id.clone(),
+        run_id: run_id.clone(),
+        outcome,
+        duplicate: false,
+    }))
+}
+
+/// What a message writes that opens a run.
+struct NewRun<'m> {
+    run_id: String,
+    inbox_id: i64,
+    client_key: &'m str,
+    text: &'m str,
+    sha256: &'m str,
+    sender: Option<&'m str>,
+    trace_context: Option<&'m str>,
+    /// Types and payloads of the journal's entries.
+    types: Vec<String>,
+    payloads: Vec<String>,
+    record: Record,
+}
+
+impl<'m> NewRun<'m> {
+    /// A run of a session in `status`, whose first step and first message follow these numbers.
+    fn new(
+        arrived: &'m Arrived<'_>,
+        (trigger_type, trigger_id): (&str, &str),
+        status: SessionStatus,
+        last_step_number: i64,
+        last_message_number: i64,
+    ) -> Option<NewRun<'m>> {
+        let run_id = run::new_run_id();
+        let Arrived { message, client_key, sha256, inbox_id } = arrived;
+        let position = Position {
+            run_id: run_id.as_str().into(),
+            step_number: last_step_number + 1,
+            last_message_number,
+        };
+        let waiting =
+            InboxMessage { inbox_id: *inbox_id, text: message.text.clone(), attachments: Vec::new() };
+        let taken = inbox::take(&position, None, &[waiting]);
+        let received = Event::MessageReceived { inbox_id: *inbox_id };
+        let opened = run::opening_events(trigger_type, trigger_id, status, None);
+        let (types, payloads) = std::iter::once(received)
+            .chain(opened)
+            .chain(taken.events)
+            .map(|event| {
+                let (kind, payload) = event.to_row();
+                (kind, payload.to_string())
+            })
+            .unzip();
+        Some(NewRun {
+            run_id,
+            inbox_id: *inbox_id,
+            client_key,
+            text: &message.text,
+            sha256,
+            sender: message.sender.as_deref(),
+            trace_context: message.trace_context.as_deref(),
+            types,
+            payloads,
+            record: taken.records.into_iter().next()?,
+        })
+    }
+
+    fn woken(self, session_id: String) -> Woken {
+        Woken { session_id, run_id: self.run_id, outcome: Acceptance::NewRun, duplicate: false }
+    }
+}
+
+/// The message opens a run of a session at rest, in a conversation that no run holds.
+pub(super) async fn open_run(
+    connection: &mut PgConnection,
+    seen: &Seen,
+    arrived: &Arrived<'_>,
+) -> Result<Option<Woken>> {
+    let (Some(session_id), Some(last_message_number), Some(status)) =
+        (&seen.session_id, seen.last_message_number, &seen.status)
+    else {
+        return Ok(None);
+    };
+    let trigger = (seen.trigger_type.as_deref(), seen.trigger_id.as_deref());
+    let ((Some(trigger_type), Some(trigger_id)), Some(last_step_number), Some(was)) =
+        (trigger, seen.last_step_number, SessionStatus::parse(status))
+    else {
+        return Ok(None);
+    };
+    let trigger = (trigger_type, trigger_id);
+    let Some(run) = NewRun::new(arrived, trigger, was, last_step_number, last_message_number) else {
+        return Ok(None);
+    };
+    crate::failpoint!("K1");
+    opens_run!(
+        "c as (
+            update conversation_counters
+            set open_run_id = $1
+            where conversation_id = $16 and open_run_id is null and last_message_number = $17
+            returning conversation_id, last_message_number
+        ), s as (
+            update conversation_sessions s
+            set status = 'queued', error = null, completed_at = null, cancel_requested = false,
+                cancel_reason = null,
+                -- As in `run::start`: only the first run sets where the session's numbers begin.
+                base_message_number = case when $18 then s.base_message_number else c.last_message_number end,
+                to_message_number = case when $18 then s.to_message_number else c.last_message_number end,
+                last_message_number = $10,
+                last_event_seq = s.last_event_seq + cardinality($8::text[]),
+                wake_seq = s.wake_seq + 1
+            from c
+            where s.session_id = $19 and s.conversation_id = c.conversation_id and s.status = $20
+                and s.wake_seq = $21
+            returning s.session_id, s.conversation_id, s.space_id, s.last_event_seq
+        )",
+        run,
+        seen.conversation_id,
+        last_message_number,
+        seen.had_run,
+        session_id,
+        status,
+        seen.wake_seq
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(Some(run.woken(session_id.clone())))
+}
+
+/// The message makes a conversation, its session and its run.
+pub(super) async fn first_message(
+    connection: &mut PgConnection,
+    new: &NewSession,
+    arrived: &Arrived<'_>,
+) -> Result<Option<Woken>> {
+    let trigger = (new.trigger_type.as_str(), new.trigger_id.as_str());
+    // The seeds have the numbers before the first message.
+    let last_message_number = new.seeds.len() as i64;
+    let Some(run) = NewRun::new(arrived, trigger, SessionStatus::Created, 0, last_message_number) else {
+        return Ok(None);
+    };
+    let session_id = new_id("sess");
+    let prefix = Prefix::new(&new.seeds, new.tools.clone());
+    let blob = prefix.blob();
+    let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
+    let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
+    let (mut roles, mut contents, mut are_new) = (vec![], vec![], vec![]);
+    for seed in &new.seeds {
+        roles.push(seed.role.as_str());
+        contents.push(seed.content.as_str());
+        are_new.push(seed.is_new);
+    }
+    crate::failpoint!("K4");
+    crate::failpoint!("K1");
+    opens_run!(
+        "c as (
+            insert into conversation_counters
+                (conversation_id, space_id, mailbox_id, last_message_number, open_run_id)
+            values ($16, $17, $18, $19, $1)
+            on conflict (conversation_id) do nothing
+            returning conversation_id, space_id, mailbox_id, last_message_number
+        ), prefix as (
+            insert into blobs (sha256, size, media_type, bytes)
+            select $20, length($21::bytea), 'application/json', $21
+            from c
+            on conflict (sha256) do nothing
+        ), s as (
+            insert into conversation_sessions
+                (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,
+                 model_context_window, status, policy, tool_names, seed_message_count, prefix_sha256,
+                 repository_id, base_message_number, to_message_number, last_message_number, last_event_seq,
+                 wake_seq)
+            select $22, c.conversation_id, c.space_id, c.mailbox_id, $23, $24, $25, $26, $27, 'queued', $28, $29,
+                $19::bigint::integer, $20, $30, c.last_message_number, c.last_message_number, $10,
+                cardinality($8::text[]), 1
+            from c
+            returning session_id, conversation_id, space_id, last_event_seq
+        ), seeds as (
+            insert into session_seed_messages (session_id, ordinal, role, content, is_new)
+            select s.session_id, seed.ordinal - 1, seed.role, seed.content, seed.is_new
+            from s, unnest($31::text[], $32::text[], $33::boolean[])
+                with ordinality as seed (role, content, is_new, ordinal)
+        )",
+        run,
+        new.conversation_id,
+        new.space_id,
+        new.mailbox_id,
+        last_message_number,
+        blob.sha256,
+        blob.bytes,
+        session_id,
+        new.trigger_type,
+        new.trigger_id,
+        new.agent,
+        new.model_id,
+        new.model_context_window,
+        policy,
+        &tool_names as &[&str],
+        new.repository_id,
+        &roles as &[&str],
+        &contents as &[&str],
+        &are_new
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(Some(run.woken(session_id)))
+}
