@@ -29,7 +29,7 @@ async fn in_a_storm_each_message_is_taken_once_or_refused_and_a_senders_stay_in_
     let model = ModelServer::start(|_, _| Answer::text("Heard.")).await;
     // Two connections write, and four times as many messages as the intake limit arrive at once.
     let options = options(&model)
-        .config("[database]\nmax_connections = 4")
+        .config("[database]\nmax_connections = 8")
         .server("ingest_concurrency = 25\ningest_wait_ms = 500");
     // No worker runs: accepted messages wait in the database.
     let api = options.clone().arg("--roles=api").serve(&database).await;
@@ -137,7 +137,7 @@ async fn when_no_turn_comes_in_time_a_message_is_refused_and_readers_and_the_hea
     let database = Database::new().await;
     let model = ModelServer::start(|_, _| Answer::text("Heard.")).await;
     let options = options(&model)
-        .config("[database]\nmax_connections = 4")
+        .config("[database]\nmax_connections = 8")
         .server("ingest_concurrency = 4\ningest_wait_ms = 300");
     let api = options.arg("--roles=api").serve(&database).await;
     let client = api.client();
@@ -210,7 +210,7 @@ async fn a_large_body_is_refused_before_it_is_read_while_nothing_can_be_taken() 
 async fn readers_that_hold_every_connection_of_theirs_keep_no_message_out() {
     let database = Database::new().await;
     let model = ModelServer::start(|_, _| Answer::text("Heard.")).await;
-    let options = options(&model).config("[database]\nmax_connections = 2");
+    let options = options(&model).config("[database]\nmax_connections = 8");
     let api = options.clone().arg("--roles=api").serve(&database).await;
     let client = api.client();
     client.chat("c1", "one").await;

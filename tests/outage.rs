@@ -263,7 +263,7 @@ async fn a_transient_fault_in_the_steps_statement_is_tried_again_without_asking_
 async fn a_full_pool_is_said_in_readyz_and_refuses_in_words_until_it_is_free() {
     let database = Database::new().await;
     let model = mailing_model(10).await;
-    let options = options(&model).config("[database]\nmax_connections = 2");
+    let options = options(&model).config("[database]\nmax_connections = 8");
     let process = options.serve(&database).await;
     let client = process.client();
     let first = client.chat("first", "Write to Ann.").await;

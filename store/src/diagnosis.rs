@@ -107,7 +107,8 @@ impl Store {
     /// [`Error::Database`]. No notification within `patience` is `None`.
     pub async fn notification_round_trip(&self, patience: Duration) -> Result<Option<Duration>> {
         let channel = crate::new_id("wakeful_doctor");
-        let pool = PgPoolOptions::new().max_connections(1).connect_with(self.options.clone()).await?;
+        let pool =
+            PgPoolOptions::new().max_connections(1).connect_with(self.server.options().clone()).await?;
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.listen(&channel).await?;
         let began = Instant::now();

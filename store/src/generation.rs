@@ -1,7 +1,8 @@
 //! Model calls in flight: the intent of a call, and the text that live readers see while it streams.
 //!
 //! These rows are committed asynchronously, except for an intent that a step's commit writes
-//! ([`crate::step::Performance`]). Losing the newest of them loses nothing, because the reply itself is a
+//! ([`crate::step::Performance`]): each statement sets `synchronous_commit` for itself, and Postgres reads it at the
+//! commit. Losing the newest of them loses nothing, because the reply itself is a
 //! record. They touch neither the session nor the journal, whose numbers must never be used twice. After a crash of
 //! the server, rows that readers saw may be gone. The chunks that remain are the beginning of the text, without a
 //! gap.
@@ -58,10 +59,10 @@ impl Store {
                  purpose, context_strategy)
             select $1, $2, $3, $4, $5, $6, $7, $8, $9, $12, $13
             from jobs
-            where job_id = $10 and lease = $11
+            where job_id = $10 and lease = $11 and (select set_config('synchronous_commit', 'off', true)) is not null
             -- Waits for a claim that has not committed, and then compares the lease again. Without the lock this
             -- would read the old lease and begin a call after another worker has taken over.
-            for no key update
+            for no key update of jobs
             returning to_json(started_at) #>> '{}' as "started_at!""#,
             new.session_id.as_str(),
             new.generation_id.as_str(),
@@ -77,7 +78,7 @@ impl Store {
             new.purpose.as_str(),
             new.context_strategy.as_str()
         )
-        .fetch_optional(&self.streams)
+        .fetch_optional(&self.pool)
         .await?;
         Ok(started_at)
     }
@@ -103,6 +104,7 @@ impl Store {
                 from generations g
                 where session_id = $1
                     and generation_id = $2
+                    and (select set_config('synchronous_commit', 'off', true)) is not null
                     and ($3::bigint = 0 or exists (
                         select from generation_chunks k
                         where k.session_id = $1 and k.generation_id = $2 and k.chunk_no = $3 - 1))
@@ -121,7 +123,7 @@ impl Store {
             chunk_no,
             text
         )
-        .fetch_one(&self.streams)
+        .fetch_one(&self.pool)
         .await?;
         Ok(appended)
     }
@@ -139,7 +141,10 @@ impl Store {
     ) -> Result<()> {
         sqlx::query!(
             "with j as (
-                select job_id from jobs where job_id = $1 and lease = $2 for no key update
+                select job_id from jobs
+                where job_id = $1 and lease = $2
+                    and (select set_config('synchronous_commit', 'off', true)) is not null
+                for no key update
             )
             delete from generations
             using j
@@ -149,7 +154,7 @@ impl Store {
             session_id.as_str(),
             generation_id.as_str()
         )
-        .execute(&self.streams)
+        .execute(&self.pool)
         .await?;
         Ok(())
     }
@@ -162,11 +167,12 @@ impl Store {
         sqlx::query!(
             "update generations
             set resumable = false
-            where session_id = $1 and generation_id = $2",
+            where session_id = $1 and generation_id = $2
+                and (select set_config('synchronous_commit', 'off', true)) is not null",
             session_id.as_str(),
             generation_id.as_str()
         )
-        .execute(&self.streams)
+        .execute(&self.pool)
         .await?;
         Ok(())
     }

@@ -56,6 +56,7 @@ pub mod legacy;
 pub mod mail;
 pub mod outbox;
 pub mod outputs;
+mod pool;
 pub mod question;
 pub mod queue;
 pub mod readiness;
@@ -80,141 +81,48 @@ pub mod webhook;
 pub use error::{Error, Outage, Result};
 pub use schema::create_database;
 
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection};
-use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use pool::{Pool, Server};
 
-/// A connection that was used this recently is not pinged before use.
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+/// How many connections a process that works opens in addition to those for its statements: two for commits, and
+/// one each for LISTEN, the heartbeat and the liveness lock.
+pub const OWN_CONNECTIONS: u32 = 5;
 
-/// How long a connection may take to answer before it counts as dead.
-const ANSWERS: Duration = Duration::from_secs(2);
-
-/// Longest wait for an intake connection. There is one for each message that may be written at a time, so only an
-/// unreachable server makes a message wait.
-const INTAKE_CONNECT: Duration = Duration::from_secs(5);
-
-/// The database as every part of Wakeful uses it. Clones share the pools.
+/// The database as every part of Wakeful uses it. Clones share the pool.
 #[derive(Clone, Debug)]
 pub struct Store {
-    pub(crate) pool: PgPool,
-    /// Connections with asynchronous commit, only for generations and their chunks.
-    pub(crate) streams: PgPool,
-    /// Connections for incoming messages, so that readers and workers cannot keep a message out, and messages cannot
-    /// take the connections of readers and workers.
-    pub(crate) intake: PgPool,
-    /// Options for a separate connection: heartbeat and LISTEN must never wait for the pool.
-    pub(crate) options: PgConnectOptions,
+    pub(crate) pool: Pool,
+    /// The same connections, for incoming messages: readers and workers cannot keep a message out, and messages
+    /// cannot take the connections of readers and workers.
+    pub(crate) intake: Pool,
+    pub(crate) server: Server,
     pub(crate) refusal: readiness::Refusal,
     pub(crate) committer: step::committer::Committer,
-    pub(crate) breaks: Breaks,
 }
 
 impl Store {
-    /// Connects to `url` with at most `max_connections` in the pool.
+    /// Connects to `url`, with at most `connections` for statements. A process that works opens
+    /// [`OWN_CONNECTIONS`] more. All are opened when they are needed.
     ///
     /// # Errors
-    /// [`Error::Database`] when the URL is malformed or the server does not answer within ten seconds.
-    pub async fn connect(url: &str, max_connections: u32, application: &str) -> Result<Store> {
-        let options = PgConnectOptions::from_str(url)?
-            .application_name(application)
-            // Our statements take milliseconds. One that hangs must not hold its locks.
-            .options([("statement_timeout", "60s"), ("idle_in_transaction_session_timeout", "60s")])
-            // A connection keeps the plan of its first statements. Made while a table is empty, it would read the
-            // whole table when that is full: 20,000 ready jobs for each claim. Every frequent statement has an
-            // index. Without `jit` the penalty for a sequential scan would start the compiler.
-            .options([("enable_seqscan", "off"), ("jit", "off")])
-            .options(socket::SERVER_SETTINGS);
-        let breaks = Breaks::default();
-        let pool = match pool_options(max_connections, &options, &breaks).connect_with(options.clone()).await
-        {
-            // A pool only reports that it waited. Connect once without it to get the reason.
-            Err(sqlx::Error::PoolTimedOut) => {
-                options.connect().await?;
-                return Err(sqlx::Error::PoolTimedOut.into());
-            }
-            pool => pool?,
-        };
-        let streams = pool_options((max_connections / 4).max(2), &options, &breaks)
-            .connect_lazy_with(options.clone().options([("synchronous_commit", "off")]));
-        let intake = pool_options(intake_connections(max_connections), &options, &breaks)
-            .acquire_timeout(INTAKE_CONNECT)
-            .connect_lazy_with(options.clone());
-        let committer = step::committer::Committer::new(options.clone(), breaks.clone());
-        Ok(Store {
-            pool,
-            streams,
-            intake,
-            options,
-            refusal: readiness::Refusal::default(),
-            committer,
-            breaks,
-        })
+    /// [`Error::Database`] when the URL is malformed or the server gives no connection within ten seconds.
+    pub async fn connect(url: &str, connections: u32, application: &str) -> Result<Store> {
+        let server = Server::new(url, application)?;
+        let (pool, intake) = Pool::new(server.clone(), connections as usize);
+        drop(pool.acquire().await?);
+        let committer = step::committer::Committer::new(server.clone());
+        Ok(Store { pool, intake, server, refusal: readiness::Refusal::default(), committer })
     }
 
     /// How many messages may be written at once.
-    pub fn intake_connections(&self) -> u32 {
-        self.intake.options().get_max_connections()
+    pub fn intake_connections(&self) -> usize {
+        self.intake.width()
     }
 
-    /// Ends the pools' connections.
+    /// Closes the connections.
     pub async fn close(&self) {
         self.committer.close().await;
-        self.streams.close().await;
-        self.intake.close().await;
         self.pool.close().await;
     }
-}
-
-/// When a connection last broke. Often the others broke with it. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Breaks(Arc<Mutex<Option<Instant>>>);
-
-impl Breaks {
-    pub(crate) fn note(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    /// Returns whether a connection broke within the last `time`.
-    fn since(&self, time: Duration) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at.elapsed() <= time)
-    }
-}
-
-/// A message needs only a few short statements, so a quarter of the other connections is enough.
-fn intake_connections(max_connections: u32) -> u32 {
-    (max_connections / 4).max(2)
-}
-
-/// sqlx would ping a connection before every use, one more round trip for each statement. Here a connection
-/// that was used a moment ago is trusted (sqlx checks it when it comes back). If the connection has died
-/// since, its next statement fails like any statement whose connection breaks, and callers repeat it. After
-/// another connection broke, no connection of before is trusted.
-fn pool_options(max_connections: u32, options: &PgConnectOptions, breaks: &Breaks) -> PgPoolOptions {
-    let (options, breaks) = (options.clone(), breaks.clone());
-    PgPoolOptions::new()
-        .after_connect(move |_, _| {
-            socket::limit_silence(&options);
-            Box::pin(async { Ok(()) })
-        })
-        .max_connections(max_connections)
-        .acquire_timeout(Duration::from_secs(10))
-        .test_before_acquire(false)
-        .before_acquire(move |connection, meta| {
-            let trusted = meta.idle_for <= TRUSTED_IDLE && !breaks.since(meta.idle_for);
-            Box::pin(async move {
-                if !trusted {
-                    match tokio::time::timeout(ANSWERS, connection.ping()).await {
-                        Ok(answered) => answered?,
-                        // The pool drops it and takes another one.
-                        Err(_) => return Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
-                    }
-                }
-                Ok(true)
-            })
-        })
 }
 
 /// A new id: `prefix_` and a time-ordered UUID in hex.

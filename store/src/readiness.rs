@@ -3,7 +3,7 @@
 
 use crate::error::Outage;
 use crate::{Error, Result, Store};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::Connection;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ impl Store {
             Ok(Ok(false)) => Ok(self.refusal.get().filter(|outage| *outage != Outage::ReadOnly)),
             Ok(Err(error)) if !matches!(error, sqlx::Error::PoolTimedOut) => Err(error.into()),
             // A pool only reports that it waited. A separate connection gives the reason.
-            Ok(Err(_)) | Err(_) => match tokio::time::timeout(ANSWER, self.options.connect()).await {
+            Ok(Err(_)) | Err(_) => match tokio::time::timeout(ANSWER, self.server.connect(&[])).await {
                 Ok(Ok(connection)) => {
                     // The connection was opened only for this check.
                     let _ = connection.close().await;

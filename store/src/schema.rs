@@ -2,7 +2,7 @@
 
 use crate::{Error, Result, Store};
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migrator};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("../migrations");
 /// The table in which sqlx records applied migrations.
@@ -46,7 +46,7 @@ impl Store {
     pub async fn migrate(&self, progress: impl Fn(&Migration)) -> Result<usize> {
         // Uses its own connection: a migration may take longer than the pool's time limits, and the schema lock ends
         // with the connection in every case.
-        let mut connection = self.options.clone().options([("statement_timeout", "0")]).connect().await?;
+        let mut connection = self.server.connect(&[("statement_timeout", "0")]).await?;
         connection.lock().await.map_err(failed)?;
         // Read under the lock, so that a migration that another process has just applied is not applied twice.
         connection.ensure_migrations_table(TABLE).await.map_err(failed)?;

@@ -12,7 +12,7 @@ async fn a_mail_that_is_one_too_many_is_told_so_by_each_door_and_not_that_the_da
     let (database, model) = (Database::new().await, says("Gladly.").await);
     // Two connections serve intake. A request that gets none in 100 ms is refused.
     let options = options(&model)
-        .config("[database]\nmax_connections = 4")
+        .config("[database]\nmax_connections = 8")
         .env("WAKEFUL_SERVER__INGEST_WAIT_MS", "100")
         .arg("--roles=api");
     let process = options.serve(&database).await;

@@ -103,7 +103,7 @@ async fn what_sns_brings_while_too_much_comes_in_is_answered_so_that_it_tries_ag
                 .env("WAKEFUL_SERVER__INGEST_CONCURRENCY", concurrency)
                 .arg("--roles=api")
         };
-        let world = World::with("[database]\nmax_connections = 4\n", busy).await;
+        let world = World::with("[database]\nmax_connections = 8\n", busy).await;
         let mut lock = PgConnection::connect(&world.database.url).await.unwrap();
         let held = "begin; lock table conversation_sessions in access exclusive mode";
         sqlx::raw_sql(held).execute(&mut lock).await.unwrap();

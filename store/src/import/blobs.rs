@@ -4,10 +4,10 @@
 //! import. If the import fails later, blobs without rows remain. They do no harm, because a blob's name is
 //! its hash.
 
+use crate::pool::Pool;
 use crate::{Error, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use sqlx::PgPool;
 use wakeful_workflow::bundle::BlobPart;
 
 /// The blob whose parts are being read. The check limits its size, and has verified its hash before the last
@@ -19,7 +19,7 @@ pub(super) struct Blobs {
 
 impl Blobs {
     /// Adds a part. The last part writes the blob, unless it exists already.
-    pub async fn write(&mut self, pool: &PgPool, part: &BlobPart) -> Result<()> {
+    pub async fn write(&mut self, pool: &Pool, part: &BlobPart) -> Result<()> {
         STANDARD.decode_vec(&part.base64, &mut self.bytes).map_err(|error| Error::corrupt("blob", error))?;
         if (self.bytes.len() as i64) < part.bytes {
             return Ok(());

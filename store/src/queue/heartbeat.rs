@@ -4,8 +4,8 @@
 //! the process drains.
 
 use super::{Hold, Holdings, boottime_ms};
-use crate::{Store, socket};
-use sqlx::{ConnectOptions, PgConnection};
+use crate::Store;
+use sqlx::PgConnection;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,7 +52,7 @@ impl Heartbeat {
             match tokio::time::timeout(self.lease / 2, beat).await {
                 Ok(Ok(open)) => connection = Some(open),
                 Ok(Err(error)) => {
-                    self.store.breaks.note();
+                    self.store.server.breaks.note();
                     warn!(%error, "The heartbeat failed; leases are kept until they end");
                 }
                 Err(_) => warn!("The heartbeat took too long; it goes on over a new connection"),
@@ -67,10 +67,7 @@ impl Heartbeat {
     }
 
     async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
-        let options = self.store.options.clone().options([("lock_timeout", "3s")]);
-        let connection = options.connect().await?;
-        socket::limit_silence(&options);
-        Ok(connection)
+        self.store.server.connect(&[("lock_timeout", "3s")]).await
     }
 
     async fn beat(&self, mut connection: PgConnection) -> Result<PgConnection, sqlx::Error> {

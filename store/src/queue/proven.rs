@@ -4,7 +4,8 @@
 //! mode accepts LISTEN and then gives the session to another client. In both cases a notification that the
 //! process sends to itself does not arrive.
 
-use crate::{Store, new_id, socket};
+use crate::{Store, new_id};
+use sqlx::Acquire;
 use sqlx::postgres::{PgListener, PgNotification, PgPoolOptions};
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -48,10 +49,10 @@ impl ProvenListener {
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(Duration::from_secs(5))
-            .connect_with(store.options.clone())
+            .connect_with(store.server.options().clone())
             .await?;
-        socket::limit_silence(&store.options);
         let mut listener = PgListener::connect_with(&pool).await?;
+        store.server.set_up(listener.acquire().await?, &[]).await?;
         // A new connection has none of the old one's locks.
         listener.eager_reconnect(false);
         let echo = new_id("wakeful_echo");

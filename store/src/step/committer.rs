@@ -15,14 +15,12 @@
 
 use super::rows::Rows;
 use super::statement::{self, Written};
-use crate::Breaks;
 use crate::error::missed_fence;
-use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions, Connection, PgConnection};
+use crate::pool::Server;
+use sqlx::{Connection, PgConnection};
 use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tracing::debug;
@@ -33,19 +31,16 @@ const LANES: usize = 2;
 const SESSIONS: usize = 16;
 const BYTES: usize = 1 << 20;
 
-/// Longest wait for a lane's connection.
-const CONNECT: Duration = Duration::from_secs(3);
-
 /// Settings of a lane's connection. A wake that holds one session's row delays the others of its statement,
 /// so the wait for a lock is short. The plans are made once, when the tables may still be empty: they must
 /// be good for large tables too, and nested loops lock the rows in the order of the parameters.
-const SETTINGS: &str = "select set_config('lock_timeout', '250ms', false),
-    set_config('plan_cache_mode', 'force_generic_plan', false),
-    set_config('enable_seqscan', 'off', false),
-    set_config('enable_bitmapscan', 'off', false),
-    set_config('enable_hashjoin', 'off', false),
-    set_config('enable_mergejoin', 'off', false),
-    set_config('jit', 'off', false)";
+const SETTINGS: [(&str, &str); 5] = [
+    ("lock_timeout", "250ms"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_bitmapscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+];
 
 /// Clones share the lanes. The lanes end with the last clone.
 #[derive(Clone, Debug)]
@@ -54,8 +49,7 @@ pub(crate) struct Committer(Arc<Owner>);
 #[derive(Debug)]
 struct Owner {
     waiting: Arc<Waiting>,
-    options: PgConnectOptions,
-    breaks: Breaks,
+    server: Server,
     lanes: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -89,8 +83,8 @@ pub(super) enum Reported {
 }
 
 impl Committer {
-    pub(crate) fn new(options: PgConnectOptions, breaks: Breaks) -> Committer {
-        Committer(Arc::new(Owner { waiting: Arc::default(), options, breaks, lanes: Mutex::default() }))
+    pub(crate) fn new(server: Server) -> Committer {
+        Committer(Arc::new(Owner { waiting: Arc::default(), server, lanes: Mutex::default() }))
     }
 
     /// Commits `rows` in a lane. If the caller goes away, the commit is made completely or not at all.
@@ -127,8 +121,7 @@ impl Owner {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         lanes.retain(|lane| !lane.is_finished());
         while lanes.len() < LANES {
-            let (waiting, options) = (Arc::clone(&self.waiting), self.options.clone());
-            lanes.push(tokio::spawn(lane(waiting, options, self.breaks.clone())));
+            lanes.push(tokio::spawn(lane(Arc::clone(&self.waiting), self.server.clone())));
         }
     }
 }
@@ -209,11 +202,11 @@ impl Queue {
 }
 
 /// Writes commits until the committer is closed.
-async fn lane(waiting: Arc<Waiting>, options: PgConnectOptions, breaks: Breaks) {
+async fn lane(waiting: Arc<Waiting>, server: Server) {
     let mut connection = None;
     while let Some(requests) = waiting.next().await {
         let commits: Vec<&Rows> = requests.iter().map(|request| &*request.rows).collect();
-        match write(&mut connection, &options, &commits).await {
+        match write(&mut connection, &server, &commits).await {
             Ok(written) => {
                 for (request, written) in requests.into_iter().zip(written) {
                     // A caller that went away finds its commit when it hydrates.
@@ -222,7 +215,7 @@ async fn lane(waiting: Arc<Waiting>, options: PgConnectOptions, breaks: Breaks) 
             }
             Err(error) => {
                 if connection.is_none() {
-                    breaks.note();
+                    server.breaks.note();
                 }
                 debug!(%error, commits = requests.len(), "Commits that were to be one are written alone");
                 let lone = requests.len() == 1 && missed_fence(&error);
@@ -241,14 +234,12 @@ async fn lane(waiting: Arc<Waiting>, options: PgConnectOptions, breaks: Breaks) 
 /// Writes `commits` over the lane's connection, which it opens if there is none.
 async fn write(
     lane: &mut Option<PgConnection>,
-    options: &PgConnectOptions,
+    server: &Server,
     commits: &[&Rows],
 ) -> Result<Vec<Written>, sqlx::Error> {
     let mut connection = match lane.take() {
         Some(connection) => connection,
-        None => {
-            tokio::time::timeout(CONNECT, connect(options)).await.map_err(|_| sqlx::Error::PoolTimedOut)??
-        }
+        None => server.connect(&SETTINGS).await?,
     };
     let written = statement::write_all(&mut connection, commits, None).await;
     // After other errors the connection may be broken, or close to it.
@@ -263,12 +254,6 @@ async fn write(
         *lane = Some(connection);
     }
     written
-}
-
-async fn connect(options: &PgConnectOptions) -> Result<PgConnection, sqlx::Error> {
-    let mut connection = options.connect().await?;
-    sqlx::query(SETTINGS).execute(&mut connection).await?;
-    Ok(connection)
 }
 
 #[cfg(test)]

@@ -141,7 +141,8 @@ impl App {
             }
         }
         let intake_wait = Duration::from_millis(config.server.ingest_wait_ms);
-        let store = Store::connect(url, config.database.max_connections, "wakeful").await?;
+        let connections = config.database.max_connections.saturating_sub(wakeful_store::OWN_CONNECTIONS);
+        let store = Store::connect(url, connections, "wakeful").await?;
         store.check_schema().await?;
         let models = self.models(&config)?;
         let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();

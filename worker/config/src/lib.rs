@@ -136,6 +136,7 @@ impl Server {
 pub struct Database {
     /// `postgres://…`. Secret, because it may hold a password.
     pub url: Option<SecretString>,
+    /// The most connections that one process opens in all.
     pub max_connections: u32,
 }
 

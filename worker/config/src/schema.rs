@@ -87,7 +87,7 @@ fn database(mut section: Section<'_>) -> Database {
             let postgres = url.starts_with("postgres://") || url.starts_with("postgresql://");
             (!postgres).then_some("must begin with postgres://")
         }),
-        max_connections: narrow(section.number("max_connections", 2..=1000), 20),
+        max_connections: narrow(section.number("max_connections", 7..=1000), 8),
     };
     section.finish();
     database

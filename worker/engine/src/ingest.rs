@@ -65,7 +65,7 @@ impl Intake {
     /// connections.
     pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
         let slots = Arc::new(Semaphore::new(concurrency));
-        Intake { slots, connections: Semaphore::new(store.intake_connections() as usize), wait }
+        Intake { slots, connections: Semaphore::new(store.intake_connections()), wait }
     }
 
     /// Returns whether a message would be refused now. Takes no slot: callers ask before they read a body,

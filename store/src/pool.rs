@@ -1,0 +1,350 @@
+//! The connections of a process, except those with a task of their own (committer, heartbeat, liveness lock,
+//! LISTEN).
+//!
+//! There is one small pool. A statement takes an idle connection, the one that was used last. If none is idle
+//! and the pool has a place left, a task opens one more, and the statement takes whichever comes first. When the
+//! server has no connection left for this process, the statement waits for the next one that another statement
+//! gives back, and the pool tries again later. So a process that got one connection works, slowly.
+//!
+//! Two *doors* lead into the pool: one for messages that come in, one for everything else. Neither may take the last
+//! connection, so readers and workers cannot keep a message out, and messages cannot stop readers and workers.
+//!
+//! sqlx's own pool sends a message to the server for each connection that is given back, and while the server
+//! refuses it a connection, its waiters do not take those that come back. `deadpool` opens connections in its
+//! `get` too, and fails when that fails. So this pool is ours. What a connection may be after its use is in [`lent`].
+
+mod executor;
+mod lent;
+mod server;
+
+pub(crate) use lent::{Lent, Transaction};
+pub(crate) use server::Server;
+
+use lent::After;
+use server::ANSWERS;
+use sqlx::{Connection, PgConnection};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tracing::{debug, warn};
+
+/// A connection that was used this recently is not asked whether it is alive. If it has died since, its next
+/// statement fails like any statement whose connection breaks, and callers repeat it.
+const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+
+/// A connection that nobody used for this long is closed, so that other processes can have it.
+const KEPT_IDLE: Duration = Duration::from_secs(60);
+
+/// A connection that is older than this is closed after its use: the server's side of it grows with time.
+const KEPT: Duration = Duration::from_secs(30 * 60);
+
+/// Longest wait for a connection. Every message has a place, so only an unreachable server makes it wait.
+const WAITS: Duration = Duration::from_secs(10);
+const MESSAGE_WAITS: Duration = Duration::from_secs(5);
+
+/// Shortest and longest pause after the server refused a connection. A pool that has none tries more often.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE_EMPTY: Duration = Duration::from_millis(500);
+
+/// The pool, seen through one of its doors. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    door: Arc<Semaphore>,
+    wait: Duration,
+}
+
+#[derive(Debug)]
+struct Shared {
+    server: Server,
+    size: usize,
+    /// A permit for each connection that may still be opened.
+    places: Arc<Semaphore>,
+    open: Arc<AtomicUsize>,
+    /// A permit for each idle connection.
+    idle: Semaphore,
+    connections: Mutex<VecDeque<Idle>>,
+    growth: Mutex<Growth>,
+    /// Fires when an attempt to open a connection ended.
+    attempted: Notify,
+    doors: [Arc<Semaphore>; 2],
+}
+
+/// An open connection with its place in the pool.
+#[derive(Debug)]
+struct Live {
+    connection: PgConnection,
+    since: Instant,
+    _open: Open,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Counts an open connection.
+#[derive(Debug)]
+struct Open(Arc<AtomicUsize>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Debug)]
+struct Idle {
+    live: Live,
+    since: Instant,
+}
+
+/// When the pool may open connections.
+#[derive(Debug)]
+struct Growth {
+    /// How often in a row the server refused one.
+    refusals: u32,
+    /// After a refusal: when one connection may be tried again.
+    next: Instant,
+}
+
+impl Pool {
+    /// Opens no connection. The pools are the doors of everything else and of messages.
+    pub fn new(server: Server, size: usize) -> (Pool, Pool) {
+        let size = size.max(1);
+        let doors = [(); 2].map(|()| Arc::new(Semaphore::new((size - 1).max(1))));
+        let shared = Arc::new(Shared {
+            server,
+            size,
+            places: Arc::new(Semaphore::new(size)),
+            open: Arc::default(),
+            idle: Semaphore::new(0),
+            connections: Mutex::default(),
+            growth: Mutex::new(Growth { refusals: 0, next: Instant::now() }),
+            attempted: Notify::new(),
+            doors: doors.clone(),
+        });
+        let [general, messages] = doors;
+        (
+            Pool { shared: Arc::clone(&shared), door: general, wait: WAITS },
+            Pool { shared, door: messages, wait: MESSAGE_WAITS },
+        )
+    }
+
+    /// How many connections may go through this door at once.
+    pub fn width(&self) -> usize {
+        (self.shared.size - 1).max(1)
+    }
+
+    /// Lends a connection.
+    ///
+    /// # Errors
+    /// `PoolTimedOut` when all are in use for too long. Without any connection: why the server gives none.
+    pub async fn acquire(&self) -> Result<Lent, sqlx::Error> {
+        let deadline = Instant::now() + self.wait;
+        let entered = timeout_at(deadline, Arc::clone(&self.door).acquire_owned()).await;
+        let door = entered.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
+        let live = self.shared.take(deadline).await?;
+        Ok(Lent::new(live, Arc::clone(&self.shared), door))
+    }
+
+    /// Begins a transaction. It is rolled back unless it is committed.
+    pub async fn begin(&self) -> Result<Transaction, sqlx::Error> {
+        Transaction::begin(self.acquire().await?).await
+    }
+
+    /// Closes all connections, and waits for those that are in use.
+    pub async fn close(&self) {
+        for door in &self.shared.doors {
+            door.close();
+        }
+        self.shared.idle.close();
+        let idle = std::mem::take(&mut *self.shared.connections());
+        for one in idle {
+            one.live.close().await;
+        }
+        // An error means that another caller has closed it.
+        if let Ok(all) = self.shared.places.acquire_many(self.shared.size as u32).await {
+            all.forget();
+            self.shared.places.close();
+        }
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, VecDeque<Idle>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn growth(&self) -> MutexGuard<'_, Growth> {
+        self.growth.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn take(self: &Arc<Shared>, deadline: Instant) -> Result<Live, sqlx::Error> {
+        let (mut opening, mut refusal) = (None, None);
+        loop {
+            let attempted = self.attempted.notified();
+            let next = self.growth().next_attempt();
+            tokio::select! {
+                biased;
+                idle = self.idle.acquire() => {
+                    idle.map_err(|_| sqlx::Error::PoolClosed)?.forget();
+                    let idle = self.connections().pop_back();
+                    if let Some(live) = self.checked(idle).await {
+                        return Ok(live);
+                    }
+                }
+                // An error here means that the opened connection is idle now, or that its task ended.
+                failed = async { opening.as_mut().expect("the branch has a condition").await }, if opening.is_some() => {
+                    opening = None;
+                    if let Ok(error) = failed {
+                        if self.open.load(Ordering::Acquire) == 0 && !is_refusal(&error) {
+                            return Err(error);
+                        }
+                        refusal = Some(error);
+                    }
+                }
+                place = Arc::clone(&self.places).acquire_owned(), if opening.is_none() && next.is_none() => {
+                    opening = Some(self.open_one(place.map_err(|_| sqlx::Error::PoolClosed)?));
+                }
+                () = sleep_until(next.unwrap_or(deadline)), if opening.is_none() && next.is_some() => {}
+                () = attempted => {}
+                () = sleep_until(deadline) => {
+                    let refusal = refusal.filter(|_| self.open.load(Ordering::Acquire) == 0);
+                    return Err(refusal.unwrap_or(sqlx::Error::PoolTimedOut));
+                }
+            }
+        }
+    }
+
+    /// Opens a connection for whoever takes it first. Returns where its failure is reported.
+    fn open_one(self: &Arc<Shared>, place: OwnedSemaphorePermit) -> oneshot::Receiver<sqlx::Error> {
+        let (failed, report) = oneshot::channel();
+        // While the server refuses, there is one attempt at a time.
+        self.growth().next = Instant::now() + server::CONNECT;
+        let shared = Arc::clone(self);
+        tokio::spawn(async move {
+            match shared.server.connect(&[]).await {
+                Ok(connection) => {
+                    shared.growth().refusals = 0;
+                    shared.open.fetch_add(1, Ordering::AcqRel);
+                    let open = Open(Arc::clone(&shared.open));
+                    shared.put(Live { connection, since: Instant::now(), _open: open, _place: place });
+                }
+                Err(error) => {
+                    let open = shared.open.load(Ordering::Acquire);
+                    let refusals = shared.growth().refuse(open);
+                    if refusals == 1 && open > 0 && is_refusal(&error) {
+                        warn!(%error, open, "The server gives no more connections; this process goes on with fewer");
+                    } else {
+                        debug!(%error, open, refusals, "No connection could be opened");
+                    }
+                    drop(place);
+                    // Nobody listens if an idle connection came first.
+                    let _ = failed.send(error);
+                }
+            }
+            shared.attempted.notify_waiters();
+        });
+        report
+    }
+
+    /// Returns the connection if it can be used.
+    async fn checked(&self, idle: Option<Idle>) -> Option<Live> {
+        let Idle { mut live, since } = idle?;
+        let idle_for = since.elapsed();
+        if idle_for > TRUSTED_IDLE || self.server.breaks.since(idle_for) {
+            match timeout(ANSWERS, live.connection.ping()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => return None,
+            }
+        }
+        Some(live)
+    }
+
+    /// Takes a connection back that is ready for the next statement.
+    fn put(self: &Arc<Shared>, live: Live) {
+        if self.idle.is_closed() || live.since.elapsed() > KEPT {
+            tokio::spawn(live.close());
+            return;
+        }
+        let now = Instant::now();
+        self.connections().push_back(Idle { live, since: now });
+        self.idle.add_permits(1);
+        if let Some(oldest) = self.take_old(now) {
+            tokio::spawn(oldest.live.close());
+        }
+    }
+
+    /// Takes the connection that was idle for longest, if that is too long.
+    fn take_old(&self, now: Instant) -> Option<Idle> {
+        let is_old = |idle: &Idle| now - idle.since > KEPT_IDLE;
+        if !self.connections().front().is_some_and(is_old) {
+            return None;
+        }
+        let permit = self.idle.try_acquire().ok()?;
+        let mut connections = self.connections();
+        let oldest = connections.pop_front_if(|idle| is_old(idle))?;
+        permit.forget();
+        Some(oldest)
+    }
+
+    /// Takes a connection back after its use.
+    fn give_back(self: &Arc<Shared>, mut live: Live, after: After, door: OwnedSemaphorePermit) {
+        match after {
+            After::Ready => self.put(live),
+            After::Unusable => drop(live),
+            After::Unknown => {
+                // Without a runtime the connection is closed, which ends its transaction too.
+                let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+                let shared = Arc::clone(self);
+                runtime.spawn(async move {
+                    if matches!(timeout(ANSWERS, live.recover()).await, Ok(Ok(()))) {
+                        shared.put(live);
+                    }
+                    drop(door);
+                });
+            }
+        }
+    }
+}
+
+impl Live {
+    /// Rolls an open transaction back, and reads what the server still has to say.
+    async fn recover(&mut self) -> Result<(), sqlx::Error> {
+        lent::roll_back(&mut self.connection);
+        self.connection.ping().await
+    }
+
+    async fn close(self) {
+        // It is closed on both sides, whatever the answer is.
+        let _ = timeout(ANSWERS, self.connection.close()).await;
+    }
+}
+
+impl Growth {
+    /// When the next connection may be tried. `None`: now.
+    fn next_attempt(&self) -> Option<Instant> {
+        (self.refusals > 0 && self.next > Instant::now()).then_some(self.next)
+    }
+
+    /// Notes that none could be opened. Returns how often in a row.
+    fn refuse(&mut self, open: usize) -> u32 {
+        self.refusals = self.refusals.saturating_add(1);
+        let longest = if open == 0 { LONGEST_PAUSE_EMPTY } else { LONGEST_PAUSE };
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.refusals.min(16)).min(longest);
+        self.next = Instant::now() + crate::queue::jittered(pause);
+        self.refusals
+    }
+}
+
+/// Returns whether the server may give a connection later: it has none left, it starts, or it is restarted.
+fn is_refusal(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(error) => error.kind() == std::io::ErrorKind::ConnectionRefused,
+        sqlx::Error::Database(error) => {
+            error.code().is_some_and(|code| ["53300", "57P03"].contains(&code.as_ref()))
+        }
+        _ => false,
+    }
+}

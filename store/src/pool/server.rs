@@ -1,0 +1,92 @@
+//! Where the server is, and how every connection to it is opened.
+
+use crate::socket;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a connection may take to answer before it counts as dead.
+pub(crate) const ANSWERS: Duration = Duration::from_secs(2);
+
+/// Longest wait for a new connection.
+pub(crate) const CONNECT: Duration = Duration::from_secs(5);
+
+/// Settings of every connection.
+const SETTINGS: [(&str, &str); 4] = [
+    // Our statements take milliseconds. One that hangs must not hold its locks.
+    ("statement_timeout", "60s"),
+    ("idle_in_transaction_session_timeout", "60s"),
+    // A connection keeps the plan of its first statements. Made while a table is empty, it would read the
+    // whole table when that is full: 20,000 ready jobs for each claim. Every frequent statement has an
+    // index. Without `jit` the penalty for a sequential scan would start the compiler.
+    ("enable_seqscan", "off"),
+    ("jit", "off"),
+];
+
+/// The database, as every connection of the process is opened. Clones share [`Breaks`].
+#[derive(Clone, Debug)]
+pub(crate) struct Server {
+    options: PgConnectOptions,
+    pub breaks: Breaks,
+}
+
+impl Server {
+    /// # Errors
+    /// A malformed URL.
+    pub fn new(url: &str, application: &str) -> Result<Server, sqlx::Error> {
+        let options = PgConnectOptions::from_str(url)?
+            .application_name(application)
+            // A pooler such as PgBouncer refuses start-up parameters that it does not know.
+            .extra_float_digits(None);
+        Ok(Server { options, breaks: Breaks::default() })
+    }
+
+    /// Opens a connection with `more` settings.
+    pub async fn connect(&self, more: &[(&str, &str)]) -> Result<PgConnection, sqlx::Error> {
+        let connected = tokio::time::timeout(CONNECT, async {
+            let mut connection = self.options.connect().await?;
+            self.set_up(&mut connection, more).await?;
+            Ok(connection)
+        });
+        connected.await.unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())))
+    }
+
+    /// For a listener of sqlx, which opens its connection itself. Call [`Server::set_up`] on that.
+    pub fn options(&self) -> &PgConnectOptions {
+        &self.options
+    }
+
+    /// Sets what a connection needs, after it was opened: a pooler refuses most settings before that.
+    pub async fn set_up(
+        &self,
+        connection: &mut PgConnection,
+        more: &[(&str, &str)],
+    ) -> Result<(), sqlx::Error> {
+        socket::limit_silence(&self.options);
+        let settings: Vec<String> = SETTINGS
+            .iter()
+            .chain(&socket::SERVER_SETTINGS)
+            .chain(more)
+            .map(|(name, value)| format!("set_config('{name}', '{value}', false)"))
+            .collect();
+        let set = format!("select {}", settings.join(", "));
+        sqlx::raw_sql(AssertSqlSafe(set)).execute(connection).await.map(|_| ())
+    }
+}
+
+/// When a connection last broke. Often the others broke with it. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Breaks(Arc<Mutex<Option<Instant>>>);
+
+impl Breaks {
+    pub fn note(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Returns whether a connection broke within the last `time`.
+    pub fn since(&self, time: Duration) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at.elapsed() <= time)
+    }
+}
