@@ -6,7 +6,7 @@ mod readers;
 use crate::stream::{Frame, Reader, last_text, shown, work};
 use crate::support::checker::{Traces, check};
 use crate::support::raw::{Protocol, RawModel, Sent, prefill};
-use crate::support::{Database, Options};
+use crate::support::{Database, Options, eventually};
 use serde_json::{Value, json};
 use sha2::Digest;
 
@@ -73,6 +73,49 @@ async fn survive(model: RawModel, options: &Options, failpoint: &str) -> Survive
     finished(&database, &id, &model, options).await
 }
 
+/// Like [`survive`], with a reader. It is shown `pieces_shown` pieces one by one, and then the next one comes, or the end.
+async fn survive_read(model: RawModel, options: &Options, failpoint: &str, pieces_shown: usize) -> Survived {
+    let database = Database::new().await;
+    let process = options.clone().env("FAILPOINTS", failpoint).serve(&database).await;
+    model.hold_after(before_text(&model));
+    let id = id(&process.client().chat("c1", "Tell me a story.").await);
+    let mut reader = Reader::open(&process.client(), &id, None).await;
+    show(&model, &mut reader, pieces_shown).await;
+    if pieces_shown == pieces().len() {
+        model.release();
+    } else {
+        model.hold_after(before_text(&model) + pieces_shown + 1);
+    }
+    let (status, process) = process.ended().await;
+    assert!(!status.success() && process.log().contains("failpoint"), "{}", process.log());
+    model.release();
+
+    let process = options.serve(&database).await;
+    process.client().wait_for(&id, "completed").await;
+    assert!(process.terminate().success());
+    finished(&database, &id, &model, options).await
+}
+
+/// How many events come before the first piece of the answer.
+fn before_text(model: &RawModel) -> usize {
+    match model.protocol {
+        Protocol::Anthropic => 2,
+        Protocol::OpenAi => 0,
+    }
+}
+
+/// Lets the model say `count` pieces, each when the reader has been shown those before it. Returns the frames.
+async fn show(model: &RawModel, reader: &mut Reader, count: usize) -> Vec<Frame> {
+    let mut seen = Vec::new();
+    for said in 1..=count {
+        model.hold_after(before_text(model) + said);
+        while shown(&seen) != pieces()[..said].concat() {
+            seen.push(reader.next().await.unwrap());
+        }
+    }
+    seen
+}
+
 async fn finished(database: &Database, id: &str, model: &RawModel, options: &Options) -> Survived {
     let traces = check(database, id, &options.effects()).await;
     let sent = model.bodies();
@@ -126,7 +169,7 @@ async fn k08_an_answer_that_was_half_shown_is_replaced_and_never_left_half() {
     for protocol in Protocol::BOTH {
         let model = speaking(protocol).await;
         let options = options(&model, false);
-        let survived = survive(model, &options, "K8=2*off->1*return").await;
+        let survived = survive_read(model, &options, "K8=2*off->1*return", 2).await;
         assert_eq!(survived.reply(), whole());
         assert_eq!(survived.bodies[0], survived.bodies[1], "from the start");
         assert_eq!(survived.resumed(), [("replace", 2)]);
@@ -137,7 +180,7 @@ async fn k08_an_answer_that_was_half_shown_is_replaced_and_never_left_half() {
 async fn k08_an_answer_that_was_half_shown_is_gone_on_from_where_the_model_takes_a_prefill() {
     let model = speaking(Protocol::Anthropic).await;
     let options = options(&model, true);
-    let survived = survive(model, &options, "K8=2*off->1*return").await;
+    let survived = survive_read(model, &options, "K8=2*off->1*return", 2).await;
     assert_eq!(survived.reply(), whole());
     assert_eq!(survived.resumed(), [("resume", 2)]);
     assert_eq!(survived.attempts(), [1, 2]);
@@ -160,12 +203,15 @@ async fn k09_a_chunk_that_nobody_was_told_of_is_seen_once_by_a_reader_elsewhere(
         let api = options.clone().arg("--roles=api").serve(&database).await;
         let client = api.client();
         let worker = work(&options.clone().env("FAILPOINTS", "K9=1*off->1*return"), &database).await;
+        model.hold_after(before_text(&model));
         let id = id(&client.chat("c1", "Tell me a story.").await);
         let mut reader = Reader::open(&client, &id, None).await;
+        let mut seen = show(&model, &mut reader, 1).await;
+        model.hold_after(before_text(&model) + 2);
         let (status, worker) = worker.ended().await;
         assert!(!status.success() && worker.log().contains("failpoint"), "{}", worker.log());
+        model.release();
 
-        let mut seen = reader.until("gen_chunk").await;
         while shown(&seen) != pieces()[..2].concat() {
             seen.push(reader.next().await.unwrap());
         }
@@ -186,7 +232,7 @@ async fn k10_an_answer_that_came_whole_and_was_not_committed_is_asked_for_again(
     for (prefilled, strategy) in [(false, "replace"), (true, "resume")] {
         let model = speaking(Protocol::Anthropic).await;
         let options = options(&model, prefilled);
-        let survived = survive(model, &options, "K10=1*return").await;
+        let survived = survive_read(model, &options, "K10=1*return", 4).await;
         // The prefill is the whole answer, and the model has only the final blank left to say.
         assert_eq!(survived.reply(), whole());
         assert_eq!(survived.resumed(), [(strategy, 3)]);
@@ -245,23 +291,62 @@ async fn retried(model: RawModel) -> Survived {
 #[tokio::test]
 async fn what_came_before_a_tool_call_is_not_gone_on_from() {
     let anthropic = Protocol::Anthropic;
-    let model = RawModel::start(anthropic, move |body, number| {
-        assert_eq!(prefill(body), None);
-        Sent::Events(match number {
-            0 => anthropic.half_call("I charge you.", "charge", "{\"cents\": 12"),
-            _ => anthropic.text(&["It is free."]),
+    for (read, last_chunk) in [(false, -1), (true, 0)] {
+        let model = RawModel::start(anthropic, move |body, number| {
+            assert_eq!(prefill(body), None);
+            Sent::Events(match number {
+                0 => anthropic.half_call("I charge you.", "charge", "{\"cents\": 12"),
+                _ => anthropic.text(&["It is free."]),
+            })
         })
-    })
-    .await;
-    let options = options(&model, true);
+        .await;
+        let options = options(&model, true);
+        let database = Database::new().await;
+        let process = options.serve(&database).await;
+        model.hold_after(before_text(&model) + 1);
+        let id = id(&process.client().chat("c1", "Hello.").await);
+        if read {
+            let mut reader = Reader::open(&process.client(), &id, None).await;
+            assert_eq!(shown(&reader.until("gen_chunk").await), "I charge you.");
+        }
+        model.release();
+        process.client().wait_for(&id, "completed").await;
+        let survived = finished(&database, &id, &model, &options).await;
+        assert_eq!(survived.reply(), "It is free.");
+        assert_eq!(survived.resumed(), [("replace", last_chunk)]);
+        assert!(process.terminate().success());
+    }
+}
+
+#[tokio::test]
+async fn text_that_nobody_reads_is_kept_for_the_next_attempt_where_the_model_takes_a_prefill() {
     let database = Database::new().await;
+    let model = speaking(Protocol::Anthropic).await;
+    let options = options(&model, true);
     let process = options.serve(&database).await;
-    let id = id(&process.client().chat("c1", "Hello.").await);
+    model.hold_after(before_text(&model) + 2);
+    let id = id(&process.client().chat("c1", "Tell me a story.").await);
+    let chunks = "select count(*) from generation_chunks where session_id = $1";
+    eventually("two chunks", || async { (database.value::<i64>(chunks, &id).await == 2).then_some(()) })
+        .await;
+    process.kill();
+    model.release();
+    let process = options.serve(&database).await;
     process.client().wait_for(&id, "completed").await;
-    let survived = finished(&database, &id, &model, &options).await;
-    assert_eq!(survived.reply(), "It is free.");
-    assert_eq!(survived.resumed(), [("replace", 0)]);
     assert!(process.terminate().success());
+    let survived = finished(&database, &id, &model, &options).await;
+    assert_eq!(survived.reply(), whole());
+    assert_eq!(survived.resumed(), [("resume", 1)]);
+}
+
+#[tokio::test]
+async fn text_that_nobody_reads_and_no_attempt_can_continue_is_not_written() {
+    let model = speaking(Protocol::Anthropic).await;
+    let options = options(&model, false);
+    // The whole answer has come.
+    let survived = survive(model, &options, "K10=1*return").await;
+    assert_eq!(survived.reply(), whole());
+    assert_eq!(survived.resumed(), [("replace", -1)]);
 }
 
 #[tokio::test]
@@ -319,9 +404,14 @@ async fn a_message_that_came_meanwhile_makes_it_another_request_and_no_text_is_g
     let database = Database::new().await;
     let api = options.clone().arg("--roles=api").serve(&database).await;
     let worker = work(&options.clone().env("FAILPOINTS", "K8=2*off->1*return"), &database).await;
+    model.hold_after(before_text(&model));
     let id = id(&api.client().chat("c1", "Tell me a story.").await);
+    let mut reader = Reader::open(&api.client(), &id, None).await;
+    show(&model, &mut reader, 2).await;
+    model.hold_after(before_text(&model) + 3);
     let (status, _worker) = worker.ended().await;
     assert!(!status.success());
+    model.release();
     api.client().chat("c1", "A short one.").await;
     let worker = work(&options, &database).await;
     api.client().wait_for(&id, "completed").await;

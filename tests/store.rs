@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use wakeful_store::delivery::Settled;
+use wakeful_store::generation::NewChunks;
 use wakeful_store::heal::Cursor;
 use wakeful_store::queue::Kind;
 use wakeful_store::step::{Commit, Performance};
@@ -118,16 +119,25 @@ async fn an_interrupted_model_call_is_hydrated_and_gone_with_the_answer() {
     driver.continues(Performed::Begun).await;
     driver.begin_generation("gen_1", 1).await;
     let session = driver.session.session_id.clone();
-    let append = async |chunk_no, text| {
-        world.store.append_chunk(&session, &"gen_1".into(), chunk_no, text).await.unwrap()
+    let append = async |first_chunk, texts: &[&str]| {
+        let call = NewChunks {
+            session_id: session.clone(),
+            generation_id: "gen_1".into(),
+            first_chunk,
+            texts: texts.iter().map(|text| (*text).to_owned()).collect(),
+        };
+        let lost = NewChunks { generation_id: "gen_0".into(), first_chunk: 0, ..call.clone() };
+        let appended = world.store.append_chunks(&[lost, call]).await.unwrap();
+        assert!(!appended[0], "the other call is not there");
+        appended[1]
     };
-    assert!(!append(1, "lo").await, "a chunk without the one before it would leave a gap");
-    assert!(append(0, "Hel").await);
-    assert!(append(0, "Hel").await, "asked again, it is there already");
+    assert!(!append(1, &["lo"]).await, "a chunk without the one before it would leave a gap");
+    assert!(append(0, &["H"]).await);
+    assert!(append(0, &["H", "el"]).await, "the first one is there already");
 
     driver.session = world.store.hydrate(&session_id).await.unwrap();
     assert_eq!(driver.session.interrupted.len(), 1);
-    assert_eq!(driver.session.interrupted[0].last_chunk, 0);
+    assert_eq!(driver.session.interrupted[0].last_chunk, 1);
     assert_eq!(world.store.generation_text(&session, &"gen_1".into()).await.unwrap(), "Hel");
     world.send(&session_id, "Still there?").await;
     driver.continues(replied(vec![text("Hello.")])).await;
@@ -333,8 +343,13 @@ async fn a_chunk_that_meets_an_uncommitted_reply_is_not_left_behind() {
     for statement in ["delete from generations", "delete from generation_chunks"] {
         sqlx::query(statement).execute(&mut *reply).await.unwrap();
     }
-    let (session, generation) = (&driver.session.session_id, "gen_1".into());
-    let append = world.store.append_chunk(session, &generation, 0, "Hel");
+    let chunks = [NewChunks {
+        session_id: driver.session.session_id.clone(),
+        generation_id: "gen_1".into(),
+        first_chunk: 0,
+        texts: vec!["Hel".to_owned()],
+    }];
+    let append = world.store.append_chunks(&chunks);
     let waits = world.until(
         "select exists (select from generation_chunks) or exists (select from pg_stat_activity
         where datname = current_database() and wait_event_type = 'Lock')",
@@ -343,7 +358,7 @@ async fn a_chunk_that_meets_an_uncommitted_reply_is_not_left_behind() {
         waits.await;
         reply.commit().await.unwrap();
     });
-    assert!(!appended.unwrap(), "its model call is over");
+    assert_eq!(appended.unwrap(), [false], "its model call is over");
     assert_eq!(world.count("generation_chunks").await, 0, "no commit would delete it");
 }
 

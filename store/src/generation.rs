@@ -33,6 +33,15 @@ pub struct NewGeneration<'a> {
     pub context_strategy: Strategy,
 }
 
+/// Streamed text of one model call, as chunks from number `first_chunk` on.
+#[derive(Clone, Debug)]
+pub struct NewChunks {
+    pub session_id: SessionId,
+    pub generation_id: GenerationId,
+    pub first_chunk: i64,
+    pub texts: Vec<String>,
+}
+
 /// State of a model call in flight for a live reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveGeneration {
@@ -83,47 +92,66 @@ impl Store {
         Ok(started_at)
     }
 
-    /// Appends streamed text as chunk `chunk_no`. A second call for the same chunk writes nothing. Returns
-    /// `false` and writes nothing if the chunk before is missing (for the first chunk: the generation),
-    /// because that would leave a gap.
+    /// Appends the streamed text of several model calls. Returns one value for each call: `false`, and nothing of it
+    /// is written, if the chunk before is missing (for the first chunk: the generation), because that would leave a
+    /// gap. A chunk that is there already stays as it is.
     ///
     /// # Errors
-    /// [`crate::Error::Database`]; the chunk may have been written.
-    pub async fn append_chunk(
-        &self,
-        session_id: &SessionId,
-        generation_id: &GenerationId,
-        chunk_no: i64,
-        text: &str,
-    ) -> Result<bool> {
-        // The last line does not see the insert. That is safe: only this caller writes chunks of this generation.
+    /// [`crate::Error::Database`]; the chunks may have been written.
+    pub async fn append_chunks(&self, calls: &[NewChunks]) -> Result<Vec<bool>> {
+        let sessions: Vec<&str> = calls.iter().map(|call| call.session_id.as_str()).collect();
+        let generations: Vec<&str> = calls.iter().map(|call| call.generation_id.as_str()).collect();
+        let firsts: Vec<i64> = calls.iter().map(|call| call.first_chunk).collect();
+        let chunks = calls.iter().zip(1_i64..).flat_map(|(call, member)| {
+            call.texts.iter().zip(call.first_chunk..).map(move |(text, chunk_no)| (member, chunk_no, text))
+        });
+        let (mut members, mut numbers, mut texts) = (Vec::new(), Vec::new(), Vec::new());
+        for (member, chunk_no, text) in chunks {
+            members.push(member);
+            numbers.push(chunk_no);
+            texts.push(text.as_str());
+        }
+        // The last lines do not see the insert. That is safe: only this caller writes chunks of these generations.
         let appended = sqlx::query_scalar!(
             r#"
-            with g as (
-                select session_id, generation_id
-                from generations g
-                where session_id = $1
-                    and generation_id = $2
-                    and (select set_config('synchronous_commit', 'off', true)) is not null
-                    and ($3::bigint = 0 or exists (
+            with given as materialized (
+                select *
+                from unnest($1::text[], $2::text[], $3::bigint[])
+                    with ordinality as given (session_id, generation_id, first_chunk, member)
+            ), g as materialized (
+                select given.member, g.session_id, g.generation_id
+                from given
+                join generations g on g.session_id = given.session_id and g.generation_id = given.generation_id
+                where (select set_config('synchronous_commit', 'off', true)) is not null
+                    and (given.first_chunk = 0 or exists (
                         select from generation_chunks k
-                        where k.session_id = $1 and k.generation_id = $2 and k.chunk_no = $3 - 1))
+                        where k.session_id = given.session_id
+                            and k.generation_id = given.generation_id
+                            and k.chunk_no = given.first_chunk - 1))
+                -- Commits of several sessions delete generations in this order too.
+                order by g.session_id, g.generation_id
                 -- Waits for a reply that deletes the generation, so that no chunk is left behind.
                 for key share of g
             ), chunk as (
                 insert into generation_chunks (session_id, generation_id, chunk_no, "text")
-                select session_id, generation_id, $3, $4
+                select g.session_id, g.generation_id, r.chunk_no, r."text"
                 from g
+                join unnest($4::bigint[], $5::bigint[], $6::text[]) as r (member, chunk_no, "text")
+                    on r.member = g.member
                 on conflict do nothing
             )
-            select exists (select from g) as "appended!"
+            select exists (select from g where g.member = given.member) as "appended!"
+            from given
+            order by given.member
             "#,
-            session_id.as_str(),
-            generation_id.as_str(),
-            chunk_no,
-            text
+            &sessions as &[&str],
+            &generations as &[&str],
+            &firsts,
+            &members,
+            &numbers,
+            &texts as &[&str]
         )
-        .fetch_one(&self.pool)
+        .fetch_all(&self.pool)
         .await?;
         Ok(appended)
     }

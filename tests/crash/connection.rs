@@ -1,6 +1,7 @@
 //! Connections that end: all at once, or a single one between a commit and its answer (K32).
 
 use super::{BOTH, GUARDED, IDEMPOTENT, rows};
+use crate::stream::Reader;
 use crate::support::proxy::{CutAt, Proxy};
 use crate::support::{Database, Process, World, eventually};
 use futures::future::join_all;
@@ -145,6 +146,8 @@ async fn losing_every_connection_ends_no_process_and_loses_nothing() {
     eventually("both effects", || async { (world.options.effects().len() == 2).then_some(()) }).await;
     cut_connections(&world.database, &process).await;
     std::fs::remove_file(world.options.path("hold")).unwrap();
+    let mut reader = Reader::open(&client, &world.session_id, None).await;
+    reader.until("gen_chunk").await;
     rows(&world, "select count(*) from generation_chunks where session_id = $1", 1).await;
     cut_connections(&world.database, &process).await;
     world.model.release();

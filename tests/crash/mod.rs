@@ -12,6 +12,7 @@ mod poison;
 mod step;
 mod table;
 
+use crate::stream::Reader;
 use crate::support::checker::{Traces, distinct};
 use crate::support::{Process, TIMEOUT, World, eventually};
 use futures::future::join_all;
@@ -130,6 +131,8 @@ async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
             .await;
             if number % 2 == 1 {
                 // Odd answers are text, so readers have been shown the first piece.
+                let mut reader = Reader::open(&process.client(), &world.session_id, None).await;
+                reader.until("gen_chunk").await;
                 rows(&world, "select count(*) from generation_chunks where session_id = $1", 1).await;
             }
             process.kill();

@@ -11,15 +11,18 @@ async fn a_reader_ends_with_the_final_text_when_worker_and_api_die_at_once() {
         // API and worker are one process. It dies after two pieces of text.
         let process = options.clone().env("FAILPOINTS", "K8=2*off->1*return").serve(&database).await;
         let client = process.client();
+        model.hold_after(before_text(&model));
         let id = id(&client.chat("c1", "Tell me a story.").await);
-        let mut seen = Vec::new();
         let mut reader = Reader::open(&client, &id, None).await;
+        let mut seen = show(&model, &mut reader, 2).await;
+        model.hold_after(before_text(&model) + 3);
         while let Some(frame) = reader.next().await {
             seen.push(frame);
         }
         assert!(whole().starts_with(&shown(&seen)), "half of it at most");
         let (status, _process) = process.ended().await;
         assert!(!status.success());
+        model.release();
 
         let process = options.serve(&database).await;
         let last = seen.iter().filter_map(|frame| frame.id).max();

@@ -18,6 +18,7 @@ mod heartbeat;
 mod liveness;
 mod notify;
 mod proven;
+mod readers;
 mod workers;
 
 pub use backend::Queue;
@@ -26,6 +27,7 @@ pub use heartbeat::Heartbeat;
 pub use liveness::Liveness;
 pub(crate) use notify::{CANCEL, SESSIONS};
 pub use notify::{News, Notifier, heard, heard_cancel};
+pub use readers::{Audience, READS_EVERY};
 pub use workers::WorkerView;
 
 use crate::{Result, Store};

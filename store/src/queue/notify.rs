@@ -9,6 +9,7 @@
 
 use super::Kind;
 use super::proven::{Lost, ProvenListener};
+use super::readers::{Audience, Readers};
 use crate::Store;
 use crate::schedule;
 use std::collections::BTreeSet;
@@ -29,6 +30,8 @@ const EVERY_SESSION: &str = "*";
 const EVERY_JOB: &str = "";
 /// Before the id of a session whose run someone cancels. [`heard`] ignores such a payload.
 pub(crate) const CANCEL: &str = "!";
+/// Before the id of a session that somebody reads live. Earlier versions ignore such a payload.
+const READ: &str = "?";
 
 /// Tells other processes about commits. Clones share the task.
 #[derive(Clone, Debug)]
@@ -72,6 +75,11 @@ impl Notifier {
     /// Announces that readers of a session have something new to read.
     pub fn session(&self, session_id: &str) {
         self.send(Note::Session(session_id.to_owned()));
+    }
+
+    /// Tells the workers that somebody reads a session live.
+    pub fn reads(&self, session_id: &str) {
+        self.send(Note::Session(format!("{READ}{session_id}")));
     }
 
     fn send(&self, note: Note) {
@@ -215,6 +223,14 @@ impl Store {
     pub async fn announce(&self, session_id: &str) -> crate::Result<()> {
         Ok(notify(self, vec![EVERY_JOB.to_owned()], vec![session_id.to_owned()]).await?)
     }
+
+    /// Tells the workers that somebody reads a session live, and returns when the notification is sent.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`]: they do not know it.
+    pub async fn reads(&self, session_id: &str) -> crate::Result<()> {
+        Ok(notify(self, Vec::new(), vec![format!("{READ}{session_id}")]).await?)
+    }
 }
 
 /// Receives notifications of other processes. Clones share the connection.
@@ -223,6 +239,7 @@ pub struct News {
     claimants: Claimants,
     sessions: broadcast::Sender<Arc<str>>,
     schedules: broadcast::Sender<()>,
+    readers: Readers,
 }
 
 /// Waits for a notification of one session. Returns early if notifications were missed, since one of them may have
@@ -260,6 +277,7 @@ impl News {
             claimants: Claimants::default(),
             sessions: broadcast::channel(1024).0,
             schedules: broadcast::channel(16).0,
+            readers: Readers::default(),
         };
         tokio::spawn(news.clone().run(store.clone(), stop));
         news
@@ -283,6 +301,11 @@ impl News {
     /// Receives ids of sessions with something new; `*` means all sessions.
     pub fn sessions(&self) -> broadcast::Receiver<Arc<str>> {
         self.sessions.subscribe()
+    }
+
+    /// The live readers of a session, in all processes.
+    pub fn audience(&self, session_id: &str) -> Audience {
+        self.readers.of(session_id)
     }
 
     /// Fires when a schedule changed.
@@ -331,7 +354,12 @@ impl News {
             let _ = self.schedules.send(());
         } else {
             for session_id in payload.split(',') {
-                let _ = self.sessions.send(Arc::from(session_id));
+                match session_id.strip_prefix(READ) {
+                    Some(session_id) => self.readers.note(session_id),
+                    None => {
+                        let _ = self.sessions.send(Arc::from(session_id));
+                    }
+                }
             }
         }
     }

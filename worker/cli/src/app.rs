@@ -14,6 +14,7 @@ use wakeful_engine::ctx::{Bus, Ctx, Plugins, Shutdown};
 use wakeful_engine::identity::Identity;
 use wakeful_engine::ingest::Intake;
 use wakeful_engine::model::{Model, Models};
+use wakeful_engine::perform::Chunks;
 use wakeful_engine::replay::Recordings;
 use wakeful_engine::tool::Tool;
 use wakeful_engine::tool::registry::Registry;
@@ -172,6 +173,7 @@ impl App {
             bus: Bus { notifier: Notifier::start(store.clone(), &news), news },
             intake: Intake::new(&store, config.server.ingest_concurrency, intake_wait),
             cancels: Cancels::default(),
+            chunks: Chunks::default(),
             watchdog: Watchdog::default(),
             recordings: Recordings::default(),
             identity: Identity::of_this_process(),

@@ -5,6 +5,7 @@ use crate::channel::Channel;
 use crate::identity::Identity;
 use crate::ingest::Intake;
 use crate::model::Models;
+use crate::perform::Chunks;
 use crate::replay::Recordings;
 use crate::tool::registry::Registry;
 use crate::watchdog::Watchdog;
@@ -29,6 +30,8 @@ pub struct Ctx {
     pub plugins: Plugins,
     pub bus: Bus,
     pub cancels: Cancels,
+    /// Writes the text of model calls while they stream.
+    pub chunks: Chunks,
     /// Limits how many messages come in at once.
     pub intake: Intake,
     pub watchdog: Watchdog,

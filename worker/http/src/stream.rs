@@ -5,6 +5,9 @@
 //! that connects again, or that watched when a worker died, gets `gen_reset` and then all chunks of the
 //! current call. The same happens when the database crashed and lost chunks that were already shown: chunks
 //! are committed before they are shown, but asynchronously.
+//!
+//! Workers write chunks only of sessions that somebody reads. So a reader that finds a model call in progress says
+//! so, and then gets the text so far.
 
 use crate::body::Id;
 use crate::problem::Problem;
@@ -20,13 +23,13 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::debug;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::generation::LiveGeneration;
-use wakeful_store::queue::heard;
+use wakeful_store::queue::{READS_EVERY, heard};
 use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// How many journal entries are read at once.
@@ -72,6 +75,7 @@ pub(super) async fn stream(
         after: last.or(query.after).unwrap_or(0),
         generation: None,
         chunk: NONE,
+        said: None,
         frames: VecDeque::new(),
         _place: place,
     };
@@ -91,6 +95,8 @@ struct Reader {
     /// The model call whose chunks are being sent, and the number of the last chunk sent.
     generation: Option<String>,
     chunk: i64,
+    /// The last model call that the workers heard this reader for, and when.
+    said: Option<(String, Instant)>,
     frames: VecDeque<Event>,
     /// One of `server.streams`.
     _place: OwnedSemaphorePermit,
@@ -141,7 +147,10 @@ impl Reader {
         }
         match live {
             Some(live) if speaks_of(&live.generation_id) => {}
-            Some(live) => self.show(live).await?,
+            Some(live) => {
+                self.ask_for_chunks(&live.generation_id);
+                self.show(live).await?;
+            }
             // The call's row is gone, but no entry says how it ended: a crash of the database lost the row.
             None if self.generation.is_some() => {
                 self.reset(json!({"generation_id": null}));
@@ -150,6 +159,17 @@ impl Reader {
             None => {}
         }
         Ok(())
+    }
+
+    /// Tells the workers that somebody reads: only then do they write chunks. Repeated, because a notification can be
+    /// lost, and because a reader leaves without a word.
+    fn ask_for_chunks(&mut self, generation_id: &str) {
+        let heard =
+            self.said.as_ref().is_some_and(|(id, at)| id == generation_id && at.elapsed() < READS_EVERY);
+        if !heard {
+            self.ctx.bus.notifier.reads(&self.session_id);
+            self.said = Some((generation_id.to_owned(), Instant::now()));
+        }
     }
 
     /// Sends the chunks of the current call that were not sent yet.

@@ -2,7 +2,7 @@
 //! the reply.
 
 use super::Unperformed;
-use super::chunks::{Piece, Writer};
+use super::chunks::{Said, Writer};
 use crate::ctx::Ctx;
 use crate::model::{Deltas, Model};
 use crate::telemetry::{self, names};
@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
 use tracing::{Instrument, Span, info, info_span, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use wakeful_store::generation::NewGeneration;
@@ -199,18 +198,14 @@ pub(super) async fn call_model(
     wakeful_store::failpoint!("K6");
 
     let span = span_of_call(session, &agent.model);
-    // The model sends pieces of text; `Writer` writes them as rows of `generation_chunks`.
-    let (pieces, pieces_to_write) = mpsc::unbounded_channel();
-    if let Some(prefill) = &request.prefill {
-        // The earlier attempt's text becomes the first chunk, so readers keep what they have seen.
-        let _ = pieces.send(Piece::Text(prefill.clone()));
-        let _ = pieces.send(Piece::Flush);
-    }
+    // The model adds text; `Writer` writes it as rows of `generation_chunks` for those who need it.
+    let said = Said::starting_with(request.prefill.as_deref());
     let calling = async {
-        let mut to_writer = ToWriter { pieces, began: Instant::now(), first: None };
+        let mut to_writer = ToWriter { said: &said, began: Instant::now(), first: None };
         let what = format!("the call of model {} for session {}", agent.model, session.session_id);
         let replying = model.call(&request, &mut to_writer);
         let replied = ctx.watchdog.watch(lease.token, what, UNYIELDING, replying).await;
+        said.end(replied.is_ok());
         let span = Span::current();
         if let Some(after) = to_writer.first {
             span.set_attribute(names::RESPONSE_TIME_TO_FIRST_CHUNK, after.as_secs_f64());
@@ -219,7 +214,8 @@ pub(super) async fn call_model(
     };
     // Both run in this one future, so dropping the call stops the writer too. No chunk can then be written
     // after the commit, which deletes the chunks.
-    let writing = Writer::new(ctx, &session.session_id, &generation_id).write(pieces_to_write);
+    let writer = Writer::new(ctx, &session.session_id, &generation_id, &said, model.takes_prefill());
+    let writing = writer.write(request.prefill.is_some());
     let (replied, ()) = tokio::join!(calling.instrument(span.clone()), writing);
     if let (Err(Fault::Refused { message, .. }), Some(_)) = (&replied, &request.prefill) {
         warn!(
@@ -312,27 +308,25 @@ async fn resumable<'a>(
     Ok(resume::prefill(&text).map(|prefill| (attempt, prefill)))
 }
 
-/// Sends the model's text to the chunk writer. The channel is unbounded because a model must not wait for our
-/// database; one reply is all that it can hold.
-struct ToWriter {
-    pieces: mpsc::UnboundedSender<Piece>,
+/// Hands the model's text to the chunk writer. One reply is all that it can hold.
+struct ToWriter<'a> {
+    said: &'a Said,
     began: Instant,
     /// Time from `began` to the first text.
     first: Option<Duration>,
 }
 
-impl Deltas for ToWriter {
+impl Deltas for ToWriter<'_> {
     fn text(&mut self, delta: &str) {
         if self.first.is_none() {
             self.first = Some(self.began.elapsed());
             wakeful_store::failpoint!("K7");
         }
-        // Without a writer, readers see the text only when it is committed.
-        let _ = self.pieces.send(Piece::Text(delta.to_owned()));
+        self.said.text(delta);
     }
 
     fn not_text(&mut self) {
-        let _ = self.pieces.send(Piece::NotText);
+        self.said.not_text();
     }
 }
 

@@ -9,6 +9,7 @@ mod intent;
 mod recorded;
 mod tools;
 
+pub use chunks::Chunks;
 pub(crate) use generate::next_call;
 pub use generate::{CommittedCall, PreparedCall};
 

@@ -169,6 +169,10 @@ impl Play {
     async fn speaks(&mut self) -> Result<Option<Killed>> {
         let session_id = &self.of(samples::NOTE)?.session_id;
         let live = self.store.live_generation(session_id, None, 0).await?;
+        if live.as_ref().is_some_and(|live| live.chunks.is_empty()) {
+            // Workers write chunks only of sessions that somebody reads.
+            self.store.reads(session_id).await?;
+        }
         Ok(live
             .filter(|live| live.step_number > 1 && !live.chunks.is_empty())
             .map(|live| Killed { step_number: live.step_number, generation_id: live.generation_id }))
