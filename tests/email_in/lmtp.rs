@@ -174,3 +174,29 @@ async fn a_process_that_drains_takes_the_mail_in_hand_and_no_further_one() {
     assert!(status.success());
     assert_eq!(sessions(&database).await, 1);
 }
+
+#[tokio::test]
+async fn only_the_listed_servers_may_speak() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let lmtp = |listen: &str, peers: &str| {
+        let options = options(&model).env("WAKEFUL_EMAIL__LMTP_LISTEN", listen);
+        if peers.is_empty() { options } else { options.env("WAKEFUL_EMAIL__LMTP_PEERS", peers) }
+    };
+    // Others could reach it, and nothing says who may speak.
+    let mut open = lmtp("0.0.0.0:0", "").spawn(&database.url);
+    crate::support::eventually("the end of `serve`", || {
+        let ended = open.has_ended();
+        async move { ended.then_some(()) }
+    })
+    .await;
+    assert!(open.log().contains("email.lmtp_peers"), "{}", open.log());
+    for (peers, may) in [("192.0.2.7,127.0.0.1", true), ("127.0.0.0/8", true), ("192.0.2.0/24", false)] {
+        let process = lmtp("0.0.0.0:0", peers).serve(&database).await;
+        let line = process.wait_for_log("\"Listening for LMTP\"").await;
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let port = line["listen"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
+        let stream = TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
+        let said = BufReader::new(stream).lines().next_line().await.unwrap().unwrap_or_default();
+        assert_eq!(said.starts_with("220"), may, "{peers}: {said}");
+    }
+}

@@ -439,6 +439,16 @@ impl Config {
                 self.server.listen
             ));
         }
+        if let Some(lmtp) = self.email.incoming.lmtp_listen
+            && listens
+            && !lmtp.ip().is_loopback()
+            && self.email.incoming.lmtp_peers.is_empty()
+        {
+            missing(format!(
+                "email.lmtp_listen = \"{lmtp}\" is reachable from other machines, and LMTP asks for no password: set \
+                 email.lmtp_peers to the addresses of your mail servers, or listen on 127.0.0.1"
+            ));
+        }
         for name in self.agent_names() {
             match self.agent(&name) {
                 Err(error) => missing(error.to_string()),

@@ -3,8 +3,9 @@
 use super::address::is_address;
 use super::read::Section;
 use super::webhook::webhook_key;
+use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 const SENDER_LIMIT: i64 = 30;
 
@@ -15,6 +16,8 @@ const UNPROVED_RULE: &str = "must be \"drop\" or \"take\"";
 pub struct Incoming {
     /// The address of the LMTP listener.
     pub lmtp_listen: Option<SocketAddr>,
+    /// The mail servers that may speak to it. Empty: those on this machine.
+    pub lmtp_peers: Vec<IpNet>,
     /// Secrets of `POST /v1/triggers/email/raw`, in the form of Standard Webhooks; several, for rotation.
     pub raw_secrets: Vec<SecretString>,
     /// Signs the reply addresses that lead an answer back into its conversation.
@@ -59,6 +62,7 @@ impl Default for Incoming {
     fn default() -> Incoming {
         Incoming {
             lmtp_listen: None,
+            lmtp_peers: Vec::new(),
             raw_secrets: Vec::new(),
             thread_secret: None,
             trusted_authserv: Vec::new(),
@@ -77,6 +81,7 @@ pub(super) fn read(section: &mut Section<'_>) -> Incoming {
     let raw_origin = section.origin("raw_secrets").or_else(|| section.origin("raw_secrets_file"));
     let incoming = Incoming {
         lmtp_listen: section.text("lmtp_listen", rule, |text| text.parse().ok()),
+        lmtp_peers: peers(section),
         raw_secrets: section.secrets("raw_secrets"),
         thread_secret: section.secret("thread_secret", |secret| {
             (secret.len() < 16).then_some("must have at least 16 characters")
@@ -98,6 +103,21 @@ pub(super) fn read(section: &mut Section<'_>) -> Incoming {
         );
     }
     incoming
+}
+
+fn peers(section: &mut Section<'_>) -> Vec<IpNet> {
+    let origin = section.origin("lmtp_peers");
+    let given = section.list("lmtp_peers").unwrap_or_default();
+    let parse = |text: &String| text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+    let peers: Vec<IpNet> = given.iter().filter_map(parse).collect();
+    if peers.len() < given.len()
+        && let Some(origin) = origin
+    {
+        let key = section.full("lmtp_peers");
+        section
+            .problem(origin, format!("{key} must be addresses and networks, such as 10.0.0.5 and 10.1.0.0/16"));
+    }
+    peers
 }
 
 fn unproved(text: &str) -> Option<Unproved> {
@@ -131,6 +151,16 @@ fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {
 }
 
 impl Incoming {
+    /// Returns whether this mail server may hand over mail by LMTP. Its mails may say that a trusted server
+    /// checked them, so not everybody may.
+    pub fn is_lmtp_peer(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        if self.lmtp_peers.is_empty() {
+            return address.is_loopback();
+        }
+        self.lmtp_peers.iter().any(|peers| peers.contains(&address))
+    }
+
     /// The key that signs reply addresses.
     pub fn thread_key(&self) -> Option<&[u8]> {
         self.thread_secret.as_ref().map(|secret| secret.expose_secret().as_bytes())

@@ -2,6 +2,9 @@
 //!
 //! 250 means that the mail is committed. 4xx leaves the mail with its server, which retries: the database is
 //! down, or this process is stopping. 5xx refuses it for good.
+//!
+//! LMTP has no password, and a mail that comes by it may say that a trusted server proved its sender. So only
+//! the servers of `email.lmtp_peers` may speak: without that key, those on this machine.
 
 mod session;
 mod wire;
@@ -10,6 +13,7 @@ use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
@@ -37,6 +41,11 @@ pub(super) async fn listen(ctx: Arc<Ctx>, address: SocketAddr) -> anyhow::Result
             accepted = listener.accept() => accepted,
         };
         match accepted {
+            Ok((mut stream, peer)) if !ctx.config.email.incoming.is_lmtp_peer(peer.ip()) => {
+                warn!(%peer, "An LMTP connection was refused: email.lmtp_peers does not list its address");
+                // It fits into the socket's empty buffer, so nothing is waited for.
+                let _ = stream.write_all(b"421 4.7.1 This server takes no mail from you\r\n").await;
+            }
             Ok((stream, peer)) => {
                 let ctx = Arc::clone(&ctx);
                 tracker.spawn(async move {

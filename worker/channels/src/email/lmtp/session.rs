@@ -18,6 +18,8 @@ use wakeful_store::Error;
 use wakeful_workflow::mail::scan::Hostile;
 use wakeful_workflow::mail::scan::MAIL_BYTES;
 
+/// The longest silence before the greeting. Later a server may keep the connection for its next mail.
+const GREETING_TIME: Duration = Duration::from_secs(30);
 /// The longest silence between two commands, and the longest time for a mail (RFC 5321, 4.5.3.2).
 const COMMAND_TIME: Duration = Duration::from_secs(300);
 const DATA_TIME: Duration = Duration::from_secs(600);
@@ -68,12 +70,13 @@ impl Connection<'_> {
             if self.reader.buffer().is_empty() {
                 self.flush().await?;
             }
+            let patience = if greeted { COMMAND_TIME } else { GREETING_TIME };
             let line = tokio::select! {
                 biased;
                 line = wire::line(&mut self.reader, COMMAND_BYTES) => Some(line?),
                 // Stop only between two commands, where no mail is in transfer.
                 () = self.ctx.shutdown.draining.cancelled() => None,
-                () = tokio::time::sleep(COMMAND_TIME) => None,
+                () = tokio::time::sleep(patience) => None,
             };
             let Some(line) = line else {
                 self.say("421 4.3.2 Closing: try again later");

@@ -132,11 +132,12 @@ fn token(config: &Config, report: &mut Report) {
 fn lmtp(config: &Config, report: &mut Report) {
     if let Some(listen) = config.email.incoming.lmtp_listen
         && !listen.ip().is_loopback()
+        && config.email.incoming.lmtp_peers.is_empty()
     {
         report.warning(
             "lmtp",
-            format!("[email] lmtp_listen = {listen} is open to other machines, and LMTP asks for no password: anyone who can reach the port can send mail under any address"),
-            "listen on 127.0.0.1, or let only your mail server through the firewall",
+            format!("[email] lmtp_listen = {listen} is open to other machines, and LMTP asks for no password: `serve` refuses to"),
+            "listen on 127.0.0.1, or set email.lmtp_peers to the addresses of your mail servers",
         );
     }
 }
