@@ -198,11 +198,11 @@ async fn without_a_token_no_page_of_a_browser_gets_in() {
 async fn without_the_token_nothing_below_v1_answers() {
     let database = Database::new().await;
     let model = ModelServer::turns(vec![Answer::text("Hello.")]).await;
-    let process = options(&model).env("WAKEFUL_TOKEN", "s3cret-token").serve(&database).await;
+    let process = options(&model).env("WAKEFUL_TOKEN", "s3cret-token-of-the-tests").serve(&database).await;
     let client = process.client();
     let before = database.rows().await;
     for given in
-        [None, Some("Bearer wrong"), Some("Bearer "), Some("Basic s3cret-token"), Some("s3cret-token")]
+        [None, Some("Bearer wrong"), Some("Bearer "), Some("Basic s3cret-token-of-the-tests"), Some("s3cret-token-of-the-tests")]
     {
         for request in [
             client.get_request("/v1/sessions"),
@@ -224,7 +224,7 @@ async fn without_the_token_nothing_below_v1_answers() {
     for scheme in ["Bearer", "bearer"] {
         let request = client
             .get_request("/v1/sessions")
-            .header(header::AUTHORIZATION, format!("{scheme} s3cret-token"));
+            .header(header::AUTHORIZATION, format!("{scheme} s3cret-token-of-the-tests"));
         assert_eq!(request.send().await.unwrap().status(), StatusCode::OK, "{scheme}");
     }
     assert!(!process.log().contains("s3cret"), "the token is in no log");

@@ -28,7 +28,7 @@ impl World {
         let options = Options::new()
             .model("openai/test")
             .env("OPENAI_BASE_URL", &model.url)
-            .env("WAKEFUL_SERVER__INTERNAL_TOKENS", "old,new");
+            .env("WAKEFUL_SERVER__INTERNAL_TOKENS", "old-token-for-exports,new-token-for-exports");
         let database = Database::new().await;
         let process = options.serve(&database).await;
         let client = process.client();
@@ -57,7 +57,7 @@ impl World {
     }
 
     async fn bundle(&self, id: &str) -> Vec<u8> {
-        let (status, bundle) = self.export(&format!("/sessions/{id}/export"), Some("new")).await;
+        let (status, bundle) = self.export(&format!("/sessions/{id}/export"), Some("new-token-for-exports")).await;
         assert_eq!(status, StatusCode::OK, "{}", String::from_utf8_lossy(&bundle));
         bundle
     }
@@ -92,18 +92,18 @@ async fn an_export_wants_one_of_the_internal_tokens_and_gives_the_whole_bundle()
         assert_eq!(world.export(&path, None).await.0, StatusCode::UNAUTHORIZED);
         assert_eq!(world.export(&path, Some("")).await.0, StatusCode::FORBIDDEN);
         assert_eq!(world.export(&path, Some("ne")).await.0, StatusCode::FORBIDDEN);
-        let (old, new) = (world.export(&path, Some("old")).await, world.export(&path, Some("new")).await);
+        let (old, new) = (world.export(&path, Some("old-token-for-exports")).await, world.export(&path, Some("new-token-for-exports")).await);
         assert_eq!((old.0, new.0), (StatusCode::OK, StatusCode::OK));
         assert_eq!(old.1, new.1, "the same state gives the same bytes");
     }
     assert_eq!(world.export("/sessions/sess_none/export", None).await.0, StatusCode::UNAUTHORIZED);
-    assert_eq!(world.export("/sessions/sess_none/export", Some("new")).await.0, StatusCode::NOT_FOUND);
-    let redacted = world.export(&format!("/sessions/{id}/export?redact=true"), Some("new")).await;
+    assert_eq!(world.export("/sessions/sess_none/export", Some("new-token-for-exports")).await.0, StatusCode::NOT_FOUND);
+    let redacted = world.export(&format!("/sessions/{id}/export?redact=true"), Some("new-token-for-exports")).await;
     assert!(!String::from_utf8(redacted.1).unwrap().contains("tables"));
-    let odd = world.export(&format!("/sessions/{id}/export?redact=maybe"), Some("new")).await;
+    let odd = world.export(&format!("/sessions/{id}/export?redact=maybe"), Some("new-token-for-exports")).await;
     assert_eq!(odd.0, StatusCode::BAD_REQUEST);
     let request =
-        world.client.get_request(&format!("/sessions/{id}/export")).header("X-Internal-Token", "new");
+        world.client.get_request(&format!("/sessions/{id}/export")).header("X-Internal-Token", "new-token-for-exports");
     let response = request.send().await.unwrap();
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
     assert_eq!(response.headers()["content-disposition"], format!("attachment; filename=\"{id}.jsonl\""));
@@ -128,7 +128,7 @@ async fn an_export_that_fails_on_its_way_never_looks_whole() {
     let bundle = world.bundle(&id).await;
     sqlx::query("delete from blobs").execute(&world.database.pool).await.unwrap();
     let request =
-        world.client.get_request(&format!("/sessions/{id}/export")).header("X-Internal-Token", "new");
+        world.client.get_request(&format!("/sessions/{id}/export")).header("X-Internal-Token", "new-token-for-exports");
     let response = request.send().await.unwrap();
     assert_eq!(response.status(), StatusCode::OK, "it had begun");
     assert!(response.bytes().await.is_err(), "the body breaks off");
@@ -136,7 +136,7 @@ async fn an_export_that_fails_on_its_way_never_looks_whole() {
     let file = world.options.path("broken.jsonl");
     let mut cli = world.cli(&["session", "export", &id, "--file", file.to_str().unwrap()]);
     cli.env.insert("WAKEFUL_URL".into(), world.process.url());
-    cli.env.insert("WAKEFUL_INTERNAL_TOKEN".into(), "new".into());
+    cli.env.insert("WAKEFUL_INTERNAL_TOKEN".into(), "new-token-for-exports".into());
     let (code, process) = world.run(cli).await;
     assert_eq!(code, Some(1), "{}", process.log());
     assert!(!file.exists(), "no file of that name");
@@ -212,10 +212,10 @@ async fn the_command_line_carries_a_session_from_a_server_or_a_database_into_a_f
         cli.env.insert("WAKEFUL_INTERNAL_TOKEN".into(), token.into());
         cli
     };
-    assert_eq!(world.run(from_server("new", &id)).await.0, Some(0));
+    assert_eq!(world.run(from_server("new-token-for-exports", &id)).await.0, Some(0));
     assert_eq!(std::fs::read(world.options.path(&format!("{id}.jsonl"))).unwrap(), bundle);
     assert_eq!(world.run(from_server("wrong", &id)).await.0, Some(5));
-    assert_eq!(world.run(from_server("new", "sess_none")).await.0, Some(3));
+    assert_eq!(world.run(from_server("new-token-for-exports", "sess_none")).await.0, Some(3));
     assert_eq!(world.run(from_server("", &id)).await.0, Some(2));
     assert_eq!(world.run(world.cli(&["session", "export", "sess_none"])).await.0, Some(3));
     assert!(!world.options.path("sess_none.jsonl").exists());

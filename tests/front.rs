@@ -172,3 +172,23 @@ async fn what_the_headers_cannot_prove_is_refused_before_the_body_comes() {
         assert_eq!(&status, b"HTTP/1.1 401", "{path} {headers}");
     }
 }
+
+#[tokio::test]
+async fn no_answer_may_be_taken_for_a_page_and_strangers_learn_no_names() {
+    let (database, model) = (Database::new().await, says("Gladly.").await);
+    let process = options(&model).serve(&database).await;
+    let client = process.client();
+    for path in ["/healthz", "/readyz", "/v1/sessions", "/v1/sessions/none", "/nowhere"] {
+        let answer = client.get_request(path).send().await.unwrap();
+        assert_eq!(answer.headers()["x-content-type-options"], "nosniff", "{path}");
+        let policy = answer.headers()["content-security-policy"].to_str().unwrap();
+        assert!(policy.contains("default-src 'none'"), "{path}: {policy}");
+    }
+    database.refuse_connections().await;
+    let told = crate::support::eventually("not to be ready", || async {
+        let (status, told) = client.get("/readyz").await;
+        (status == StatusCode::SERVICE_UNAVAILABLE).then(|| told.to_string())
+    })
+    .await;
+    assert!(!told.contains(&database.name), "{told}");
+}

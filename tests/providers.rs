@@ -10,6 +10,9 @@ use reqwest::{RequestBuilder, StatusCode, header};
 use serde_json::{Value, json};
 use world::*;
 
+/// The bearer token of the server.
+const TOKEN: &str = "the token of the tests";
+
 #[tokio::test]
 async fn what_is_not_proved_is_refused_and_nothing_is_written() {
     let world = World::new().await;

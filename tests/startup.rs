@@ -83,7 +83,7 @@ async fn a_server_for_everybody_wants_a_token() {
     let database = Database::new().await;
     let open = serve().arg("--listen=0.0.0.0:0");
     run(&open, &database.url).await.refuses(USAGE, &["0.0.0.0", "WAKEFUL_TOKEN"]);
-    let guarded = open.env("WAKEFUL_TOKEN", "s3cret").serve(&database).await;
+    let guarded = open.env("WAKEFUL_TOKEN", "s3cret-token-of-the-tests").serve(&database).await;
     assert!(guarded.terminate().success());
 }
 

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 
-const TOKEN: &str = "the-token";
+const TOKEN: &str = "the-token-of-the-tests";
 
 /// A server that records each request and answers that it was accepted.
 struct Recorder {

@@ -54,7 +54,7 @@ async fn a_mail_becomes_a_session_that_replies_to_its_sender() {
 #[tokio::test]
 async fn the_same_mail_again_is_a_duplicate_by_either_proof() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
-    let process = options(&model).env("WAKEFUL_TOKEN", "the token").serve(&database).await;
+    let process = options(&model).env("WAKEFUL_TOKEN", "the token of the tests").serve(&database).await;
     let client = process.client();
     let text = mail("m1@example.com", "Lunch", "", "Shall we?");
     let (status, first) = post(&client, text.clone()).await;
@@ -66,14 +66,14 @@ async fn the_same_mail_again_is_a_duplicate_by_either_proof() {
     let traced = client
         .post_request("/v1/triggers/email/raw")
         .header("content-type", "message/rfc822")
-        .header("authorization", "Bearer the token")
+        .header("authorization", "Bearer the token of the tests")
         .body(format!("Received: from a by b; Sat, 31 Jan 2026 12:00:00 +0000\r\n{text}"));
     let (status, again) = sent(traced).await;
     assert_eq!((status, &again["session_id"]), (StatusCode::OK, &first["session_id"]));
     assert_eq!(sessions(&database).await, 1);
     // The other mailbox gets a session of its own.
     let sales = unsigned(&client, "", &text).header("rcpt", "sales@example.org");
-    let (status, other) = sent(sales.header("authorization", "Bearer the token")).await;
+    let (status, other) = sent(sales.header("authorization", "Bearer the token of the tests")).await;
     assert_eq!(status, StatusCode::ACCEPTED);
     assert_ne!(other["session_id"], first["session_id"]);
     let rules = policy(&database, other["session_id"].as_str().unwrap()).await;
@@ -84,7 +84,7 @@ async fn the_same_mail_again_is_a_duplicate_by_either_proof() {
 #[tokio::test]
 async fn what_is_not_signed_is_refused_before_it_is_read() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
-    let process = options(&model).env("WAKEFUL_TOKEN", "the token").serve(&database).await;
+    let process = options(&model).env("WAKEFUL_TOKEN", "the token of the tests").serve(&database).await;
     let client = process.client();
     // This body gets 422 if it is read, so 401 shows that it was not.
     let body = b"\r\n".to_vec();
@@ -128,7 +128,7 @@ async fn what_is_not_signed_is_refused_before_it_is_read() {
 #[tokio::test]
 async fn an_envelope_that_no_signature_covers_is_refused() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
-    let process = options(&model).env("WAKEFUL_TOKEN", "the token").serve(&database).await;
+    let process = options(&model).env("WAKEFUL_TOKEN", "the token of the tests").serve(&database).await;
     let client = process.client();
     let text = mail("m1@example.com", "Lunch", "", "Shall we?");
     for request in [

@@ -1,6 +1,6 @@
 //! Bounces of mail that Wakeful sent, as each provider reports them.
 
-use super::{MAIL, MAILGUN, POSTMARK, SES, World, mailgun_signature, notification, now, with};
+use super::{MAIL, MAILGUN, POSTMARK, SES, TOKEN, World, mailgun_signature, notification, now, with};
 use crate::support::{SmtpServer, eventually};
 use reqwest::{StatusCode, header};
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ async fn a_bounce_of_each_provider_finds_its_delivery() {
         // Vary the text: four equal mails would look like a machine's.
         let mail =
             MAIL.replace("<one@", &format!("<{at}@")).replace("What time", &format!("{at}: what time"));
-        let raw = world.client.post_request("/v1/triggers/email/raw").bearer_auth("token");
+        let raw = world.client.post_request("/v1/triggers/email/raw").bearer_auth(TOKEN);
         let raw = raw.header(header::CONTENT_TYPE, "message/rfc822").body(mail);
         let taken: Value = raw.send().await.unwrap().json().await.unwrap();
         let session_id = taken["session_id"].as_str().unwrap();

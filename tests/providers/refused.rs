@@ -1,6 +1,6 @@
 //! Mail that a provider posts and that no agent gets to see, that comes late, or that exceeds a limit.
 
-use super::{MAIL, MAILGUN, POSTMARK, SES, World, mailgun_form, mailgun_signature, notification, now, with};
+use super::{MAIL, MAILGUN, POSTMARK, SES, TOKEN, World, mailgun_form, mailgun_signature, notification, now, with};
 use crate::support::{Options, eventually};
 use futures::future::select_all;
 use futures::{StreamExt, stream};
@@ -26,7 +26,7 @@ async fn what_ses_takes_for_spam_or_a_virus_is_kept_from_the_agents_and_listed_w
             assert_eq!(answer.status(), StatusCode::OK);
             assert_eq!(answer.json::<Value>().await.unwrap()["dropped"], json!([reason]));
         }
-        let listed = world.client.get_request("/v1/mails?dropped=true").bearer_auth("token");
+        let listed = world.client.get_request("/v1/mails?dropped=true").bearer_auth(TOKEN);
         let listed: Value = listed.send().await.unwrap().json().await.unwrap();
         assert_eq!(listed["items"].as_array().unwrap().len(), at + 1, "{listed}");
         let newest = &listed["items"][0];
@@ -62,7 +62,7 @@ async fn strangers_who_hold_the_places_of_one_door_close_no_other() {
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(refused.headers().contains_key(header::RETRY_AFTER));
     assert!(refused.text().await.unwrap().contains("too many large mails"));
-    let raw = client.post_request("/v1/triggers/email/raw").bearer_auth("token");
+    let raw = client.post_request("/v1/triggers/email/raw").bearer_auth(TOKEN);
     let raw = raw.header(header::CONTENT_TYPE, "message/rfc822");
     let cases = [
         ("SES", client.post_request(SES), StatusCode::UNAUTHORIZED),
@@ -111,7 +111,7 @@ async fn what_sns_brings_while_too_much_comes_in_is_answered_so_that_it_tries_ag
             .into_iter()
             .map(|conversation| {
                 let path = format!("/v1/chat/{conversation}/messages");
-                let request = world.client.post_request(&path).bearer_auth("token");
+                let request = world.client.post_request(&path).bearer_auth(TOKEN);
                 tokio::spawn(request.json(&json!({"user_id": "ann", "text": "Hello?"})).send())
             })
             .collect();

@@ -56,7 +56,7 @@ impl World {
             sns.url
         );
         // The token guards the rest of /v1. The providers' endpoints have checks of their own.
-        let options = options(&model).config(&config).env("WAKEFUL_TOKEN", "token");
+        let options = options(&model).config(&config).env("WAKEFUL_TOKEN", super::TOKEN);
         let process = set(options).serve(&database).await;
         let client = process.client();
         World { database, sns, client, process, model }

@@ -16,6 +16,18 @@ pub struct Database {
 }
 
 impl Database {
+    /// Ends all connections to this database, and lets nobody open a new one.
+    pub async fn refuse_connections(&self) {
+        let mut admin = PgConnection::connect(&self.admin_url).await.expect("the server of the tests");
+        let closed = format!("alter database \"{}\" allow_connections false", self.name);
+        sqlx::raw_sql(AssertSqlSafe(closed)).execute(&mut admin).await.expect("it is closed");
+        sqlx::query("select pg_terminate_backend(pid) from pg_stat_activity where datname = $1")
+            .bind(&self.name)
+            .execute(&mut admin)
+            .await
+            .expect("its connections end");
+    }
+
     pub async fn new() -> Database {
         Database::on(&admin_url(), "pg_default").await
     }

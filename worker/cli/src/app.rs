@@ -134,6 +134,25 @@ impl App {
     /// when an agent names a tool that does not exist.
     #[doc(hidden)]
     pub async fn context(&self, config: Config, url: &str) -> anyhow::Result<Arc<Ctx>> {
+        let channels = self.channels(&config)?;
+        self.connected(config, url, channels).await
+    }
+
+    /// Like [`App::context`], for a command that sends nothing: it has no channels, and asks for none of their
+    /// settings.
+    ///
+    /// # Errors
+    /// Those of [`App::context`].
+    pub(crate) async fn dry_context(&self, config: Config, url: &str) -> anyhow::Result<Arc<Ctx>> {
+        self.connected(config, url, BTreeMap::new()).await
+    }
+
+    async fn connected(
+        &self,
+        config: Config,
+        url: &str,
+        channels: BTreeMap<String, Arc<dyn Channel>>,
+    ) -> anyhow::Result<Arc<Ctx>> {
         let tools = self.registry()?;
         for name in config.agent_names() {
             if let Ok(agent) = config.agent(&name) {
@@ -146,26 +165,8 @@ impl App {
         let store = Store::connect(url, connections, "wakeful").await?;
         store.check_schema().await?;
         let models = self.models(&config)?;
-        let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
-        for channel in wakeful_channels::senders(&config)?.iter().chain(&self.channels) {
-            channels.insert(channel.name().to_owned(), Arc::clone(channel));
-        }
         // This signal also ends the LISTEN task. After it the process only closes its connections.
         let abort = CancellationToken::new();
-        for name in config.agent_names() {
-            // Without a sender, `compose_email` would tell the model that the mail is on its way, and no mail
-            // would leave.
-            if let Ok(agent) = config.agent(&name)
-                && agent.tools.iter().any(|tool| tool == "compose_email")
-                && !channels.contains_key("email")
-            {
-                let text = format!(
-                    "agents.{name}.tools has compose_email, but nothing sends mail: set [email.smtp], or email.maildir \
-                     (WAKEFUL_EMAIL__MAILDIR)"
-                );
-                return Err(Invalid(text).into());
-            }
-        }
         // Report a wrong address of the old cache now, and not when the first chat comes.
         wakeful_channels::chat::legacy::Cache::of(&config)?;
         let news = News::listen(&store, abort.clone());
@@ -182,6 +183,32 @@ impl App {
             store,
             config,
         }))
+    }
+
+    /// Returns the channels by name: the built-in ones that are configured, and those that were added.
+    ///
+    /// # Errors
+    /// When one cannot be built, or when an agent may send mail and nothing does.
+    fn channels(&self, config: &Config) -> anyhow::Result<BTreeMap<String, Arc<dyn Channel>>> {
+        let mut channels: BTreeMap<String, Arc<dyn Channel>> = BTreeMap::new();
+        for channel in wakeful_channels::senders(config)?.iter().chain(&self.channels) {
+            channels.insert(channel.name().to_owned(), Arc::clone(channel));
+        }
+        for name in config.agent_names() {
+            // Without a sender, `compose_email` would tell the model that the mail is on its way, and no mail
+            // would leave.
+            if let Ok(agent) = config.agent(&name)
+                && agent.tools.iter().any(|tool| tool == "compose_email")
+                && !channels.contains_key("email")
+            {
+                let text = format!(
+                    "agents.{name}.tools has compose_email, but nothing sends mail: set [email.smtp], or email.maildir \
+                     (WAKEFUL_EMAIL__MAILDIR)"
+                );
+                return Err(Invalid(text).into());
+            }
+        }
+        Ok(channels)
     }
 
     /// Returns the routes of the whole HTTP interface, the program's own included.

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
 use wakeful_workflow::policy::PARTICIPANTS;
@@ -96,6 +96,9 @@ pub struct Config {
     /// Warnings for the log, which does not exist yet while the configuration loads.
     pub warnings: Vec<String>,
 }
+
+/// The fewest characters of a token that guards the server: a shorter one can be guessed.
+const TOKEN_BYTES: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -438,6 +441,17 @@ impl Config {
                  server.token), or listen on 127.0.0.1",
                 self.server.listen
             ));
+        }
+        let is_short = |token: &SecretString| token.expose_secret().len() < TOKEN_BYTES;
+        for (key, tokens) in [
+            ("server.token (WAKEFUL_TOKEN)", self.server.token.as_slice()),
+            ("server.internal_tokens", &self.server.internal_tokens),
+        ] {
+            if listens && tokens.iter().any(is_short) {
+                missing(format!(
+                    "{key} must have at least {TOKEN_BYTES} characters, such as what `openssl rand -hex 32` prints"
+                ));
+            }
         }
         if let Some(lmtp) = self.email.incoming.lmtp_listen
             && listens

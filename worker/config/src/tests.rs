@@ -441,6 +441,23 @@ fn serve_is_told_everything_that_is_missing() {
 }
 
 #[test]
+fn a_token_that_can_be_guessed_is_refused_with_a_way_to_make_one() {
+    let base = [("DATABASE_URL", "postgres://h/d"), ("ANTHROPIC_API_KEY", "k")];
+    for (name, token, good_enough) in [
+        ("WAKEFUL_TOKEN", "x", false),
+        ("WAKEFUL_TOKEN", "fifteen letters", false),
+        ("WAKEFUL_TOKEN", "sixteen letters.", true),
+        ("WAKEFUL_SERVER__INTERNAL_TOKENS", "a token that is long enough,short", false),
+    ] {
+        let checked = good("", &[base[0], base[1], (name, token)]).check_serve(true, true);
+        assert_eq!(checked.is_ok(), good_enough, "{name} {token}: {checked:?}");
+        if let Err(error) = checked {
+            assert!(error.to_string().contains("openssl rand") && !error.to_string().contains(token), "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_context_is_refused_that_could_not_work() {
     let refused = |context: &str| {
         let text = format!("[agents.a]\nmodel = \"openai/x\"\n[agents.a.context]\n{context}");

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
 use tokio::io::AsyncWriteExt as _;
+use tokio::sync::Semaphore;
 use tracing::{error, info};
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::export::Export;
@@ -67,6 +68,9 @@ pub(super) async fn export(
     Ok((headers, Body::from_stream(body)).into_response())
 }
 
+/// How many imports run at a time.
+static IMPORTS: Semaphore = Semaphore::const_new(4);
+
 /// Imports a bundle, plain or gzip: 201 with the new session, or 200 with a summary if `verify_only`.
 pub(super) async fn import(
     State(ctx): State<Arc<Ctx>>,
@@ -76,6 +80,10 @@ pub(super) async fn import(
     let Query(query) = query?;
     let verify_only = flag("verify_only", query.verify_only.as_deref())?;
     let limits = ctx.config.server.import_limits();
+    // Each may fill import_limit_mb of the disk, and is checked on the processor.
+    let Ok(_permit) = IMPORTS.try_acquire() else {
+        return Err(Problem::unavailable("too many imports run at once; nothing was taken, try again later", 10));
+    };
     let file = spool(body, limits).await?;
     if verify_only {
         return Ok((StatusCode::OK, Json(import::check(file.path(), limits, |_| {}).await?)));

@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use std::sync::Arc;
+use tracing::warn;
 use wakeful_engine::ctx::Ctx;
 
 /// 200 as long as the process answers. Never asks the database: an outage of the database must not get the
@@ -20,10 +21,12 @@ pub(super) async fn ready(State(ctx): State<Arc<Ctx>>) -> Response {
     let database = match ctx.store.readiness().await {
         Ok(None) => "ok".to_owned(),
         Ok(Some(outage)) => outage.as_str().to_owned(),
-        Err(error) => match error.outage() {
-            Some(outage) => format!("{}: {error}", outage.as_str()),
-            None => error.to_string(),
-        },
+        Err(error) => {
+            let outage = error.outage().map_or("the database cannot be asked", |outage| outage.as_str());
+            // Strangers may ask this, and the error names the database and its role.
+            warn!(%error, "Not ready: {outage}");
+            format!("{outage}; the server's log says why")
+        }
     };
     let draining = ctx.shutdown.draining.is_cancelled();
     let ready = database == "ok" && !draining;

@@ -158,7 +158,10 @@ pub(super) async fn run(app: App, mut config: Config, args: Args) -> anyhow::Res
     wakeful_store::diagnosis::reach(&url, CONNECT)
         .await
         .with_context(|| wakeful_store::diagnosis::address(&url).unwrap_or_default())?;
-    let ctx = app.context(config, &url).await?;
+    let ctx = match args.tools {
+        Tools::Live => app.context(config, &url).await?,
+        Tools::Dry | Tools::Recorded => app.dry_context(config, &url).await?,
+    };
     let signals = tokio::spawn(crate::serve::drain_on_signal(Arc::clone(&ctx)));
     let output = Output::new(&args.output);
     let options = SharedOptions { system_prompt, args };

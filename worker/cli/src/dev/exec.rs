@@ -2,7 +2,7 @@
 use std::ffi::OsString;
 use std::fs::{File, Permissions};
 use std::io::IsTerminal;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -172,11 +172,19 @@ fn sweep(parent: &Path) {
             changed.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > Duration::from_secs(60))
         };
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX))
-            && File::open(claim).is_ok_and(|file| old(&file) && file.try_lock().is_ok())
+            && open_claim(&claim).is_some_and(|file| old(&file) && file.try_lock().is_ok())
         {
             std::fs::remove_dir_all(entry.path()).ok();
         }
     }
+}
+
+/// Opens a lock file of ours. Every user may write to the folder around it, so another thing may stand in its
+/// place: to open a named pipe would wait for its other end.
+fn open_claim(path: &Path) -> Option<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    file.metadata().is_ok_and(|meta| meta.is_file()).then_some(file)
 }
 
 #[cfg(test)]
@@ -208,5 +216,23 @@ mod tests {
         assert!(dir.exists());
         drop(throwaway);
         assert!(!dir.exists());
+    }
+
+    #[test]
+    fn a_named_pipe_in_the_place_of_a_lock_holds_nothing_up() {
+        let parent = TempDir::new().unwrap();
+        let planted = parent.path().join(format!("{PREFIX}planted"));
+        std::fs::create_dir(&planted).unwrap();
+        let pipe = planted.join("claim");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let (done, swept) = std::sync::mpsc::channel();
+        let path = parent.path().to_owned();
+        std::thread::spawn(move || {
+            sweep(&path);
+            done.send(()).unwrap();
+        });
+        swept.recv_timeout(Duration::from_secs(30)).expect("it waits for the other end of the pipe");
+        assert!(planted.exists());
     }
 }

@@ -14,7 +14,7 @@ mod tracked;
 use crate::problem::Problem;
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::{CONNECTION, HeaderValue};
+use axum::http::header::{CONNECTION, CONTENT_SECURITY_POLICY, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
 use hyper::body::Incoming;
@@ -45,6 +45,9 @@ const NOT_ACCEPTED: Duration = Duration::from_millis(100);
 
 /// The fewest connections, however few descriptors there are.
 const FEWEST: usize = 16;
+
+/// Nothing may be loaded, and no page may show it in a frame.
+const NO_PAGE: &str = "default-src 'none'; frame-ancestors 'none'";
 
 /// What the front line lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +167,20 @@ async fn connection(
     }
 }
 
+/// The request's answer. It says that no browser may take it for a page, whatever the text in it.
 async fn answer(
+    router: Router,
+    place: Arc<Place>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let mut response = handled(router, place, request).await?;
+    let headers = response.headers_mut();
+    headers.entry(X_CONTENT_TYPE_OPTIONS).or_insert(HeaderValue::from_static("nosniff"));
+    headers.entry(CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(NO_PAGE));
+    Ok(response)
+}
+
+async fn handled(
     mut router: Router,
     place: Arc<Place>,
     request: Request<Incoming>,

@@ -2,7 +2,7 @@
 
 use super::super::{BLOB_BYTES, Header, RecordRow, RunRow, SeedRow, SessionRow, StepRow, scan};
 use super::fits::{CheckResult, MOST_NUMBER, times};
-use crate::record::{Attachment, Block, Role, Usage};
+use crate::record::{Attachment, Block, Details, FinishReason, Role, Usage};
 use std::collections::HashMap;
 
 /// The part of the check that handles numbered rows.
@@ -137,6 +137,7 @@ impl Rows {
         }
         self::usage(row)?;
         attachments(row)?;
+        details(row)?;
         self.records.push((number, row.role));
         Ok(())
     }
@@ -185,8 +186,8 @@ impl Rows {
         if !(0..=self.last_seq).contains(&row.event_seq) {
             return Err(format!("step {number} points at a journal entry beyond the cut"));
         }
-        if !scan::is_name(&row.finish_reason) {
-            return Err("finish_reason: 1 to 512 bytes without control characters".to_owned());
+        if serde_json::from_value::<FinishReason>(row.finish_reason.as_str().into()).is_err() {
+            return Err(format!("step {number} has a finish_reason that this version does not know"));
         }
         times(&[("started_at", Some(&row.started_at)), ("committed_at", Some(&row.committed_at))])?;
         let Some(run) = self.runs.get_mut(&row.run_id) else {
@@ -290,6 +291,14 @@ fn attachments(row: &RecordRow) -> CheckResult {
     }
 }
 
+/// Hydration parses all details of a message.
+fn details(row: &RecordRow) -> CheckResult {
+    match serde_json::from_value::<Details>(row.details.clone().into()) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(format!("message {} has invalid details", row.message_number)),
+    }
+}
+
 /// The call ids in a message, with `false` for a call and `true` for a result.
 pub(super) fn calls_of(row: &RecordRow) -> impl Iterator<Item = (&str, bool)> {
     row.content.iter().filter_map(|block| match block {
@@ -297,4 +306,60 @@ pub(super) fn calls_of(row: &RecordRow) -> impl Iterator<Item = (&str, bool)> {
         Block::ToolResult(result) => Some((result.call_id.as_str(), true)),
         Block::Text { .. } | Block::Provider { .. } => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bundle::{Counts, Cut};
+    use serde_json::{Value, json};
+
+    /// Rows of a session with one run and two messages.
+    fn rows() -> Rows {
+        let mut rows = Rows::new(&Header {
+            wakeful_bundle: 1,
+            session_id: "sess_1".to_owned(),
+            redacted: false,
+            cut: Cut { message_number: 2, step_number: 1, event_seq: 9 },
+            counts: Counts::default(),
+            gaps: Vec::new(),
+        });
+        rows.runs.insert("run_1".to_owned(), Sums::default());
+        rows
+    }
+
+    const AT: &str = "2026-01-31T12:00:00.000000Z";
+
+    fn record(details: &Value) -> CheckResult {
+        let row = json!({"message_number": 1, "message_id": "msg_1", "run_id": "run_1", "step_number": 1,
+            "role": "assistant", "content": [], "internal": false, "details": details, "created_at": AT});
+        rows().record(&serde_json::from_value(row).unwrap())
+    }
+
+    fn step(finish_reason: &str) -> CheckResult {
+        let row = json!({"step_number": 1, "run_id": "run_1", "from_message_number": 0, "to_message_number": 1,
+            "finish_reason": finish_reason, "input_tokens": 1, "output_tokens": 1, "cached_tokens": 0,
+            "cache_write_tokens": 0, "cost_micros": 0, "executed_local_tool_count": 0, "attempt": 1, "event_seq": 1,
+            "started_at": AT, "committed_at": AT});
+        rows().step(&serde_json::from_value(row).unwrap())
+    }
+
+    /// Otherwise the session would be imported, and could never be read.
+    #[test]
+    fn what_hydration_could_not_read_is_refused() {
+        for good in [json!({}), json!({"finish_reason": "tool_calls"}), json!({"inbox_id": 3, "later": [1]})] {
+            assert_eq!(record(&good), Ok(()), "{good}");
+        }
+        for bad in [
+            json!({"finish_reason": "stopped"}),
+            json!({"finish_reason": 1}),
+            json!({"inbox_id": "x"}),
+            json!({"origin_message_id": []}),
+        ] {
+            let refused = record(&bad).unwrap_err();
+            assert!(refused.contains("message 1 has invalid details"), "{bad}: {refused}");
+        }
+        assert_eq!(step("stop"), Ok(()));
+        assert!(step("stopped").unwrap_err().contains("finish_reason"));
+    }
 }
