@@ -173,10 +173,10 @@ async fn a_message_that_races_the_question_answers_it_in_either_order() {
         let id = id(&client.chat("c1", "A table, please.").await);
         model.asked(1).await;
 
-        // The test holds the lock on the conversation's row. Both sides wait for it and get it in order of
+        // The test holds the lock on the session's row. Both sides wait for it and get it in order of
         // arrival.
         let mut lock = database.pool.begin().await.unwrap();
-        sqlx::query("select 1 from conversation_counters for update").execute(&mut *lock).await.unwrap();
+        sqlx::query("select 1 from conversation_sessions for update").execute(&mut *lock).await.unwrap();
         let post = || {
             let client = client.clone();
             tokio::spawn(async move { client.chat("c1", "Four.").await })
@@ -194,14 +194,15 @@ async fn a_message_that_races_the_question_answers_it_in_either_order() {
         lock_waiters(&database, 2).await;
         lock.commit().await.unwrap();
 
-        let outcome = if message_first { "queued" } else { "delivered" };
-        assert_eq!(answer.await.unwrap()["outcome"], outcome);
+        // The question's commit gives up its place in a lane after 250 ms, so the message may overtake it.
+        let outcome = answer.await.unwrap()["outcome"].clone();
+        assert!(outcome == "queued" || (!message_first && outcome == "delivered"), "{outcome}");
         let session = client.wait_for(&id, "completed").await;
         assert_eq!(texts(&session, "tool"), ["Four."]);
         assert_eq!(texts(&session, "assistant"), ["", "Reserved."]);
         assert_eq!(texts(&session, "user"), ["A table, please."]);
         let waited = transitions(&client, &id).await.contains(&"waiting_input".to_owned());
-        assert_eq!(waited, !message_first);
+        assert_eq!(waited, outcome == "delivered");
     }
 }
 

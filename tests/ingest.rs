@@ -144,9 +144,9 @@ async fn when_no_turn_comes_in_time_a_message_is_refused_and_readers_and_the_hea
     let first = client.chat("held", "one").await;
     let id = first["session_id"].as_str().unwrap().to_owned();
 
-    // Both intake connections wait for a conversation that the test has locked.
+    // Both intake connections wait for a session that the test has locked.
     let mut lock = database.pool.begin().await.unwrap();
-    sqlx::query("select 1 from conversation_counters for update").execute(&mut *lock).await.unwrap();
+    sqlx::query("select 1 from conversation_sessions for update").execute(&mut *lock).await.unwrap();
     let held: Vec<_> = ["two", "three"].map(|text| spawn(&client, "held", text)).into();
     lock_waiters(&database, 2).await;
 
@@ -193,7 +193,7 @@ async fn a_large_body_is_refused_before_it_is_read_while_nothing_can_be_taken() 
     let client = api.client();
     client.chat("held", "one").await;
     let mut lock = database.pool.begin().await.unwrap();
-    sqlx::query("select 1 from conversation_counters for update").execute(&mut *lock).await.unwrap();
+    sqlx::query("select 1 from conversation_sessions for update").execute(&mut *lock).await.unwrap();
     let held = spawn(&client, "held", "two");
     lock_waiters(&database, 1).await;
 

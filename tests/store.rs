@@ -9,6 +9,7 @@ mod hostile;
 mod journal;
 mod queue;
 mod sessions;
+mod starting;
 mod verify;
 mod waking;
 mod world;

@@ -1,13 +1,14 @@
 //! The ledger of tool calls. Because of it, a guarded call runs at most once.
 //!
 //! The commit of the message that asks for a call writes the call as `invoked`, which proves that it never
-//! ran. `started` means that it may have run. A worker may run the tool only if its own update has just set
+//! ran. An idempotent call that runs at once is written as `started` there. `started` means that it may have run. A worker may run the tool only if its own update has just set
 //! `started` with its own nonce. A row that is already `started` gives no right to run the tool, even under
 //! the same lease.
 
 use crate::error::missed_fence;
 use crate::queue::Lease;
 use crate::{Error, Result, Store, new_id};
+use wakeful_workflow::advance::CallStart;
 use wakeful_workflow::id::{CallId, SessionId};
 use wakeful_workflow::session::{CallOutcome, CallStatus};
 
@@ -19,7 +20,57 @@ pub struct Started {
     pub attempt: i32,
 }
 
+impl Started {
+    /// The right to run a call that a commit started.
+    pub fn by_commit(start: &CallStart) -> Started {
+        Started { nonce: start.nonce.clone(), attempt: 1 }
+    }
+}
+
+/// A new nonce for a call that a commit is to start.
+pub fn new_nonce() -> String {
+    new_id("nonce")
+}
+
 impl Store {
+    /// Takes back the starts of calls that did not run, so that their rows prove it again. Writes nothing if the lease is
+    /// lost, or for a call that was started again since.
+    ///
+    /// # Errors
+    /// [`Error::Database`]; then the calls count as such that may have run.
+    pub async fn withdraw_starts(
+        &self,
+        lease: &Lease,
+        session_id: &SessionId,
+        started: &[Started],
+    ) -> Result<()> {
+        let nonces: Vec<&str> = started.iter().map(|started| started.nonce.as_str()).collect();
+        sqlx::query!(
+            "with s as (
+                select session_id from conversation_sessions where session_id = $1 for no key update
+            ), j as (
+                update jobs set stuck = stuck
+                from s
+                where jobs.job_id = $2 and jobs.lease = $3
+                returning jobs.job_id
+            )
+            update tool_calls
+            set status = 'invoked', start_nonce = null, attempts = attempts - 1, started_at = null, settled_by = null
+            from s, j
+            where tool_calls.session_id = s.session_id
+                and tool_calls.result_message_number is null
+                and tool_calls.status = 'started'
+                and tool_calls.start_nonce = any ($4)",
+            session_id.as_str(),
+            lease.job_id,
+            lease.token,
+            &nonces as &[&str]
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
     /// Moves a call from `from` to `started`, fenced by the lease. `None`: the lease is lost or the call has changed,
     /// so it must not run.
     ///
@@ -36,7 +87,7 @@ impl Store {
         from: CallStatus,
         timeout_s: u64,
     ) -> Result<Option<Started>> {
-        let nonce = new_id("nonce");
+        let nonce = new_nonce();
         // `set stuck = stuck` changes nothing: the update locks the job's row and checks the lease on the row that it
         // locked. A select would check an older version.
         let attempt = sqlx::query_scalar!(

@@ -29,7 +29,13 @@ const fn cut(
 }
 
 const STEP: &str = "set last_message_number = session.last_message_number";
+const END: &str = "delete from jobs as job";
+const MESSAGE: &str = "insert into session_inbox";
 const STARTED: &str = "set status = 'started'";
+/// The commit that asks for idempotent calls, and starts them.
+const STARTING: &str = "(r.nonce is not null)::integer";
+/// The commit that has the results of calls.
+const RESULTS: &str = "update tool_calls as call";
 const SETTLED: &str = "set status = $4, outcome";
 const CLAIM: &str = "set lease = nextval('leases')";
 const HEARTBEAT: &str = "set run_at = clock_timestamp() + make_interval";
@@ -40,19 +46,22 @@ const CUTS: &[Cut] = &[
     cut(BOTH, CLAIM, CutAt::BeforeServer, 0, 4),
     cut(BOTH, STEP, CutAt::BeforeServer, 0, 4),
     cut(BOTH, STEP, CutAt::BeforeAnswer, 0, 4),
-    // A closing commit is a transaction.
-    cut(BOTH, "COMMIT", CutAt::BeforeServer, 0, 4),
-    cut(BOTH, "COMMIT", CutAt::BeforeAnswer, 0, 4),
+    cut(BOTH, END, CutAt::BeforeServer, 0, 4),
+    cut(BOTH, END, CutAt::BeforeAnswer, 0, 4),
     // The row never said `started`, so the call never ran, and it runs now.
     cut(GUARDED, STARTED, CutAt::BeforeServer, 0, 2),
     // The row says `started`, but its writer never got the answer. The call must not run, and it stays
     // uncertain.
     cut(GUARDED, STARTED, CutAt::BeforeAnswer, 1, 1),
-    cut(IDEMPOTENT, STARTED, CutAt::BeforeAnswer, 0, 2),
-    // The effect has happened. The worker retries until its outcome is committed.
-    cut(GUARDED, SETTLED, CutAt::BeforeServer, 0, 2),
-    cut(GUARDED, SETTLED, CutAt::BeforeAnswer, 0, 2),
-    cut(IDEMPOTENT, SETTLED, CutAt::BeforeAnswer, 0, 2),
+    cut(IDEMPOTENT, STARTING, CutAt::BeforeServer, 0, 2),
+    cut(IDEMPOTENT, STARTING, CutAt::BeforeAnswer, 0, 2),
+    // The effect has happened. The worker retries until its outcome is committed: alone while others of the turn run,
+    // and with the results if it ended last.
+    cut(BOTH, SETTLED, CutAt::BeforeServer, 0, 4),
+    cut(BOTH, SETTLED, CutAt::BeforeAnswer, 0, 4),
+    cut(GUARDED, RESULTS, CutAt::BeforeServer, 0, 2),
+    cut(GUARDED, RESULTS, CutAt::BeforeAnswer, 0, 2),
+    cut(IDEMPOTENT, RESULTS, CutAt::BeforeServer, 0, 2),
     cut(BOTH, HEARTBEAT, CutAt::BeforeAnswer, 0, 4),
 ];
 
@@ -107,15 +116,14 @@ async fn k32_a_message_whose_commit_is_not_answered_is_one_message_when_it_is_po
     for (at, first_time) in [(CutAt::BeforeServer, 202), (CutAt::BeforeAnswer, 200)] {
         let mut world = World::new("cut", GUARDED).await;
         let proxy = Proxy::start(&world.database.url);
-        // Run no scheduler: it commits on each poll, and the cut must hit the message's commit.
-        let process = world.options.clone().arg("--roles").arg("api,worker").spawn(&proxy.url);
+        let process = world.options.spawn(&proxy.url);
         process.wait_for_log("\"Listening\"").await;
         let client = process.client();
         let post = async || {
             let body = json!({"user_id": "ann", "text": "A table for two, please.", "client_key": "k1"});
             client.post("/v1/chat/cut/messages", &body).await
         };
-        proxy.cut_when("COMMIT", at);
+        proxy.cut_when(MESSAGE, at);
         let (status, answer) = post().await;
         assert!(status.is_server_error(), "nothing is acknowledged that may not be there: {status} {answer}");
         assert_eq!(proxy.cut_count(), 1);
@@ -194,7 +202,7 @@ async fn a_closing_commit_whose_answer_is_late_is_not_taken_for_a_lost_lease() {
     process.wait_for_log("\"Listening\"").await;
     world.begin(&process.client()).await;
     world.model.asked(1).await;
-    proxy.cut_when("COMMIT", CutAt::LateAnswer);
+    proxy.cut_when(END, CutAt::LateAnswer);
     world.model.release();
     let end = process.wait_for_log("The claim is over").await;
     assert!(end.contains("Closed"), "{end}");

@@ -154,10 +154,11 @@ async fn try_survive(tools: &[&str], kill: Kill) -> Option<Survived> {
     Some(Survived { world, traces })
 }
 
-/// Returns whether the process dies before its run is over.
+/// Returns whether the process dies before its run is over and its messages are sent.
 async fn dies(process: &mut Process, world: &World) -> bool {
     let began = Instant::now();
-    let status = "select status from conversation_sessions where session_id = $1";
+    let status = "select case when exists (select from jobs) then 'busy' else status end
+        from conversation_sessions where session_id = $1";
     loop {
         if process.has_ended() {
             return true;

@@ -71,7 +71,7 @@ async fn slack_is_answered_while_its_message_still_waits_for_the_database_and_ge
     let client = process.client();
     Post::new(Medium::Slack, 1, 1, "<@UBOT> one").send(&client).await;
     let mut held = desk.database.pool.begin().await.unwrap();
-    sqlx::query("select 1 from conversation_counters for update").execute(&mut *held).await.unwrap();
+    sqlx::query("select 1 from conversation_sessions for update").execute(&mut *held).await.unwrap();
 
     let late = Post::new(Medium::Slack, 1, 2, "<@UBOT> two");
     let response = late.request(&client).send().await.unwrap();

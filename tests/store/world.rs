@@ -405,7 +405,8 @@ pub(super) fn comparable(mut dump: BTreeMap<String, Value>) -> BTreeMap<String, 
 fn blank(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            let numbers = ["ts", "wake_seq", "inbox_id", "job_id", "lease", "worker_id", "bytes"];
+            let numbers =
+                ["ts", "settled_by", "wake_seq", "inbox_id", "job_id", "lease", "worker_id", "bytes"];
             fields.retain(|name, _| !name.ends_with("_at") && !numbers.contains(&name.as_str()));
             fields.values_mut().for_each(blank);
         }

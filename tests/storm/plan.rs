@@ -42,10 +42,13 @@ pub enum Blow {
     RestartPostgres,
 }
 
-/// Parts of the statements to cut at: a transaction's end, the step's own statement, the ledger's two.
+/// Parts of the statements to cut at: a transaction's end, the step's own statement, the one that ends a run, the one
+/// that accepts a message, the ledger's two.
 const STATEMENTS: &[&str] = &[
     "COMMIT",
     "set last_message_number = session.last_message_number",
+    "delete from jobs as job",
+    "insert into session_inbox",
     "set status = 'started'",
     "set status = $4, outcome",
 ];

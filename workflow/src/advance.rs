@@ -189,6 +189,17 @@ pub struct OpenedCall {
     pub name: String,
     pub effect: Effect,
     pub args_sha256: String,
+    /// The commit that records the call also starts it. A worker sets this with [`Transition::start_calls`].
+    pub start: Option<CallStart>,
+}
+
+/// The start of a call that runs right after the commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallStart {
+    /// Only the call frame that knows it may run the tool.
+    pub nonce: String,
+    /// How long the tool may run.
+    pub timeout_s: u64,
 }
 
 /// The cached result of a step: a pointer, never the messages.
@@ -204,6 +215,17 @@ pub struct StepResult {
 }
 
 impl Transition {
+    /// Lets the commit start those calls of the reply for which `start` returns a start. They must be idempotent: after
+    /// a crash nobody knows whether they ran.
+    pub fn start_calls(&mut self, mut start: impl FnMut(&ToolCall) -> Option<CallStart>) {
+        let Some(reply) = self.records.last() else { return };
+        for (call, opened) in reply.tool_calls().zip(&mut self.calls_opened) {
+            if opened.effect == Effect::Idempotent {
+                opened.start = start(call);
+            }
+        }
+    }
+
     /// Turns a closing transition into one that continues the run, because something arrived while the run
     /// was closing. Keeps the model's reply, which is already paid for. The next step handles what arrived.
     pub fn continuing(mut self) -> Transition {
@@ -264,7 +286,7 @@ impl Session {
             .map(|opened| Call {
                 call_id: opened.call_id.clone(),
                 effect: opened.effect,
-                status: CallStatus::Invoked,
+                status: if opened.start.is_some() { CallStatus::Started } else { CallStatus::Invoked },
                 outcome: None,
             })
             .collect();

@@ -30,6 +30,7 @@ pub(super) struct Statement<'c> {
     /// The CTEs after `b`.
     pub(super) parts: String,
     pub(super) writes_intent: bool,
+    pub(super) starts_calls: bool,
 }
 
 impl<'c> Statement<'c> {
@@ -48,6 +49,7 @@ impl<'c> Statement<'c> {
             demands: String::new(),
             parts: String::new(),
             writes_intent: false,
+            starts_calls: false,
         }
     }
 

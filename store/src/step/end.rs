@@ -89,23 +89,25 @@ impl Statement<'_> {
     using given, s
     where {held}"
         );
+        let returning = if self.starts_calls { "given.session_id, job.run_at" } else { "given.session_id" };
+        let columns = if self.starts_calls { "session_id, run_at" } else { "session_id" };
         let ends = |commit: &super::rows::Rows| commit.planned_wake_seq().is_some();
         match (self.some(ends), self.all(ends)) {
-            (false, _) => format!(", j as (\n    {moved}\n    returning given.session_id\n)"),
-            (true, true) => format!(", j as (\n    {deleted}\n    returning given.session_id\n)"),
+            (false, _) => format!(", j as (\n    {moved}\n    returning {returning}\n)"),
+            (true, true) => format!(", j as (\n    {deleted}\n    returning {returning}\n)"),
             (true, false) => format!(
                 ", moved as (
     {moved}
         and given.planned_wake_seq is null
-    returning given.session_id
+    returning {returning}
 ), deleted as (
     {deleted}
         and given.planned_wake_seq is not null
-    returning given.session_id
+    returning {returning}
 ), j as (
-    select session_id from moved
+    select {columns} from moved
     union all
-    select session_id from deleted
+    select {columns} from deleted
 )"
             ),
         }

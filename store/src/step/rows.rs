@@ -71,6 +71,9 @@ pub(super) struct OpenedRow {
     pub name: String,
     pub args_sha256: String,
     pub effect: &'static str,
+    /// The commit starts the call: the nonce, and how long the tool may run.
+    pub nonce: Option<String>,
+    pub timeout_s: f64,
 }
 
 #[derive(Debug)]
@@ -202,6 +205,8 @@ impl Rows {
                     name: call.name.clone(),
                     args_sha256: call.args_sha256.clone(),
                     effect: call.effect.as_str(),
+                    nonce: call.start.as_ref().map(|start| start.nonce.clone()),
+                    timeout_s: call.start.as_ref().map_or(0.0, |start| start.timeout_s as f64),
                 })
                 .collect(),
             closed: transition

@@ -90,6 +90,7 @@ impl<'c> Statement<'c> {
         // This condition repeats the join below, so that every plan finds the rows by an index.
         let of_session = self.among("session.session_id", "text", self.session_ids);
         let jobs = self.jobs();
+        let run_at = if self.starts_calls { ", j.run_at" } else { "" };
         // "not materialized" lets Postgres replace a name by its parameter, so the names cost nothing.
         let given = if self.alone() {
             format!("given as not materialized (\n    select {given}\n)")
@@ -128,7 +129,7 @@ left join intent using (session_id)"
     returning session.session_id, session.conversation_id, session.space_id, session.last_event_seq,
         session.wake_seq
 ){jobs}, b as materialized (
-    select given.*, s.conversation_id, s.space_id, s.last_event_seq, s.wake_seq
+    select given.*, s.conversation_id, s.space_id, s.last_event_seq, s.wake_seq{run_at}
     from given
     join s using (session_id)
     join j using (session_id)
@@ -223,7 +224,8 @@ left join intent using (session_id)"
         }
     }
 
-    /// Ledger rows of the calls that the last message asks for.
+    /// Ledger rows of the calls that the last message asks for. Idempotent ones may be started at once, as
+    /// [`crate::Store::start_call`] does it for one call.
     fn opened(&mut self) {
         if self.some(|commit| !commit.opened.is_empty()) {
             let mut rows = self.rows(|commit| &commit.opened);
@@ -232,12 +234,31 @@ left join intent using (session_id)"
             self.column(&mut rows, "name", "text", |call| call.name.as_str());
             self.column(&mut rows, "args_sha256", "text", |call| call.args_sha256.as_str());
             self.column(&mut rows, "effect", "text", |call| call.effect);
+            self.starts_calls = self.some(|commit| commit.opened.iter().any(|call| call.nonce.is_some()));
+            if !self.starts_calls {
+                let from = self.joined(rows);
+                self.part(&format!(
+                    "opened as (
+    insert into tool_calls
+        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect)
+    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect
+    from {from}
+)"
+                ));
+                return;
+            }
+            self.column(&mut rows, "nonce", "text", |call| call.nonce.as_deref());
+            self.column(&mut rows, "timeout_s", "float8", |call| call.timeout_s);
             let from = self.joined(rows);
             self.part(&format!(
                 "opened as (
     insert into tool_calls
-        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect)
-    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect
+        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status, start_nonce,
+         attempts, started_at, settled_by)
+    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect,
+        case when r.nonce is null then 'invoked' else 'started' end, r.nonce, (r.nonce is not null)::integer,
+        case when r.nonce is not null then clock_timestamp() end,
+        case when r.nonce is not null then b.run_at + make_interval(secs => r.timeout_s) end
     from {from}
 )"
             ));

@@ -8,7 +8,7 @@ mod span;
 mod tries;
 
 use crate::ctx::Ctx;
-use crate::perform::{CommittedCall, Unperformed, next_call, perform};
+use crate::perform::{CommittedCall, StartedCalls, Unperformed, next_call, perform};
 use crate::replay;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
@@ -189,11 +189,16 @@ async fn run_steps(
     let mut began = Instant::now();
     // The model call whose intent the latest commit recorded.
     let mut committed = None;
+    // The tool calls that it started.
+    let mut started = StartedCalls::default();
     loop {
         let agent = ctx.agent_of(&session);
         let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
         let decided = match &agent {
-            Ok(agent) => decide(ctx, job, &mut session, agent, counts, committed.take()).await?,
+            Ok(agent) => {
+                let started = std::mem::take(&mut started);
+                decide(ctx, job, &mut session, agent, counts, committed.take(), &started).await?
+            }
             // The configuration does not have this agent, so the run can only end: cancelled, if someone
             // cancelled it, or failed with this fault.
             Err(error) => match plan(&session, &Limits::default()) {
@@ -222,7 +227,10 @@ async fn run_steps(
             telemetry::failed(&Span::current(), fault.kind());
         }
         let ends_claim = retry_summary_later(&session, &performed);
-        let transition = advance::advance(&session, performed, policy);
+        let mut transition = advance::advance(&session, performed, policy);
+        if let Ok(agent) = &agent {
+            started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
+        }
         let progress = transition.step.is_some() || !transition.records.is_empty();
         let may_yield = transition.step.is_some() && (steps + 1).is_multiple_of(ctx.config.queue.slice_steps);
         // If a model call follows, prepare it now: the commit then records its intent too.
@@ -264,6 +272,16 @@ async fn run_steps(
                     // The request may lack what arrived, so the prepared call is not made.
                     withdraw(ctx, job, &session.session_id, counts).await?;
                     ctx.store.refresh(&mut session).await?;
+                    let unused = if session.cancel_requested {
+                        std::mem::take(&mut started).into_unused()
+                    } else {
+                        Vec::new()
+                    };
+                    if !unused.is_empty() {
+                        // These calls do not run, and the model is to be told so.
+                        ctx.store.withdraw_starts(&job.lease, &session.session_id, &unused).await?;
+                        ctx.store.refresh(&mut session).await?;
+                    }
                 } else if let (Some(call), Some(started_at)) = (prepared, started_at) {
                     committed = Some(CommittedCall { call, started_at });
                 }
@@ -303,6 +321,7 @@ async fn run_steps(
                     (counts.attempt, began) = (1, Instant::now());
                 }
                 session = read;
+                started = StartedCalls::default();
             }
             Commit::Stale => return Ok(ClaimEnd::Stale),
         }
@@ -322,7 +341,7 @@ enum Decided {
 }
 
 /// Hops 3 to 5: plans the next action and performs it. `committed` is the model call whose intent the commit before
-/// recorded.
+/// recorded, and `started` has the tool calls that it started.
 async fn decide(
     ctx: &Ctx,
     job: &Job,
@@ -330,6 +349,7 @@ async fn decide(
     agent: &Agent,
     counts: &mut Counts,
     committed: Option<CommittedCall>,
+    started: &StartedCalls,
 ) -> wakeful_store::Result<Decided> {
     let tries = counts.tries;
     let action = plan(session, &agent.limits);
@@ -363,7 +383,7 @@ async fn decide(
     let performed = loop {
         let asks_model = action == Action::CallModel;
         let performed = tokio::select! {
-            performed = perform(ctx, &job.lease, session, agent, action, committed.take()) => performed,
+            performed = perform(ctx, &job.lease, session, agent, action, committed.take(), started) => performed,
             () = ctx.cancelled(session.session_id.as_str()) => {
                 ctx.store.refresh(session).await?;
                 return Ok(Decided::Again);

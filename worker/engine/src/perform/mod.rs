@@ -12,6 +12,7 @@ mod tools;
 pub use chunks::Chunks;
 pub(crate) use generate::next_call;
 pub use generate::{CommittedCall, PreparedCall};
+pub use tools::StartedCalls;
 
 use crate::ctx::Ctx;
 use wakeful_store::queue::Lease;
@@ -47,7 +48,7 @@ impl From<wakeful_store::Error> for Unperformed {
 }
 
 /// Performs `action` for `session`. `committed` is the model call of [`Action::CallModel`] if the commit before it
-/// recorded its intent; other actions ignore it. Dropping the future abandons the action half-way. The next claim finds in
+/// recorded its intent; other actions ignore it. `started` has the tool calls that the commit before it started. Dropping the future abandons the action half-way. The next claim finds in
 /// the ledger which tool calls may have run, and in `generations` which model calls had begun.
 ///
 /// # Errors
@@ -59,6 +60,7 @@ pub async fn perform(
     agent: &Agent,
     action: Action,
     committed: Option<CommittedCall>,
+    started: &StartedCalls,
 ) -> Result<Performed, Unperformed> {
     match action {
         Action::Begin => Ok(Performed::Begun),
@@ -71,7 +73,7 @@ pub async fn perform(
         }
         Action::CallModel => generate::call_model(ctx, lease, session, agent, committed).await,
         Action::Compact => compact::compact(ctx, lease, session, agent).await,
-        Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls).await,
+        Action::CallTools { calls } => tools::call_tools(ctx, lease, session, agent, calls, started).await,
         Action::Stop(stop) => Ok(Performed::Stopped(stop)),
         Action::Pause => Ok(Performed::Paused),
         // Never reached: the step job ends the job itself when nothing is left to do.

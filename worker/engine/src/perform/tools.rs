@@ -8,31 +8,80 @@ use crate::tool::read_output::StoredOutputs;
 use crate::tool::{ToolCallContext, ToolError, ToolOutput, Workspace, not_carried_out};
 use futures::FutureExt;
 use futures::future::join_all;
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
-use wakeful_store::ledger::Started;
-use wakeful_store::queue::{self, Lease};
-use wakeful_workflow::advance::{CallEnd, EndedCall, Performed};
+use wakeful_store::ledger::{self, Started};
+use wakeful_store::queue::{self, Lease, Term};
+use wakeful_workflow::advance::{CallEnd, CallStart, EndedCall, Performed, Transition};
 use wakeful_workflow::agent::Agent;
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::files;
+use wakeful_workflow::id::CallId;
 use wakeful_workflow::plan::{How, PlannedCall};
 use wakeful_workflow::policy::ToolMode;
 use wakeful_workflow::record::ToolCall;
 use wakeful_workflow::session::{CallOutcome, CallStatus, Session};
 
+/// Idempotent calls that a commit started, with the rights to run them. They save each a statement. Each right is used once.
+#[derive(Debug, Default)]
+pub struct StartedCalls {
+    term: Option<Term>,
+    rights: Mutex<HashMap<CallId, Started>>,
+}
+
+impl StartedCalls {
+    /// Lets the commit of `transition` start the idempotent calls that run right after it.
+    pub fn with_commit(
+        ctx: &Ctx,
+        lease: &Lease,
+        session: &Session,
+        agent: &Agent,
+        transition: &mut Transition,
+    ) -> StartedCalls {
+        if !session.policy.tool_mode.is_live() || !lease.is_live() {
+            return StartedCalls::default();
+        }
+        let nothing_started = StartedCalls::default();
+        let tool_run = ToolRun::new(ctx, lease, session, agent, &nothing_started, 0);
+        let mut rights = HashMap::new();
+        transition.start_calls(|call| {
+            if tool_run.refusal(call).is_some() {
+                return None;
+            }
+            let start = CallStart { nonce: ledger::new_nonce(), timeout_s: agent.limits.tool_s };
+            rights.insert(call.call_id.clone(), Started::by_commit(&start));
+            Some(start)
+        });
+        StartedCalls { term: Some(lease.term()), rights: Mutex::new(rights) }
+    }
+
+    fn take(&self, call_id: &CallId) -> Option<(Started, Term)> {
+        let started = self.rights.lock().unwrap_or_else(PoisonError::into_inner).remove(call_id)?;
+        Some((started, self.term?))
+    }
+
+    /// The rights that were not used.
+    pub fn into_unused(self) -> Vec<Started> {
+        self.rights.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+    }
+}
+
 /// Performs the planned calls and returns how each ended. The ledger keeps the outcome of each settled call
-/// with effects, so such a call does not run again after a crash.
+/// with effects, so such a call does not run again after a crash. Only the outcome of the last call to end is left to the
+/// commit of the turn, which follows at once.
 pub(super) async fn call_tools(
     ctx: &Ctx,
     lease: &Lease,
     session: &Session,
     agent: &Agent,
     calls: Vec<PlannedCall>,
+    started: &StartedCalls,
 ) -> Result<Performed, Unperformed> {
-    let tool_run = ToolRun { ctx, lease, session, agent };
+    let tool_run = ToolRun::new(ctx, lease, session, agent, started, calls.len());
     // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
     // uncertain without need.
     let ended = join_all(calls.into_iter().map(|planned| tool_run.perform(planned))).await;
@@ -48,6 +97,11 @@ struct ToolRun<'a> {
     lease: &'a Lease,
     session: &'a Session,
     agent: &'a Agent,
+    started: &'a StartedCalls,
+    /// How many calls of the turn have not ended.
+    unended: AtomicUsize,
+    /// A call of the turn did not come to its end, so no commit follows.
+    failed: AtomicBool,
 }
 
 /// How a tool's own code ended.
@@ -58,10 +112,39 @@ enum ToolEnd {
     Lost(String),
 }
 
-impl ToolRun<'_> {
+impl<'a> ToolRun<'a> {
+    fn new(
+        ctx: &'a Ctx,
+        lease: &'a Lease,
+        session: &'a Session,
+        agent: &'a Agent,
+        started: &'a StartedCalls,
+        calls: usize,
+    ) -> ToolRun<'a> {
+        let (unended, failed) = (AtomicUsize::new(calls), AtomicBool::new(false));
+        ToolRun { ctx, lease, session, agent, started, unended, failed }
+    }
+
     /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
     /// (`i64::MAX` if it has none).
-    async fn perform(&self, PlannedCall { call, how }: PlannedCall) -> Result<(EndedCall, i64), Unperformed> {
+    async fn perform(&self, planned: PlannedCall) -> Result<(EndedCall, i64), Unperformed> {
+        let performed = self.perform_call(planned).await;
+        if performed.is_err() {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        self.unended.fetch_sub(1, Ordering::Relaxed);
+        performed
+    }
+
+    /// Returns whether the commit of the turn follows at once: every other call has ended, and its outcome is recorded.
+    fn ends_last(&self) -> bool {
+        self.unended.load(Ordering::Relaxed) == 1 && !self.failed.load(Ordering::Relaxed)
+    }
+
+    async fn perform_call(
+        &self,
+        PlannedCall { call, how }: PlannedCall,
+    ) -> Result<(EndedCall, i64), Unperformed> {
         let mut source_number = i64::MAX;
         let ending = match how {
             How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
@@ -125,8 +208,9 @@ impl ToolRun<'_> {
         }
     }
 
-    /// Runs a call that may have effects: writes `started` to its ledger row, runs the tool, and settles the
-    /// row with the outcome. After a crash in between, the row says that the call may have run.
+    /// Runs a call that may have effects: writes `started` to its ledger row unless a commit did, runs the tool, and
+    /// settles the row with the outcome unless the turn's commit does. After a crash in between, the row says that the
+    /// call may have run.
     async fn run_effect(
         &self,
         call: &ToolCall,
@@ -141,11 +225,14 @@ impl ToolRun<'_> {
         }
         // Remember the lease's end before `start_call` stores it. A heartbeat can only move it later, so checking
         // this value is on the safe side.
-        let term = self.lease.term();
+        let now = self.lease.term();
         wakeful_store::failpoint!("K17");
-        let started = store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await?;
-        let Some(started) = started else {
-            return Err(Unperformed::Reread);
+        let (started, term) = match self.started.take(&call.call_id) {
+            Some(by_commit) => by_commit,
+            None => match store.start_call(self.lease, session_id, &call.call_id, status, timeout_s).await? {
+                Some(started) => (started, now),
+                None => return Err(Unperformed::Reread),
+            },
         };
         wakeful_store::failpoint!("K18");
         // The commit may have been slow. Start the effect only while the recorded lease certainly lasts:
@@ -164,6 +251,7 @@ impl ToolRun<'_> {
         };
         wakeful_store::failpoint!("K19");
         if let CallEnd::Settled(status, outcome) = &ending
+            && !self.ends_last()
             && !self.settle(call, &started, *status, outcome).await?
         {
             return Err(Unperformed::Reread);
