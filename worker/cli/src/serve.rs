@@ -98,7 +98,8 @@ pub async fn run(
 /// What the front line lets through. It leaves descriptors for the pool of the database, for a model call and
 /// a tool of each running step, for deliveries, and for files.
 fn limits(config: &Config) -> front::Limits {
-    let kept = 2 * config.database.max_connections as usize + 4 * config.queue.concurrency + 64;
+    let kept =
+        2 * config.database.max_connections as usize + 4 * config.queue.concurrency + 64 + front::BEYOND;
     front::Limits::of_this_process(config.server.connections, kept, config.server.head_timeout)
 }
 

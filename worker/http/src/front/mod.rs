@@ -28,6 +28,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service as _;
@@ -39,6 +40,12 @@ const HEAD_BYTES: usize = 64 << 10;
 /// Places beyond the limit, which serve only the health, and how long each waits for a head.
 const RESERVE: usize = 32;
 const RESERVE_HEAD: Duration = Duration::from_secs(2);
+
+/// How many connections may be closing while new ones are accepted.
+const CLOSING: usize = 8;
+
+/// Descriptors that connections may have beyond [`Limits::connections`].
+pub const BEYOND: usize = RESERVE + CLOSING;
 
 /// The wait after a connection could not be accepted, mostly for lack of descriptors.
 const NOT_ACCEPTED: Duration = Duration::from_millis(100);
@@ -74,7 +81,8 @@ impl Limits {
         if connections < wanted {
             warn!(
                 descriptors,
-                connections, "There are descriptors for fewer connections than server.connections: raise `ulimit -n`"
+                connections,
+                "There are descriptors for fewer connections than server.connections: raise `ulimit -n`"
             );
         }
         Limits { connections, head }
@@ -94,14 +102,22 @@ pub async fn serve(
 ) -> io::Result<()> {
     let places = Arc::new(Places::new(limits.connections, RESERVE));
     let (connections, ending) = (TaskTracker::new(), CancellationToken::new());
+    let open = Arc::new(Semaphore::new(limits.connections + BEYOND));
     let mut stopped = std::pin::pin!(stopped);
     loop {
+        // One that was pushed out of its place keeps its descriptor until it is closed.
+        let accepted = async {
+            let open = Arc::clone(&open).acquire_owned().await;
+            listener.accept().await.map(|accepted| (accepted, open))
+        };
         let accepted = tokio::select! {
             () = &mut stopped => break,
-            accepted = listener.accept() => accepted,
+            accepted = accepted => accepted,
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
+        let ((stream, peer), open) = match accepted {
+            Ok((accepted, Ok(open))) => (accepted, open),
+            // The semaphore is never closed.
+            Ok((_, Err(_))) => break,
             // The peer has gone already.
             Err(error) if is_of_the_peer(&error) => continue,
             Err(error) => {
@@ -113,11 +129,13 @@ pub async fn serve(
         };
         match Places::take(&places, peer.ip()) {
             Given::Place(place) => {
-                connections.spawn(connection(stream, router.clone(), place, limits.head, ending.clone()));
+                let served = connection(stream, router.clone(), place, limits.head, ending.clone());
+                connections.spawn(async move { (served.await, open).0 });
             }
             Given::Reserve(place) => {
                 let head = RESERVE_HEAD.min(limits.head);
-                connections.spawn(connection(stream, router.clone(), place, head, ending.clone()));
+                let served = connection(stream, router.clone(), place, head, ending.clone());
+                connections.spawn(async move { (served.await, open).0 });
             }
             Given::Nothing => debug!(%peer, "A connection is closed: all places are taken"),
         }
@@ -138,7 +156,8 @@ async fn connection(
     ending: CancellationToken,
 ) {
     let place = Arc::new(place);
-    let service = service_fn(|request: Request<Incoming>| answer(router.clone(), Arc::clone(&place), request));
+    let service =
+        service_fn(|request: Request<Incoming>| answer(router.clone(), Arc::clone(&place), request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head)
