@@ -30,7 +30,7 @@ async fn a_provider_that_redirects_does_not_get_the_prompt_sent_to_another_host(
         let provider = redirects(status, format!("{}/chat/completions", other.url));
         let options = Options::new()
             .env("OPENAI_BASE_URL", &provider)
-            .env("OPENAI_API_KEY", "a key of the tests")
+            .env("OPENAI_API_KEY", "a-key-of-the-tests")
             .config("[agents.default]\nsystem_prompt = \"You are a test.\"\nmodel = \"openai/test\"");
         let process = options.serve(&database).await;
         let client = process.client();
