@@ -17,7 +17,7 @@ use pages::Page;
 use sha2::{Digest, Sha256};
 use snapshot::Snapshot;
 use std::collections::{BTreeMap, VecDeque};
-use wakeful_workflow::bundle::redact::{self, Renamed};
+use wakeful_workflow::bundle::redact::{KEY_BYTES, Redaction};
 use wakeful_workflow::bundle::{BlobPart, Header, Line, PART_BYTES, Trailer, blobs_of, line};
 
 /// Approximate number of bytes read at a time.
@@ -29,12 +29,12 @@ const PAGE_ROWS: i64 = 500;
 pub struct Export {
     store: Store,
     snapshot: Snapshot,
-    redact: bool,
+    /// For a redacted bundle.
+    redaction: Option<Redaction>,
     stage: Stage,
     hash: Sha256,
     /// Blobs to write: the stored name, by the name in the bundle.
     blobs: BTreeMap<String, String>,
-    renamed: Renamed,
     pager: Pager,
     /// Rows of the last page that are not written yet, and the stage after them if there is no further page.
     queue: VecDeque<Line>,
@@ -117,17 +117,24 @@ impl Store {
         Ok(Export {
             snapshot: Snapshot::take(self, session_id, redacted).await?,
             store: self.clone(),
-            redact: redacted,
+            redaction: redacted.then(redaction).transpose()?,
             stage: Stage::Head,
             hash: Sha256::new(),
             blobs: BTreeMap::new(),
-            renamed: BTreeMap::new(),
             pager: Pager { rows: 50 },
             queue: VecDeque::new(),
             ended: None,
             places: 0,
         })
     }
+}
+
+/// A redaction with a key of its own.
+fn redaction() -> Result<Redaction> {
+    let mut key = [0; KEY_BYTES];
+    aws_lc_rs::rand::fill(&mut key)
+        .map_err(|_| Error::corrupt("export", "the system gives no random bytes"))?;
+    Ok(Redaction::new(key))
 }
 
 impl Export {
@@ -246,16 +253,24 @@ impl Export {
     async fn written(&mut self, line: Line) -> Result<Vec<u8>> {
         let pointed: Vec<String> = blobs_of(&line).into_iter().map(str::to_owned).collect();
         for old in pointed {
-            if !self.redact {
+            let Some(redaction) = &self.redaction else {
                 self.blobs.insert(old.clone(), old);
-            } else if !self.renamed.contains_key(&old) {
-                let redacted = redact::blob(&self.whole_blob(&old).await?);
+                continue;
+            };
+            if !redaction.renamed.contains_key(&old) {
+                let redacted = redaction.blob(&self.whole_blob(&old).await?);
                 let new = hex::encode(Sha256::digest(&redacted));
-                self.renamed.insert(old.clone(), (new.clone(), redacted.len() as i64));
-                self.blobs.insert(new, old);
+                let place = (new.clone(), redacted.len() as i64);
+                self.blobs.insert(new, old.clone());
+                if let Some(redaction) = &mut self.redaction {
+                    redaction.renamed.insert(old, place);
+                }
             }
         }
-        let line = if self.redact { redact::redact(line, &self.renamed) } else { line };
+        let line = match &self.redaction {
+            Some(redaction) => redaction.redact(line),
+            None => line,
+        };
         Ok(line.to_bytes())
     }
 
@@ -266,8 +281,8 @@ impl Export {
             return Ok(Vec::new());
         };
         let (bytes, media_type) = self.blob_size(&stored).await?;
-        if self.redact {
-            let whole = redact::blob(&self.whole_blob(&stored).await?);
+        if let Some(redaction) = &self.redaction {
+            let whole = redaction.blob(&self.whole_blob(&stored).await?);
             let bytes = whole.len() as i64;
             let parts = whole.chunks(PART_BYTES).enumerate();
             return Ok(parts
