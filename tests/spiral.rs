@@ -116,7 +116,7 @@ async fn a_repair_in_place_would_lose_every_reply_and_more_with_each_turn() {
     for number in 1..=5 {
         let mut message = session.records[0].clone();
         message.message_number = session.last_message_number + 1;
-        message.content = vec![Block::Text { text: format!("Message {number}") }];
+        message.content = vec![Block::Text { text: format!("Message {number}") }].into();
         session.records.push(message);
         session.last_message_number += 1;
 

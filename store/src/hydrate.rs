@@ -16,7 +16,7 @@ use wakeful_workflow::effect::Effect;
 use wakeful_workflow::generation::{InterruptedCall, Purpose};
 use wakeful_workflow::policy::SessionPolicy;
 use wakeful_workflow::prefix::Prefix;
-use wakeful_workflow::record::{Attachment, Block, Details, Record, Role};
+use wakeful_workflow::record::{Attachment, Content, Details, Record, Role};
 use wakeful_workflow::seed::Seed;
 use wakeful_workflow::session::{Call, CallStatus, InboxMessage, Run, Session, SessionStatus, Totals};
 use wakeful_workflow::state::State;
@@ -84,7 +84,7 @@ impl Store {
             )::text as fixed, "#,
             r#"::text as changing, p.bytes as prefix,
                 null as "run_id?", null::bigint as "step_number?", null as "role?",
-                null::json as "content?: Json<Vec<Block>>", null::boolean as "internal?",
+                null::json as "content?: Json<Content>", null::boolean as "internal?",
                 null::json as "details?: Json<Details>"
             from conversation_sessions s
             left join session_runs r on r.session_id = s.session_id and r.status = 'running'

@@ -2,7 +2,7 @@
 
 use crate::wake::{By, NewMessage, Woken};
 use crate::{Error, Result, Store};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::replay::{RecordedCall, Recording};
 use wakeful_workflow::session::{CallStatus, SessionStatus};
@@ -31,52 +31,58 @@ impl Store {
                     .to_owned(),
             });
         }
-        let calls = sqlx::query!(
-            r#"
-            with called as materialized (
-                select seq, payload from session_events where session_id = $1 and type = 'LLM_CALLED'
-            ), answered as (
-                select (ended.payload ->> 'message_number')::bigint as message_number, called.payload,
-                    null::jsonb as rebase
-                from session_events ended
-                join called on called.payload ->> 'generation_id' = ended.payload ->> 'generation_id'
-                where ended.session_id = $1 and ended.type = 'GEN_COMPLETE'
-                union all
-                -- A summary has no GEN_COMPLETE: the rebase that points at it follows its call.
-                select (ended.payload ->> 'summary_message_number')::bigint, called.payload, ended.payload
-                from session_events ended
-                join called on called.seq = ended.seq - 1 and called.payload ->> 'purpose' = 'compaction'
-                where ended.session_id = $1
-                    and ended.type = 'CONTEXT_REBASED'
-                    and ended.payload ->> 'summary_message_number' is not null
-            )
-            select message_number as "message_number!", payload ->> 'model' as "model!",
-                payload ->> 'request_sha256' as "request_sha256!",
-                payload ->> 'context_strategy' as "context_strategy!",
+        let entries = sqlx::query!(
+            r#"select seq, type as kind, payload ->> 'generation_id' as generation_id, payload ->> 'model' as model,
+                payload ->> 'request_sha256' as request_sha256, payload ->> 'context_strategy' as context_strategy,
                 coalesce((payload ->> 'prefill_bytes')::bigint, 0) as "prefill_bytes!",
-                rebase
-            from answered
-            "#,
+                coalesce(payload ->> 'purpose' = 'compaction', false) as "summarises!",
+                (payload ->> 'message_number')::bigint as message_number,
+                (payload ->> 'summary_message_number')::bigint as summary_message_number,
+                case when type = 'CONTEXT_REBASED' then payload end as rebase
+            from session_events
+            where session_id = $1 and type in ('LLM_CALLED', 'GEN_COMPLETE', 'CONTEXT_REBASED')
+            order by seq"#,
             session_id
         )
         .fetch_all(&self.pool)
         .await?;
-        let calls = calls
-            .into_iter()
-            .map(|call| {
-                let rebase = call.rebase.map(serde_json::from_value).transpose();
-                let context_strategy = Strategy::parse(&call.context_strategy)
-                    .ok_or_else(|| Error::corrupt("context strategy", &call.context_strategy))?;
-                let recorded = RecordedCall {
-                    model: call.model,
-                    request_sha256: call.request_sha256,
-                    context_strategy,
-                    rebase: rebase.map_err(|error| Error::corrupt("rebase", error))?,
-                    prefill_bytes: usize::try_from(call.prefill_bytes).unwrap_or(0),
-                };
-                Ok((call.message_number, recorded))
-            })
-            .collect::<Result<BTreeMap<_, _>>>()?;
+        // Joined here by hash: Postgres expects few entries and would compare each with each.
+        let (mut called, mut answers, mut rebases) = (HashMap::new(), BTreeMap::new(), Vec::new());
+        let mut summary_call = None;
+        for entry in entries {
+            match (entry.kind.as_str(), entry.generation_id, entry.rebase) {
+                ("LLM_CALLED", Some(generation_id), _) => {
+                    let strategy = entry.context_strategy.unwrap_or_default();
+                    let call = RecordedCall {
+                        model: entry.model.unwrap_or_default(),
+                        request_sha256: entry.request_sha256.unwrap_or_default(),
+                        context_strategy: Strategy::parse(&strategy)
+                            .ok_or_else(|| Error::corrupt("context strategy", &strategy))?,
+                        rebase: None,
+                        prefill_bytes: usize::try_from(entry.prefill_bytes).unwrap_or(0),
+                    };
+                    summary_call = entry.summarises.then(|| (entry.seq, call.clone()));
+                    called.insert(generation_id, call);
+                }
+                ("GEN_COMPLETE", Some(generation_id), _) => {
+                    if let (Some(number), Some(call)) = (entry.message_number, called.get(&generation_id)) {
+                        answers.insert(number, call.clone());
+                    }
+                }
+                (_, _, Some(rebase)) => {
+                    let rebase: Rebase =
+                        serde_json::from_value(rebase).map_err(|error| Error::corrupt("rebase", error))?;
+                    // A summary has no GEN_COMPLETE: the rebase that points at it follows its call.
+                    if let (Some(number), Some((seq, call))) = (entry.summary_message_number, &summary_call)
+                        && *seq == entry.seq - 1
+                    {
+                        answers.insert(number, RecordedCall { rebase: Some(rebase.clone()), ..call.clone() });
+                    }
+                    rebases.push(rebase);
+                }
+                _ => {}
+            }
+        }
         let settled =
             sqlx::query!("select call_id, status from tool_calls where session_id = $1", session_id)
                 .fetch_all(&self.pool)
@@ -89,18 +95,7 @@ impl Store {
                 Ok((CallId::from(call.call_id), status))
             })
             .collect::<Result<BTreeMap<_, _>>>()?;
-        let rebases = sqlx::query_scalar!(
-            "select payload from session_events where session_id = $1 and type = 'CONTEXT_REBASED' order by seq",
-            session_id
-        )
-        .fetch_all(&self.pool)
-        .await?;
-        let rebases = rebases
-            .into_iter()
-            .map(serde_json::from_value)
-            .collect::<std::result::Result<Vec<Rebase>, _>>()
-            .map_err(|error| Error::corrupt("rebase", error))?;
-        Ok(Recording::new(session, calls, settled).with_rebases(rebases))
+        Ok(Recording::new(session, answers, settled).with_rebases(rebases))
     }
 
     /// The replays that processes with this runner name began but have not reported on, newest first.

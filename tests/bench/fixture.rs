@@ -246,7 +246,7 @@ pub fn step(session: &Session) -> Transition {
         run_id: idle.run_id.clone(),
         step_number,
         role,
-        content,
+        content: Vec::into(content),
         internal: false,
         details,
     };

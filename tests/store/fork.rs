@@ -91,7 +91,7 @@ async fn everything(world: &World) -> BTreeMap<String, Vec<Value>> {
 }
 
 fn said(records: &[Record]) -> Vec<(i64, Role, &[wakeful_workflow::record::Block])> {
-    records.iter().map(|one| (one.message_number, one.role, one.content.as_slice())).collect()
+    records.iter().map(|one| (one.message_number, one.role, &*one.content)).collect()
 }
 
 async fn agrees(world: &World, session_id: &str) {

@@ -111,7 +111,15 @@ pub fn result(message_number: i64, call_id: &str) -> Record {
 }
 
 fn record(message_number: i64, run_id: &str, role: Role, content: Vec<Block>, details: Details) -> Record {
-    Record { message_number, run_id: run_id.into(), step_number: 1, role, content, internal: false, details }
+    Record {
+        message_number,
+        run_id: run_id.into(),
+        step_number: 1,
+        role,
+        content: content.into(),
+        internal: false,
+        details,
+    }
 }
 
 pub fn tool_call(call_id: &str) -> ToolCall {

@@ -88,7 +88,8 @@ mod tests {
             is_error: false,
             details: Some(details),
             output: None,
-        })];
+        })]
+        .into();
         [example::assistant(number, example::RUN, vec![Block::ToolCall(call)]), result]
     }
 
@@ -134,7 +135,7 @@ mod tests {
     #[test]
     fn a_failed_write_wrote_nothing() {
         let mut records = write(1, "a", "one");
-        let Block::ToolResult(result) = &mut records[1].content[0] else { panic!("a result") };
+        let Block::ToolResult(result) = &mut records[1].content.to_mut()[0] else { panic!("a result") };
         result.is_error = true;
         assert!(files_of(&records).is_empty());
     }

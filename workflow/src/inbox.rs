@@ -164,7 +164,7 @@ impl Taken {
             run_id: position.run_id.clone(),
             step_number: position.step_number,
             role,
-            content: vec![block],
+            content: vec![block].into(),
             internal: false,
             details,
         });

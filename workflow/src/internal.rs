@@ -68,7 +68,7 @@ mod tests {
 
     fn result(message_number: i64, details: &str, is_error: bool) -> Record {
         let mut record = example::result(message_number, "call_1");
-        let Block::ToolResult(result) = &mut record.content[0] else { panic!("a result") };
+        let Block::ToolResult(result) = &mut record.content.to_mut()[0] else { panic!("a result") };
         result.details = Some(json!({"type": details, "to": ["ann@example.com"], "subject": "Hi"}));
         result.is_error = is_error;
         record

@@ -5,8 +5,10 @@
 #![deny(missing_docs)]
 
 use crate::id::{CallId, RunId};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
+use std::ops::Deref;
+use std::sync::Arc;
 
 /// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -67,6 +69,71 @@ pub enum Block {
         /// The block as the provider sent it.
         raw: Value,
     },
+}
+
+/// The blocks of one message. Copies share them, because the context of each model call holds all messages of its
+/// session.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(from = "Vec<Block>")]
+pub struct Content(Arc<Vec<Block>>);
+
+impl Content {
+    /// Returns whether both are copies of one message. Equal messages may also have been made apart.
+    pub fn is_shared_with(&self, other: &Content) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The blocks, to change them. Other copies keep theirs.
+    pub fn to_mut(&mut self) -> &mut Vec<Block> {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl Deref for Content {
+    type Target = [Block];
+
+    fn deref(&self) -> &[Block] {
+        &self.0
+    }
+}
+
+impl From<Vec<Block>> for Content {
+    fn from(blocks: Vec<Block>) -> Content {
+        Content(Arc::new(blocks))
+    }
+}
+
+impl FromIterator<Block> for Content {
+    fn from_iter<I: IntoIterator<Item = Block>>(blocks: I) -> Content {
+        blocks.into_iter().collect::<Vec<_>>().into()
+    }
+}
+
+impl<'a> IntoIterator for &'a Content {
+    type Item = &'a Block;
+    type IntoIter = std::slice::Iter<'a, Block>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl PartialEq for Content {
+    fn eq(&self, other: &Content) -> bool {
+        self.is_shared_with(other) || self.0 == other.0
+    }
+}
+
+impl<const N: usize> PartialEq<[Block; N]> for Content {
+    fn eq(&self, other: &[Block; N]) -> bool {
+        **self == *other
+    }
+}
+
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
 }
 
 /// A tool call that the model asked for.
@@ -198,7 +265,7 @@ pub struct Record {
     /// Who speaks.
     pub role: Role,
     /// In the order in which it was said.
-    pub content: Vec<Block>,
+    pub content: Content,
     /// Bookkeeping of the agent. The user does not see it, the model does.
     pub internal: bool,
     /// Metadata. Never sent to a model.

@@ -13,6 +13,7 @@ use wakeful_engine::channel::Channel;
 use wakeful_engine::ctx::{Bus, Ctx, Plugins, Shutdown};
 use wakeful_engine::identity::Identity;
 use wakeful_engine::ingest::Intake;
+use wakeful_engine::model::renderings::Renderings;
 use wakeful_engine::model::{Model, Models};
 use wakeful_engine::perform::Chunks;
 use wakeful_engine::replay::Recordings;
@@ -177,6 +178,7 @@ impl App {
             chunks: Chunks::default(),
             watchdog: Watchdog::default(),
             recordings: Recordings::default(),
+            renderings: Renderings::default(),
             identity: Identity::of_this_process(),
             shutdown: Shutdown { draining: CancellationToken::new(), abort },
             plugins: Plugins { tools, models, channels },

@@ -5,6 +5,7 @@ use crate::channel::Channel;
 use crate::identity::Identity;
 use crate::ingest::Intake;
 use crate::model::Models;
+use crate::model::renderings::Renderings;
 use crate::perform::Chunks;
 use crate::replay::Recordings;
 use crate::tool::registry::Registry;
@@ -37,6 +38,8 @@ pub struct Ctx {
     pub watchdog: Watchdog,
     /// Source recordings of the replays that run in this process.
     pub recordings: Recordings,
+    /// What the next requests of this process's sessions begin with.
+    pub renderings: Renderings,
     pub identity: Identity,
     pub shutdown: Shutdown,
 }

@@ -17,7 +17,7 @@ use wakeful_store::{Error, Store};
 use wakeful_workflow::agent::ToolDefinition;
 use wakeful_workflow::context::{self, Weight, compaction};
 use wakeful_workflow::id::DEFAULT_SPACE;
-use wakeful_workflow::record::{Block, Usage};
+use wakeful_workflow::record::{Content, Usage};
 use wakeful_workflow::strategy::{ContextPolicy, Rebase, Strategy};
 
 /// A preview of a session's next model call.
@@ -55,7 +55,7 @@ pub struct Shown {
     pub message_number: Option<i64>,
     pub role: &'static str,
     pub bytes: usize,
-    pub content: Vec<Block>,
+    pub content: Content,
 }
 
 /// The size and cost of the request under one strategy.

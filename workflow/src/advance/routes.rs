@@ -30,7 +30,7 @@ fn says(session: &Session, text: &str) -> Transition {
         context_strategy: Strategy::Full,
         rebase: None,
         reply: Reply {
-            content: vec![Block::Text { text: text.into() }],
+            content: vec![Block::Text { text: text.into() }].into(),
             finish_reason: FinishReason::Stop,
             usage: example::USAGE,
         },
@@ -64,7 +64,7 @@ fn a_remark_on_mail_that_was_composed_does_not_leave() {
     session.trigger_type = "email".to_owned();
     session.records.push(assistant(3, RUN, vec![Block::ToolCall(tool_call("call_1"))]));
     let mut result = example::result(4, "call_1");
-    let Block::ToolResult(inner) = &mut result.content[0] else { panic!("a result") };
+    let Block::ToolResult(inner) = &mut result.content.to_mut()[0] else { panic!("a result") };
     inner.details = Some(json!({"type": "sentEmail", "to": ["ann@example.com"], "subject": "Hi"}));
     session.records.push(result);
     session.last_message_number = 4;

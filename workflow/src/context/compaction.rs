@@ -83,9 +83,10 @@ pub fn request(session: &Session, tools: Vec<ToolDefinition>, without: usize) ->
         };
         select(&Session { inbox: Vec::new(), ..session.clone() }, tools, Some(&rebase))
     };
-    context
-        .messages
-        .push(Message { role: Role::User, content: vec![Block::Text { text: INSTRUCTION.to_owned() }] });
+    context.messages.push(Message {
+        role: Role::User,
+        content: vec![Block::Text { text: INSTRUCTION.to_owned() }].into(),
+    });
     Some(context)
 }
 

@@ -2,7 +2,7 @@
 #![deny(missing_docs)]
 
 use crate::agent::ToolDefinition;
-use crate::record::{Block, Role};
+use crate::record::{Block, Content, Role};
 
 /// The input of one model call, before a provider's protocol shapes it. Equal contexts give equal request bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub struct Message {
     /// Who speaks.
     pub role: Role,
     /// In the order in which it was said.
-    pub content: Vec<Block>,
+    pub content: Content,
 }
 
 impl Message {

@@ -100,7 +100,8 @@ pub(super) fn select(session: &Session, tools: Vec<ToolDefinition>, rebase: Opti
     };
     let readable = tools.iter().any(|tool| tool.name == READ_OUTPUT);
     let trim_before = rebase.and_then(|rebase| rebase.trim_results_before).unwrap_or(0);
-    let text = |role, text: &str| Message { role, content: vec![Block::Text { text: text.to_owned() }] };
+    let text =
+        |role, text: &str| Message { role, content: vec![Block::Text { text: text.to_owned() }].into() };
     let seeds = seeds(session, rebase).map(|seed| text(seed.role, &seed.content));
     // The context begins with the summary, and a context must begin with the user's role.
     let summary =

@@ -28,7 +28,7 @@ fn session(script: &str, result_bytes: usize) -> Session {
                 let id = format!("call_{index}");
                 push(example::assistant(0, example::RUN, vec![Block::ToolCall(example::tool_call(&id))]));
                 let mut result = example::result(0, &id);
-                if let Block::ToolResult(one) = &mut result.content[0] {
+                if let Block::ToolResult(one) = &mut result.content.to_mut()[0] {
                     one.content = "r".repeat(result_bytes);
                 }
                 push(result);
@@ -80,7 +80,7 @@ fn what_waits_in_the_inbox_counts_and_is_never_cut() {
 fn old_results_become_a_line_and_the_newest_and_the_errors_stay() {
     let mut session = session("uttttu", 2_000);
     let is_error = |record: &mut Record| {
-        if let Block::ToolResult(result) = &mut record.content[0] {
+        if let Block::ToolResult(result) = &mut record.content.to_mut()[0] {
             result.is_error = true;
         }
     };

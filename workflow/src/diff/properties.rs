@@ -47,7 +47,7 @@ fn record() -> impl Strategy<Value = Record> {
             run_id: "run_aaaaaaaa".into(),
             step_number: 1,
             role,
-            content,
+            content: content.into(),
             internal,
             details: Details { finish_reason, ..Details::default() },
         },

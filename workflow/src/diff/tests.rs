@@ -39,7 +39,8 @@ fn gave(number: i64, call_id: &str, content: &str, details: Option<Value>) -> Re
         is_error: false,
         details,
         output: None,
-    })];
+    })]
+    .into();
     record
 }
 
@@ -195,7 +196,7 @@ fn parallel_calls_are_compared_each_with_its_own() {
     // A call on one side only is reported once, with its name. Its result does not count as a second
     // difference.
     let mut fewer = turn(["call_c", "call_d"], ["Paris", "Rome"]);
-    fewer[1].content.remove(1);
+    fewer[1].content.to_mut().remove(1);
     fewer.pop();
     let report = diff(&one, &side("s2", fewer));
     let [Difference { level: Level::Tools, part: Part::CallOnly { on: WhichSide::Left, name, arguments } }] =
@@ -210,7 +211,7 @@ fn parallel_calls_are_compared_each_with_its_own() {
 fn a_call_that_fails_on_one_side_is_more_than_prose() {
     let one = talk("s1", "r1", "call_1", "a.txt", "Done.");
     let mut other = one.clone();
-    let Block::ToolResult(result) = &mut other.records[2].content[0] else { panic!("a result") };
+    let Block::ToolResult(result) = &mut other.records[2].content.to_mut()[0] else { panic!("a result") };
     result.is_error = true;
     let report = diff(&one, &other);
     assert_eq!(report.verdict, Level::State);
@@ -222,7 +223,7 @@ fn a_call_that_fails_on_one_side_is_more_than_prose() {
 fn every_field_of_a_record_that_counts_is_looked_at() {
     type Change = fn(&mut Side);
     fn text(side: &mut Side) -> &mut String {
-        match &mut side.records[3].content[0] {
+        match &mut side.records[3].content.to_mut()[0] {
             Block::Text { text } => text,
             other => panic!("{other:?}"),
         }
@@ -234,9 +235,9 @@ fn every_field_of_a_record_that_counts_is_looked_at() {
         ("an input too many", Level::Prose, |side| side.records.push(example::user(8, "Hello?"))),
         ("a block of the provider's", Level::Prose, |side| {
             let raw = json!({"thinking": "…"});
-            side.records[3].content.insert(0, Block::Provider { provider: "openai".into(), raw });
+            side.records[3].content.to_mut().insert(0, Block::Provider { provider: "openai".into(), raw });
         }),
-        ("the order of blocks", Level::Prose, |side| side.records[1].content.reverse()),
+        ("the order of blocks", Level::Prose, |side| side.records[1].content.to_mut().reverse()),
         ("who may see it", Level::Prose, |side| side.records[3].internal = true),
         ("why it stopped", Level::Prose, |side| {
             side.records[3].details.finish_reason = Some(FinishReason::Length)
@@ -249,11 +250,11 @@ fn every_field_of_a_record_that_counts_is_looked_at() {
             side.state.insert("note".into(), json!(1));
         }),
         ("arguments that are no JSON", Level::Tools, |side| {
-            let Block::ToolCall(call) = &mut side.records[1].content[1] else { panic!("a call") };
+            let Block::ToolCall(call) = &mut side.records[1].content.to_mut()[1] else { panic!("a call") };
             call.malformed = Some("{".into());
         }),
         ("a tool", Level::Tools, |side| {
-            let Block::ToolCall(call) = &mut side.records[1].content[1] else { panic!("a call") };
+            let Block::ToolCall(call) = &mut side.records[1].content.to_mut()[1] else { panic!("a call") };
             call.name = "append_file".into();
         }),
     ];

@@ -223,7 +223,8 @@ fn repairs(records: &[Record], awaits_model: bool) -> [usize; 4] {
     let mut messages: Vec<Message> =
         records.iter().map(|one| Message { role: one.role, content: one.content.clone() }).collect();
     if !awaits_model {
-        messages.push(Message { role: Role::User, content: vec![Block::Text { text: "go on".into() }] });
+        messages
+            .push(Message { role: Role::User, content: vec![Block::Text { text: "go on".into() }].into() });
     }
     let context = Context { system: String::new(), tools: Vec::new(), messages, prefill: None };
     let options = openai::Options::new("m", 7);

@@ -119,7 +119,7 @@ fn what_settled_before_is_used_again_in_every_run() {
 fn a_call_without_a_ledger_row_never_runs() {
     for mut session in [turn(Vec::new()), turn_of_earlier_run(Vec::new())] {
         let content = vec![crate::record::Block::ToolCall(tool_call("a"))];
-        session.records.last_mut().unwrap().content = content;
+        session.records.last_mut().unwrap().content = content.into();
         assert_eq!(hows(&session), [("a".to_owned(), How::Abandon)]);
     }
 }

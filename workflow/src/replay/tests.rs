@@ -37,7 +37,7 @@ fn asks(number: i64, calls: &[(&str, &str, i64)]) -> Record {
 /// The result of a tool, or of a person if `inbox_id` is given.
 fn answers(number: i64, call_id: &str, content: &str, inbox_id: Option<i64>) -> Record {
     let mut record = example::result(number, call_id);
-    if let Some(Block::ToolResult(result)) = record.content.first_mut() {
+    if let Some(Block::ToolResult(result)) = record.content.to_mut().first_mut() {
         result.content = content.into();
     }
     record.details = Details { inbox_id, ..Details::default() };

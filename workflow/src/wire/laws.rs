@@ -1,6 +1,6 @@
 //! Tests: the laws that projection obeys for any transcript.
 
-use super::{Repairs, Request, anthropic, openai, repair, strict};
+use super::{Protocol, Repairs, Request, anthropic, openai, repair, strict};
 use crate::agent::ToolDefinition;
 use crate::context::{Context, Message};
 use crate::effect::Effect;
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 /// One way to project a context. Each law holds for all of them.
 pub(crate) struct Wire {
     pub project: fn(&Context) -> Request,
+    pub protocol: fn() -> Box<dyn Protocol>,
     normal_form: fn(&Context) -> (Context, Repairs),
     pub check: fn(&[u8]) -> Result<(), String>,
 }
@@ -28,21 +29,25 @@ fn prefilled() -> anthropic::Options {
 pub(crate) const WIRES: [Wire; 4] = [
     Wire {
         project: |context| anthropic::project(context, &anthropic::Options::new("m", 7)),
+        protocol: || Box::new(anthropic::Options::new("m", 7)),
         normal_form: |context| anthropic::normal_form(context, &anthropic::Options::new("m", 7)),
         check: strict::anthropic,
     },
     Wire {
         project: |context| anthropic::project(context, &prefilled()),
+        protocol: || Box::new(prefilled()),
         normal_form: |context| anthropic::normal_form(context, &prefilled()),
         check: strict::anthropic_prefilled,
     },
     Wire {
         project: |context| openai::project(context, &openai::Options::new("m", 7)),
+        protocol: || Box::new(openai::Options::new("m", 7)),
         normal_form: |context| openai::normal_form(context, &openai::Options::new("m", 7)),
         check: |body| strict::openai(body, false),
     },
     Wire {
         project: |context| openai::project(context, &lenient_openai()),
+        protocol: || Box::new(lenient_openai()),
         normal_form: |context| openai::normal_form(context, &lenient_openai()),
         check: |body| strict::openai(body, true),
     },
@@ -136,7 +141,7 @@ fn message() -> impl Strategy<Value = Message> {
     });
     (role, vec(block(), 0..5), result, any::<bool>()).prop_map(|(role, blocks, result, plain)| {
         let content = if plain && role == Role::Tool { result } else { blocks };
-        Message { role, content }
+        Message { role, content: content.into() }
     })
 }
 
@@ -152,7 +157,7 @@ fn definitions() -> impl Strategy<Value = Vec<ToolDefinition>> {
     vec(definition, 0..3)
 }
 
-fn any_context() -> impl Strategy<Value = Context> {
+pub(super) fn any_context() -> impl Strategy<Value = Context> {
     let prefill = proptest::option::weighted(0.3, text());
     (text(), definitions(), vec(message(), 0..12), prefill)
         .prop_map(|(system, tools, messages, prefill)| Context { system, tools, messages, prefill })
@@ -160,10 +165,11 @@ fn any_context() -> impl Strategy<Value = Context> {
 
 /// A transcript as a live session writes it: a user message, then assistant turns. Every call is answered, in
 /// any order.
-fn live_context() -> impl Strategy<Value = Context> {
+pub(super) fn live_context() -> impl Strategy<Value = Context> {
     let turn = ("[a-z]{1,6}", 0..4_usize, any::<bool>(), any::<bool>(), any::<bool>());
     vec(turn, 0..6).prop_map(|turns| {
-        let say = |role, text: &str| Message { role, content: vec![Block::Text { text: text.into() }] };
+        let say =
+            |role, text: &str| Message { role, content: vec![Block::Text { text: text.into() }].into() };
         let mut messages = vec![say(Role::User, "hello")];
         for (at, (text, calls, speaks, reversed, interrupted)) in turns.into_iter().enumerate() {
             let mut content = Vec::new();
@@ -187,12 +193,12 @@ fn live_context() -> impl Strategy<Value = Context> {
                     details: None,
                     output: None,
                 };
-                results.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)] });
+                results.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)].into() });
             }
             if reversed {
                 results.reverse();
             }
-            messages.push(Message { role: Role::Assistant, content });
+            messages.push(Message { role: Role::Assistant, content: content.into() });
             messages.extend(results);
             if calls == 0 || interrupted {
                 messages.push(say(Role::User, &text));
@@ -360,8 +366,8 @@ proptest! {
             name: "n".into(),
             arguments: json!({}),
             malformed: None,
-        })] });
-        context.messages.push(Message { role: Role::User, content: vec![Block::Text { text: "still there?".into() }] });
+        })].into() });
+        context.messages.push(Message { role: Role::User, content: vec![Block::Text { text: "still there?".into() }].into() });
         for wire in &WIRES {
             let before = (wire.project)(&context);
             prop_assert_eq!(before.repairs.unanswered_calls, 1);
@@ -373,7 +379,7 @@ proptest! {
                 is_error: false,
                 details: None,
                 output: None,
-            })] });
+            })].into() });
             let after = (wire.project)(&grown);
             prop_assert!(prompt(&after.body).starts_with(&prompt(&before.body)));
             let last = prompt(&after.body).pop().unwrap();

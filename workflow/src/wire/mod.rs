@@ -7,6 +7,7 @@
 
 pub mod anthropic;
 pub mod openai;
+mod rendering;
 mod repair;
 
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod rules;
 #[cfg(test)]
 mod strict;
 
+pub use rendering::{End, Frame, Protocol, Rendered, Rendering, Transcript};
 pub use repair::tool_name;
 pub(crate) use repair::without_blank_end;
 
@@ -29,18 +31,25 @@ pub struct Request {
     pub repairs: Repairs,
     /// The assistant's text that ends the request; the answer continues it.
     pub prefill: Option<String>,
+    /// Hash of the body, if it is known already.
+    sha256: Option<String>,
 }
 
 impl Request {
+    /// Builds the request for `context` from the start.
+    pub fn of(protocol: &dyn Protocol, context: &crate::context::Context) -> Request {
+        Rendering::of(protocol, context, None).rendered(context.prefill.as_deref()).request()
+    }
+
     /// Creates a request of these bytes, without repairs and without prefill.
     pub fn new(body: Vec<u8>) -> Request {
-        Request { body, repairs: Repairs::default(), prefill: None }
+        Request { body, repairs: Repairs::default(), prefill: None, sha256: None }
     }
 
     /// SHA-256 of the body in lower-case hex. A replay of the same call has the same hash.
     pub fn sha256(&self) -> String {
         use sha2::Digest;
-        hex::encode(sha2::Sha256::digest(&self.body))
+        self.sha256.clone().unwrap_or_else(|| hex::encode(sha2::Sha256::digest(&self.body)))
     }
 }
 
@@ -65,6 +74,16 @@ pub struct Repairs {
 }
 
 impl Repairs {
+    fn add(&mut self, other: &Repairs) {
+        self.merged_turns += other.merged_turns;
+        self.orphan_results += other.orphan_results;
+        self.unanswered_calls += other.unanswered_calls;
+        self.dropped_blanks += other.dropped_blanks;
+        self.rewritten_ids += other.rewritten_ids;
+        self.misplaced_blocks += other.misplaced_blocks;
+        self.added_turns += other.added_turns;
+    }
+
     /// How many changes were made in all.
     pub fn total(&self) -> usize {
         self.merged_turns

@@ -1,8 +1,9 @@
 //! OpenAI's Chat Completions, as documented at <https://platform.openai.com/docs/api-reference/chat>, and the many
 //! servers that speak the same.
 
-use super::repair::{self, Dialect};
-use super::{Repairs, Request};
+use super::repair::{self, Dialect, Turns};
+use super::{End, Frame, Protocol, Repairs, Request, Transcript};
+use crate::agent::ToolDefinition;
 use crate::context::{Context, Message};
 use crate::record::{Block, Role, ToolCall, ToolResult};
 use serde_json::{Map, Value, json};
@@ -41,39 +42,86 @@ impl Options {
 
 /// The streaming request for `context`. A strict server accepts it, whatever the transcript holds.
 pub fn project(context: &Context, options: &Options) -> Request {
-    let (context, repairs) = normal_form(context, options);
-    let mut messages = Vec::with_capacity(context.messages.len() + 1);
-    if !repair::is_blank(&context.system) {
-        messages.push(json!({"role": "system", "content": context.system}));
-    }
-    messages.extend(context.messages.iter().map(message));
-    let tools: Vec<Value> = context.tools.iter().map(tool).collect();
-
-    let mut body = options.extra.clone();
-    let limit = if options.legacy_max_tokens { "max_tokens" } else { "max_completion_tokens" };
-    body.insert("model".into(), options.model.as_str().into());
-    body.insert(limit.into(), options.max_tokens.into());
-    body.insert("stream".into(), true.into());
-    body.insert("stream_options".into(), json!({"include_usage": true}));
-    body.insert("messages".into(), messages.into());
-    body.remove("tools");
-    if !tools.is_empty() {
-        body.insert("tools".into(), tools.into());
-    }
-    let body = repair::sorted(&Value::Object(body));
-    Request { body: body.to_string().into_bytes(), repairs, prefill: None }
+    Request::of(options, context)
 }
 
+impl Protocol for Options {
+    fn transcript(&self, system: &str) -> Box<dyn Transcript> {
+        Box::new(Messages { turns: Turns::new(self.dialect(), system), begun: false })
+    }
+
+    fn frame(&self, _: &str, tools: &[ToolDefinition]) -> Frame {
+        let mut repairs = Repairs::default();
+        let tools: Vec<Value> = repair::tools(tools, &mut repairs).iter().map(tool).collect();
+        let mut body = self.extra.clone();
+        let limit = if self.legacy_max_tokens { "max_tokens" } else { "max_completion_tokens" };
+        body.insert("model".into(), self.model.as_str().into());
+        body.insert(limit.into(), self.max_tokens.into());
+        body.insert("stream".into(), true.into());
+        body.insert("stream_options".into(), json!({"include_usage": true}));
+        body.remove("tools");
+        if !tools.is_empty() {
+            body.insert("tools".into(), tools.into());
+        }
+        Frame::of(body, repairs)
+    }
+}
+
+impl Options {
+    fn dialect(&self) -> Dialect {
+        Dialect {
+            provider: PROVIDER,
+            carries,
+            max_id_bytes: 40,
+            merge_turns: self.merge_turns,
+            // The protocol has no prefill: it treats a final assistant message as a complete turn.
+            prefill: false,
+        }
+    }
+}
+
+/// The request's messages. The first one is the system prompt, if there is one.
+struct Messages {
+    turns: Turns,
+    /// Whether a message was given out.
+    begun: bool,
+}
+
+impl Messages {
+    fn give(&self, normal: &[Message], out: &mut Vec<Vec<u8>>) {
+        if !self.begun && !repair::is_blank(self.turns.system()) {
+            out.push(repair::bytes(&json!({"role": "system", "content": self.turns.system()})));
+        }
+        out.extend(normal.iter().map(|one| repair::bytes(&message(one))));
+    }
+}
+
+impl Transcript for Messages {
+    fn add(&mut self, message: &Message, settled: &mut Vec<Vec<u8>>) {
+        self.turns.add(message);
+        let normal = self.turns.settled();
+        if !normal.is_empty() {
+            self.give(&normal, settled);
+            self.begun = true;
+        }
+    }
+
+    fn end(&self, prefill: Option<&str>) -> End {
+        let (normal, mut repairs) = self.turns.rest();
+        let prefill = self.turns.prefill(prefill, &mut repairs);
+        let mut messages = Vec::new();
+        self.give(&normal, &mut messages);
+        End { messages, repairs, prefill }
+    }
+
+    fn system(&self) -> &str {
+        self.turns.system()
+    }
+}
+
+#[cfg(test)]
 pub(super) fn normal_form(context: &Context, options: &Options) -> (Context, Repairs) {
-    let dialect = Dialect {
-        provider: PROVIDER,
-        carries,
-        max_id_bytes: 40,
-        merge_turns: options.merge_turns,
-        // The protocol has no prefill: it treats a final assistant message as a complete turn.
-        prefill: false,
-    };
-    repair::repair(context, &dialect)
+    repair::repair(context, options.dialect())
 }
 
 fn carries(role: Role, kind: &str) -> bool {
@@ -84,7 +132,7 @@ fn carries(role: Role, kind: &str) -> bool {
     }
 }
 
-fn tool(tool: &crate::agent::ToolDefinition) -> Value {
+fn tool(tool: &ToolDefinition) -> Value {
     let mut function = json!({"name": tool.name, "parameters": repair::parameters(&tool.parameters)});
     if !repair::is_blank(&tool.description) {
         function["description"] = tool.description.as_str().into();

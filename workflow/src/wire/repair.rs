@@ -12,7 +12,10 @@
 //! grows gives a request that only grows. Prompt caches of providers rely on that.
 
 use super::Repairs;
-use crate::context::{Context, Message};
+use crate::agent::ToolDefinition;
+#[cfg(test)]
+use crate::context::Context;
+use crate::context::Message;
 use crate::id::CallId;
 use crate::record::{Block, Role, ToolCall, ToolResult};
 use serde_json::Value;
@@ -20,6 +23,7 @@ use sha2::Digest;
 use std::collections::BTreeSet;
 
 /// The differences between protocols that matter to a repair.
+#[derive(Clone, Copy)]
 pub(super) struct Dialect {
     /// The `provider` whose [`Block::Provider`] blocks are kept.
     pub provider: &'static str,
@@ -38,32 +42,14 @@ const NO_RESULT: &str = "The result of this call is not known.";
 const MAX_NAME_BYTES: usize = 64;
 
 /// Returns a copy of `context` in normal form, and counts the changes.
-pub(super) fn repair(context: &Context, dialect: &Dialect) -> (Context, Repairs) {
-    let mut repairs = Repairs::default();
-    let tools = tools(context, &mut repairs);
-    let mut turns = Turns {
-        dialect,
-        repairs,
-        used: BTreeSet::new(),
-        open: Vec::new(),
-        notes: Vec::new(),
-        messages: Vec::new(),
-    };
-
-    let mut system = context.system.clone();
-    let mut leading = true;
-    for message in &context.messages {
-        leading &= message.role == Role::System;
-        if leading {
-            turns.leading_system(message, &mut system);
-        } else {
-            turns.message(message);
-        }
-    }
-
-    let (messages, mut repairs) = turns.finish();
-    let prefill = prefill(context.prefill.as_deref(), dialect, &mut repairs);
-    (Context { system, tools, messages, prefill }, repairs)
+#[cfg(test)]
+pub(super) fn repair(context: &Context, dialect: Dialect) -> (Context, Repairs) {
+    let mut turns = Turns::new(dialect, &context.system);
+    context.messages.iter().for_each(|message| turns.add(message));
+    let (messages, mut repairs) = turns.rest();
+    let tools = tools(&context.tools, &mut repairs);
+    let prefill = turns.prefill(context.prefill.as_deref(), &mut repairs);
+    (Context { system: turns.system, tools, messages, prefill }, repairs)
 }
 
 /// The name of a tool as a provider sees it: letters, digits, `_` and `-`, at most 64 bytes.
@@ -87,17 +73,6 @@ pub(super) fn is_blank(text: &str) -> bool {
 /// Servers strip by different alphabets (Python also U+001C to U+001F, JavaScript also U+FEFF), so we take the union.
 fn is_invisible(c: char) -> bool {
     c.is_whitespace() || c.is_control() || matches!(c, '\u{feff}' | '\u{200b}')
-}
-
-fn prefill(given: Option<&str>, dialect: &Dialect, repairs: &mut Repairs) -> Option<String> {
-    let given = given?;
-    if !dialect.prefill {
-        repairs.misplaced_blocks += 1;
-        return None;
-    }
-    let seen = without_blank_end(given);
-    repairs.dropped_blanks += usize::from(seen.len() < given.len() || seen.is_empty());
-    (!seen.is_empty()).then(|| seen.to_owned())
 }
 
 /// `text` without the invisible characters at its end. Providers refuse a prefill that ends in white space.
@@ -140,14 +115,20 @@ pub(super) fn sorted(value: &Value) -> Value {
     value
 }
 
-fn tools(context: &Context, repairs: &mut Repairs) -> Vec<crate::agent::ToolDefinition> {
+/// The value's bytes in a request, with sorted keys.
+pub(super) fn bytes(value: &Value) -> Vec<u8> {
+    sorted(value).to_string().into_bytes()
+}
+
+/// The tools under names that the provider takes, each name once.
+pub(super) fn tools(given: &[ToolDefinition], repairs: &mut Repairs) -> Vec<ToolDefinition> {
     let mut names = BTreeSet::new();
-    let mut tools = Vec::with_capacity(context.tools.len());
-    for tool in &context.tools {
+    let mut tools = Vec::with_capacity(given.len());
+    for tool in given {
         let name = tool_name(&tool.name);
         repairs.rewritten_ids += usize::from(name != tool.name);
         if names.insert(name.clone()) {
-            tools.push(crate::agent::ToolDefinition { name, ..tool.clone() });
+            tools.push(ToolDefinition { name, ..tool.clone() });
         } else {
             repairs.misplaced_blocks += 1;
         }
@@ -164,6 +145,7 @@ fn is_word(text: &str, max_bytes: usize) -> bool {
 }
 
 /// A call of the newest assistant message, until its turn closes.
+#[derive(Clone)]
 struct Open {
     stored: CallId,
     sent: CallId,
@@ -171,31 +153,109 @@ struct Open {
     answered: bool,
 }
 
-struct Turns<'a> {
-    dialect: &'a Dialect,
+/// Repairs a transcript, message by message.
+pub(super) struct Turns {
+    dialect: Dialect,
     repairs: Repairs,
+    system: String,
+    /// Whether only system messages were added so far.
+    leading: bool,
     /// Call ids that this request has already used.
     used: BTreeSet<String>,
     open: Vec<Open>,
     /// Results without a call, held back until the open turn's results are complete.
     notes: Vec<Block>,
+    /// The normal form, without what [`Turns::settled`] has given out.
     messages: Vec<Message>,
+    /// Whether [`Turns::settled`] has given out a message.
+    begun: bool,
 }
 
-impl Turns<'_> {
+impl Turns {
+    pub fn new(dialect: Dialect, system: &str) -> Turns {
+        Turns {
+            dialect,
+            repairs: Repairs::default(),
+            system: system.to_owned(),
+            leading: true,
+            used: BTreeSet::new(),
+            open: Vec::new(),
+            notes: Vec::new(),
+            messages: Vec::new(),
+            begun: false,
+        }
+    }
+
+    /// Adds the next message of the transcript.
+    pub fn add(&mut self, message: &Message) {
+        self.leading &= message.role == Role::System;
+        if self.leading {
+            self.leading_system(message);
+        } else {
+            self.message(message);
+        }
+    }
+
+    /// The system prompt, with the system messages that precede all others. It is complete when
+    /// [`Turns::settled`] gives out the first message.
+    pub fn system(&self) -> &str {
+        &self.system
+    }
+
+    /// Takes the messages of the normal form that no later message of the transcript changes: all but the last.
+    pub fn settled(&mut self) -> Vec<Message> {
+        let count = if self.leading { 0 } else { self.messages.len().saturating_sub(1) };
+        if count == 0 {
+            return Vec::new();
+        }
+        self.open_with_user();
+        self.begun = true;
+        let count = self.messages.len() - 1;
+        self.messages.drain(..count).collect()
+    }
+
+    /// Returns the other messages of the normal form, if the transcript ends here, and what was changed in all.
+    pub fn rest(&self) -> (Vec<Message>, Repairs) {
+        let end = Turns {
+            dialect: self.dialect,
+            repairs: self.repairs,
+            system: String::new(),
+            leading: self.leading,
+            // Only calls of new messages need it.
+            used: BTreeSet::new(),
+            open: self.open.clone(),
+            notes: self.notes.clone(),
+            messages: self.messages.clone(),
+            begun: self.begun,
+        };
+        end.finish()
+    }
+
+    /// Returns the text that the answer continues, as the provider takes it.
+    pub fn prefill(&self, given: Option<&str>, repairs: &mut Repairs) -> Option<String> {
+        let given = given?;
+        if !self.dialect.prefill {
+            repairs.misplaced_blocks += 1;
+            return None;
+        }
+        let seen = without_blank_end(given);
+        repairs.dropped_blanks += usize::from(seen.len() < given.len() || seen.is_empty());
+        (!seen.is_empty()).then(|| seen.to_owned())
+    }
+
     /// Adds a system message that precedes all others to the system prompt.
-    fn leading_system(&mut self, message: &Message, system: &mut String) {
+    fn leading_system(&mut self, message: &Message) {
         let mut rest = Vec::new();
         for block in &message.content {
             match block {
                 Block::Text { text } if is_blank(text) => self.repairs.dropped_blanks += 1,
                 Block::Text { text } => {
                     self.repairs.misplaced_blocks += 1;
-                    if is_blank(system) {
-                        system.clone_from(text);
-                    } else if text != system {
-                        system.push_str("\n\n");
-                        system.push_str(text);
+                    if is_blank(&self.system) {
+                        self.system.clone_from(text);
+                    } else if *text != self.system {
+                        self.system.push_str("\n\n");
+                        self.system.push_str(text);
                     }
                 }
                 Block::ToolCall(_) | Block::ToolResult(_) | Block::Provider { .. } => {
@@ -204,7 +264,7 @@ impl Turns<'_> {
             }
         }
         if !rest.is_empty() {
-            self.message(&Message { role: Role::System, content: rest });
+            self.message(&Message { role: Role::System, content: rest.into() });
         }
     }
 
@@ -313,7 +373,8 @@ impl Turns<'_> {
             Some(open) => {
                 open.answered = true;
                 let result = ToolResult { call_id: open.sent.clone(), ..result.clone() };
-                self.messages.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)] });
+                self.messages
+                    .push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)].into() });
             }
             None => {
                 self.repairs.orphan_results += 1;
@@ -337,7 +398,7 @@ impl Turns<'_> {
                 details: None,
                 output: None,
             };
-            self.messages.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)] });
+            self.messages.push(Message { role: Role::Tool, content: vec![Block::ToolResult(result)].into() });
         }
         let notes = std::mem::take(&mut self.notes);
         if !notes.is_empty() {
@@ -350,10 +411,10 @@ impl Turns<'_> {
             Some(last) if self.dialect.merge_turns && last.role == role => {
                 // Append blocks and never join strings, so that the previous request stays a prefix of this
                 // one.
-                last.content.extend(content);
+                last.content.to_mut().extend(content);
                 self.repairs.merged_turns += 1;
             }
-            _ => self.messages.push(Message { role, content }),
+            _ => self.messages.push(Message { role, content: content.into() }),
         }
     }
 
@@ -374,18 +435,25 @@ impl Turns<'_> {
         }
     }
 
-    fn finish(mut self) -> (Vec<Message>, Repairs) {
-        self.close();
-        let say =
-            |text: &str| Message { role: Role::User, content: vec![Block::Text { text: text.to_owned() }] };
-        if self.messages.first().is_none_or(|first| first.role != Role::User) {
+    /// Makes the first message the user's.
+    fn open_with_user(&mut self) {
+        if !self.begun && self.messages.first().is_none_or(|first| first.role != Role::User) {
             self.messages.insert(0, say(OPENING));
             self.repairs.added_turns += 1;
         }
+    }
+
+    fn finish(mut self) -> (Vec<Message>, Repairs) {
+        self.close();
+        self.open_with_user();
         if self.messages.last().is_some_and(|last| last.role == Role::Assistant) {
             self.messages.push(say(CONTINUE));
             self.repairs.added_turns += 1;
         }
         (self.messages, self.repairs)
     }
+}
+
+fn say(text: &str) -> Message {
+    Message { role: Role::User, content: vec![Block::Text { text: text.to_owned() }].into() }
 }

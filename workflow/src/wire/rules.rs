@@ -29,11 +29,11 @@ fn raw(provider: &str, raw: Value) -> Block {
 }
 
 fn user(said: &str) -> Message {
-    Message { role: Role::User, content: vec![text(said)] }
+    Message { role: Role::User, content: vec![text(said)].into() }
 }
 
 fn assistant(content: &[Block]) -> Message {
-    Message { role: Role::Assistant, content: content.to_vec() }
+    Message { role: Role::Assistant, content: content.to_vec().into() }
 }
 
 fn result(id: &str, content: &str) -> Message {
@@ -45,7 +45,7 @@ fn result(id: &str, content: &str) -> Message {
         details: Some(json!({"type": "internal"})),
         output: None,
     };
-    Message { role: Role::Tool, content: vec![Block::ToolResult(result)] }
+    Message { role: Role::Tool, content: vec![Block::ToolResult(result)].into() }
 }
 
 fn body(request: &Request) -> Value {
@@ -343,7 +343,7 @@ fn a_prefill_is_the_last_thing_said_where_the_model_takes_one_and_nowhere_else()
 
 #[test]
 fn a_leading_system_message_joins_the_prompt_and_a_later_one_is_said_by_the_user() {
-    let system = |said: &str| Message { role: Role::System, content: vec![text(said)] };
+    let system = |said: &str| Message { role: Role::System, content: vec![text(said)].into() };
     let mut context = context(vec![system("Be kind."), system("Be brief."), user("hi"), system("New rule.")]);
     context.system = "Be kind.".to_owned();
     let sent = body(&openai::project(&context, &openai::Options::new("m", 7)));

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{Block, FinishReason, Reply, Usage, value_without_nul, without_nul};
-use wakeful_workflow::wire::Request;
 use wakeful_workflow::wire::anthropic::{Options, PROVIDER, project};
+use wakeful_workflow::wire::{Protocol, Request};
 
 /// Address of the official API.
 pub const BASE_URL: &str = "https://api.anthropic.com";
@@ -35,6 +35,10 @@ impl Anthropic {
 impl Model for Anthropic {
     fn request(&self, context: &Context) -> Request {
         project(context, &self.options)
+    }
+
+    fn protocol(&self) -> Option<&dyn Protocol> {
+        Some(&self.options)
     }
 
     fn takes_prefill(&self) -> bool {

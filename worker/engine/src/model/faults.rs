@@ -29,7 +29,7 @@ pub(super) fn hello() -> Context {
     Context {
         system: String::new(),
         tools: Vec::new(),
-        messages: vec![Message { role: Role::User, content }],
+        messages: vec![Message { role: Role::User, content: content.into() }],
         prefill: None,
     }
 }

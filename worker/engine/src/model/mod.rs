@@ -14,7 +14,7 @@ use wakeful_config::{Config, Provider};
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{FinishReason, Reply, ToolCall};
-use wakeful_workflow::wire::Request;
+use wakeful_workflow::wire::{Protocol, Request};
 
 pub mod anthropic;
 #[allow(missing_docs, reason = "not part of the library's front")]
@@ -24,6 +24,8 @@ mod faults;
 pub mod openai;
 #[allow(missing_docs, reason = "not part of the library's front")]
 pub mod provider_error;
+#[allow(missing_docs, reason = "not part of the library's front")]
+pub mod renderings;
 #[allow(missing_docs, reason = "not part of the library's front")]
 pub mod scripted;
 
@@ -35,6 +37,12 @@ const MAX_OUTPUT_TOKENS: u32 = 8192;
 pub trait Model: Send + Sync {
     /// Builds the request body for `context`. Pure: the same context gives the same bytes.
     fn request(&self, context: &Context) -> Request;
+
+    /// Returns the protocol of [`Model::request`], if a request can go on from the bytes of the session's request
+    /// before. A long session then renders and hashes only what is new. Without it, every request is built whole.
+    fn protocol(&self) -> Option<&dyn Protocol> {
+        None
+    }
 
     /// Returns whether the model can continue a text at the end of the request ([`Context::prefill`]). The
     /// reply then begins with that text; the deltas do not.

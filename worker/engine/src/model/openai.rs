@@ -11,8 +11,8 @@ use serde_json::Value;
 use wakeful_workflow::context::Context;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::record::{Block, FinishReason, Reply, Usage, without_nul};
-use wakeful_workflow::wire::Request;
 use wakeful_workflow::wire::openai::{Options, project};
+use wakeful_workflow::wire::{Protocol, Request};
 
 /// Address of the official API.
 pub const BASE_URL: &str = "https://api.openai.com/v1";
@@ -34,6 +34,10 @@ impl OpenAi {
 impl Model for OpenAi {
     fn request(&self, context: &Context) -> Request {
         project(context, &self.options)
+    }
+
+    fn protocol(&self) -> Option<&dyn Protocol> {
+        Some(&self.options)
     }
 
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault> {

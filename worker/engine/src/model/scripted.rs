@@ -13,11 +13,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use template::Variables;
-use wakeful_workflow::context::Context;
+use wakeful_workflow::agent::ToolDefinition;
+use wakeful_workflow::context::{Context, Message};
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::id::CallId;
 use wakeful_workflow::record::{Block, FinishReason, Reply, Role, ToolCall, Usage};
-use wakeful_workflow::wire::Request;
+use wakeful_workflow::wire::{End, Frame, Protocol, Repairs, Request, Transcript};
 
 pub mod scenario;
 mod template;
@@ -123,21 +124,11 @@ enum Part {
 #[async_trait]
 impl Model for Scripted {
     fn request(&self, context: &Context) -> Request {
-        let body = Body {
-            model: format!("scripted/{}", self.name),
-            system: context.system.clone(),
-            tools: context.tools.iter().map(|tool| tool.name.clone()).collect(),
-            messages: context
-                .messages
-                .iter()
-                .map(|message| BodyMessage {
-                    role: message.role,
-                    content: message.content.iter().filter_map(part).collect(),
-                })
-                .collect(),
-        };
-        let body = serde_json::to_vec(&body).expect("strings, lists and JSON values always serialise");
-        Request::new(body)
+        Request::of(self, context)
+    }
+
+    fn protocol(&self) -> Option<&dyn Protocol> {
+        Some(self)
     }
 
     async fn call(&self, request: &Request, deltas: &mut dyn Deltas) -> Result<Reply, Fault> {
@@ -176,6 +167,49 @@ impl Model for Scripted {
         // A template can render to blank text: `{{user}}` with a blank user text.
         if reply.is_empty() { Err(Fault::EmptyReply) } else { Ok(reply) }
     }
+}
+
+impl Protocol for Scripted {
+    fn transcript(&self, system: &str) -> Box<dyn Transcript> {
+        Box::new(Messages { system: system.to_owned() })
+    }
+
+    fn frame(&self, system: &str, tools: &[ToolDefinition]) -> Frame {
+        let body = Body {
+            model: format!("scripted/{}", self.name),
+            system: system.to_owned(),
+            tools: tools.iter().map(|tool| tool.name.clone()).collect(),
+            messages: Vec::new(),
+        };
+        let mut before = bytes(&body);
+        // The list of messages is the body's last field.
+        let after = before.split_off(before.len() - 2);
+        Frame { before, after, repairs: Repairs::default() }
+    }
+}
+
+/// The messages of a request. None is ever changed by a later one.
+struct Messages {
+    system: String,
+}
+
+impl Transcript for Messages {
+    fn add(&mut self, message: &Message, settled: &mut Vec<Vec<u8>>) {
+        let content = message.content.iter().filter_map(part).collect();
+        settled.push(bytes(&BodyMessage { role: message.role, content }));
+    }
+
+    fn end(&self, _: Option<&str>) -> End {
+        End::default()
+    }
+
+    fn system(&self) -> &str {
+        &self.system
+    }
+}
+
+fn bytes(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("strings, lists and JSON values always serialise")
 }
 
 impl Scripted {

@@ -44,7 +44,7 @@ pub(super) async fn compact(
         let intent = Intent {
             attempt,
             model: &agent.model,
-            request: &request,
+            repairs: request.repairs.total() as i64,
             request_sha256: &request_sha256,
             base_sha256: &request_sha256,
             resumes: None,

@@ -18,7 +18,7 @@ use wakeful_store::generation::NewGeneration;
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{Generated, Next, Performed, Transition};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::{self, Built, Context};
+use wakeful_workflow::context::{self, Built};
 use wakeful_workflow::effect::Effect;
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::generation::{InterruptedCall, Purpose};
@@ -136,21 +136,21 @@ fn undo(session: &mut Session, before: Session, transition: &Transition) {
 async fn prepare(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<PreparedCall, Unperformed> {
     let model = ctx.plugins.models.get(&agent.model)?;
     let (Built { context, rebase }, effects) = context_and_effects(ctx, session, agent)?;
-    let without_prefill = model.request(&context);
-    let base_sha256 = without_prefill.sha256();
+    let draft = ctx.renderings.draft(&session.session_id, &agent.model, model.as_ref(), &context);
+    let base_sha256 = draft.outline(None).sha256;
     let next =
         NextCall { model: &agent.model, base_sha256: &base_sha256, takes_prefill: model.takes_prefill() };
     let (request, request_sha256, resumes) = match resumable(ctx, session, &next).await? {
         Some((attempt, prefill)) => {
-            let request = model.request(&Context { prefill: Some(prefill), ..context });
+            let request = draft.request(Some(&prefill));
             let request_sha256 = request.sha256();
             info!(session.id = %session.session_id, "The model continues the text of attempt {}", attempt.attempt);
             let resumes = request.prefill.is_some().then(|| attempt.generation_id.clone());
             (request, request_sha256, resumes)
         }
-        // Hash the request only once; it can be megabytes.
-        None => (without_prefill, base_sha256.clone(), None),
+        None => (draft.request(None), base_sha256.clone(), None),
     };
+    drop(draft);
     Ok(PreparedCall {
         generation_id: GenerationId::from(wakeful_store::new_id("gen")),
         step_number: session.last_step_number + 1,

@@ -8,14 +8,14 @@ use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::GenerationId;
 use wakeful_workflow::session::Session;
 use wakeful_workflow::strategy::Strategy;
-use wakeful_workflow::wire::Request;
 
 /// A model call that is about to be made.
 pub(super) struct Intent<'a> {
     pub attempt: i64,
     /// `provider/name`.
     pub model: &'a str,
-    pub request: &'a Request,
+    /// How many violations of the provider's protocol were repaired in the request.
+    pub repairs: i64,
     pub request_sha256: &'a str,
     /// Hash of the same request without its prefill.
     pub base_sha256: &'a str,
@@ -47,7 +47,7 @@ pub(super) async fn begin_call(
     intent: &Intent<'_>,
 ) -> Result<RecordedIntent, Unperformed> {
     let generation_id = GenerationId::from(wakeful_store::new_id("gen"));
-    let repairs = intent.request.repairs.total() as i64;
+    let repairs = intent.repairs;
     let new = NewGeneration {
         session_id: &session.session_id,
         generation_id: &generation_id,

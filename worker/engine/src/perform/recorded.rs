@@ -5,11 +5,12 @@ use super::Unperformed;
 use super::generate;
 use super::intent::{self, Intent, RecordedIntent};
 use crate::ctx::Ctx;
+use crate::model::renderings::Outline;
 use tracing::{info, warn};
 use wakeful_store::queue::Lease;
 use wakeful_workflow::advance::{CallEnd, Compaction, CompactionEnd, Generated, Performed};
 use wakeful_workflow::agent::Agent;
-use wakeful_workflow::context::{self, Built, Context, compaction};
+use wakeful_workflow::context::{self, Built, compaction};
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::generation::Purpose;
 use wakeful_workflow::id::CallId;
@@ -45,23 +46,18 @@ pub(super) async fn reply(
         } else {
             super::generate::context_and_effects(ctx, session, &agent)?
         };
-    let base = model.request(&context);
-    let base_sha256 = base.sha256();
-    let (request, request_sha256) = match replay::prefill(&answer) {
-        Some(prefill) => {
-            let request = model.request(&Context { prefill: Some(prefill), ..context });
-            let request_sha256 = request.sha256();
-            (request, request_sha256)
-        }
-        // Hash the request only once; it can be megabytes.
-        None => (base, base_sha256.clone()),
-    };
+    let draft = ctx.renderings.draft(&session.session_id, model_name, model.as_ref(), &context);
+    let base = draft.outline(None);
+    let base_sha256 = base.sha256.clone();
+    let Outline { sha256: request_sha256, repairs, prefill } =
+        replay::prefill(&answer).map_or(base, |prefill| draft.outline(Some(&prefill)));
+    drop(draft);
     compare(session, &answer, &request_sha256);
     let attempt = generate::next_attempt(session);
     let intent = Intent {
         attempt,
         model: model_name,
-        request: &request,
+        repairs: repairs.total() as i64,
         request_sha256: &request_sha256,
         base_sha256: &base_sha256,
         resumes: None,
@@ -80,11 +76,11 @@ pub(super) async fn reply(
         started_at,
         repairs,
         resumes: None,
-        prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),
+        prefill_bytes: prefill.as_ref().map(|prefill| prefill.len() as i64),
         context_strategy: agent.context.strategy,
         rebase,
         reply: Reply::new(
-            answer.record.content.clone(),
+            answer.record.content.to_vec(),
             details.finish_reason.unwrap_or(FinishReason::Stop),
             // The usage of the recorded call. The replay itself pays nothing.
             details.usage.unwrap_or_default(),
@@ -117,7 +113,7 @@ pub(super) async fn summary(
     let intent = Intent {
         attempt,
         model: model_name,
-        request: &request,
+        repairs: request.repairs.total() as i64,
         request_sha256: &request_sha256,
         base_sha256: &request_sha256,
         resumes: None,

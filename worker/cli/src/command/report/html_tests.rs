@@ -8,7 +8,7 @@ fn said(text: &str) -> Side {
         run_id: "run_1".into(),
         step_number: 1,
         role,
-        content: vec![Block::Text { text: text.to_owned() }],
+        content: vec![Block::Text { text: text.to_owned() }].into(),
         internal: false,
         details: Details::default(),
     };
@@ -63,7 +63,8 @@ fn a_page_of_many_turns_stays_one_that_a_browser_opens() {
             let mut next = turn.clone();
             next[0].message_number = 10 + 2 * number;
             next[1].message_number = 11 + 2 * number;
-            next[0].content = vec![Block::Text { text: format!("{word} {number} {}", "x".repeat(1_000)) }];
+            next[0].content =
+                vec![Block::Text { text: format!("{word} {number} {}", "x".repeat(1_000)) }].into();
             side.records.extend(next);
         }
         side

@@ -19,7 +19,7 @@ fn scripted(text: &str) -> Scripted {
 }
 
 fn text_message(role: Role, text: &str) -> Message {
-    Message { role, content: vec![Block::Text { text: text.to_owned() }] }
+    Message { role, content: vec![Block::Text { text: text.to_owned() }].into() }
 }
 
 fn user(text: &str) -> Message {
@@ -35,7 +35,7 @@ fn answered(call_id: &CallId, name: &str, content: &str) -> Message {
         details: Some(json!({"type": "secret", "why": "operators only"})),
         output: None,
     };
-    Message { role: Role::Tool, content: vec![Block::ToolResult(result)] }
+    Message { role: Role::Tool, content: vec![Block::ToolResult(result)].into() }
 }
 
 fn context(messages: Vec<Message>) -> Context {
@@ -52,7 +52,7 @@ async fn play(model: &Scripted, messages: &mut Vec<Message>) -> Vec<Reply> {
     let mut replies = Vec::new();
     loop {
         let reply = call(model, messages).await.unwrap();
-        messages.push(Message { role: Role::Assistant, content: reply.content.clone() });
+        messages.push(Message { role: Role::Assistant, content: reply.content.clone().into() });
         for block in &reply.content {
             if let Block::ToolCall(call) = block {
                 messages.push(answered(&call.call_id, &call.name, &format!("[{}]", call.name)));
@@ -104,7 +104,7 @@ fn the_request_is_these_bytes() {
     let raw = Block::Provider { provider: "anthropic".into(), raw: json!({"type": "thinking"}) };
     let messages = vec![
         user("go"),
-        Message { role: Role::Assistant, content: vec![raw, Block::ToolCall(call.clone())] },
+        Message { role: Role::Assistant, content: vec![raw, Block::ToolCall(call.clone())].into() },
         answered(&call.call_id, "one", "r"),
     ];
     let request = scripted(TWO_TOOLS).request(&context(messages));
@@ -187,7 +187,7 @@ async fn results_in_a_message_of_the_user_are_no_new_turn() {
     let first = call(&model, &[user("go")]).await.unwrap();
     let mut results = answered(&CallId::from("call_1_0"), "one", "r");
     results.role = Role::User;
-    let messages = [user("go"), Message { role: Role::Assistant, content: first.content }, results];
+    let messages = [user("go"), Message { role: Role::Assistant, content: first.content.into() }, results];
     assert_eq!(texts(&[call(&model, &messages).await.unwrap()]), ["r (no result)"]);
 }
 
