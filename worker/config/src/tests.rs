@@ -444,7 +444,7 @@ fn serve_is_told_everything_that_is_missing() {
 fn a_token_that_can_be_guessed_is_refused_with_a_way_to_make_one() {
     let base = [("DATABASE_URL", "postgres://h/d"), ("ANTHROPIC_API_KEY", "k")];
     for (name, token, good_enough) in [
-        ("WAKEFUL_TOKEN", "x", false),
+        ("WAKEFUL_TOKEN", "guessed", false),
         ("WAKEFUL_TOKEN", "fifteen letters", false),
         ("WAKEFUL_TOKEN", "sixteen letters.", true),
         ("WAKEFUL_SERVER__INTERNAL_TOKENS", "a token that is long enough,short", false),

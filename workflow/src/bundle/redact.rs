@@ -165,6 +165,7 @@ impl Redaction {
                 Block::ToolCall(call)
             }
             Block::ToolResult(mut result) => {
+                result.name = self.tool_name(&result.name);
                 result.content = self.text(&result.content);
                 result.details = result.details.map(|of| self.value(of));
                 result.output = result.output.map(|output| {

@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 
-/// A server with these limits. `/held` answers when `release` is sent.
+const QUICK: &str = "/quick";
+const HELD: &str = "/held";
+
+/// A server with these limits. [`HELD`] answers when `release` is sent.
 struct Server {
     address: SocketAddr,
     release: tokio::sync::watch::Sender<bool>,
@@ -23,8 +26,8 @@ async fn server(connections: usize, head: Duration) -> Server {
     };
     let router = Router::new()
         .route("/healthz", get(|| async { "well" }))
-        .route("/quick", get(|| async { "quick" }).post(|body: String| async { body }))
-        .route("/held", get(held));
+        .route(QUICK, get(|| async { "quick" }))
+        .route(HELD, get(held));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
@@ -63,7 +66,7 @@ async fn a_head_that_does_not_come_whole_and_a_silent_connection_are_closed() {
     let kept = send(server.address, "GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert!(rest(kept).await.ends_with("quick"), "answered, and closed after a while");
     // What is being answered may take its time.
-    let held = ask(server.address, "/held").await;
+    let held = ask(server.address, HELD).await;
     rest(send(server.address, "").await).await;
     server.release.send(true).unwrap();
     assert!(rest(held).await.ends_with("held"));
@@ -72,14 +75,14 @@ async fn a_head_that_does_not_come_whole_and_a_silent_connection_are_closed() {
 #[tokio::test]
 async fn when_all_places_are_taken_the_one_that_waits_longest_gives_way() {
     let server = server(3, LONG).await;
-    let held = ask(server.address, "/held").await;
+    let held = ask(server.address, HELD).await;
     let oldest = send(server.address, "GET /quick HTTP/1.1\r\n").await;
     // Its answer shows that all three have their places.
     let mut kept = send(server.address, "GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     let mut answer = [0; 15];
     kept.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200 OK");
-    assert!(rest(ask(server.address, "/quick").await).await.ends_with("quick"));
+    assert!(rest(ask(server.address, QUICK).await).await.ends_with("quick"));
     assert_eq!(rest(oldest).await, "");
     server.release.send(true).unwrap();
     assert!(rest(held).await.ends_with("held"), "what is being answered keeps its place");
@@ -88,14 +91,14 @@ async fn when_all_places_are_taken_the_one_that_waits_longest_gives_way() {
 #[tokio::test]
 async fn when_all_are_being_answered_a_new_one_gets_503_and_the_health_is_told() {
     let server = server(2, LONG).await;
-    let held = [ask(server.address, "/held").await, ask(server.address, "/held").await];
+    let held = [ask(server.address, HELD).await, ask(server.address, HELD).await];
     let refused = loop {
         // The requests may not have come in yet; then one of them gives way, and the next is refused.
-        let answer = rest(ask(server.address, "/quick").await).await;
+        let answer = rest(ask(server.address, QUICK).await).await;
         if answer.starts_with("HTTP/1.1 503") {
             break answer;
         }
-        drop(ask(server.address, "/held").await);
+        drop(ask(server.address, HELD).await);
         tokio::task::yield_now().await;
     };
     assert!(refused.contains("retry-after: 1") && refused.contains("connection: close"), "{refused}");
@@ -107,9 +110,9 @@ async fn when_all_are_being_answered_a_new_one_gets_503_and_the_health_is_told()
 #[tokio::test]
 async fn at_the_end_what_is_in_hand_is_answered_and_nothing_new_is_accepted() {
     let server = server(10, LONG).await;
-    let (held, idle) = (ask(server.address, "/held").await, send(server.address, "").await);
+    let (held, idle) = (ask(server.address, HELD).await, send(server.address, "").await);
     // Its answer shows that the others were accepted.
-    rest(ask(server.address, "/quick").await).await;
+    rest(ask(server.address, QUICK).await).await;
     server.stop.send(()).unwrap();
     assert_eq!(rest(idle).await, "");
     server.release.send(true).unwrap();
