@@ -334,3 +334,33 @@ async fn one_query_looks_for_the_cancels_of_every_session_in_flight() {
     assert!(statements < 12, "{statements} statements for 16 sessions");
     stop.cancel();
 }
+
+#[tokio::test]
+async fn a_cancel_before_an_idempotent_call_ran_leaves_the_proof_that_it_never_ran() {
+    let (database, model) = (Database::new().await, model().await);
+    let options = options(&model);
+    let process = options.serve(&database).await;
+    let client = process.client();
+    model.hold();
+    let id = id(&client.chat("c1", "reserve").await);
+    eventually("the model is asked", || async { (model.bodies().len() == 1).then_some(()) }).await;
+    // The reply's commit, which starts the call, waits for the session. The cancel is committed first.
+    let mut cancel = database.pool.begin().await.unwrap();
+    let requested = "update conversation_sessions set cancel_requested = true, wake_seq = wake_seq + 1";
+    sqlx::query(requested).execute(&mut *cancel).await.unwrap();
+    model.release();
+    eventually("the commit waits", || async {
+        let waits = "select count(*) from pg_stat_activity where datname = $1 and wait_event_type = 'Lock'";
+        (database.value::<i64>(waits, &database.name).await > 0).then_some(())
+    })
+    .await;
+    cancel.commit().await.unwrap();
+    client.wait_for(&id, "failed").await;
+    let status: String = database.value("select status from tool_calls where session_id = $1", &id).await;
+    assert_eq!(status, "abandoned");
+    assert!(options.effects().is_empty());
+    let uncertain =
+        "select count(*) from session_events where session_id = $1 and type = 'TOOL_FAILED_UNCERTAIN'";
+    assert_eq!(database.value::<i64>(uncertain, &id).await, 0);
+    assert!(process.terminate().success());
+}

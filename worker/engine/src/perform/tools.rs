@@ -10,7 +10,7 @@ use futures::FutureExt;
 use futures::future::join_all;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tracing::{Instrument, info_span, warn};
@@ -85,6 +85,10 @@ pub(super) async fn call_tools(
     // Wait for every call, even if another one fails: dropping a guarded call half-way would make its outcome
     // uncertain without need.
     let ended = join_all(calls.into_iter().map(|planned| tool_run.perform(planned))).await;
+    if ended.iter().any(Result::is_err) {
+        // No commit follows, so the outcome that was left to it is recorded now.
+        tool_run.settle_left().await?;
+    }
     let mut ended = ended.into_iter().collect::<Result<Vec<_>, _>>()?;
     // In a replay, results follow the source's order. The sort is stable, so other calls keep their own
     // order.
@@ -98,10 +102,28 @@ struct ToolRun<'a> {
     session: &'a Session,
     agent: &'a Agent,
     started: &'a StartedCalls,
-    /// How many calls of the turn have not ended.
-    unended: AtomicUsize,
-    /// A call of the turn did not come to its end, so no commit follows.
-    failed: AtomicBool,
+    /// How many calls the turn has, and how many of them still run.
+    calls: usize,
+    running: AtomicUsize,
+    /// The outcome of the call that ended last. The turn's commit records it.
+    left: Mutex<Option<Left>>,
+}
+
+/// An outcome that is not in the ledger yet.
+struct Left {
+    call: ToolCall,
+    started: Started,
+    status: CallStatus,
+    outcome: CallOutcome,
+}
+
+/// A call that runs. Dropping it says that the call has ended.
+struct Running<'a>(&'a AtomicUsize);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// How a tool's own code ended.
@@ -121,30 +143,14 @@ impl<'a> ToolRun<'a> {
         started: &'a StartedCalls,
         calls: usize,
     ) -> ToolRun<'a> {
-        let (unended, failed) = (AtomicUsize::new(calls), AtomicBool::new(false));
-        ToolRun { ctx, lease, session, agent, started, unended, failed }
+        let (running, left) = (AtomicUsize::new(calls), Mutex::default());
+        ToolRun { ctx, lease, session, agent, started, calls, running, left }
     }
 
     /// Performs one call. Returns how it ended, and the message number of its result in a replay's source
     /// (`i64::MAX` if it has none).
-    async fn perform(&self, planned: PlannedCall) -> Result<(EndedCall, i64), Unperformed> {
-        let performed = self.perform_call(planned).await;
-        if performed.is_err() {
-            self.failed.store(true, Ordering::Relaxed);
-        }
-        self.unended.fetch_sub(1, Ordering::Relaxed);
-        performed
-    }
-
-    /// Returns whether the commit of the turn follows at once: every other call has ended, and its outcome is recorded.
-    fn ends_last(&self) -> bool {
-        self.unended.load(Ordering::Relaxed) == 1 && !self.failed.load(Ordering::Relaxed)
-    }
-
-    async fn perform_call(
-        &self,
-        PlannedCall { call, how }: PlannedCall,
-    ) -> Result<(EndedCall, i64), Unperformed> {
+    async fn perform(&self, PlannedCall { call, how }: PlannedCall) -> Result<(EndedCall, i64), Unperformed> {
+        let running = Running(&self.running);
         let mut source_number = i64::MAX;
         let ending = match how {
             How::Reuse(status, outcome) => CallEnd::Settled(status, outcome),
@@ -152,7 +158,7 @@ impl<'a> ToolRun<'a> {
             How::Answer { inbox_id, text } => CallEnd::Answered { inbox_id, text },
             How::Abandon => CallEnd::Abandoned,
             How::Run => match self.session.policy.tool_mode {
-                ToolMode::Live => self.run(&call).await?,
+                ToolMode::Live => self.run(&call, running).await?,
                 ToolMode::Dry => self.rehearse(&call).await,
                 ToolMode::Recorded => match recorded::result(self.ctx, self.session, &call.call_id).await? {
                     Recorded::Settled(ending, number) => {
@@ -184,7 +190,7 @@ impl<'a> ToolRun<'a> {
         }
     }
 
-    async fn run(&self, call: &ToolCall) -> Result<CallEnd, Unperformed> {
+    async fn run(&self, call: &ToolCall, running: Running<'_>) -> Result<CallEnd, Unperformed> {
         if let Some(refusal) = self.refusal(call) {
             // An earlier attempt, under another configuration, may have run the call. Refusing it now does
             // not undo that.
@@ -204,7 +210,7 @@ impl<'a> ToolRun<'a> {
                 ToolEnd::Error(error) => failed(error.0),
                 ToolEnd::Lost(reason) => failed(reason),
             }),
-            Effect::Idempotent | Effect::Guarded => self.run_effect(call, effect, status).await,
+            Effect::Idempotent | Effect::Guarded => self.run_effect(call, effect, status, running).await,
         }
     }
 
@@ -216,6 +222,7 @@ impl<'a> ToolRun<'a> {
         call: &ToolCall,
         effect: Effect,
         status: CallStatus,
+        running: Running<'_>,
     ) -> Result<CallEnd, Unperformed> {
         let (store, session_id) = (&self.ctx.store, &self.session.session_id);
         let timeout_s = self.agent.limits.tool_s;
@@ -240,7 +247,9 @@ impl<'a> ToolRun<'a> {
         if !self.lease.is_live() || !term.is_ahead() {
             return Err(Unperformed::Reread);
         }
-        let ending = match self.invoke(call).await {
+        let ended = self.invoke(call).await;
+        drop(running);
+        let ending = match ended {
             ToolEnd::Output(output) => end_of_output(output),
             ToolEnd::Error(error) => failed(error.0),
             ToolEnd::Lost(reason) if effect == Effect::Idempotent => failed(reason),
@@ -250,13 +259,28 @@ impl<'a> ToolRun<'a> {
             }
         };
         wakeful_store::failpoint!("K19");
-        if let CallEnd::Settled(status, outcome) = &ending
-            && !self.ends_last()
-            && !self.settle(call, &started, *status, outcome).await?
-        {
-            return Err(Unperformed::Reread);
+        if let CallEnd::Settled(status, outcome) = &ending {
+            if self.running.load(Ordering::Relaxed) == 0 {
+                // Only another call can keep the turn from its commit.
+                if self.calls > 1 {
+                    let (call, status, outcome) = (call.clone(), *status, outcome.clone());
+                    *self.left.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(Left { call, started, status, outcome });
+                }
+            } else if !self.settle(call, &started, *status, outcome).await? {
+                return Err(Unperformed::Reread);
+            }
         }
         Ok(ending)
+    }
+
+    /// Records the outcome that was left to the turn's commit. Without the lease this writes nothing.
+    async fn settle_left(&self) -> wakeful_store::Result<()> {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Left { call, started, status, outcome }) = left {
+            self.settle(&call, &started, status, &outcome).await?;
+        }
+        Ok(())
     }
 
     /// Records the outcome. Tries again while the database is away and the lease lasts: the effect has
