@@ -38,9 +38,9 @@ pub mod model {
     pub use wakeful_workflow::context::{Context, Message};
     pub use wakeful_workflow::fault::Fault;
     pub use wakeful_workflow::record::{
-        Block, FinishReason, OutputPointer, Reply, Role, ToolCall, ToolResult, Usage,
+        Block, Content, FinishReason, OutputPointer, Reply, Role, ToolCall, ToolResult, Usage,
     };
-    pub use wakeful_workflow::wire::{Repairs, Request};
+    pub use wakeful_workflow::wire::{End, Frame, Protocol, Repairs, Request, Transcript};
 }
 
 /// Channels: the trait [`Channel`] and the types of its methods.
