@@ -5,6 +5,7 @@ mod fork;
 mod group;
 mod hostile;
 mod journal;
+mod pool;
 mod queue;
 mod sessions;
 mod verify;
