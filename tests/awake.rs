@@ -121,7 +121,7 @@ async fn a_worker_that_lost_only_its_lock_keeps_its_work() {
     assert!(worker.terminate().success());
 }
 
-async fn one_connection(database: &Database) -> PgPool {
+pub async fn one_connection(database: &Database) -> PgPool {
     let pool = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
     pool.connect(&database.url).await.expect("the test's database")
 }

@@ -20,6 +20,7 @@ mod context;
 mod conversations;
 mod crash;
 mod crash_stream;
+mod crowded;
 mod deliver;
 mod demo;
 mod dev;

@@ -6,6 +6,7 @@ mod email_out;
 #[cfg(feature = "legacy-redis")]
 mod legacy_chat;
 mod mail;
+mod pgbouncer;
 mod roundtrip;
 #[cfg(feature = "ses")]
 mod ses;

@@ -7,6 +7,7 @@ mod fork;
 mod group;
 mod hostile;
 mod journal;
+mod pool;
 mod queue;
 mod sessions;
 mod starting;

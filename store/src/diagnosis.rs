@@ -1,9 +1,11 @@
 //! Queries of `wakeful doctor`. Every query is bounded, because operators run it on production repeatedly.
 
+use crate::pool::Server;
+use crate::queue::APPLICATION;
 use crate::{Error, Result, Store};
 use chrono::{DateTime, Utc};
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -36,6 +38,29 @@ pub async fn reach(url: &str, patience: Duration) -> Result<()> {
     match tokio::time::timeout(patience, options.connect()).await {
         Ok(connected) => Ok(connected?.close().await?),
         Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into()),
+    }
+}
+
+/// Returns whether a connection to `url` keeps its session. A pooler in transaction mode accepts LISTEN and gives the
+/// session to another client, so a notification does not arrive within `patience`.
+///
+/// # Errors
+/// [`Error::Database`] when the database gives no two connections now.
+pub async fn keeps_session(url: &str, patience: Duration) -> Result<bool> {
+    let server = Server::new(url, APPLICATION)?;
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(patience);
+    let pool = pool.connect_with(server.options().clone()).await?;
+    let channel = crate::new_id("wakeful_session");
+    let mut listener = PgListener::connect_with(&pool).await?;
+    listener.listen(&channel).await?;
+    let mut other = server.connect(&[]).await?;
+    // Such a pooler does not keep prepared statements either.
+    sqlx::raw_sql(AssertSqlSafe(format!("notify {channel}"))).execute(&mut other).await?;
+    let heard = tokio::time::timeout(patience, listener.recv()).await;
+    other.close().await?;
+    match heard {
+        Ok(heard) => Ok(heard.map(|_| true)?),
+        Err(_) => Ok(false),
     }
 }
 

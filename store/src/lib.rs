@@ -118,6 +118,11 @@ impl Store {
         self.intake.width()
     }
 
+    /// Opens the first connection for commits now. A process that works calls this before it takes jobs.
+    pub fn open_for_commits(&self) {
+        self.committer.start();
+    }
+
     /// Closes the connections.
     pub async fn close(&self) {
         self.committer.close().await;

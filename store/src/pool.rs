@@ -35,8 +35,8 @@ use tracing::{debug, warn};
 /// statement fails like any statement whose connection breaks, and callers repeat it.
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 
-/// A connection that nobody used for this long is closed, so that other processes can have it.
-const KEPT_IDLE: Duration = Duration::from_secs(60);
+/// A connection that was idle for this long is closed, so that other processes can have it.
+const KEPT_IDLE: Duration = Duration::from_secs(10);
 
 /// A connection that is older than this is closed after its use: the server's side of it grows with time.
 const KEPT: Duration = Duration::from_secs(30 * 60);
@@ -136,6 +136,11 @@ impl Pool {
         (self.shared.size - 1).max(1)
     }
 
+    /// How many connections are open, if the server refuses to give more.
+    pub fn limited_to(&self) -> Option<usize> {
+        (self.shared.growth().refusals > 0).then(|| self.shared.open.load(Ordering::Acquire))
+    }
+
     /// Lends a connection.
     ///
     /// # Errors
@@ -217,7 +222,7 @@ impl Shared {
         }
     }
 
-    /// Opens a connection for whoever takes it first. Returns where its failure is reported.
+    /// Opens a connection for the statement that takes it first. Returns where its failure is reported.
     fn open_one(self: &Arc<Shared>, place: OwnedSemaphorePermit) -> oneshot::Receiver<sqlx::Error> {
         let (failed, report) = oneshot::channel();
         // While the server refuses, there is one attempt at a time.
@@ -240,7 +245,7 @@ impl Shared {
                         debug!(%error, open, refusals, "No connection could be opened");
                     }
                     drop(place);
-                    // Nobody listens if an idle connection came first.
+                    // An error means that an idle connection came first.
                     let _ = failed.send(error);
                 }
             }

@@ -24,7 +24,8 @@ impl Server {
             .await
     }
 
-    async fn with(more: &[(&str, &str)]) -> Server {
+    /// With these settings in addition.
+    pub async fn with(more: &[(&str, &str)]) -> Server {
         let mut dir = tempfile::Builder::new();
         dir.prefix("wakeful-server-").permissions(std::fs::Permissions::from_mode(0o711));
         let dir = dir.tempdir().expect("a temporary folder");

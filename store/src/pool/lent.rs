@@ -1,7 +1,7 @@
 //! A connection in use, and what it may be used for afterwards.
 //!
-//! A future may be dropped in the middle of a statement: then nobody has read the answer, and after an unread
-//! BEGIN the connection would be in a transaction that nothing ends. So a connection counts as unusable while a
+//! A future may be dropped in the middle of a statement: then the answer is unread, and after an unread BEGIN
+//! the connection would be in a transaction that nothing ends. So a connection counts as unusable while a
 //! statement of the pool, a BEGIN or a COMMIT is on its way, and is closed if it is given back then. What happens
 //! between a BEGIN and its COMMIT is unknown to the pool. So an open transaction that is dropped is rolled back,
 //! and the connection must answer before it is used again.

@@ -128,7 +128,8 @@ impl Claimer {
         let mut faults = 0;
         while !draining.is_cancelled() && !self.feed.is_closed() {
             let only_here = self.news.begin_claim();
-            let free = self.slots.available_permits();
+            let room = self.store.room_for_jobs().saturating_sub(self.holdings.len());
+            let free = self.slots.available_permits().min(room);
             // Read the clock before the statement, so that this value is never later than the lease's end in
             // the database.
             let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;

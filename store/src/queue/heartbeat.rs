@@ -1,7 +1,7 @@
 //! The heartbeat: one statement renews all leases of a process, on its own connection.
 //!
-//! It does not use the pool, so it also beats while the pool is full, while statements are slow, and while
-//! the process drains.
+//! It needs the pool only while the server has no other connection for it. So it also beats while the pool is full,
+//! while statements are slow, and while the process drains.
 
 use super::{Hold, Holdings, boottime_ms};
 use crate::Store;
@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -22,6 +23,8 @@ pub struct Heartbeat {
     pub listed: bool,
     pub host: String,
     pub concurrency: i32,
+    /// The most connections that the process opens.
+    pub connections: i32,
     pub lease: Duration,
     pub every: Duration,
     pub holdings: Arc<Holdings>,
@@ -30,7 +33,7 @@ pub struct Heartbeat {
 impl Heartbeat {
     /// Beats until `stop`, and goes on after every database fault.
     pub async fn run(self, stop: CancellationToken) {
-        let mut connection: Option<PgConnection> = None;
+        let mut own = Own { connection: None, faults: 0, next: Instant::now() };
         let mut tick = tokio::time::interval(self.every);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -39,18 +42,10 @@ impl Heartbeat {
                 _ = tick.tick() => {}
                 () = self.holdings.beat_now.notified() => {}
             }
-            let held = connection.take();
-            let beat = async {
-                let open = match held {
-                    Some(open) => open,
-                    None => self.connect().await?,
-                };
-                self.beat(open).await
-            };
             // Without a time limit, a connection whose server disappeared silently would block past the end of every
             // lease.
-            match tokio::time::timeout(self.lease / 2, beat).await {
-                Ok(Ok(open)) => connection = Some(open),
+            match tokio::time::timeout(self.lease / 2, self.beat_over(&mut own)).await {
+                Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     self.store.server.breaks.note();
                     warn!(%error, "The heartbeat failed; leases are kept until they end");
@@ -58,7 +53,7 @@ impl Heartbeat {
                 Err(_) => warn!("The heartbeat took too long; it goes on over a new connection"),
             }
         }
-        if let Ok(mut open) = self.connect().await {
+        if let Some(mut open) = own.take(&self.store).await {
             let gone = sqlx::query!("delete from workers where worker_id = $1", &*self.worker_id);
             if let Err(error) = gone.execute(&mut open).await {
                 debug!(%error, "The worker's row was left behind");
@@ -66,11 +61,19 @@ impl Heartbeat {
         }
     }
 
-    async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
-        self.store.server.connect(&[("lock_timeout", "3s")]).await
+    /// Beats over the heartbeat's own connection. While the server gives it none, one of the pool must do.
+    async fn beat_over(&self, own: &mut Own) -> Result<(), sqlx::Error> {
+        match own.take(&self.store).await {
+            Some(mut open) => {
+                self.beat(&mut open).await?;
+                own.connection = Some(open);
+                Ok(())
+            }
+            None => self.beat(&mut *self.store.pool.acquire().await?).await,
+        }
     }
 
-    async fn beat(&self, mut connection: PgConnection) -> Result<PgConnection, sqlx::Error> {
+    async fn beat(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let held = self.holdings.all();
         let (jobs, tokens): (Vec<i64>, Vec<i64>) =
             held.iter().map(|((job, token), _)| (*job, *token)).unzip();
@@ -97,7 +100,7 @@ impl Heartbeat {
             self.lease.as_secs_f64(),
             lock
         )
-        .fetch_all(&mut connection)
+        .fetch_all(&mut *connection)
         .await;
         self.holdings.written(&self.store, lock);
         let extended: HashSet<i64> = extended?.into_iter().collect();
@@ -105,25 +108,26 @@ impl Heartbeat {
             if extended.contains(&job_id) {
                 hold.ends_ms.store(ends_ms, Ordering::Release);
             } else {
-                self.beat_one(&mut connection, job_id, token, &hold).await?;
+                self.beat_one(connection, job_id, token, &hold).await?;
             }
         }
         if !self.listed {
-            return Ok(connection);
+            return Ok(());
         }
         sqlx::query!(
-            "insert into workers (worker_id, host, pid, version, concurrency)
-            values ($1, $2, $3, $4, $5)
+            "insert into workers (worker_id, host, pid, version, concurrency, connections)
+            values ($1, $2, $3, $4, $5, $6)
             on conflict (worker_id) do update set beat_at = clock_timestamp()",
             &*self.worker_id,
             self.host,
             std::process::id() as i32,
             env!("CARGO_PKG_VERSION"),
-            self.concurrency
+            self.concurrency,
+            self.connections
         )
-        .execute(&mut connection)
+        .execute(connection)
         .await?;
-        Ok(connection)
+        Ok(())
     }
 
     /// Renews one lease that the update skipped. Either another statement of this process has locked the
@@ -157,5 +161,39 @@ impl Heartbeat {
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+}
+
+/// The heartbeat's own connection.
+struct Own {
+    connection: Option<PgConnection>,
+    /// How often in a row none could be opened.
+    faults: i32,
+    next: Instant,
+}
+
+impl Own {
+    /// Takes the connection, or a new one. `None`: the server gives none at present.
+    async fn take(&mut self, store: &Store) -> Option<PgConnection> {
+        if let Some(open) = self.connection.take() {
+            return Some(open);
+        }
+        if Instant::now() < self.next {
+            return None;
+        }
+        match store.server.connect(&[("lock_timeout", "3s")]).await {
+            Ok(open) => {
+                self.faults = 0;
+                Some(open)
+            }
+            Err(error) => {
+                self.faults += 1;
+                if self.faults == 1 {
+                    warn!(%error, "The heartbeat has no connection of its own; it uses those of the statements");
+                }
+                self.next = Instant::now() + super::delay(self.faults, None).min(Duration::from_secs(5));
+                None
+            }
+        }
     }
 }

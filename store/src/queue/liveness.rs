@@ -72,7 +72,9 @@ impl Liveness {
                     POOLED_RETRY
                 }
                 Lost::Connection(error) => {
-                    warn!(%error, "The liveness lock is lost; taking it again. Until then only leases count");
+                    if faults == 1 {
+                        warn!(%error, "No liveness lock; taking it again. Until then only leases count");
+                    }
                     super::delay(faults, None).min(Duration::from_secs(5))
                 }
             };

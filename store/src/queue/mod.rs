@@ -28,7 +28,7 @@ pub use liveness::Liveness;
 pub(crate) use notify::{CANCEL, SESSIONS};
 pub use notify::{News, Notifier, heard, heard_cancel};
 pub use readers::{Audience, READS_EVERY};
-pub use workers::WorkerView;
+pub use workers::{APPLICATION, Connections, WorkerView};
 
 use crate::{Result, Store};
 use rustix::time::{ClockId, clock_gettime};
@@ -38,6 +38,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
+
+/// Jobs of a process for each of its connections, while the server gives it fewer connections than it wants.
+const JOBS_PER_CONNECTION: usize = 8;
 
 /// How long a claim that seems lost waits for the answer to its own commit.
 const COMMIT_ANSWER: Duration = Duration::from_secs(5);
@@ -284,6 +287,12 @@ struct ClaimedRow {
 }
 
 impl Store {
+    /// How many jobs a process may hold. A step mostly waits for its model, so only a process with fewer connections
+    /// than it wants has a limit: what it cannot commit in time is better done by another one.
+    fn room_for_jobs(&self) -> usize {
+        self.pool.limited_to().map_or(usize::MAX, |open| open.max(1) * JOBS_PER_CONNECTION)
+    }
+
     /// Claims up to `limit` ready jobs that are not suspects, and one suspect in addition if `take_suspect`.
     /// Concurrent claims never wait for each other.
     async fn claim(

@@ -314,26 +314,31 @@ impl News {
     }
 
     async fn run(self, store: Store, stop: CancellationToken) {
+        let mut faults = 0;
         while !stop.is_cancelled() {
             tokio::select! {
                 () = stop.cancelled() => {}
-                lost = self.receive(&store) => {
-                    warn!(?lost, "LISTEN was lost; listening again");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
+                lost = self.receive(&store, &mut faults) => {
+                    faults += 1;
+                    if faults == 1 {
+                        warn!(?lost, "Nothing listens for notifications; work is found by polling until it does");
+                    }
+                    tokio::time::sleep(super::delay(faults + 1, None).min(Duration::from_secs(5))).await;
                 }
             }
         }
     }
 
-    async fn receive(&self, store: &Store) -> Lost {
-        match self.try_receive(store).await {
+    async fn receive(&self, store: &Store, faults: &mut i32) -> Lost {
+        match self.try_receive(store, faults).await {
             Ok(never) => match never {},
             Err(lost) => lost,
         }
     }
 
-    async fn try_receive(&self, store: &Store) -> Result<Infallible, Lost> {
+    async fn try_receive(&self, store: &Store, faults: &mut i32) -> Result<Infallible, Lost> {
         let mut listener = ProvenListener::connect(store, &[JOBS, SESSIONS, schedule::CHANNEL]).await?;
+        *faults = 0;
         // Postgres does not repeat notifications that were sent while we did not listen. So wake every waiter once.
         self.tell(JOBS, "");
         self.tell(SESSIONS, EVERY_SESSION);

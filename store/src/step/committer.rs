@@ -5,6 +5,8 @@
 //! first commit that waits, and all others that wait already. It never waits for more, so a lone session is
 //! committed at once.
 //!
+//! A lane without a connection takes nothing and tries again later. If no lane has one, each commit is written alone.
+//!
 //! A lane only makes commits faster. Whatever goes wrong with a statement of several commits, nothing of it
 //! was written, or its connection broke and nobody knows. Then each commit is written alone, by its caller,
 //! and its own fence tells what happened. So no commit can fail because of another one.
@@ -21,9 +23,11 @@ use sqlx::{Connection, PgConnection};
 use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
-use tracing::debug;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
 
 const LANES: usize = 2;
 
@@ -58,12 +62,15 @@ struct Owner {
 struct Waiting {
     queue: Mutex<Queue>,
     changed: Notify,
+    closing: CancellationToken,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     requests: VecDeque<Request>,
     closed: bool,
+    /// How many lanes wait for a connection.
+    unable: usize,
 }
 
 #[derive(Debug)]
@@ -92,16 +99,21 @@ impl Committer {
         let (report, reported) = oneshot::channel();
         {
             let mut queue = self.0.waiting.lock();
-            if queue.closed {
+            if queue.closed || queue.unable >= LANES {
                 return Reported::Alone;
             }
             queue.requests.push_back(Request { rows, report });
         }
-        self.0.start_lanes();
+        self.0.start_lanes(false);
         // The lane that worked last has its connection; a second one is opened only for a second lane.
         self.0.waiting.changed.notify_last();
         // The lane ended without a report if its runtime ended.
         reported.await.unwrap_or(Reported::Alone)
+    }
+
+    /// Starts the lanes. The first one opens its connection at once.
+    pub(crate) fn start(&self) {
+        self.0.start_lanes(true);
     }
 
     /// Ends the lanes after the commits that they write now.
@@ -117,11 +129,12 @@ impl Committer {
 
 impl Owner {
     /// Starts the lanes that do not run: at the first commit, and after the runtime that ran them has ended.
-    fn start_lanes(&self) {
+    fn start_lanes(&self, mut opens: bool) {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         lanes.retain(|lane| !lane.is_finished());
         while lanes.len() < LANES {
-            lanes.push(tokio::spawn(lane(Arc::clone(&self.waiting), self.server.clone())));
+            let lane = Lane { waiting: Arc::clone(&self.waiting), server: self.server.clone() };
+            lanes.push(tokio::spawn(lane.run(std::mem::take(&mut opens))));
         }
     }
 }
@@ -143,6 +156,7 @@ impl Waiting {
         // Their callers write these commits alone.
         queue.requests.clear();
         self.changed.notify_waiters();
+        self.closing.cancel();
     }
 
     /// Waits for commits and takes them. `None`: the committer is closed.
@@ -167,6 +181,45 @@ impl Waiting {
             }
             changed.await;
         }
+    }
+}
+
+impl Waiting {
+    /// Waits until the server gives the lane a connection. `None`: the committer is closed.
+    async fn without_connection(&self, server: &Server, error: sqlx::Error) -> Option<PgConnection> {
+        warn!(%error, "A lane of the committer has no connection; commits are made with fewer lanes, or alone");
+        let _unable = Unable::new(self);
+        for faults in 1..=i32::MAX {
+            let pause = crate::queue::delay(faults, None).min(Duration::from_secs(10));
+            self.closing.run_until_cancelled(tokio::time::sleep(pause)).await?;
+            if let Ok(open) = server.connect(&SETTINGS).await {
+                return Some(open);
+            }
+        }
+        None
+    }
+}
+
+/// A lane that waits for a connection.
+struct Unable<'a>(&'a Waiting);
+
+impl Unable<'_> {
+    fn new(waiting: &Waiting) -> Unable<'_> {
+        let mut queue = waiting.lock();
+        queue.unable += 1;
+        if queue.unable >= LANES {
+            // Their callers write these commits alone.
+            queue.requests.clear();
+        } else {
+            waiting.changed.notify_last();
+        }
+        Unable(waiting)
+    }
+}
+
+impl Drop for Unable<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unable -= 1;
     }
 }
 
@@ -201,59 +254,67 @@ impl Queue {
     }
 }
 
-/// Writes commits until the committer is closed.
-async fn lane(waiting: Arc<Waiting>, server: Server) {
-    let mut connection = None;
-    while let Some(requests) = waiting.next().await {
+struct Lane {
+    waiting: Arc<Waiting>,
+    server: Server,
+}
+
+impl Lane {
+    /// Writes commits until the committer is closed.
+    async fn run(self, opens: bool) {
+        let mut connection = if opens { self.server.connect(&SETTINGS).await.ok() } else { None };
+        while let Some(requests) = self.waiting.next().await {
+            let opened = match connection.take() {
+                Some(open) => Ok(open),
+                None => self.server.connect(&SETTINGS).await,
+            };
+            match opened {
+                Ok(open) => connection = self.write(open, requests).await,
+                Err(error) => {
+                    for request in requests {
+                        // A caller that went away finds no commit when it hydrates.
+                        let _ = request.report.send(Reported::Alone);
+                    }
+                    connection = self.waiting.without_connection(&self.server, error).await;
+                }
+            }
+        }
+        if let Some(connection) = connection {
+            let _ = PgConnection::close(connection).await;
+        }
+    }
+
+    /// Writes the commits of `requests` as one statement. Returns the connection if it is sound.
+    async fn write(&self, mut open: PgConnection, requests: Vec<Request>) -> Option<PgConnection> {
         let commits: Vec<&Rows> = requests.iter().map(|request| &*request.rows).collect();
-        match write(&mut connection, &server, &commits).await {
+        let error = match statement::write_all(&mut open, &commits, None).await {
             Ok(written) => {
                 for (request, written) in requests.into_iter().zip(written) {
                     // A caller that went away finds its commit when it hydrates.
                     let _ = request.report.send(Reported::Written(written));
                 }
+                return Some(open);
             }
-            Err(error) => {
-                if connection.is_none() {
-                    server.breaks.note();
-                }
-                debug!(%error, commits = requests.len(), "Commits that were to be one are written alone");
-                let lone = requests.len() == 1 && missed_fence(&error);
-                let mut lone = lone.then_some(error);
-                for request in requests {
-                    let _ = request.report.send(lone.take().map_or(Reported::Alone, Reported::Missed));
-                }
-            }
+            Err(error) => error,
+        };
+        let sound = is_sound_after(&error);
+        if !sound {
+            self.server.breaks.note();
         }
-    }
-    if let Some(connection) = connection {
-        let _ = PgConnection::close(connection).await;
+        debug!(%error, commits = requests.len(), "Commits that were to be one are written alone");
+        let lone = requests.len() == 1 && missed_fence(&error);
+        let mut lone = lone.then_some(error);
+        for request in requests {
+            let _ = request.report.send(lone.take().map_or(Reported::Alone, Reported::Missed));
+        }
+        sound.then_some(open)
     }
 }
 
-/// Writes `commits` over the lane's connection, which it opens if there is none.
-async fn write(
-    lane: &mut Option<PgConnection>,
-    server: &Server,
-    commits: &[&Rows],
-) -> Result<Vec<Written>, sqlx::Error> {
-    let mut connection = match lane.take() {
-        Some(connection) => connection,
-        None => server.connect(&SETTINGS).await?,
-    };
-    let written = statement::write_all(&mut connection, commits, None).await;
-    // After other errors the connection may be broken, or close to it.
-    let sound = match &written {
-        Ok(_) => true,
-        Err(sqlx::Error::Database(error)) => error
-            .code()
-            .is_some_and(|code| ["22", "23", "55", "40"].iter().any(|class| code.starts_with(class))),
-        Err(_) => false,
-    };
-    if sound {
-        *lane = Some(connection);
-    }
-    written
+/// After other errors the connection may be broken, or close to it.
+fn is_sound_after(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| ["22", "23", "55", "40"].iter().any(|class| code.starts_with(class)))
 }
 
 #[cfg(test)]
@@ -270,7 +331,7 @@ mod tests {
     fn statements(requests: &[(&str, usize)]) -> Vec<Vec<String>> {
         let (requests, _reported): (VecDeque<_>, Vec<_>) =
             requests.iter().map(|(session, bytes)| request(session, *bytes)).unzip();
-        let mut queue = Queue { requests, closed: false };
+        let mut queue = Queue { requests, ..Queue::default() };
         std::iter::from_fn(|| Some(queue.take()).filter(|taken| !taken.is_empty()))
             .map(|taken| taken.iter().map(|request| request.rows.session_id.clone()).collect())
             .collect()
@@ -295,7 +356,7 @@ mod tests {
     fn a_commit_whose_caller_went_away_is_left_out() {
         let (gone, _) = request("a", 1);
         let (here, _reported) = request("b", 1);
-        let mut queue = Queue { requests: [gone, here].into(), closed: false };
+        let mut queue = Queue { requests: [gone, here].into(), ..Queue::default() };
         let taken = queue.take();
         assert_eq!(taken.len(), 1);
         assert_eq!(taken[0].rows.session_id, "b");

@@ -4,8 +4,8 @@
 //! When too many messages come in at once, the surplus is refused with a time to retry. A queue in memory
 //! would be lost with the process, and its senders would give up before it reached them. [`Intake::enter`]
 //! applies two limits. A message needs one of `concurrency` slots, or it is refused at once. It then waits
-//! for one of the intake connections. No connection in time: it is refused too. Readers and workers have
-//! connections of their own ([`Store::connect`]).
+//! for one of the connections that messages may take. None in time: it is refused too. One connection is
+//! always left to readers and workers ([`Store::connect`]).
 #![doc = include_str!("ingest.md")]
 
 use crate::ctx::Ctx;
@@ -53,7 +53,7 @@ pub struct Intake {
     wait: Duration,
 }
 
-/// Permission to commit a message: a slot of the intake, and one of its connections. Dropping it
+/// Permission to commit a message: a slot of the intake, and a connection for messages. Dropping it
 /// frees both.
 pub struct Permit<'a> {
     _slot: OwnedSemaphorePermit,
@@ -61,8 +61,8 @@ pub struct Permit<'a> {
 }
 
 impl Intake {
-    /// Allows `concurrency` messages at once. Each waits at most `wait` for one of `store`'s intake
-    /// connections.
+    /// Allows `concurrency` messages at once. Each waits at most `wait` for one of the connections that `store` gives
+    /// messages.
     pub fn new(store: &Store, concurrency: usize, wait: Duration) -> Intake {
         let slots = Arc::new(Semaphore::new(concurrency));
         Intake { slots, connections: Semaphore::new(store.intake_connections()), wait }

@@ -203,7 +203,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         if cause.is::<ConfigError>() || cause.is::<Invalid>() || cause.is::<Usage>() {
             return Exit::Usage;
         }
-        if cause.is::<CannotListen>() {
+        if cause.is::<CannotListen>() || cause.is::<serve::NoSession>() {
             return Exit::Unavailable;
         }
         if let Some(error) = cause.downcast_ref::<wakeful_store::Error>() {

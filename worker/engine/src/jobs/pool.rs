@@ -21,6 +21,7 @@ const DRAIN: Duration = Duration::from_secs(20);
 pub async fn run(ctx: Arc<Ctx>, news: News) -> anyhow::Result<()> {
     let queue = ctx.config.queue;
     let holdings = Arc::new(Holdings::default());
+    ctx.store.open_for_commits();
     let heartbeat_stop = CancellationToken::new();
     let heartbeat = tokio::spawn(heartbeat(&ctx, &holdings, true).run(heartbeat_stop.clone()));
     let liveness = tokio::spawn(liveness(&ctx, &holdings).run(heartbeat_stop.clone()));
@@ -136,6 +137,7 @@ fn heartbeat(ctx: &Ctx, holdings: &Arc<Holdings>, listed: bool) -> Heartbeat {
         listed,
         host: ctx.identity.host.clone(),
         concurrency: i32::try_from(queue.concurrency).unwrap_or(i32::MAX),
+        connections: i32::try_from(ctx.config.database.max_connections).unwrap_or(i32::MAX),
         lease: queue.lease,
         every: queue.heartbeat,
         holdings: Arc::clone(holdings),

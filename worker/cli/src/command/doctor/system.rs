@@ -217,6 +217,17 @@ async fn work(config: &Config, store: &Store, report: &mut Report) -> Result<(),
         };
         report.ok("workers", format!("{} alive (version {}){gone}", alive.len(), versions.join(", ")));
     }
+    let connections = store.fleet_connections(None).await?;
+    match connections.shortage() {
+        Some((said, remedy)) => report.warning("connections", said, remedy),
+        None => report.ok(
+            "connections",
+            format!(
+                "workers want up to {} of {}; other programs use {}",
+                connections.wanted, connections.limit, connections.others
+            ),
+        ),
+    }
     let depth = store.queue_depth().await?;
     let waiting: Vec<_> = depth.iter().filter(|one| one.oldest_ready_s > WAITING_S).collect();
     for one in &waiting {

@@ -1,0 +1,2 @@
+-- How many connections a worker opens at most. A worker of an earlier version does not say it.
+alter table workers add column connections integer;

@@ -1,0 +1,126 @@
+//! The pool: it works with what the server gives, and lends no connection that is in the middle of something.
+
+use super::world::*;
+use super::*;
+use crate::support::proxy::{CutAt, Proxy};
+use crate::support::{Database, Server};
+use sqlx::AssertSqlSafe;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, Connection, PgConnection};
+use std::str::FromStr;
+use tokio::time::timeout;
+use wakeful_store::legacy::CacheMiss;
+
+/// The database's URL for a role that the server gives `most` connections.
+async fn limited(database: &Database, most: u32) -> String {
+    let role = new_id("limited");
+    let sql = format!(
+        "create role {role} login password '{role}' connection limit {most}; grant all on schema public to {role};
+        grant all on all tables in schema public to {role}; grant all on all sequences in schema public to {role}"
+    );
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&database.pool).await.unwrap();
+    let options = PgConnectOptions::from_str(&database.url).unwrap().username(&role).password(&role);
+    options.to_url_lossy().to_string()
+}
+
+async fn drop_role(database: &Database, url: &str) {
+    let role = PgConnectOptions::from_str(url).unwrap().get_username().to_owned();
+    let sql = format!("drop owned by {role}; drop role {role}");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&database.pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn when_the_server_gives_no_more_connections_statements_take_turns_on_what_it_gave() {
+    let database = Database::new().await;
+    let url = limited(&database, 1).await;
+    let store = Store::connect(&url, 8, "wakeful test").await.unwrap();
+    let clocks = (0..200).map(|_| store.now());
+    for clock in join_all(clocks).await {
+        clock.unwrap();
+    }
+    // Messages have a door of their own to the same connection.
+    let (read, written) = tokio::join!(store.session_ids("", 10), store.count_legacy(CacheMiss::Missed));
+    read.unwrap();
+    written.unwrap();
+    store.close().await;
+    drop_role(&database, &url).await;
+}
+
+#[tokio::test]
+async fn a_pool_without_a_connection_says_why_there_is_none() {
+    let database = Database::new().await;
+    let url = limited(&database, 0).await;
+    let refused = Store::connect(&url, 2, "wakeful test").await.unwrap_err();
+    assert!(refused.to_string().contains("too many connections"), "{refused}");
+    assert_eq!(refused.outage(), Some(wakeful_store::Outage::Crowded));
+    drop_role(&database, &url).await;
+}
+
+#[tokio::test]
+async fn a_begin_that_was_dropped_leaves_no_later_statement_in_a_transaction() {
+    let database = Database::new().await;
+    let proxy = Proxy::start(&database.url);
+    let store = Store::connect(&proxy.url, 2, "wakeful test").await.unwrap();
+    proxy.cut_when("BEGIN", CutAt::LateAnswer);
+    let begun = timeout(Duration::from_millis(300), store.verify("sess_x")).await;
+    assert!(begun.is_err(), "the answer to BEGIN comes later");
+    store.count_legacy(CacheMiss::Missed).await.unwrap();
+    let counted: i64 = database.value("select count(*) from legacy_chat_counts where $1 <> ''", "any").await;
+    assert_eq!(counted, 1, "it was committed");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_dropped_is_rolled_back_at_once_and_its_connection_is_used_again() {
+    let world = World::new().await;
+    let session_id = world.wake("c1", "Hello").await;
+    let store = Store::connect(&world.database.url, 2, "pooled").await.unwrap();
+    // A message of another text under a key that was used before: the transaction locked the conversation.
+    let first = NewMessage { client_key: Some("k".to_owned()), ..message("one") };
+    store.send(&session_id, &first).await.unwrap();
+    let second = NewMessage { client_key: Some("k".to_owned()), ..message("two") };
+    store.send(&session_id, &second).await.unwrap_err();
+    let pids = "select array_agg(pid order by pid) from pg_stat_activity
+        where datname = $1 and application_name = 'pooled'";
+    let before: Vec<i32> = world.database.value(pids, &world.database.name).await;
+    // Another connection gets the row's lock, so the transaction has ended.
+    let locked = sqlx::query("select from conversation_counters for update").execute(&world.database.pool);
+    timeout(Duration::from_secs(30), locked).await.unwrap().unwrap();
+    store.verify(&session_id).await.unwrap();
+    assert_eq!(world.database.value::<Vec<i32>>(pids, &world.database.name).await, before);
+    store.close().await;
+}
+
+/// A statement that may lose its rows says so itself, and only its own commit is asynchronous. The server writes its
+/// log only for commits that wait for it, so that its position shows which did.
+#[tokio::test]
+async fn only_a_model_calls_text_is_committed_before_the_log_is_written() {
+    let server =
+        Server::with(&[("autovacuum", "off"), ("wal_writer_delay", "10s"), ("bgwriter_delay", "10s")]).await;
+    let database = Database::on(&server.url(), "pg_default").await;
+    let store = database.store().await;
+    let world = World { database, store };
+    let session_id = world.wake("c1", "Hello").await;
+    let mut driver = world.drive(&session_id).await;
+    driver.continues(Performed::Begun).await;
+    let mut admin = PgConnection::connect(&world.database.url).await.unwrap();
+    let mut unwritten = async || {
+        sqlx::query_scalar::<_, i64>(
+            "select (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::bigint",
+        )
+        .fetch_one(&mut admin)
+        .await
+        .unwrap()
+    };
+    let (session, generation) = (driver.session.session_id.clone(), "gen_1".into());
+    let (mut asynchronous, text) = (0, "x".repeat(1000));
+    driver.begin_generation("gen_1", 1).await;
+    for chunk in 0..8 {
+        assert!(world.store.append_chunk(&session, &generation, chunk, &text).await.unwrap());
+        asynchronous += usize::from(unwritten().await >= 1000);
+        world.store.count_legacy(CacheMiss::Missed).await.unwrap();
+        assert!(unwritten().await < 1000, "a commit of another kind waited for the log");
+    }
+    // A checkpoint may write the log at any time.
+    assert!(asynchronous >= 6, "{asynchronous} of 8");
+}
