@@ -1,9 +1,11 @@
 //! Commits the steps of many sessions together.
 //!
 //! Postgres spends most of a commit on the statement and little on its rows. So the commits that wait at one
-//! moment go into one statement. There are two lanes; each has a connection of its own. A free lane takes the
-//! first commit that waits, and all others that wait already. It never waits for more, so a lone session is
-//! committed at once.
+//! moment go into one statement. There are two lanes; each has a connection of its own. While no lane writes, a lane
+//! takes the first commit that waits, and all others that wait already. It never waits for more, so a lone session
+//! is committed at once. While one lane writes, the commits gather for its next statement: two statements at a time
+//! would each have half of them, and cost more. The other lane takes them only if they fill a statement, or if one has
+//! waited for long, because the statement of the first lane waits for a lock or for the network.
 //!
 //! A lane only makes commits faster. Whatever goes wrong with a statement of several commits, nothing of it
 //! was written, or its connection broke and nobody knows. Then each commit is written alone, by its caller,
@@ -32,6 +34,9 @@ const LANES: usize = 2;
 /// Most sessions, and about most bytes, of one statement.
 const SESSIONS: usize = 16;
 const BYTES: usize = 1 << 20;
+
+/// A commit that has waited this long goes to the other lane.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Longest wait for a lane's connection.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -69,6 +74,10 @@ struct Waiting {
 #[derive(Debug, Default)]
 struct Queue {
     requests: VecDeque<Request>,
+    /// How many lanes write.
+    writing: usize,
+    /// A commit has waited for long.
+    late: bool,
     closed: bool,
 }
 
@@ -95,18 +104,28 @@ impl Committer {
 
     /// Commits `rows` in a lane. If the caller goes away, the commit is made completely or not at all.
     pub(super) async fn commit(&self, rows: Arc<Rows>) -> Reported {
-        let (report, reported) = oneshot::channel();
-        {
-            let mut queue = self.0.waiting.lock();
+        let (report, mut reported) = oneshot::channel();
+        let waiting = &self.0.waiting;
+        let is_due = {
+            let mut queue = waiting.lock();
             if queue.closed {
                 return Reported::Alone;
             }
             queue.requests.push_back(Request { rows, report });
-        }
+            queue.is_due()
+        };
         self.0.start_lanes();
-        // The lane that worked last has its connection; a second one is opened only for a second lane.
-        self.0.waiting.changed.notify_last();
-        // The lane ended without a report if its runtime ended.
+        if is_due {
+            // The lane that worked last has its connection; a second one is opened only for a second lane.
+            waiting.changed.notify_last();
+        }
+        if let Ok(reported) = tokio::time::timeout(PATIENCE, &mut reported).await {
+            // The lane ended without a report if its runtime ended.
+            return reported.unwrap_or(Reported::Alone);
+        }
+        // If a lane writes this commit now, this wakes a lane in vain.
+        waiting.lock().late = true;
+        waiting.changed.notify_last();
         reported.await.unwrap_or(Reported::Alone)
     }
 
@@ -152,8 +171,9 @@ impl Waiting {
         self.changed.notify_waiters();
     }
 
-    /// Waits for commits and takes them. `None`: the committer is closed.
-    async fn next(&self) -> Option<Vec<Request>> {
+    /// Waits for commits and takes them. `None`: the committer is closed. Until the second value is dropped, the other
+    /// lane leaves commits to the next statement of this lane.
+    async fn next(&self) -> Option<(Vec<Request>, Writing<'_>)> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -161,12 +181,16 @@ impl Waiting {
             changed.as_mut().enable();
             {
                 let mut queue = self.lock();
-                let taken = queue.take();
-                if !taken.is_empty() {
-                    if !queue.requests.is_empty() {
-                        self.changed.notify_last();
+                if queue.is_due() {
+                    queue.late = false;
+                    let taken = queue.take();
+                    if !taken.is_empty() {
+                        queue.writing += 1;
+                        if queue.is_due() {
+                            self.changed.notify_last();
+                        }
+                        return Some((taken, Writing(self)));
                     }
-                    return Some(taken);
                 }
                 if queue.closed {
                     return None;
@@ -177,7 +201,22 @@ impl Waiting {
     }
 }
 
+/// A lane writes.
+struct Writing<'a>(&'a Waiting);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        // The same lane now takes what waits. If it ends, the next commit or a late one wakes another lane.
+        self.0.lock().writing -= 1;
+    }
+}
+
 impl Queue {
+    /// Returns whether a lane that does not write takes what waits.
+    fn is_due(&self) -> bool {
+        !self.requests.is_empty() && (self.writing == 0 || self.late || self.requests.len() >= SESSIONS)
+    }
+
     /// Takes the first commits, each of another session, sorted by session: so statements of two processes lock
     /// rows in one order.
     fn take(&mut self) -> Vec<Request> {
@@ -208,7 +247,7 @@ impl Queue {
 /// Writes commits until the committer is closed.
 async fn lane(waiting: Arc<Waiting>, options: PgConnectOptions, breaks: Breaks) {
     let mut connection = None;
-    while let Some(requests) = waiting.next().await {
+    while let Some((requests, _writing)) = waiting.next().await {
         let commits: Vec<&Rows> = requests.iter().map(|request| &*request.rows).collect();
         match write(&mut connection, &options, &commits).await {
             Ok(written) => {
@@ -271,6 +310,7 @@ async fn connect(options: &PgConnectOptions) -> Result<PgConnection, sqlx::Error
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt;
 
     fn request(session: &str, bytes: usize) -> (Request, oneshot::Receiver<Reported>) {
         let (report, reported) = oneshot::channel();
@@ -282,7 +322,7 @@ mod tests {
     fn statements(requests: &[(&str, usize)]) -> Vec<Vec<String>> {
         let (requests, _reported): (VecDeque<_>, Vec<_>) =
             requests.iter().map(|(session, bytes)| request(session, *bytes)).unzip();
-        let mut queue = Queue { requests, closed: false };
+        let mut queue = Queue { requests, ..Queue::default() };
         std::iter::from_fn(|| Some(queue.take()).filter(|taken| !taken.is_empty()))
             .map(|taken| taken.iter().map(|request| request.rows.session_id.clone()).collect())
             .collect()
@@ -303,11 +343,39 @@ mod tests {
         assert_eq!(statements(&large), [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
     }
 
+    #[tokio::test]
+    async fn commits_gather_while_a_lane_writes_until_they_fill_a_statement_or_one_is_late() {
+        let waiting = Waiting::default();
+        let push = |name: &str| {
+            let (request, reported) = request(name, 1);
+            waiting.lock().requests.push_back(request);
+            reported
+        };
+        let _first = push("first");
+        let (taken, first_lane) = waiting.next().await.unwrap();
+        assert_eq!(taken.len(), 1, "a lone commit waits for nothing");
+        let mut reports: Vec<_> = (1..SESSIONS).map(|number| push(&format!("s{number:02}"))).collect();
+        assert!(waiting.next().now_or_never().is_none(), "they wait for the lane that writes");
+        reports.push(push("last"));
+        let (taken, second_lane) = waiting.next().now_or_never().unwrap().unwrap();
+        assert_eq!(taken.len(), SESSIONS, "a full statement");
+
+        let _late = push("late");
+        drop(second_lane);
+        assert!(waiting.next().now_or_never().is_none(), "the first lane still writes");
+        waiting.lock().late = true;
+        let (taken, third) = waiting.next().now_or_never().unwrap().unwrap();
+        assert_eq!(taken.len(), 1);
+        drop((third, first_lane));
+        let _next = push("next");
+        assert!(waiting.next().now_or_never().is_some());
+    }
+
     #[test]
     fn a_commit_whose_caller_went_away_is_left_out() {
         let (gone, _) = request("a", 1);
         let (here, _reported) = request("b", 1);
-        let mut queue = Queue { requests: [gone, here].into(), closed: false };
+        let mut queue = Queue { requests: [gone, here].into(), ..Queue::default() };
         let taken = queue.take();
         assert_eq!(taken.len(), 1);
         assert_eq!(taken[0].rows.session_id, "b");
