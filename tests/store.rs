@@ -314,10 +314,10 @@ async fn an_intent_of_a_commit_is_withdrawn_by_the_holder_of_the_lease_alone() {
     let (lease, id) = (&driver.job.lease, "gen_1".into());
     let transition = driver.transition(Performed::Begun);
     let performance = Performance { intent: Some(driver.generation(&id, 1)), ..performance() };
-    let commit = world.store.commit(lease, &driver.session, transition.clone(), performance).await.unwrap();
+    let commit = world.store.commit(lease, &driver.session, &transition, performance).await.unwrap();
     assert!(matches!(commit, Commit::Continued { started_at: Some(_), .. }), "{commit:?}");
     // Committed again, because its answer was lost: nothing is written twice.
-    let again = world.store.commit(lease, &driver.session, transition, performance).await.unwrap();
+    let again = world.store.commit(lease, &driver.session, &transition, performance).await.unwrap();
     assert_eq!(again, Commit::Moved);
     assert_eq!(world.count("generations").await, 1);
 

@@ -71,14 +71,14 @@ impl Store {
         &self,
         lease: &Lease,
         session: &Session,
-        transition: Transition,
+        transition: &Transition,
         performance: Performance<'_>,
     ) -> Result<Commit> {
         let mut aligned = false;
         loop {
             let done = match &transition.next {
                 Next::SameStep | Next::NextStep => {
-                    self.continue_run(lease, session, &transition, performance).await
+                    self.continue_run(lease, session, transition, performance).await
                 }
                 Next::Close(_) => self.close_run(lease, session, &transition, performance).await,
             };

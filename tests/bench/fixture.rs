@@ -133,7 +133,7 @@ impl Held {
     /// Commits, and updates the copy as the step job does.
     pub async fn commit(&mut self, store: &Store, transition: &Transition) -> Result<()> {
         let performance = Performance { elapsed_s: 0.5, attempt: 1, intent: None };
-        let commit = store.commit(&self.job.lease, &self.session, transition.clone(), performance).await?;
+        let commit = store.commit(&self.job.lease, &self.session, transition, performance).await?;
         anyhow::ensure!(matches!(commit, Commit::Continued { .. }), "the commit was {commit:?}");
         self.session.apply(transition);
         Ok(())

@@ -48,7 +48,7 @@ pub(super) async fn commit_all(
     commits: &[(&Driver<'_>, &Transition)],
 ) -> Vec<Result<Commit, Error>> {
     let commits = commits.iter().map(|(driver, transition)| {
-        store.commit(&driver.job.lease, &driver.session, (*transition).clone(), performance())
+        store.commit(&driver.job.lease, &driver.session, transition, performance())
     });
     join_all(commits).await
 }
@@ -364,7 +364,7 @@ async fn the_intent_of_the_next_call_is_part_of_the_commit() {
         // The second one writes no intent.
         let performance = Performance { intent: (at != 1).then_some(new), ..performance() };
         let transition = transitions[at].clone();
-        async move { store.commit(&driver.job.lease, &driver.session, transition, performance).await.unwrap() }
+        async move { store.commit(&driver.job.lease, &driver.session, &transition, performance).await.unwrap() }
     };
     let token = world.steal(drivers[2].job.lease.job_id).await;
     assert_eq!(commit(2).await, Commit::Stale);

@@ -197,7 +197,7 @@ async fn work(store: Store, over: Arc<AtomicBool>, seed: u64) {
                 Action::Pause => Performed::Paused,
             };
             let transition = advance(&session, outcome, AgentPolicy::default());
-            match store.commit(&job.lease, &session, transition.clone(), performance()).await.unwrap() {
+            match store.commit(&job.lease, &session, &transition, performance()).await.unwrap() {
                 Commit::Continued { wake_seq, .. } => {
                     session.apply(&transition.continuing());
                     if wake_seq != session.wake_seq {

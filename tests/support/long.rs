@@ -153,7 +153,7 @@ impl Claim {
     async fn commit(&self, store: &Store, session: &mut Session, outcome: Performed) {
         let transition = advance(session, outcome, AgentPolicy::default());
         let performance = Performance { elapsed_s: 0.1, attempt: 1, intent: None };
-        let commit = store.commit(&self.job.lease, session, transition.clone(), performance).await;
+        let commit = store.commit(&self.job.lease, session, &transition, performance).await;
         match commit.expect("it commits") {
             Commit::Continued { .. } => session.apply(&transition.continuing()),
             Commit::Closed { .. } => {}

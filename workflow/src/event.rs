@@ -228,6 +228,19 @@ impl Event {
         (name, object.remove("payload").unwrap_or(Value::Null))
     }
 
+    /// Like [`Self::to_row`], with the payload as JSON text. Each step commit writes several, so no tree is built for them.
+    pub fn to_row_text(&self) -> (String, String) {
+        let text = serde_json::to_string(self).unwrap_or_default();
+        let parts = text
+            .strip_prefix("{\"type\":\"")
+            .and_then(|rest| rest.split_once("\",\"payload\":"))
+            .and_then(|(name, rest)| Some((name.to_owned(), rest.strip_suffix('}')?.to_owned())));
+        parts.unwrap_or_else(|| {
+            let (name, payload) = self.to_row();
+            (name, payload.to_string())
+        })
+    }
+
     /// Reads a journal row.
     ///
     /// # Errors
@@ -253,6 +266,8 @@ mod tests {
             Event::GenComplete { generation_id: "gen_1".into(), message_number: 7, reason: "stop".into() };
         let (name, payload) = event.to_row();
         assert_eq!(name, "GEN_COMPLETE");
+        let (same_name, text) = event.to_row_text();
+        assert_eq!((same_name, serde_json::from_str(&text).unwrap()), (name.clone(), payload.clone()));
         assert_eq!(Event::from_row(&name, payload).unwrap(), event);
     }
 
@@ -274,12 +289,15 @@ mod tests {
             Event::ContextUpdate { key: "k".into(), value: UpdateValue::Inline { value: Value::Null } };
         assert_eq!(inline.to_row().1, json!({"key": "k", "value": null}));
         let blob = Event::ContextUpdate {
-            key: "k".into(),
+            key: "\",\"payload\":{}".into(),
             value: UpdateValue::Blob { value_sha256: "00".into(), bytes: 9 },
         };
-        assert_eq!(blob.to_row().1, json!({"key": "k", "value_sha256": "00", "bytes": 9}));
+        let key = "\",\"payload\":{}";
+        assert_eq!(blob.to_row().1, json!({"key": key, "value_sha256": "00", "bytes": 9}));
         for event in [inline, blob] {
             let (name, payload) = event.to_row();
+            let (same_name, text) = event.to_row_text();
+            assert_eq!((same_name, serde_json::from_str(&text).unwrap()), (name.clone(), payload.clone()));
             assert_eq!(Event::from_row(&name, payload).unwrap(), event);
         }
     }

@@ -198,6 +198,7 @@ impl Claimer {
             held: Arc::clone(&self.holdings),
             freed: Arc::clone(&self.freed),
             permit,
+            slots: Arc::clone(&self.slots),
         };
         let job = Job {
             lease: Lease {
@@ -217,7 +218,7 @@ impl Claimer {
             stuck: row.stuck,
             died: row.died,
             last_error: row.last_error,
-            _slot: Arc::new(slot),
+            slot: Arc::new(slot),
         };
         // If sending fails, the drain began during the claim and the channel has no receiver any more. Give
         // the job back.

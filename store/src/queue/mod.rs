@@ -36,7 +36,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 /// Jobs of a process for each of its connections, while the server gives it fewer connections than it wants.
@@ -177,7 +177,15 @@ pub struct Job {
     /// How many earlier claims were never given back, because their process died or its heartbeat stopped.
     pub died: i32,
     pub last_error: Option<String>,
-    _slot: Arc<Slot>,
+    slot: Arc<Slot>,
+}
+
+impl Job {
+    /// Returns whether the queue that claimed this job has a slot left. Then it claims every job that waits, so none has
+    /// to wait for this one.
+    pub fn has_room_beside(&self) -> bool {
+        self.slot.slots.available_permits() > 0
+    }
 }
 
 #[derive(Debug)]
@@ -188,6 +196,8 @@ struct Slot {
     held: Arc<Holdings>,
     freed: Arc<Notify>,
     permit: Option<OwnedSemaphorePermit>,
+    /// The slots of the queue that claimed the job.
+    slots: Arc<Semaphore>,
 }
 
 impl Drop for Slot {

@@ -1,9 +1,11 @@
 //! Commits the steps of many sessions together.
 //!
 //! Postgres spends most of a commit on the statement and little on its rows. So the commits that wait at one
-//! moment go into one statement. There are two lanes; each has a connection of its own. A free lane takes the
-//! first commit that waits, and all others that wait already. It never waits for more, so a lone session is
-//! committed at once.
+//! moment go into one statement. There are two lanes; each has a connection of its own. While no lane writes, a lane
+//! takes the first commit that waits, and all others that wait already. It never waits for more, so a lone session
+//! is committed at once. While one lane writes, the commits gather for its next statement: two statements at a time
+//! would each have half of them, and cost more. The other lane takes them only if they fill a statement, or if one has
+//! waited for long, because the statement of the first lane waits for a lock or for the network.
 //!
 //! A lane without a connection takes nothing and tries again later. If no lane has one, each commit is written alone.
 //!
@@ -34,6 +36,9 @@ const LANES: usize = 2;
 /// Most sessions, and about most bytes, of one statement.
 const SESSIONS: usize = 16;
 const BYTES: usize = 1 << 20;
+
+/// A commit that has waited this long goes to the other lane.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Settings of a lane's connection. A wake that holds one session's row delays the others of its statement,
 /// so the wait for a lock is short. The plans are made once, when the tables may still be empty: they must
@@ -68,6 +73,10 @@ struct Waiting {
 #[derive(Debug, Default)]
 struct Queue {
     requests: VecDeque<Request>,
+    /// How many lanes write.
+    writing: usize,
+    /// A commit has waited for long.
+    late: bool,
     closed: bool,
     /// How many lanes wait for a connection.
     unable: usize,
@@ -96,18 +105,28 @@ impl Committer {
 
     /// Commits `rows` in a lane. If the caller goes away, the commit is made completely or not at all.
     pub(super) async fn commit(&self, rows: Arc<Rows>) -> Reported {
-        let (report, reported) = oneshot::channel();
-        {
-            let mut queue = self.0.waiting.lock();
+        let (report, mut reported) = oneshot::channel();
+        let waiting = &self.0.waiting;
+        let is_due = {
+            let mut queue = waiting.lock();
             if queue.closed || queue.unable >= LANES {
                 return Reported::Alone;
             }
             queue.requests.push_back(Request { rows, report });
-        }
+            queue.is_due()
+        };
         self.0.start_lanes(false);
-        // The lane that worked last has its connection; a second one is opened only for a second lane.
-        self.0.waiting.changed.notify_last();
-        // The lane ended without a report if its runtime ended.
+        if is_due {
+            // The lane that worked last has its connection; a second one is opened only for a second lane.
+            waiting.changed.notify_last();
+        }
+        if let Ok(reported) = tokio::time::timeout(PATIENCE, &mut reported).await {
+            // The lane ended without a report if its runtime ended.
+            return reported.unwrap_or(Reported::Alone);
+        }
+        // If a lane writes this commit now, this wakes a lane in vain.
+        waiting.lock().late = true;
+        waiting.changed.notify_last();
         reported.await.unwrap_or(Reported::Alone)
     }
 
@@ -159,8 +178,9 @@ impl Waiting {
         self.closing.cancel();
     }
 
-    /// Waits for commits and takes them. `None`: the committer is closed.
-    async fn next(&self) -> Option<Vec<Request>> {
+    /// Waits for commits and takes them. `None`: the committer is closed. Until the second value is dropped, the other
+    /// lane leaves commits to the next statement of this lane.
+    async fn next(&self) -> Option<(Vec<Request>, Writing<'_>)> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
@@ -168,12 +188,16 @@ impl Waiting {
             changed.as_mut().enable();
             {
                 let mut queue = self.lock();
-                let taken = queue.take();
-                if !taken.is_empty() {
-                    if !queue.requests.is_empty() {
-                        self.changed.notify_last();
+                if queue.is_due() {
+                    queue.late = false;
+                    let taken = queue.take();
+                    if !taken.is_empty() {
+                        queue.writing += 1;
+                        if queue.is_due() {
+                            self.changed.notify_last();
+                        }
+                        return Some((taken, Writing(self)));
                     }
-                    return Some(taken);
                 }
                 if queue.closed {
                     return None;
@@ -181,6 +205,16 @@ impl Waiting {
             }
             changed.await;
         }
+    }
+}
+
+/// A lane writes.
+struct Writing<'a>(&'a Waiting);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        // The same lane now takes what waits. If it ends, the next commit or a late one wakes another lane.
+        self.0.lock().writing -= 1;
     }
 }
 
@@ -224,6 +258,11 @@ impl Drop for Unable<'_> {
 }
 
 impl Queue {
+    /// Returns whether a lane that does not write takes what waits.
+    fn is_due(&self) -> bool {
+        !self.requests.is_empty() && (self.writing == 0 || self.late || self.requests.len() >= SESSIONS)
+    }
+
     /// Takes the first commits, each of another session, sorted by conversation and session: so statements of two
     /// processes lock rows in one order.
     fn take(&mut self) -> Vec<Request> {
@@ -263,7 +302,7 @@ impl Lane {
     /// Writes commits until the committer is closed.
     async fn run(self, opens: bool) {
         let mut connection = if opens { self.server.connect(&SETTINGS).await.ok() } else { None };
-        while let Some(requests) = self.waiting.next().await {
+        while let Some((requests, writing)) = self.waiting.next().await {
             let opened = match connection.take() {
                 Some(open) => Ok(open),
                 None => self.server.connect(&SETTINGS).await,
@@ -275,6 +314,8 @@ impl Lane {
                         // A caller that went away finds no commit when it hydrates.
                         let _ = request.report.send(Reported::Alone);
                     }
+                    // The other lane takes what waits.
+                    drop(writing);
                     connection = self.waiting.without_connection(&self.server, error).await;
                 }
             }
@@ -320,6 +361,7 @@ fn is_sound_after(error: &sqlx::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt;
 
     fn request(session: &str, bytes: usize) -> (Request, oneshot::Receiver<Reported>) {
         let (report, reported) = oneshot::channel();
@@ -350,6 +392,34 @@ mod tests {
         assert_eq!(lengths, [16, 4]);
         let large = [("a", 600_000), ("b", 400_000), ("c", 400_000), ("d", 9_000_000), ("e", 1)];
         assert_eq!(statements(&large), [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
+    }
+
+    #[tokio::test]
+    async fn commits_gather_while_a_lane_writes_until_they_fill_a_statement_or_one_is_late() {
+        let waiting = Waiting::default();
+        let push = |name: &str| {
+            let (request, reported) = request(name, 1);
+            waiting.lock().requests.push_back(request);
+            reported
+        };
+        let _first = push("first");
+        let (taken, first_lane) = waiting.next().await.unwrap();
+        assert_eq!(taken.len(), 1, "a lone commit waits for nothing");
+        let mut reports: Vec<_> = (1..SESSIONS).map(|number| push(&format!("s{number:02}"))).collect();
+        assert!(waiting.next().now_or_never().is_none(), "they wait for the lane that writes");
+        reports.push(push("last"));
+        let (taken, second_lane) = waiting.next().now_or_never().unwrap().unwrap();
+        assert_eq!(taken.len(), SESSIONS, "a full statement");
+
+        let _late = push("late");
+        drop(second_lane);
+        assert!(waiting.next().now_or_never().is_none(), "the first lane still writes");
+        waiting.lock().late = true;
+        let (taken, third) = waiting.next().now_or_never().unwrap().unwrap();
+        assert_eq!(taken.len(), 1);
+        drop((third, first_lane));
+        let _next = push("next");
+        assert!(waiting.next().now_or_never().is_some());
     }
 
     #[test]

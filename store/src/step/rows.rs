@@ -7,6 +7,7 @@ use crate::{Error, Result};
 use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive::NewDelivery;
+use wakeful_workflow::event::Event;
 use wakeful_workflow::record::Usage;
 use wakeful_workflow::session::Session;
 
@@ -190,12 +191,7 @@ impl Rows {
             rebase: rebase.map_err(|error| Error::corrupt("rebase", error))?,
             compaction_failures: transition.compaction_failures,
             records: records.collect::<Result<_>>()?,
-            events: events
-                .map(|event| {
-                    let (kind, payload) = event.to_row();
-                    (kind, payload.to_string())
-                })
-                .collect(),
+            events: events.map(Event::to_row_text).collect(),
             opened: transition
                 .calls_opened
                 .iter()

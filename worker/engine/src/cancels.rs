@@ -14,6 +14,9 @@ use wakeful_store::queue::{News, heard_cancel};
 /// A cancel whose notification is lost is noticed after this time.
 const EVERY: Duration = Duration::from_secs(2);
 
+/// Work that ends sooner does not look. A notification that comes meanwhile is kept for the next one that looks.
+const SOON: Duration = Duration::from_millis(20);
+
 /// Looks are at least this far apart, however many notifications arrive.
 const APART: Duration = Duration::from_millis(50);
 
@@ -45,7 +48,10 @@ impl Cancels {
         let waiter = self.enter(session_id);
         tokio::select! {
             () = waiter.token.cancelled() => {}
-            never = self.look(store, news) => match never {}
+            never = async {
+                sleep(SOON).await;
+                self.look(store, news).await
+            } => match never {}
         }
     }
 
@@ -60,8 +66,11 @@ impl Cancels {
 
     async fn look(&self, store: &Store, news: &News) -> Infallible {
         let mut looker = self.looker.lock().await;
-        let Looker { news, looked } =
-            looker.get_or_insert_with(|| Looker { news: news.sessions(), looked: Instant::now() });
+        // The first one looks at once, for what was cancelled before it listened.
+        let Looker { news, looked } = looker.get_or_insert_with(|| {
+            let now = Instant::now();
+            Looker { news: news.sessions(), looked: now.checked_sub(EVERY).unwrap_or(now) }
+        });
         loop {
             tokio::select! {
                 () = heard_cancel(news, |session_id| self.has(session_id)) => sleep(APART).await,

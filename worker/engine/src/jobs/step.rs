@@ -232,7 +232,7 @@ async fn run_steps(
             started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
         }
         let progress = transition.step.is_some() || !transition.records.is_empty();
-        let may_yield = transition.step.is_some() && (steps + 1).is_multiple_of(ctx.config.queue.slice_steps);
+        let may_yield = transition.step.is_some() && slice_ends(ctx, job, steps + 1);
         // If a model call follows, prepare it now: the commit then records its intent too.
         let prepared = match &agent {
             Ok(agent) if ends_claim.is_none() && !may_yield => {
@@ -290,7 +290,8 @@ async fn run_steps(
                 }
                 if transition.step.is_some() {
                     steps += 1;
-                    if ctx.shutdown.draining.is_cancelled() || should_yield(ctx, job, steps).await? {
+                    let yields = may_yield && ctx.store.others_wait(Kind::Step, &job.runner).await?;
+                    if yields || ctx.shutdown.draining.is_cancelled() {
                         withdraw(ctx, job, &session.session_id, counts).await?;
                         return Ok(release(ctx, job).await);
                     }
@@ -455,11 +456,10 @@ fn retry_summary_later(session: &Session, performed: &Performed) -> Option<Claim
     }
 }
 
-/// Returns whether to give the job back after `steps` steps of this claim: at the end of each slice
-/// (`queue.slice_steps`), if other step jobs wait.
-async fn should_yield(ctx: &Ctx, job: &Job, steps: u32) -> wakeful_store::Result<bool> {
-    Ok(steps.is_multiple_of(ctx.config.queue.slice_steps)
-        && ctx.store.others_wait(Kind::Step, &job.runner).await?)
+/// Returns whether the job's slice (`queue.slice_steps`) ends after `steps` steps of this claim, so that it is to be given
+/// back if other step jobs wait.
+fn slice_ends(ctx: &Ctx, job: &Job, steps: u32) -> bool {
+    steps.is_multiple_of(ctx.config.queue.slice_steps) && !job.has_room_beside()
 }
 
 /// Gives the job back. Any worker may claim it at once.

@@ -29,7 +29,7 @@ pub(super) async fn commit(
     let _commit_under_way = job.lease.begin_commit();
     let mut faults = 0;
     loop {
-        let committing = ctx.store.commit(&job.lease, session, transition.clone(), performance);
+        let committing = ctx.store.commit(&job.lease, session, transition, performance);
         match committing.instrument(span.clone()).await {
             Err(error) if error.is_transient() && job.lease.is_live() => {
                 faults += 1;
