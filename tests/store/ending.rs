@@ -140,7 +140,7 @@ async fn an_end_whose_answer_is_lost_applies_once() {
     let proxy = Cutting::start(&world.database.url);
     let store = Store::connect(&proxy.url, 4, "wakeful test").await.unwrap();
     proxy.cut_when("delete from jobs as job", CutAt::BeforeAnswer);
-    let commit = store.commit(&driver.job.lease, &driver.session, transition, performance()).await.unwrap();
+    let commit = store.commit(&driver.job.lease, &driver.session, &transition, performance()).await.unwrap();
     assert_eq!(commit, Commit::Stale, "the job is gone");
     assert_eq!(proxy.cut_count(), 1);
     assert_eq!(world.count("conversation_records").await, 2);

@@ -112,11 +112,13 @@ async fn only_a_model_calls_text_is_committed_before_the_log_is_written() {
         .await
         .unwrap()
     };
-    let (session, generation) = (driver.session.session_id.clone(), "gen_1".into());
+    let (session, generation) = (driver.session.session_id.clone(), wakeful_workflow::id::GenerationId::from("gen_1"));
     let (mut asynchronous, text) = (0, "x".repeat(1000));
     driver.begin_generation("gen_1", 1).await;
-    for chunk in 0..8 {
-        assert!(world.store.append_chunk(&session, &generation, chunk, &text).await.unwrap());
+    for first_chunk in 0..8 {
+        let (session_id, generation_id) = (session.clone(), generation.clone());
+        let chunks = NewChunks { session_id, generation_id, first_chunk, texts: vec![text.clone()] };
+        assert_eq!(world.store.append_chunks(&[chunks]).await.unwrap(), [true]);
         asynchronous += usize::from(unwritten().await >= 1000);
         world.store.count_legacy(CacheMiss::Missed).await.unwrap();
         assert!(unwritten().await < 1000, "a commit of another kind waited for the log");

@@ -104,7 +104,7 @@ async fn the_database_starts_no_call_of_a_session_whose_tools_are_not_live() {
     world.run_sql("update conversation_sessions set policy = '{\"tool_mode\": \"dry\"}'").await;
     let (transition, _) = asking(&driver, true);
     let refused =
-        world.store.commit(&driver.job.lease, &driver.session, transition, performance()).await.unwrap_err();
+        world.store.commit(&driver.job.lease, &driver.session, &transition, performance()).await.unwrap_err();
     assert!(refused.to_string().contains("are not live"), "{refused}");
     assert_eq!(world.count("tool_calls").await, 0);
 }
