@@ -50,6 +50,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE_EMPTY: Duration = Duration::from_millis(500);
 
+/// For this long after such a pause, the process counts as limited.
+const REFUSED_LATELY: Duration = Duration::from_secs(10);
+
 /// The pool, seen through one of its doors. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
@@ -136,9 +139,12 @@ impl Pool {
         (self.shared.size - 1).max(1)
     }
 
-    /// How many connections are open, if the server refuses to give more.
+    /// How many connections are open, if the server refused to give more a moment ago. Later it may give some: more
+    /// work makes the pool ask again.
     pub fn limited_to(&self) -> Option<usize> {
-        (self.shared.growth().refusals > 0).then(|| self.shared.open.load(Ordering::Acquire))
+        let growth = self.shared.growth();
+        let limited = growth.refusals > 0 && growth.next + REFUSED_LATELY > Instant::now();
+        limited.then(|| self.shared.open.load(Ordering::Acquire))
     }
 
     /// Lends a connection.
