@@ -201,9 +201,13 @@ async fn without_the_token_nothing_below_v1_answers() {
     let process = options(&model).env("WAKEFUL_TOKEN", "s3cret-token-of-the-tests").serve(&database).await;
     let client = process.client();
     let before = database.rows().await;
-    for given in
-        [None, Some("Bearer wrong"), Some("Bearer "), Some("Basic s3cret-token-of-the-tests"), Some("s3cret-token-of-the-tests")]
-    {
+    for given in [
+        None,
+        Some("Bearer wrong"),
+        Some("Bearer "),
+        Some("Basic s3cret-token-of-the-tests"),
+        Some("s3cret-token-of-the-tests"),
+    ] {
         for request in [
             client.get_request("/v1/sessions"),
             client.get_request("/v1/sessions/sess_none/stream"),

@@ -57,7 +57,8 @@ impl World {
     }
 
     async fn bundle(&self, id: &str) -> Vec<u8> {
-        let (status, bundle) = self.export(&format!("/sessions/{id}/export"), Some("new-token-for-exports")).await;
+        let (status, bundle) =
+            self.export(&format!("/sessions/{id}/export"), Some("new-token-for-exports")).await;
         assert_eq!(status, StatusCode::OK, "{}", String::from_utf8_lossy(&bundle));
         bundle
     }
@@ -92,18 +93,28 @@ async fn an_export_wants_one_of_the_internal_tokens_and_gives_the_whole_bundle()
         assert_eq!(world.export(&path, None).await.0, StatusCode::UNAUTHORIZED);
         assert_eq!(world.export(&path, Some("")).await.0, StatusCode::FORBIDDEN);
         assert_eq!(world.export(&path, Some("ne")).await.0, StatusCode::FORBIDDEN);
-        let (old, new) = (world.export(&path, Some("old-token-for-exports")).await, world.export(&path, Some("new-token-for-exports")).await);
+        let (old, new) = (
+            world.export(&path, Some("old-token-for-exports")).await,
+            world.export(&path, Some("new-token-for-exports")).await,
+        );
         assert_eq!((old.0, new.0), (StatusCode::OK, StatusCode::OK));
         assert_eq!(old.1, new.1, "the same state gives the same bytes");
     }
     assert_eq!(world.export("/sessions/sess_none/export", None).await.0, StatusCode::UNAUTHORIZED);
-    assert_eq!(world.export("/sessions/sess_none/export", Some("new-token-for-exports")).await.0, StatusCode::NOT_FOUND);
-    let redacted = world.export(&format!("/sessions/{id}/export?redact=true"), Some("new-token-for-exports")).await;
+    assert_eq!(
+        world.export("/sessions/sess_none/export", Some("new-token-for-exports")).await.0,
+        StatusCode::NOT_FOUND
+    );
+    let redacted =
+        world.export(&format!("/sessions/{id}/export?redact=true"), Some("new-token-for-exports")).await;
     assert!(!String::from_utf8(redacted.1).unwrap().contains("tables"));
-    let odd = world.export(&format!("/sessions/{id}/export?redact=maybe"), Some("new-token-for-exports")).await;
+    let odd =
+        world.export(&format!("/sessions/{id}/export?redact=maybe"), Some("new-token-for-exports")).await;
     assert_eq!(odd.0, StatusCode::BAD_REQUEST);
-    let request =
-        world.client.get_request(&format!("/sessions/{id}/export")).header("X-Internal-Token", "new-token-for-exports");
+    let request = world
+        .client
+        .get_request(&format!("/sessions/{id}/export"))
+        .header("X-Internal-Token", "new-token-for-exports");
     let response = request.send().await.unwrap();
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
     assert_eq!(response.headers()["content-disposition"], format!("attachment; filename=\"{id}.jsonl\""));
@@ -127,8 +138,10 @@ async fn an_export_that_fails_on_its_way_never_looks_whole() {
     let id = world.completed().await;
     let bundle = world.bundle(&id).await;
     sqlx::query("delete from blobs").execute(&world.database.pool).await.unwrap();
-    let request =
-        world.client.get_request(&format!("/sessions/{id}/export")).header("X-Internal-Token", "new-token-for-exports");
+    let request = world
+        .client
+        .get_request(&format!("/sessions/{id}/export"))
+        .header("X-Internal-Token", "new-token-for-exports");
     let response = request.send().await.unwrap();
     assert_eq!(response.status(), StatusCode::OK, "it had begun");
     assert!(response.bytes().await.is_err(), "the body breaks off");

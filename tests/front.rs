@@ -92,11 +92,16 @@ async fn with_few_descriptors_a_flood_of_connections_stops_neither_the_health_no
 fn webhook(kind: usize, bytes: usize) -> String {
     let at = chrono::Utc::now().timestamp();
     let (path, headers) = match kind % 3 {
-        0 => ("slack", format!("X-Slack-Request-Timestamp: {at}\r\nX-Slack-Signature: v0={}", "ab".repeat(32))),
+        0 => {
+            ("slack", format!("X-Slack-Request-Timestamp: {at}\r\nX-Slack-Signature: v0={}", "ab".repeat(32)))
+        }
         1 => ("telegram", format!("X-Telegram-Bot-Api-Secret-Token: {TELEGRAM_SECRET}")),
         _ => (
             "webhook",
-            format!("webhook-id: m{kind}\r\nwebhook-timestamp: {at}\r\nwebhook-signature: v1,{}", "A".repeat(44)),
+            format!(
+                "webhook-id: m{kind}\r\nwebhook-timestamp: {at}\r\nwebhook-signature: v1,{}",
+                "A".repeat(44)
+            ),
         ),
     };
     let head = format!(

@@ -6,8 +6,9 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 async fn export(client: &Client, id: &str, query: &str) -> String {
-    let request =
-        client.get_request(&format!("/v1/sessions/{id}/export{query}")).header("X-Internal-Token", "new-token-for-exports");
+    let request = client
+        .get_request(&format!("/v1/sessions/{id}/export{query}"))
+        .header("X-Internal-Token", "new-token-for-exports");
     let response = request.send().await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     response.text().await.unwrap()
@@ -22,7 +23,10 @@ async fn import(client: &Client, query: &str, bundle: String) -> (StatusCode, Va
 #[tokio::test]
 async fn the_files_of_a_mail_are_carried_and_redacted_with_it() {
     let (database, model) = (Database::new().await, says("Gladly.").await);
-    let process = options(&model).env("WAKEFUL_SERVER__INTERNAL_TOKENS", "new-token-for-exports").serve(&database).await;
+    let process = options(&model)
+        .env("WAKEFUL_SERVER__INTERNAL_TOKENS", "new-token-for-exports")
+        .serve(&database)
+        .await;
     let client = process.client();
     let with_file = mail(
         "m1@mails.invalid",

@@ -1,6 +1,8 @@
 //! Mail that a provider posts and that no agent gets to see, that comes late, or that exceeds a limit.
 
-use super::{MAIL, MAILGUN, POSTMARK, SES, TOKEN, World, mailgun_form, mailgun_signature, notification, now, with};
+use super::{
+    MAIL, MAILGUN, POSTMARK, SES, TOKEN, World, mailgun_form, mailgun_signature, notification, now, with,
+};
 use crate::support::{Options, eventually};
 use futures::future::select_all;
 use futures::{StreamExt, stream};

@@ -114,8 +114,10 @@ fn peers(section: &mut Section<'_>) -> Vec<IpNet> {
         && let Some(origin) = origin
     {
         let key = section.full("lmtp_peers");
-        section
-            .problem(origin, format!("{key} must be addresses and networks, such as 10.0.0.5 and 10.1.0.0/16"));
+        section.problem(
+            origin,
+            format!("{key} must be addresses and networks, such as 10.0.0.5 and 10.1.0.0/16"),
+        );
     }
     peers
 }

@@ -452,7 +452,10 @@ fn a_token_that_can_be_guessed_is_refused_with_a_way_to_make_one() {
         let checked = good("", &[base[0], base[1], (name, token)]).check_serve(true, true);
         assert_eq!(checked.is_ok(), good_enough, "{name} {token}: {checked:?}");
         if let Err(error) = checked {
-            assert!(error.to_string().contains("openssl rand") && !error.to_string().contains(token), "{error}");
+            assert!(
+                error.to_string().contains("openssl rand") && !error.to_string().contains(token),
+                "{error}"
+            );
         }
     }
 }

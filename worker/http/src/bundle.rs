@@ -82,7 +82,10 @@ pub(super) async fn import(
     let limits = ctx.config.server.import_limits();
     // Each may fill import_limit_mb of the disk, and is checked on the processor.
     let Ok(_permit) = IMPORTS.try_acquire() else {
-        return Err(Problem::unavailable("too many imports run at once; nothing was taken, try again later", 10));
+        return Err(Problem::unavailable(
+            "too many imports run at once; nothing was taken, try again later",
+            10,
+        ));
     };
     let file = spool(body, limits).await?;
     if verify_only {

@@ -1,6 +1,6 @@
-use wakeful_engine::printable::is_active_char;
 use super::*;
 use serde_json::{Value, json};
+use wakeful_engine::printable::is_active_char;
 
 /// Text that a mail or a model could send. It clears the screen, sets the title, forges a line and reverses
 /// the text direction.

@@ -74,7 +74,8 @@ impl Limits {
         if connections < wanted {
             warn!(
                 descriptors,
-                connections, "There are descriptors for fewer connections than server.connections: raise `ulimit -n`"
+                connections,
+                "There are descriptors for fewer connections than server.connections: raise `ulimit -n`"
             );
         }
         Limits { connections, head }
@@ -138,7 +139,8 @@ async fn connection(
     ending: CancellationToken,
 ) {
     let place = Arc::new(place);
-    let service = service_fn(|request: Request<Incoming>| answer(router.clone(), Arc::clone(&place), request));
+    let service =
+        service_fn(|request: Request<Incoming>| answer(router.clone(), Arc::clone(&place), request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head)

@@ -347,7 +347,8 @@ mod tests {
     /// Otherwise the session would be imported, and could never be read.
     #[test]
     fn what_hydration_could_not_read_is_refused() {
-        for good in [json!({}), json!({"finish_reason": "tool_calls"}), json!({"inbox_id": 3, "later": [1]})] {
+        for good in [json!({}), json!({"finish_reason": "tool_calls"}), json!({"inbox_id": 3, "later": [1]})]
+        {
             assert_eq!(record(&good), Ok(()), "{good}");
         }
         for bad in [

@@ -29,8 +29,8 @@ use std::time::Duration;
 use wakeful_config::email_providers::Mailgun;
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
-use wakeful_workflow::mail::auth::Dmarc;
 use wakeful_store::webhook::TokenUse;
+use wakeful_workflow::mail::auth::Dmarc;
 
 static GATE: BodyGate = BodyGate::new();
 

@@ -35,10 +35,7 @@ const ANSWER: Duration = Duration::from_millis(2_500);
 
 /// Accepts one event. Answers once the message is committed, or 503 at the time limit. Slack then repeats the
 /// event; if the message was committed meanwhile, its key marks the repeat as a duplicate.
-pub(super) async fn receive(
-    State(ctx): State<Arc<Ctx>>,
-    request: Request,
-) -> Result<Response, Problem> {
+pub(super) async fn receive(State(ctx): State<Arc<Ctx>>, request: Request) -> Result<Response, Problem> {
     let config = &ctx.config.messenger.slack;
     let (now, headers) = (chrono::Utc::now().timestamp(), request.headers().clone());
     let refused = |error| not_signed("Slack", error);

@@ -33,10 +33,7 @@ const NOT_ACCEPTED: &str = "I have too many messages here to read, and did not t
 /// Accepts one update. Telegram repeats an update until it gets a 2xx, and holds back the bot's other updates
 /// meanwhile. So when one chat is full, its sender is told that the message was not accepted, and the other
 /// chats go on.
-pub(super) async fn receive(
-    State(ctx): State<Arc<Ctx>>,
-    request: Request,
-) -> Result<StatusCode, Problem> {
+pub(super) async fn receive(State(ctx): State<Arc<Ctx>>, request: Request) -> Result<StatusCode, Problem> {
     let config = &ctx.config.messenger.telegram;
     signed::telegram(&config.webhook_secrets, request.headers())
         .map_err(|error| not_signed("Telegram", error))?;
