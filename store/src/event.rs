@@ -25,7 +25,37 @@ pub struct JournalEntry {
     pub payload: Value,
 }
 
+/// How far a session is, for somebody who follows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Newest {
+    /// Number of the newest entry.
+    pub seq: i64,
+    /// A model call that answers the user is in progress.
+    pub calls: bool,
+}
+
 impl Store {
+    /// How far each of these sessions is.
+    ///
+    /// # Errors
+    /// [`crate::Error::Database`].
+    pub async fn newest(&self, session_ids: &[String]) -> Result<Vec<(String, Newest)>> {
+        let rows = sqlx::query!(
+            r#"select s.session_id, s.last_event_seq,
+                exists (select from generations g
+                    where g.session_id = s.session_id and g.purpose = 'reply') as "calls!"
+            from conversation_sessions s
+            where s.session_id = any($1)"#,
+            session_ids
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let newest = rows
+            .into_iter()
+            .map(|row| (row.session_id, Newest { seq: row.last_event_seq, calls: row.calls }));
+        Ok(newest.collect())
+    }
+
     /// Number of the session's newest entry; 0 if there is none.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ pub use delay::{delay, jittered};
 pub use heartbeat::Heartbeat;
 pub use liveness::Liveness;
 pub(crate) use notify::{CANCEL, SESSIONS};
-pub use notify::{News, Notifier, heard, heard_cancel};
+pub use notify::{EVERY_SESSION, News, Notifier, heard, heard_cancel};
 pub use readers::{Audience, READS_EVERY};
 pub use workers::{APPLICATION, Connections, WorkerView};
 

@@ -25,7 +25,8 @@ const JOBS: &str = "wakeful_jobs";
 pub(crate) const SESSIONS: &str = "wakeful_sessions";
 /// Postgres takes payloads of less than 8000 bytes.
 const PAYLOAD_BYTES: usize = 7900;
-const EVERY_SESSION: &str = "*";
+/// Names all sessions.
+pub const EVERY_SESSION: &str = "*";
 /// Also what earlier versions send.
 const EVERY_JOB: &str = "";
 /// Before the id of a session whose run someone cancels. [`heard`] ignores such a payload.

@@ -26,7 +26,6 @@ use body::BODY_LIMIT_BYTES;
 use door::Door;
 use guard::{guard, shed};
 use std::sync::Arc;
-use tokio::sync::Semaphore;
 use wakeful_engine::ctx::Ctx;
 
 /// All routes of Wakeful.
@@ -36,7 +35,7 @@ use wakeful_engine::ctx::Ctx;
 /// bodies of all of them come through the door.
 pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx>>, own: Router) -> Router {
     let door = from_fn_with_state(Door::new(Arc::clone(&ctx)), door::held);
-    let streams = Arc::new(Semaphore::new(ctx.config.server.streams));
+    let followers = stream::Followers::start(&ctx, ctx.config.server.streams);
     let imports = Router::new().route("/sessions/import", post(bundle::import).layer(from_fn(door::spooled)));
     let v1 = Router::new()
         .route("/sessions", get(sessions::list))
@@ -54,7 +53,7 @@ pub fn router(ctx: Arc<Ctx>, guarded: Router<Arc<Ctx>>, webhooks: Router<Arc<Ctx
         .route("/sessions/{id}/terminate", post(steer::terminate))
         .route("/sessions/{id}/fork", post(fork::fork))
         .route("/sessions/{id}/tree", get(fork::tree))
-        .route("/sessions/{id}/stream", get(stream::stream).layer(Extension(streams)))
+        .route("/sessions/{id}/stream", get(stream::stream).layer(Extension(followers)))
         .route("/deliveries", get(deliveries::list))
         .route("/deliveries/{id}", get(deliveries::show))
         .route("/deliveries/{id}/resend", post(deliveries::resend))

@@ -9,6 +9,10 @@
 //! Workers write chunks only of sessions that somebody reads. So a reader that finds a model call in progress says
 //! so, and then gets the text so far.
 
+mod follow;
+
+pub(crate) use follow::Followers;
+
 use crate::body::Id;
 use crate::problem::Problem;
 use axum::Extension;
@@ -17,6 +21,7 @@ use axum::extract::{Query, State};
 use axum::http::HeaderMap;
 use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
+use follow::Follower;
 use futures::Stream;
 use serde::Deserialize;
 use serde_json::json;
@@ -24,19 +29,17 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::debug;
 use wakeful_engine::ctx::Ctx;
 use wakeful_store::generation::LiveGeneration;
-use wakeful_store::queue::{READS_EVERY, heard};
+use wakeful_store::queue::READS_EVERY;
 use wakeful_workflow::id::DEFAULT_SPACE;
 
 /// How many journal entries are read at once.
 const BATCH: i64 = 200;
 /// The last chunk's number when there is no chunk yet; the first chunk has number 0.
 const NONE: i64 = -1;
-/// How often the database is read when no notification comes.
+/// How often the database is read while a model call is in progress, or after it could not be read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Deserialize)]
@@ -48,13 +51,14 @@ pub(super) struct StreamQuery {
 
 pub(super) async fn stream(
     State(ctx): State<Arc<Ctx>>,
-    Extension(streams): Extension<Arc<Semaphore>>,
+    Extension(followers): Extension<Arc<Followers>>,
     Id(id): Id,
     query: Result<Query<StreamQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let Query(query) = query?;
-    let Ok(place) = streams.try_acquire_owned() else {
+    // Before the first look, so that whatever comes after that look is heard.
+    let Some(follower) = followers.follow(&id) else {
         return Err(Problem::unavailable("all streams of events are taken (server.streams)", 5));
     };
     ctx.store.session(Some(DEFAULT_SPACE), &id).await?;
@@ -69,15 +73,13 @@ pub(super) async fn stream(
         };
     let heartbeat = Duration::from_secs(ctx.config.server.sse_heartbeat_s);
     let reader = Reader {
-        news: ctx.bus.news.sessions(),
         ctx,
-        session_id: id,
+        follower,
         after: last.or(query.after).unwrap_or(0),
         generation: None,
         chunk: NONE,
         said: None,
         frames: VecDeque::new(),
-        _place: place,
     };
     let frames = futures::stream::unfold(reader, |mut reader| async move {
         let frame = reader.next().await?;
@@ -88,8 +90,7 @@ pub(super) async fn stream(
 
 struct Reader {
     ctx: Arc<Ctx>,
-    session_id: String,
-    news: Receiver<Arc<str>>,
+    follower: Follower,
     /// The number of the last journal entry that was sent.
     after: i64,
     /// The model call whose chunks are being sent, and the number of the last chunk sent.
@@ -98,8 +99,6 @@ struct Reader {
     /// The last model call that the workers heard this reader for, and when.
     said: Option<(String, Instant)>,
     frames: VecDeque<Event>,
-    /// One of `server.streams`.
-    _place: OwnedSemaphorePermit,
 }
 
 impl Reader {
@@ -109,14 +108,16 @@ impl Reader {
             if let Some(frame) = self.frames.pop_front() {
                 return Some(frame);
             }
-            if let Err(error) = self.look().await {
+            let looked = self.look().await;
+            if let Err(error) = &looked {
                 debug!(%error, "A stream could not read the database; it tries again");
             }
+            let again = self.generation.is_some() || looked.is_err();
             if self.frames.is_empty() {
                 tokio::select! {
                     () = self.ctx.shutdown.abort.cancelled() => return None,
-                    () = heard(&mut self.news, &self.session_id) => {}
-                    () = tokio::time::sleep(POLL_INTERVAL) => {}
+                    () = self.follower.changed() => {}
+                    () = tokio::time::sleep(POLL_INTERVAL), if again => {}
                 }
             }
         }
@@ -126,8 +127,8 @@ impl Reader {
         // Read the call in progress before the journal. If the call ends in between, its entry follows its
         // chunks.
         let known = self.generation.as_deref();
-        let live = self.ctx.store.live_generation(&self.session_id, known, self.chunk).await?;
-        let entries = self.ctx.store.journal(&self.session_id, self.after, BATCH).await?;
+        let live = self.ctx.store.live_generation(self.follower.session_id(), known, self.chunk).await?;
+        let entries = self.ctx.store.journal(self.follower.session_id(), self.after, BATCH).await?;
         for entry in &entries {
             self.after = entry.seq;
             if let Ok(data) = serde_json::to_string(entry) {
@@ -167,7 +168,7 @@ impl Reader {
         let heard =
             self.said.as_ref().is_some_and(|(id, at)| id == generation_id && at.elapsed() < READS_EVERY);
         if !heard {
-            self.ctx.bus.notifier.reads(&self.session_id);
+            self.ctx.bus.notifier.reads(self.follower.session_id());
             self.said = Some((generation_id.to_owned(), Instant::now()));
         }
     }
@@ -177,7 +178,7 @@ impl Reader {
         let known = self.generation.as_deref() == Some(live.generation_id.as_str());
         if known && live.last_chunk < self.chunk {
             // The database lost chunks that were shown, and other text may take their place.
-            match self.ctx.store.live_generation(&self.session_id, None, NONE).await? {
+            match self.ctx.store.live_generation(self.follower.session_id(), None, NONE).await? {
                 Some(again) if again.generation_id == live.generation_id => live = again,
                 // The call has ended; the next read finds its entry.
                 _ => return Ok(()),
