@@ -124,9 +124,15 @@ impl Committer {
             // The lane ended without a report if its runtime ended.
             return reported.unwrap_or(Reported::Alone);
         }
-        // If a lane writes this commit now, this wakes a lane in vain.
-        waiting.lock().late = true;
-        waiting.changed.notify_last();
+        let waits = {
+            let mut queue = waiting.lock();
+            // If the queue is empty, a lane writes this commit, and another lane has nothing to do.
+            queue.late = !queue.requests.is_empty();
+            queue.late
+        };
+        if waits {
+            waiting.changed.notify_last();
+        }
         reported.await.unwrap_or(Reported::Alone)
     }
 
