@@ -30,7 +30,7 @@ fn says(session: &Session, text: &str) -> Transition {
         context_strategy: Strategy::Full,
         rebase: None,
         reply: Reply {
-            content: vec![Block::Text { text: text.into() }].into(),
+            content: vec![Block::Text { text: text.into() }],
             finish_reason: FinishReason::Stop,
             usage: example::USAGE,
         },
