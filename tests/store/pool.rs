@@ -112,7 +112,8 @@ async fn only_a_model_calls_text_is_committed_before_the_log_is_written() {
         .await
         .unwrap()
     };
-    let (session, generation) = (driver.session.session_id.clone(), wakeful_workflow::id::GenerationId::from("gen_1"));
+    let (session, generation) =
+        (driver.session.session_id.clone(), wakeful_workflow::id::GenerationId::from("gen_1"));
     let (mut asynchronous, text) = (0, "x".repeat(1000));
     driver.begin_generation("gen_1", 1).await;
     for first_chunk in 0..8 {

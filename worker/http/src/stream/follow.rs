@@ -86,7 +86,8 @@ impl Followers {
                     Ok(id) if &*id != EVERY_SESSION => self.wake(&id),
                     // Notifications were missed.
                     Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {
-                        for page in self.sessions().keys().cloned().collect::<Vec<_>>().chunks(PAGE) {
+                        let all: Vec<String> = self.sessions().keys().cloned().collect();
+                        for page in all.chunks(PAGE) {
                             self.look(&ctx, page).await;
                         }
                     }
