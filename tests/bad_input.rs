@@ -244,7 +244,7 @@ async fn a_database_that_is_away_is_named_and_what_comes_meanwhile_is_refused() 
     let client = process.client();
     let (status, ready) = client.get("/readyz").await;
     assert_eq!((status, &ready["checks"]["database"]), (StatusCode::OK, &json!("ok")));
-    proxy.go_away();
+    proxy.go_away().await;
 
     let (status, ready) = client.get("/readyz").await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{ready}");

@@ -291,12 +291,13 @@ async fn a_statement_of_many_sessions_whose_answer_is_lost_applies_once() {
         .unwrap();
     let cut = async {
         world.until("select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')").await;
-        proxy.go_away();
+        proxy.go_away().await;
         holder.rollback().await.unwrap();
     };
     let (first, ()) = tokio::join!(commit_all(&store, &commits), cut);
     for commit in first {
-        assert!(commit.is_err_and(|error| error.is_transient()), "the server was away");
+        let away = commit.as_ref().is_err_and(|error| error.is_transient());
+        assert!(away, "the server was away: {commit:?}");
     }
     proxy.come_back();
     let second = commit_all(&store, &commits).await;

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 pub struct Proxy {
     /// The same database, through the proxy.
@@ -17,6 +18,7 @@ pub struct Proxy {
     postgres: PgConnectOptions,
     executed: Arc<AtomicUsize>,
     open: CancellationToken,
+    connections: TaskTracker,
     dir: TempDir,
 }
 
@@ -31,6 +33,7 @@ impl Proxy {
             postgres,
             executed: Arc::default(),
             open: CancellationToken::new(),
+            connections: TaskTracker::new(),
             dir,
         };
         proxy.come_back();
@@ -42,9 +45,11 @@ impl Proxy {
         self.executed.load(Ordering::SeqCst)
     }
 
-    /// Ends every connection and refuses new ones, like a server that is down.
-    pub fn go_away(&self) {
+    /// Ends every connection and refuses new ones, like a server that is down. When this returns, no answer passes.
+    pub async fn go_away(&self) {
         self.open.cancel();
+        self.connections.close();
+        self.connections.wait().await;
         std::fs::remove_file(self.socket()).expect("the socket");
         drop(std::os::unix::net::UnixListener::bind(self.socket()).expect("a socket that nobody listens at"));
     }
@@ -55,12 +60,14 @@ impl Proxy {
         let listener = UnixListener::bind(self.socket()).expect("a socket");
         self.open = CancellationToken::new();
         let (open, postgres) = (self.open.clone(), self.postgres.clone());
+        self.connections = TaskTracker::new();
+        let connections = self.connections.clone();
         let executed = Arc::clone(&self.executed);
         let accept = async move {
             while let Ok((client, _)) = listener.accept().await {
                 let (from, to) = connect(&postgres).await;
                 let passing = pass(client, from, to, Arc::clone(&executed));
-                tokio::spawn(open.clone().run_until_cancelled_owned(passing));
+                connections.spawn(open.clone().run_until_cancelled_owned(passing));
             }
         };
         tokio::spawn(self.open.clone().run_until_cancelled_owned(accept));
