@@ -4,7 +4,7 @@
 //! moment go into one statement. There are two lanes; each has a connection of its own. While no lane writes, a lane
 //! takes the first commit that waits, and all others that wait already. It never waits for more, so a lone session
 //! is committed at once. While one lane writes, the commits gather for its next statement: two statements at a time
-//! would each have half of them, and cost more. The other lane takes them only if they fill a statement, or if one has
+//! would each have half of them, and cost more. The other lane takes them only if they fill half a statement, or if one has
 //! waited for long, because the statement of the first lane waits for a lock or for the network.
 //!
 //! A lane without a connection takes nothing and tries again later. If no lane has one, each commit is written alone.
@@ -36,6 +36,10 @@ const LANES: usize = 2;
 /// Most sessions, and about most bytes, of one statement.
 const SESSIONS: usize = 16;
 const BYTES: usize = 1 << 20;
+
+/// While one lane writes, the other takes commits when so many wait. Measured with 16 sessions at a time: with 8, the
+/// lanes commit a quarter more steps a second than with 16, and the whole worker needs less CPU than with 1.
+const ENOUGH: usize = SESSIONS / 2;
 
 /// A commit that has waited this long goes to the other lane.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -266,7 +270,7 @@ impl Drop for Unable<'_> {
 impl Queue {
     /// Returns whether a lane that does not write takes what waits.
     fn is_due(&self) -> bool {
-        !self.requests.is_empty() && (self.writing == 0 || self.late || self.requests.len() >= SESSIONS)
+        !self.requests.is_empty() && (self.writing == 0 || self.late || self.requests.len() >= ENOUGH)
     }
 
     /// Takes the first commits, each of another session, sorted by conversation and session: so statements of two
@@ -401,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn commits_gather_while_a_lane_writes_until_they_fill_a_statement_or_one_is_late() {
+    async fn commits_gather_while_a_lane_writes_until_they_are_many_or_one_is_late() {
         let waiting = Waiting::default();
         let push = |name: &str| {
             let (request, reported) = request(name, 1);
@@ -411,11 +415,11 @@ mod tests {
         let _first = push("first");
         let (taken, first_lane) = waiting.next().await.unwrap();
         assert_eq!(taken.len(), 1, "a lone commit waits for nothing");
-        let mut reports: Vec<_> = (1..SESSIONS).map(|number| push(&format!("s{number:02}"))).collect();
+        let mut reports: Vec<_> = (1..ENOUGH).map(|number| push(&format!("s{number:02}"))).collect();
         assert!(waiting.next().now_or_never().is_none(), "they wait for the lane that writes");
         reports.push(push("last"));
         let (taken, second_lane) = waiting.next().now_or_never().unwrap().unwrap();
-        assert_eq!(taken.len(), SESSIONS, "a full statement");
+        assert_eq!(taken.len(), ENOUGH, "they are many");
 
         let _late = push("late");
         drop(second_lane);
