@@ -80,7 +80,7 @@ impl Store {
                 Next::SameStep | Next::NextStep => {
                     self.continue_run(lease, session, transition, performance).await
                 }
-                Next::Close(_) => self.close_run(lease, session, &transition, performance).await,
+                Next::Close(_) => self.close_run(lease, session, transition, performance).await,
             };
             return match self.note_refusal(done) {
                 // Find out whether the lease is lost or only the session moved.

@@ -185,7 +185,7 @@ impl Driver<'_> {
 
     pub(super) async fn write(&self, transition: &Transition) -> Commit {
         let store = &self.world.store;
-        store.commit(&self.job.lease, &self.session, &transition, performance()).await.unwrap()
+        store.commit(&self.job.lease, &self.session, transition, performance()).await.unwrap()
     }
 
     /// Commits, and updates the warm copy as the step job does.
