@@ -168,7 +168,7 @@ async fn a_fresh_replay_ends_the_ones_before_it() {
     // Two commands at once share one replay.
     let (one, other) =
         tokio::join!(stage.replay(&["--tools", "recorded"]), stage.replay(&["--tools", "recorded"]));
-    assert_eq!((one.status, other.status), (0, 0), "{}\n{}", one.log, other.log);
+    assert_eq!((one.status, other.status), (0, 0), "{:#}\n{}\n{}", one.json, one.log, other.log);
     let runs =
         "select count(*) from conversation_sessions where parent_session_id = $1 and replayed_at is null";
     assert_eq!(stage.world.database.value::<i64>(runs, &stage.world.session_id).await, 0);

@@ -228,6 +228,10 @@ async fn drive(
             SessionStatus::Queued | SessionStatus::Running => {}
             SessionStatus::Created | SessionStatus::Completed | SessionStatus::WaitingInput => {
                 let session = ctx.store.hydrate(session_id).await?;
+                if session.status != progress.status {
+                    // Another command drives the same replay, and has given it a message since.
+                    continue;
+                }
                 match replay::next_input(&session, &source.rules, &source.recording) {
                     Some(input) => {
                         send_input(&ctx.store, session_id, &input).await?;
