@@ -169,8 +169,12 @@ impl Pool {
         for door in &self.shared.doors {
             door.close();
         }
-        self.shared.idle.close();
-        let idle = std::mem::take(&mut *self.shared.connections());
+        let idle = {
+            // `put` asks under the same lock, so no connection comes after this.
+            let mut connections = self.shared.connections();
+            self.shared.idle.close();
+            std::mem::take(&mut *connections)
+        };
         for one in idle {
             one.live.close().await;
         }
@@ -275,12 +279,15 @@ impl Shared {
 
     /// Takes a connection back that is ready for the next statement.
     fn put(self: &Arc<Shared>, live: Live) {
-        if self.idle.is_closed() || live.since.elapsed() > KEPT {
-            tokio::spawn(live.close());
-            return;
-        }
         let now = Instant::now();
-        self.connections().push_back(Idle { live, since: now });
+        {
+            let mut connections = self.connections();
+            if self.idle.is_closed() || live.since.elapsed() > KEPT {
+                tokio::spawn(live.close());
+                return;
+            }
+            connections.push_back(Idle { live, since: now });
+        }
         self.idle.add_permits(1);
         if let Some(oldest) = self.take_old(now) {
             tokio::spawn(oldest.live.close());

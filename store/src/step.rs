@@ -137,8 +137,9 @@ impl Store {
             }
         }
         let mut connection = self.pool.acquire().await?;
-        let written = write(&mut connection, &rows, &rare).await?;
-        Ok(written.into())
+        let written = write(connection.sends(), &rows, &rare).await;
+        connection.answered(&written);
+        Ok(written?.into())
     }
 
     async fn close_run(
@@ -173,7 +174,9 @@ impl Store {
             }
         }
         let mut connection = self.pool.acquire().await?;
-        match write(&mut connection, &rows, &rare).await {
+        let written = write(connection.sends(), &rows, &rare).await;
+        connection.answered(&written);
+        match written {
             Ok(_) => Ok(true),
             Err(error) if missed_fence(&error) => Ok(false),
             Err(error) => Err(error.into()),

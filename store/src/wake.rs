@@ -110,7 +110,11 @@ impl Store {
 
     async fn wake_at_once(&self, to: To<'_>, message: &NewMessage) -> Result<Option<Woken>> {
         let mut connection = self.intake.acquire().await?;
-        at_once::wake(&mut connection, to, message).await
+        let woken = at_once::wake(connection.sends(), to, message).await;
+        if !matches!(woken, Err(Error::Database(_))) {
+            connection.answered(&Ok::<(), sqlx::Error>(()));
+        }
+        woken
     }
 
     /// Accepts a message for a session that exists.

@@ -135,12 +135,12 @@ async fn k20_of_two_calls_in_one_turn_only_the_open_one_is_recovered() {
 #[tokio::test]
 async fn k21_a_kill_before_the_steps_commit_repeats_no_model_call_and_no_guarded_tool() {
     survive_rows("K21").await;
-    // Of two calls the first to end was recorded at once, and only the last one is open.
+    // Of two calls the first to end was recorded at once, and at most the last one is open.
     let survived = survive(BOTH, Kill::At("K21=1*return")).await;
     assert_eq!(survived.repeated(), 0);
     assert_eq!(survived.world.effects("charge"), 2, "one for each message");
     let again = survived.world.effects("reserve") - 2;
-    assert_eq!(again + survived.uncertain(), 1);
+    assert!(again + survived.uncertain() <= 1, "{again} repeated");
 }
 
 #[tokio::test]

@@ -39,13 +39,13 @@ impl Lent {
     }
 
     /// Call this before a statement whose end is reported to [`Lent::answered`].
-    pub(super) fn sends(&mut self) -> &mut PgConnection {
+    pub(crate) fn sends(&mut self) -> &mut PgConnection {
         self.after = After::Unusable;
         self
     }
 
     /// Notes how a statement ended.
-    pub(super) fn answered<T>(&mut self, answer: &Result<T, sqlx::Error>) {
+    pub(crate) fn answered<T>(&mut self, answer: &Result<T, sqlx::Error>) {
         self.after = match answer {
             Ok(_) => After::Ready,
             Err(error) => after(error),

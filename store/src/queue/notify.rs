@@ -39,6 +39,7 @@ const READ: &str = "?";
 pub struct Notifier {
     notes: mpsc::UnboundedSender<Note>,
     claimants: Claimants,
+    readers: Readers,
 }
 
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl Notifier {
     pub fn start(store: Store, news: &News) -> Notifier {
         let (notes, inbox) = mpsc::unbounded_channel();
         tokio::spawn(send_notes(store, inbox));
-        Notifier { notes, claimants: news.claimants.clone() }
+        Notifier { notes, claimants: news.claimants.clone(), readers: news.readers.clone() }
     }
 
     /// Announces a job of the deployed workers.
@@ -80,6 +81,8 @@ impl Notifier {
 
     /// Tells the workers that somebody reads a session live.
     pub fn reads(&self, session_id: &str) {
+        // This process need not wait for LISTEN, which may be away.
+        self.readers.note(session_id);
         self.send(Note::Session(format!("{READ}{session_id}")));
     }
 

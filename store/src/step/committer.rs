@@ -135,6 +135,8 @@ impl Committer {
             queue.late
         };
         if waits {
+            // The lanes may have ended with their runtime.
+            self.0.start_lanes(false);
             waiting.changed.notify_last();
         }
         reported.await.unwrap_or(Reported::Alone)

@@ -248,7 +248,6 @@ impl<'a> ToolRun<'a> {
             return Err(Unperformed::Reread);
         }
         let ended = self.invoke(call).await;
-        drop(running);
         let ending = match ended {
             ToolEnd::Output(output) => end_of_output(output),
             ToolEnd::Error(error) => failed(error.0),
@@ -260,8 +259,9 @@ impl<'a> ToolRun<'a> {
         };
         wakeful_store::failpoint!("K19");
         if let CallEnd::Settled(status, outcome) = &ending {
-            if self.running.load(Ordering::Relaxed) == 0 {
-                // Only another call can keep the turn from its commit.
+            // A call runs until its outcome is recorded: one that still waits for the database keeps the turn from its
+            // commit too.
+            if self.running.load(Ordering::Relaxed) == 1 {
                 if self.calls > 1 {
                     let (call, status, outcome) = (call.clone(), *status, outcome.clone());
                     *self.left.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -271,6 +271,7 @@ impl<'a> ToolRun<'a> {
                 return Err(Unperformed::Reread);
             }
         }
+        drop(running);
         Ok(ending)
     }
 

@@ -107,7 +107,9 @@ impl Followers {
 
     /// The next sessions after `last`. After the end it begins anew.
     fn page_after(&self, last: &str) -> Vec<String> {
-        let sessions = self.sessions();
+        let mut sessions = self.sessions();
+        // Two streams that end together may each leave their entry to the other.
+        sessions.retain(|_, followed| followed.changed.receiver_count() > 0);
         let after = sessions.range::<str, _>((Bound::Excluded(last), Bound::Unbounded));
         let page: Vec<String> = after.take(PAGE).map(|(id, _)| id.clone()).collect();
         if !page.is_empty() {
