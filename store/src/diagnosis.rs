@@ -47,6 +47,19 @@ pub async fn reach(url: &str, patience: Duration) -> Result<()> {
 /// # Errors
 /// [`Error::Database`] when the database gives no two connections now.
 pub async fn keeps_session(url: &str, patience: Duration) -> Result<bool> {
+    match hears_itself(url, patience).await {
+        // This connection got the notification of another client, or another client's prepared statement.
+        Err(sqlx::Error::Protocol(_)) => Ok(false),
+        Err(sqlx::Error::Database(error))
+            if error.code().is_some_and(|code| ["42P05", "26000"].contains(&code.as_ref())) =>
+        {
+            Ok(false)
+        }
+        heard => Ok(heard?),
+    }
+}
+
+async fn hears_itself(url: &str, patience: Duration) -> std::result::Result<bool, sqlx::Error> {
     let server = Server::new(url, APPLICATION)?;
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(patience);
     let pool = pool.connect_with(server.options().clone()).await?;

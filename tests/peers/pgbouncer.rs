@@ -2,7 +2,7 @@
 
 use crate::support::{Answer, Database, ModelServer, Options};
 use sqlx::postgres::PgConnectOptions;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
@@ -38,10 +38,12 @@ impl PgBouncer {
         std::fs::write(&config, text).unwrap();
         let mut command = Command::new(PROGRAM);
         if root() {
-            // It does not run as root. This account owns no file of the machine.
-            chown(dir.path(), Some(65534), Some(65534)).unwrap();
+            // It does not run as root. Only the server's own account gets to the server's socket.
+            let account = std::fs::metadata(&host).map_or((65534, 65534), |dir| (dir.uid(), dir.gid()));
+            chown(dir.path(), Some(account.0), Some(account.1)).unwrap();
             command = Command::new("setpriv");
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", PROGRAM]);
+            command.args([format!("--reuid={}", account.0), format!("--regid={}", account.1)]);
+            command.args(["--clear-groups", PROGRAM]);
         }
         let child = command.arg(&config).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.expect("PgBouncer: scripts/setup peers installs it");
