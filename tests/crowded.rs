@@ -1,7 +1,7 @@
 //! A server with fewer connections than the fleet wants. What a process cannot get it does without, slower.
 
 use crate::awake::one_connection;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Server, eventually, timeout};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, Server, eventually};
 use futures::StreamExt;
 use futures::stream;
 use serde_json::json;
@@ -26,15 +26,11 @@ async fn every_run_completes(workers: usize, connections: u32, runs: usize) {
     let client = api.client();
     stream::iter(0..runs).for_each_concurrent(8, |number| post(&client, number)).await;
     let completed = "select count(*) from session_runs where status = $1";
-    let began = std::time::Instant::now();
-    let mut done = 0;
-    while done < runs as i64 {
-        assert!(began.elapsed() < timeout(), "{done} of {runs} runs are complete");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        done = database.value(completed, "completed").await;
-    }
-    let failed: i64 = database.value(completed, "failed").await;
-    assert_eq!((done, failed), (runs as i64, 0));
+    eventually("every run to complete", || async {
+        (database.value::<i64>(completed, "completed").await == runs as i64).then_some(())
+    })
+    .await;
+    assert_eq!(database.value::<i64>(completed, "failed").await, 0);
     eventually("every job to end", || async {
         (database.value::<i64>("select count(*) from jobs where kind <> $1", "none").await == 0).then_some(())
     })

@@ -116,7 +116,7 @@ async fn a_first_start_shows_the_samples_and_a_second_one_sends_none() {
     client.chat("sample-colour", "Green, please.").await;
     client.wait_for(colour["session_id"].as_str().unwrap(), "completed").await;
 
-    // A dry replay may write to whom the sample could write.
+    // A dry replay may write to the same people as the sample.
     let mut url = place.verb("url");
     assert_eq!(url.end().await, 0);
     let mut command = Program::command(place.temp.path());

@@ -67,7 +67,7 @@ async fn a_streamed_answer_that_nobody_reads_sends_no_more_statements_than_its_l
     world.run("warm", "answer").await;
     let streamed = world.run("streamed", "slow").await;
     drop(worker);
-    // Nobody cancels and nobody reads, so the looks for a cancel and the notifications are part of this cost.
+    // No user cancels or reads, so the looks for a cancel and the notifications are part of this cost.
     let timed = ["look for cancels", "notification"];
     check("streamed_answer", &Cost::of(&streamed, |sql| kind(sql).is_none_or(|kind| timed.contains(&kind))));
 }

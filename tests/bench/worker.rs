@@ -239,7 +239,7 @@ pub async fn takeovers(server: &Server, times: usize) -> Result<Vec<f64>> {
         while sqlx::query_scalar::<_, Option<i64>>(lease).bind(&session_id).fetch_one(&mut connection).await?
             == before
         {
-            ensure!(killed.elapsed() < Duration::from_secs(90), "nobody claimed the job");
+            ensure!(killed.elapsed() < Duration::from_secs(90), "no worker claimed the job");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         waits.push(killed.elapsed().as_secs_f64());

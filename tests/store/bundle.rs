@@ -337,7 +337,7 @@ async fn a_redacted_bundle_says_nothing_and_still_fits() {
             assert!(shown.iter().all(|key| key.starts_with("redacted-")), "{block}");
         }
     }
-    // Another export has other hashes, so nobody can try texts against several of them.
+    // Another export has other hashes, so a reader of several cannot try texts against all of them.
     let other = rest(world.store.export(&session_id, true).await.unwrap()).await;
     let text = |bundle: &[u8]| rows(bundle, "inbox")[0]["content"].as_str().unwrap().to_owned();
     assert_ne!(text(&other), text(&bundle));

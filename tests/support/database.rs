@@ -16,7 +16,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Ends all connections to this database, and lets nobody open a new one.
+    /// Ends all connections to this database, and refuses new ones.
     pub async fn refuse_connections(&self) {
         let mut admin = PgConnection::connect(&self.admin_url).await.expect("the server of the tests");
         let closed = format!("alter database \"{}\" allow_connections false", self.name);

@@ -216,7 +216,7 @@ pub struct StepResult {
 
 impl Transition {
     /// Lets the commit start those calls of the reply for which `start` returns a start. They must be idempotent: after
-    /// a crash nobody knows whether they ran.
+    /// a crash the next worker cannot tell whether they ran.
     pub fn start_calls(&mut self, mut start: impl FnMut(&ToolCall) -> Option<CallStart>) {
         let Some(reply) = self.records.last() else { return };
         for (call, opened) in reply.tool_calls().zip(&mut self.calls_opened) {

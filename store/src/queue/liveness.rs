@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(400);
 /// connection broke removes its key from its jobs.
 const GRACE: Duration = Duration::from_millis(350);
 
-/// After the loss of its own lock a process judges nobody for this long. The server may have restarted, which
+/// After the loss of its own lock a process judges no other one for this long. The server may have restarted, which
 /// frees every lock, and the other processes need time to take theirs again.
 const SETTLE: Duration = Duration::from_secs(3);
 
@@ -116,7 +116,7 @@ impl Liveness {
         judge.send_replace(Some(Instant::now() + if had_one { SETTLE } else { Duration::ZERO }));
         debug!(key, "Took the liveness lock");
         loop {
-            // There is no channel to listen to. This returns when the connection is lost.
+            // It listens to no channel, so this returns only when the connection is lost.
             listener.recv().await?;
         }
     }

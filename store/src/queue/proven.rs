@@ -19,7 +19,7 @@ const WITHIN: Duration = Duration::from_secs(3);
 /// Why a connection is useless.
 #[derive(Debug)]
 pub(super) enum Lost {
-    /// It is up, but its session belongs to whoever sends a statement: a pooler in transaction mode.
+    /// It is up, but a pooler in transaction mode gives its session to other clients between statements.
     Session,
     Connection(sqlx::Error),
 }

@@ -10,7 +10,7 @@
 //! A lane without a connection takes nothing and tries again later. If no lane has one, each commit is written alone.
 //!
 //! A lane only makes commits faster. Whatever goes wrong with a statement of several commits, nothing of it
-//! was written, or its connection broke and nobody knows. Then each commit is written alone, by its caller,
+//! was written, or its connection broke and the lane cannot tell. Then each commit is written alone, by its caller,
 //! and its own fence tells what happened. So no commit can fail because of another one.
 //!
 //! A statement of many sessions locks several rows, in the order of the session ids. All other statements lock
@@ -98,7 +98,7 @@ pub(super) enum Reported {
     Written(Written),
     /// The fence of this commit missed. Nothing was written.
     Missed(sqlx::Error),
-    /// The commit was not written, or nobody knows. Its caller writes it alone.
+    /// The commit was not written, or the lane cannot tell. Its caller writes it alone.
     Alone,
 }
 

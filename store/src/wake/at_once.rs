@@ -206,7 +206,7 @@ impl Seen {
         }))
     }
 
-    /// `None`: there is no session, or it is a rare case.
+    /// `None` for a rare case, or if the session does not exist yet.
     fn way(&self, to: To<'_>) -> Option<Way> {
         let trigger_type = self.trigger_type.as_deref()?;
         let opens_separate = match to {

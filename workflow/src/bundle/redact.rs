@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 /// Length of an export's key.
 pub const KEY_BYTES: usize = 32;
 
-/// The tools that every Wakeful has. Their names say nothing of whoever runs it.
+/// The tools that every Wakeful has. Their names tell nothing about the installation.
 const OWN_TOOLS: [&str; 7] = [
     "ask_user",
     "compose_email",

@@ -12,7 +12,7 @@ pub enum Dmarc {
     Passed,
     /// The domain's own policy says that the mail is forged.
     Failed,
-    /// There is no result that counts.
+    /// No result counts: none is of a trusted server, or the trusted one cannot be parsed.
     Unknown,
 }
 

@@ -248,8 +248,8 @@ pub(super) async fn accept_for(
     Ok(Accepted::Woke(ingest::accept_mail(ctx, &permit, &mail, MailWakes::OwnSession(&new), message).await?))
 }
 
-/// Why a mail is withheld whose sender is not proved. Otherwise anybody could have us answer, over our own
-/// signature, whoever they name as the sender.
+/// Why a mail is withheld whose sender is not proved. Otherwise a stranger could name any address as the
+/// sender, and we would send a signed answer to it.
 fn unproved(settings: &Settings, dmarc: Dmarc, is_signed: bool) -> Option<String> {
     match dmarc {
         Dmarc::Failed if settings.dmarc_fail == Unproved::Drop => {

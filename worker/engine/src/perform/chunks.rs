@@ -1,8 +1,8 @@
 //! Chunks: the text of a model call, written to the database while it streams. Readers see only committed
 //! chunks.
 //!
-//! A call that nobody reads, and that no later attempt can continue, writes no chunk: its text stays in memory
-//! until its reply is committed. While somebody reads the session, chunks are written several times a second. A
+//! A call without a reader that no later attempt can continue writes no chunk: its text stays in memory until
+//! its reply is committed. While a reader follows the session, chunks are written several times a second. A
 //! reader that comes in the middle gets the text so far. If the model takes a prefill, chunks are written once a
 //! second, so that a worker can continue the text after a crash. What is said last is not written: the commit
 //! of the reply has it.
