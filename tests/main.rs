@@ -10,6 +10,7 @@
 
 mod support;
 
+mod ahead;
 mod awake;
 mod bad_input;
 mod bundle;

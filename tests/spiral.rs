@@ -144,7 +144,7 @@ fn reply(number: i64) -> Generated {
         attempt: 1,
         model: "anthropic/test".to_owned(),
         request_sha256: String::new(),
-        started_at: "2026-01-01T00:00:00Z".to_owned(),
+        started_at: Some("2026-01-01T00:00:00Z".to_owned()),
         repairs: 0,
         resumes: None,
         prefill_bytes: None,

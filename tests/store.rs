@@ -6,6 +6,7 @@ mod ending;
 mod fork;
 mod group;
 mod hostile;
+mod joined;
 mod journal;
 mod pool;
 mod queue;

@@ -76,7 +76,7 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         attempt: 1,
         model: "scripted/bench".to_owned(),
         request_sha256: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855".to_owned(),
-        started_at: "2026-01-01T00:00:00.000000+00:00".to_owned(),
+        started_at: Some("2026-01-01T00:00:00.000000+00:00".to_owned()),
         repairs: 0,
         resumes: None,
         prefill_bytes: None,

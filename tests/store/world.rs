@@ -359,7 +359,7 @@ pub(super) fn replied(content: Vec<Block>) -> Performed {
         attempt: 1,
         model: "test/test".into(),
         request_sha256: "0".into(),
-        started_at: "2026-01-01T00:00:00+00:00".into(),
+        started_at: Some("2026-01-01T00:00:00+00:00".into()),
         repairs: 0,
         resumes: None,
         prefill_bytes: None,

@@ -97,7 +97,7 @@ impl Long {
             attempt: 1,
             model: MODEL.to_owned(),
             request_sha256,
-            started_at: "2026-01-01T00:00:00+00:00".to_owned(),
+            started_at: Some("2026-01-01T00:00:00+00:00".to_owned()),
             repairs: 0,
             resumes: None,
             prefill_bytes: None,

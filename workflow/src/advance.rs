@@ -38,8 +38,8 @@ pub struct Generated {
     pub attempt: i64,
     pub model: String,
     pub request_sha256: String,
-    /// When it began, by the database's clock.
-    pub started_at: String,
+    /// When it began, by the database's clock. `None`: a replay took the reply from its source.
+    pub started_at: Option<String>,
     /// How many changes the projection made to the request's copy of the transcript.
     pub repairs: i64,
     /// The earlier attempt whose text was sent as the prefill. The reply begins with that text.
@@ -224,6 +224,33 @@ impl Transition {
                 opened.start = start(call);
             }
         }
+    }
+
+    /// Joins `results` to this reply, so that one commit writes both. `results` was planned on the session after this
+    /// reply. `false`, and nothing changes: they end or pause the run, or belong to another step, so each needs a
+    /// commit of its own.
+    pub fn join(&mut self, results: Transition) -> bool {
+        let fits = self.next == Next::SameStep
+            && results.next == Next::NextStep
+            && self.run_id == results.run_id
+            && self.step_number == results.step_number
+            && self.call_updates.is_empty()
+            && results.calls_opened.is_empty()
+            && !results.generation_over;
+        if fits {
+            self.records.extend(results.records);
+            self.events.extend(results.events);
+            self.call_updates = results.call_updates;
+            self.state_updates.extend(results.state_updates);
+            self.deliveries.extend(results.deliveries);
+            self.inbox_drained.extend(results.inbox_drained);
+            self.blobs.extend(results.blobs);
+            self.step = results.step;
+            self.rebase = results.rebase.or(self.rebase.take());
+            self.compaction_failures = results.compaction_failures.or(self.compaction_failures);
+            self.next = Next::NextStep;
+        }
+        fits
     }
 
     /// Turns a closing transition into one that continues the run, because something arrived while the run

@@ -85,7 +85,7 @@ mod tests {
             attempt: 1,
             model: "m".into(),
             request_sha256: String::new(),
-            started_at: String::new(),
+            started_at: None,
             repairs: 0,
             resumes: None,
             prefill_bytes: None,

@@ -4,12 +4,12 @@ use super::{Performance, to_json};
 use crate::generation::NewGeneration;
 use crate::queue::Lease;
 use crate::{Error, Result};
-use wakeful_workflow::advance::{Next, Transition};
+use wakeful_workflow::advance::{Next, OpenedCall, Transition};
 use wakeful_workflow::blob::Blob;
 use wakeful_workflow::derive::NewDelivery;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::record::Usage;
-use wakeful_workflow::session::Session;
+use wakeful_workflow::session::{CallUpdate, Session};
 
 /// The rows of one commit. It owns its values, because another task may write them.
 #[derive(Debug, Default)]
@@ -75,6 +75,18 @@ pub(super) struct OpenedRow {
     /// The commit starts the call: the nonce, and how long the tool may run.
     pub nonce: Option<String>,
     pub timeout_s: f64,
+    /// The commit also has the result of the call.
+    pub ended: Option<ClosedRow>,
+}
+
+impl OpenedRow {
+    pub fn status(&self) -> &'static str {
+        match &self.ended {
+            Some(ended) => ended.status,
+            None if self.nonce.is_some() => "started",
+            None => "invoked",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -153,8 +165,21 @@ impl Rows {
                 details: to_json(&record.details)?,
             })
         });
-        let opened_by =
-            transition.records.last().map_or(session.last_message_number, |last| last.message_number);
+        let opened_by = transition
+            .records
+            .iter()
+            .rfind(|record| record.is_reply())
+            .map_or(session.last_message_number, |reply| reply.message_number);
+        let closed = |call: &CallUpdate| ClosedRow {
+            call_id: call.call_id.as_str().to_owned(),
+            status: call.status.as_str(),
+            message_number: call.message_number,
+        };
+        let ended = |call: &OpenedCall| {
+            transition.call_updates.iter().find(|update| update.call_id == call.call_id).map(closed)
+        };
+        let opened_before =
+            |update: &&CallUpdate| transition.calls_opened.iter().all(|call| call.call_id != update.call_id);
         let state = (!transition.state_updates.is_empty()).then(|| {
             let updates = transition.state_updates.iter();
             let updates = updates.map(|update| (update.key.clone(), update.value.clone())).collect();
@@ -203,17 +228,10 @@ impl Rows {
                     effect: call.effect.as_str(),
                     nonce: call.start.as_ref().map(|start| start.nonce.clone()),
                     timeout_s: call.start.as_ref().map_or(0.0, |start| start.timeout_s as f64),
+                    ended: ended(call),
                 })
                 .collect(),
-            closed: transition
-                .call_updates
-                .iter()
-                .map(|call| ClosedRow {
-                    call_id: call.call_id.as_str().to_owned(),
-                    status: call.status.as_str(),
-                    message_number: call.message_number,
-                })
-                .collect(),
+            closed: transition.call_updates.iter().filter(opened_before).map(closed).collect(),
             generation_over: transition.generation_over,
             step,
             intent: if closing.is_none() { performance.intent.as_ref().map(intent) } else { None },

@@ -11,7 +11,7 @@
 //! constants. Values are always parameters.
 
 use super::builder::Statement;
-use super::rows::{Rare, Rows};
+use super::rows::{OpenedRow, Rare, Rows};
 use crate::delivery::deliver_jobs;
 use crate::new_id;
 use sqlx::postgres::PgArguments;
@@ -224,8 +224,8 @@ left join intent using (session_id)"
         }
     }
 
-    /// Ledger rows of the calls that the last message asks for. Idempotent ones may be started at once, as
-    /// [`crate::Store::start_call`] does it for one call.
+    /// Ledger rows of the calls that the model's reply asks for. Idempotent ones may be started at once, as
+    /// [`crate::Store::start_call`] does it for one call. Pure ones may have ended already.
     fn opened(&mut self) {
         if self.some(|commit| !commit.opened.is_empty()) {
             let mut rows = self.rows(|commit| &commit.opened);
@@ -234,31 +234,39 @@ left join intent using (session_id)"
             self.column(&mut rows, "name", "text", |call| call.name.as_str());
             self.column(&mut rows, "args_sha256", "text", |call| call.args_sha256.as_str());
             self.column(&mut rows, "effect", "text", |call| call.effect);
+            let (mut names, mut values) = (String::new(), String::new());
             self.starts_calls = self.some(|commit| commit.opened.iter().any(|call| call.nonce.is_some()));
-            if !self.starts_calls {
-                let from = self.joined(rows);
-                self.part(&format!(
-                    "opened as (
-    insert into tool_calls
-        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect)
-    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect
-    from {from}
-)"
-                ));
-                return;
+            let ends_calls = self.some(|commit| commit.opened.iter().any(|call| call.ended.is_some()));
+            if self.starts_calls || ends_calls {
+                self.column(&mut rows, "status", "text", OpenedRow::status);
+                names.push_str(", status");
+                values.push_str(", r.status");
             }
-            self.column(&mut rows, "nonce", "text", |call| call.nonce.as_deref());
-            self.column(&mut rows, "timeout_s", "float8", |call| call.timeout_s);
+            if self.starts_calls {
+                self.column(&mut rows, "nonce", "text", |call| call.nonce.as_deref());
+                self.column(&mut rows, "timeout_s", "float8", |call| call.timeout_s);
+                names.push_str(", start_nonce, attempts, started_at, settled_by");
+                values.push_str(
+                    ",
+        r.nonce, (r.nonce is not null)::integer, case when r.nonce is not null then clock_timestamp() end,
+        case when r.nonce is not null then b.run_at + make_interval(secs => r.timeout_s) end",
+                );
+            }
+            if ends_calls {
+                self.column(&mut rows, "result_number", "bigint", |call| {
+                    call.ended.as_ref().and_then(|ended| ended.message_number)
+                });
+                names.push_str(", result_message_number, settled_at");
+                values.push_str(
+                    ", r.result_number, case when r.result_number is not null then clock_timestamp() end",
+                );
+            }
             let from = self.joined(rows);
             self.part(&format!(
                 "opened as (
     insert into tool_calls
-        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect, status, start_nonce,
-         attempts, started_at, settled_by)
-    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect,
-        case when r.nonce is null then 'invoked' else 'started' end, r.nonce, (r.nonce is not null)::integer,
-        case when r.nonce is not null then clock_timestamp() end,
-        case when r.nonce is not null then b.run_at + make_interval(secs => r.timeout_s) end
+        (session_id, call_id, run_id, step_number, message_number, name, args_sha256, effect{names})
+    select b.session_id, r.call_id, b.run_id, b.step_number, r.message_number, r.name, r.args_sha256, r.effect{values}
     from {from}
 )"
             ));

@@ -98,7 +98,7 @@ impl<'a> Draft<'a> {
                 prompt_tokens: Some(usage.input_tokens),
                 repairs: generated.repairs,
                 prefill_bytes: generated.prefill_bytes,
-                started_at: Some(generated.started_at),
+                started_at: generated.started_at,
                 purpose: Purpose::Reply,
             },
             Event::GenStart { generation_id: generated.generation_id.clone(), stream: true },

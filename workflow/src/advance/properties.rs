@@ -221,6 +221,9 @@ impl World {
                 None => return true,
             },
         };
+        if let Performed::Replied(_) = &outcome {
+            self.join(&warm, &outcome);
+        }
         if work.dies {
             return true;
         }
@@ -246,6 +249,31 @@ impl World {
         true
     }
 
+    /// A reply and the results of its pure calls change a session alike in one commit and in two.
+    fn join(&self, session: &Session, replied: &Performed) {
+        let mut reply = advance(session, replied.clone(), self.policy);
+        let mut in_two = session.clone();
+        in_two.apply(&reply);
+        let Action::CallTools { calls } = plan(&in_two, &LIMITS) else { return };
+        if reply.calls_opened.iter().any(|call| call.effect != Effect::Pure) {
+            return;
+        }
+        let ended = calls.into_iter().map(|PlannedCall { call, how }| {
+            assert_eq!(how, How::Run);
+            let details = Some(details(&call, self.accepted));
+            let outcome = CallOutcome { details, ..example::outcome("done") };
+            EndedCall { call, ending: CallEnd::Settled(CallStatus::Done, outcome) }
+        });
+        let results = advance(&in_two, Performed::Called(ended.collect()), self.policy);
+        in_two.apply(&results);
+        let events: Vec<_> = reply.events.iter().chain(&results.events).cloned().collect();
+        assert!(reply.join(results));
+        assert_eq!(reply.events, events);
+        let mut in_one = session.clone();
+        in_one.apply(&reply);
+        assert_eq!(in_one, in_two);
+    }
+
     fn call_model(&mut self, work: &Work) -> Performed {
         let asked: Vec<_> = self.session.records.iter().flat_map(Record::tool_calls).collect();
         for call in &asked {
@@ -267,7 +295,7 @@ impl World {
             attempt: 1,
             model: "m".into(),
             request_sha256: String::new(),
-            started_at: String::new(),
+            started_at: None,
             repairs: 0,
             resumes: None,
             prefill_bytes: None,

@@ -23,7 +23,7 @@ fn says(session: &Session, text: &str) -> Transition {
         attempt: 1,
         model: "m".into(),
         request_sha256: String::new(),
-        started_at: String::new(),
+        started_at: None,
         repairs: 0,
         resumes: None,
         prefill_bytes: None,

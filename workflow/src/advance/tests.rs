@@ -37,7 +37,7 @@ fn reply_of(content: Vec<Block>) -> Performed {
         attempt: 2,
         model: "scripted/m".into(),
         request_sha256: "00".into(),
-        started_at: "2026-01-01T00:00:02+00:00".into(),
+        started_at: Some("2026-01-01T00:00:02+00:00".into()),
         repairs: 1,
         resumes: None,
         prefill_bytes: None,

@@ -159,7 +159,7 @@ impl World {
             attempt: 1,
             model: "m".into(),
             request_sha256: String::new(),
-            started_at: String::new(),
+            started_at: None,
             repairs: 0,
             resumes: None,
             prefill_bytes: None,

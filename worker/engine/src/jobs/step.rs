@@ -3,7 +3,9 @@
 //! is the loop (8). Before the first step is complete it usually goes round three times, each with a commit:
 //! begin, model call, tool calls. It goes on until the run closes or pauses, or other jobs need the slot.
 
+mod ahead;
 mod commit;
+mod end;
 mod span;
 mod tries;
 
@@ -12,7 +14,9 @@ use crate::perform::{CommittedCall, StartedCalls, Unperformed, next_call, perfor
 use crate::replay;
 use crate::telemetry;
 use crate::watchdog::UNYIELDING;
+use ahead::{results_of, run_ahead};
 use apalis::prelude::{BoxDynError, Data};
+use end::{ClaimEnd, give_up, release, retry};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -30,22 +34,9 @@ use wakeful_workflow::id::{GenerationId, SessionId};
 use wakeful_workflow::plan::{Action, Stop, in_context, plan};
 use wakeful_workflow::session::Session;
 
-/// Claims without progress after which the run of an unreadable session fails.
+/// Claims without progress after which the run of an unreadable session fails. Its agent is unknown then, so the agent's own
+/// limit does not apply.
 const UNREADABLE_ATTEMPTS: i64 = 5;
-
-/// How a claim ends.
-#[derive(Debug, PartialEq)]
-enum ClaimEnd {
-    /// The job has ended: the run closed or paused, or there was nothing to do.
-    Closed,
-    /// This claim lost its lease. Another worker may hold the session, so nothing more is written here.
-    Stale,
-    /// The job was given back: other jobs wait at the end of its slice, or the process drains.
-    Released,
-    /// The job is tried again later, after `at_least` if the fault names a delay. `kind` is the span's
-    /// `error.type`.
-    Retry { kind: &'static str, error: String, at_least: Option<Duration> },
-}
 
 /// Runs one claimed step job and records in the job's row how the claim ended. apalis only learns that the
 /// job is over.
@@ -121,24 +112,6 @@ async fn work(ctx: &Ctx, job: &Job) -> ClaimEnd {
     }
 }
 
-/// Fails the run of a session that cannot be read. Its agent is unknown then, so [`UNREADABLE_ATTEMPTS`]
-/// applies instead of the agent's own limit.
-async fn give_up(ctx: &Ctx, job: &Job, session_id: &str, error: &wakeful_store::Error) -> ClaimEnd {
-    let reason = format!(
-        "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
-    );
-    match ctx.store.give_up(&job.lease, session_id, &reason).await {
-        Ok(true) => {
-            warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");
-            ctx.bus.notifier.session(session_id);
-            ctx.bus.notifier.job_of(Kind::Step, &job.runner);
-            ClaimEnd::Closed
-        }
-        Ok(false) => ClaimEnd::Stale,
-        Err(error) => ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None },
-    }
-}
-
 /// Hop 2: hydrates the session once. [`run_steps`] then takes step after step with this copy in memory.
 async fn hydrate_and_run(
     ctx: &Ctx,
@@ -189,15 +162,17 @@ async fn run_steps(
     let mut began = Instant::now();
     // The model call whose intent the latest commit recorded.
     let mut committed = None;
-    // The tool calls that it started.
+    // The tool calls that it started, or the results of those that ended before it.
     let mut started = StartedCalls::default();
+    let mut results = None;
     loop {
         let agent = ctx.agent_of(&session);
         let policy = agent.as_ref().map_or_else(|_| AgentPolicy::default(), Agent::policy);
         let decided = match &agent {
             Ok(agent) => {
                 let started = std::mem::take(&mut started);
-                decide(ctx, job, &mut session, agent, counts, committed.take(), &started).await?
+                let made = Made { call: committed.take(), started: &started, results: results.take() };
+                decide(ctx, job, &mut session, agent, counts, made).await?
             }
             // The configuration does not have this agent, so the run can only end: cancelled, if someone
             // cancelled it, or failed with this fault.
@@ -231,6 +206,15 @@ async fn run_steps(
         if let Ok(agent) = &agent {
             started = StartedCalls::with_commit(ctx, &job.lease, &session, agent, &mut transition);
         }
+        let mut written = None;
+        if let Ok(agent) = &agent
+            && counts.tries.no_worker_died()
+        {
+            let elapsed_s = began.elapsed().as_secs_f64();
+            let performance = Performance { elapsed_s, attempt: counts.attempt, intent: None };
+            let ahead = run_ahead(ctx, job, &mut session, agent, transition, performance).await?;
+            (transition, written, results) = (ahead.transition, ahead.written, ahead.results);
+        }
         let progress = transition.step.is_some() || !transition.records.is_empty();
         let may_yield = transition.step.is_some() && slice_ends(ctx, job, steps + 1);
         // If a model call follows, prepare it now: the commit then records its intent too.
@@ -248,11 +232,17 @@ async fn run_steps(
             attempt: counts.attempt,
             intent: prepared.as_ref().map(|call| call.intent(&session)),
         };
-        commit::failpoint_before(&transition);
-        // `Store::commit`, tried again while the database is away.
-        let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
-        wakeful_store::failpoint!("K22");
-        ctx.bus.notifier.session(session.session_id.as_str());
+        let commit = match written {
+            Some(commit) => commit,
+            None => {
+                commit::failpoint_before(&transition);
+                // `Store::commit`, tried again while the database is away.
+                let commit = commit::commit(ctx, job, &session, &transition, performance).await?;
+                wakeful_store::failpoint!("K22");
+                ctx.bus.notifier.session(session.session_id.as_str());
+                commit
+            }
+        };
         if !transition.deliveries.is_empty() {
             ctx.bus.notifier.job(Kind::Deliver);
         }
@@ -322,7 +312,7 @@ async fn run_steps(
                     (counts.attempt, began) = (1, Instant::now());
                 }
                 session = read;
-                started = StartedCalls::default();
+                (started, results) = (StartedCalls::default(), None);
             }
             Commit::Stale => return Ok(ClaimEnd::Stale),
         }
@@ -341,16 +331,24 @@ enum Decided {
     Again,
 }
 
-/// Hops 3 to 5: plans the next action and performs it. `committed` is the model call whose intent the commit before
-/// recorded, and `started` has the tool calls that it started.
+/// What the commit before has made ready for the next action.
+struct Made<'a> {
+    /// The model call whose intent it recorded.
+    call: Option<CommittedCall>,
+    /// The tool calls that it started.
+    started: &'a StartedCalls,
+    /// The results of the calls that it opened, if these have ended already.
+    results: Option<Performed>,
+}
+
+/// Hops 3 to 5: plans the next action and performs it.
 async fn decide(
     ctx: &Ctx,
     job: &Job,
     session: &mut Session,
     agent: &Agent,
     counts: &mut Counts,
-    committed: Option<CommittedCall>,
-    started: &StartedCalls,
+    made: Made<'_>,
 ) -> wakeful_store::Result<Decided> {
     let tries = counts.tries;
     let action = plan(session, &agent.limits);
@@ -375,7 +373,12 @@ async fn decide(
         // reports this error.
         Err(_) => action,
     };
-    let mut committed = committed.filter(|_| action == Action::CallModel);
+    if let Action::CallTools { calls } = &action
+        && let Some(results) = results_of(calls, made.results)
+    {
+        return Ok(Decided::Performed(results));
+    }
+    let mut committed = made.call.filter(|_| action == Action::CallModel);
     if committed.is_some() {
         counts.uncalled = None;
     } else {
@@ -384,7 +387,7 @@ async fn decide(
     let performed = loop {
         let asks_model = action == Action::CallModel;
         let performed = tokio::select! {
-            performed = perform(ctx, &job.lease, session, agent, action, committed.take(), started) => performed,
+            performed = perform(ctx, &job.lease, session, agent, action, committed.take(), made.started) => performed,
             () = ctx.cancelled(session.session_id.as_str()) => {
                 ctx.store.refresh(session).await?;
                 return Ok(Decided::Again);
@@ -460,27 +463,4 @@ fn retry_summary_later(session: &Session, performed: &Performed) -> Option<Claim
 /// back if other step jobs wait.
 fn slice_ends(ctx: &Ctx, job: &Job, steps: u32) -> bool {
     steps.is_multiple_of(ctx.config.queue.slice_steps) && !job.has_room_beside()
-}
-
-/// Gives the job back. Any worker may claim it at once.
-async fn release(ctx: &Ctx, job: &Job) -> ClaimEnd {
-    if let Err(error) = ctx.store.release(&job.lease).await {
-        warn!(%error, "A job was not released; it is free when its lease ends");
-    }
-    ctx.bus.notifier.job_of(Kind::Step, &job.runner);
-    ClaimEnd::Released
-}
-
-/// Gives the job back until a delay is over, which grows with the job's claims without progress.
-async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
-    let delay = queue::delay(job.stuck, at_least);
-    warn!(
-        session.id = job.session_id,
-        error,
-        delay_ms = delay.as_millis() as u64,
-        "The step failed; trying again later"
-    );
-    if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
-        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
-    }
 }

@@ -3,13 +3,13 @@
 
 use super::Unperformed;
 use super::chunks::{Said, Writer};
+use super::tentative::{apply, undo};
 use crate::ctx::Ctx;
 use crate::model::{Deltas, Model};
 use crate::telemetry::{self, names};
 use crate::watchdog::UNYIELDING;
 use opentelemetry::{Array, StringValue, Value};
 use std::collections::BTreeMap;
-use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{Instrument, Span, info, info_span, warn};
@@ -111,25 +111,6 @@ fn calls_model(ctx: &Ctx, session: &Session, agent: &Agent) -> bool {
     let Ok(tools) = ctx.configured_tools(session, agent) else { return false };
     let window = ctx.config.context_window(&agent.model);
     in_context(action, session, agent, &tools, window) == Action::CallModel
-}
-
-/// Applies `transition`. Returns the session as it was, without what a transition does not change or only
-/// appends to: these parts grow with the session and are not copied.
-fn apply(session: &mut Session, transition: &Transition) -> Session {
-    let (records, seeds, prefix) =
-        (take(&mut session.records), take(&mut session.seeds), session.prefix.take());
-    let before = session.clone();
-    (session.records, session.seeds, session.prefix) = (records, seeds, prefix);
-    session.apply(transition);
-    before
-}
-
-/// Undoes [`apply`].
-fn undo(session: &mut Session, before: Session, transition: &Transition) {
-    let mut records = take(&mut session.records);
-    records.truncate(records.len() - transition.records.len());
-    let (seeds, prefix) = (take(&mut session.seeds), session.prefix.take());
-    *session = Session { records, seeds, prefix, ..before };
 }
 
 /// Prepares the session's next model call. Writes nothing. Reads the database only if an attempt was interrupted.
@@ -252,7 +233,7 @@ pub(super) async fn call_model(
         attempt,
         model: agent.model.clone(),
         request_sha256,
-        started_at,
+        started_at: Some(started_at),
         repairs: repairs as i64,
         resumes,
         prefill_bytes: request.prefill.as_ref().map(|prefill| prefill.len() as i64),

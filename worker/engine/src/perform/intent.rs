@@ -1,4 +1,4 @@
-//! The intent of a summary call, and of a reply that a replay takes from its source.
+//! The intent of a summary call.
 
 use super::Unperformed;
 use crate::ctx::Ctx;

@@ -7,6 +7,7 @@ mod compact;
 mod generate;
 mod intent;
 mod recorded;
+pub(crate) mod tentative;
 mod tools;
 
 pub use chunks::Chunks;
@@ -68,7 +69,7 @@ pub async fn perform(
         Action::CallModel | Action::Compact if has_recorded_replies(session) => {
             match recorded::summary(ctx, lease, session, agent).await? {
                 Some(performed) => Ok(performed),
-                None => recorded::reply(ctx, lease, session, agent).await,
+                None => recorded::reply(ctx, session, agent).await,
             }
         }
         Action::CallModel => generate::call_model(ctx, lease, session, agent, committed).await,

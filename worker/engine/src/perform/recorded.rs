@@ -13,7 +13,7 @@ use wakeful_workflow::agent::Agent;
 use wakeful_workflow::context::{self, Built, compaction};
 use wakeful_workflow::fault::Fault;
 use wakeful_workflow::generation::Purpose;
-use wakeful_workflow::id::CallId;
+use wakeful_workflow::id::{CallId, GenerationId};
 use wakeful_workflow::record::{FinishReason, Reply};
 use wakeful_workflow::replay::{self, RecordedCall, RecordedReply, RecordedResult};
 use wakeful_workflow::session::{CallOutcome, Session};
@@ -22,12 +22,7 @@ use wakeful_workflow::strategy::Strategy;
 /// Returns the source's reply instead of calling the model. It still builds the request as the source's
 /// model would get it, and journals its hash. Equal hashes prove that both contexts are the same, byte for
 /// byte.
-pub(super) async fn reply(
-    ctx: &Ctx,
-    lease: &Lease,
-    session: &Session,
-    agent: &Agent,
-) -> Result<Performed, Unperformed> {
+pub(super) async fn reply(ctx: &Ctx, session: &Session, agent: &Agent) -> Result<Performed, Unperformed> {
     let source = ctx.recordings.of(&ctx.store, session).await?.ok_or_else(no_source)?;
     let (rules, recording) = (&source.rules, &*source.recording);
     let answer = replay::answer(session, rules, recording)?;
@@ -47,34 +42,20 @@ pub(super) async fn reply(
             super::generate::context_and_effects(ctx, session, &agent)?
         };
     let draft = ctx.renderings.draft(&session.session_id, model_name, model.as_ref(), &context);
-    let base = draft.outline(None);
-    let base_sha256 = base.sha256.clone();
     let Outline { sha256: request_sha256, repairs, prefill } =
-        replay::prefill(&answer).map_or(base, |prefill| draft.outline(Some(&prefill)));
+        draft.outline(replay::prefill(&answer).as_deref());
     drop(draft);
     compare(session, &answer, &request_sha256);
-    let attempt = generate::next_attempt(session);
-    let intent = Intent {
-        attempt,
-        model: model_name,
-        repairs: repairs.total() as i64,
-        request_sha256: &request_sha256,
-        base_sha256: &base_sha256,
-        resumes: None,
-        purpose: Purpose::Reply,
-        context_strategy: agent.context.strategy,
-    };
-    let RecordedIntent { generation_id, started_at, repairs } =
-        intent::begin_call(ctx, lease, session, &intent).await?;
     wakeful_store::failpoint!("K6");
     let details = &answer.record.details;
     Ok(Performed::Replied(Generated {
-        generation_id,
-        attempt,
+        generation_id: GenerationId::from(wakeful_store::new_id("gen")),
+        attempt: generate::next_attempt(session),
         model: model_name.clone(),
         request_sha256,
-        started_at,
-        repairs,
+        // No call begins, so no intent is written.
+        started_at: None,
+        repairs: repairs.total() as i64,
         resumes: None,
         prefill_bytes: prefill.as_ref().map(|prefill| prefill.len() as i64),
         context_strategy: agent.context.strategy,

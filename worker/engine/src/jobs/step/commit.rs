@@ -2,9 +2,9 @@
 
 use crate::ctx::Ctx;
 use crate::telemetry::{self, names};
-use tracing::{Instrument, debug, info, info_span, warn};
+use tracing::{Instrument, Span, debug, info, info_span, warn};
 use wakeful_store::queue::{self, Job};
-use wakeful_store::step::{Commit, Performance};
+use wakeful_store::step::{Commit, Performance, QueuedCommit};
 use wakeful_workflow::advance::{Next, Transition};
 use wakeful_workflow::record::Record;
 use wakeful_workflow::session::Session;
@@ -19,13 +19,7 @@ pub(super) async fn commit(
     transition: &Transition,
     performance: Performance<'_>,
 ) -> wakeful_store::Result<Commit> {
-    let span = info_span!(
-        names::COMMIT_STEP,
-        { names::SESSION_ID } = %session.session_id,
-        { names::CONVERSATION_ID } = %session.conversation_id,
-        { names::RUN_ID } = %transition.run_id,
-        { names::STEP_NUMBER } = transition.step_number,
-    );
+    let span = span_of(session, transition);
     let _commit_under_way = job.lease.begin_commit();
     let mut faults = 0;
     loop {
@@ -49,6 +43,30 @@ pub(super) async fn commit(
             }
         }
     }
+}
+
+/// Waits for a commit that is in the queue, and tells readers of it. `None`: it was not made, or nothing is known of it;
+/// [`commit`] finds out.
+pub(super) async fn queued(
+    ctx: &Ctx,
+    session: &Session,
+    transition: &Transition,
+    queued: &mut QueuedCommit,
+) -> Option<Commit> {
+    let commit = queued.written().instrument(span_of(session, transition)).await?;
+    ctx.bus.notifier.session(session.session_id.as_str());
+    report(session, transition, &commit);
+    Some(commit)
+}
+
+fn span_of(session: &Session, transition: &Transition) -> Span {
+    info_span!(
+        names::COMMIT_STEP,
+        { names::SESSION_ID } = %session.session_id,
+        { names::CONVERSATION_ID } = %session.conversation_id,
+        { names::RUN_ID } = %transition.run_id,
+        { names::STEP_NUMBER } = transition.step_number,
+    )
 }
 
 /// Logs the result of the commit.

@@ -17,6 +17,11 @@ impl RetryCounts {
         RetryCounts { stuck: i64::from(job.stuck), died: i64::from(job.died) }
     }
 
+    /// Returns whether each earlier claim of this step gave the job back.
+    pub(super) fn no_worker_died(self) -> bool {
+        self.died == 0
+    }
+
     /// Returns how many claims gave the job back after a fault. Counts the present claim as one of them.
     pub(super) fn ended_by_faults(self) -> i64 {
         (self.stuck - self.died).max(1)

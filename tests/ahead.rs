@@ -1,0 +1,70 @@
+//! Pure tools of a reply run while the reply waits for its statement. If they are in time, one commit has both.
+
+use crate::support::model::turns_since_user;
+use crate::support::proxy::{CutAt, Proxy};
+use crate::support::{Answer, Database, ModelServer, Options, eventually};
+use serde_json::json;
+use wakeful_workflow::record::Role;
+
+/// The text of the first part of a statement that records tool calls.
+const CALLS: &str = "opened as (";
+
+#[tokio::test]
+async fn on_a_busy_worker_a_reply_and_the_results_of_its_pure_tools_are_one_commit() {
+    let mut database = Database::new().await;
+    let model = ModelServer::start(|body, _| match turns_since_user(body) {
+        0 => Answer::call("read_file", json!({"path": "menu.txt"})),
+        _ => Answer::text("There is no menu."),
+    })
+    .await;
+    let direct = database.url.clone();
+    let proxy = Proxy::start(&direct);
+    database.url = proxy.url.clone();
+    let process =
+        Options::new().model("openai/test").env("OPENAI_BASE_URL", &model.url).serve(&database).await;
+    database.url = direct;
+    let client = process.client();
+
+    // One lane waits for the late answer to this commit.
+    proxy.cut_when(CALLS, CutAt::LateAnswer);
+    let slow = client.chat("slow", "Read the menu, please.").await;
+    eventually("the commit that is late", || async { (proxy.cut_count() == 1).then_some(()) }).await;
+    let mut sessions = Vec::new();
+    for number in 0..8 {
+        sessions.push(client.chat(&format!("c{number}"), "Read the menu, please.").await);
+    }
+    sessions.push(slow);
+    for session in &sessions {
+        client.wait_for(session["session_id"].as_str().unwrap(), "completed").await;
+    }
+
+    // Rows of one transaction have one `xmin`.
+    let joined: i64 = database
+        .value(
+            "select count(*) from conversation_records reply
+            join conversation_records result using (conversation_id)
+            where reply.role = 'assistant' and result.role = $1 and reply.xmin::text = result.xmin::text
+                and result.message_number = reply.message_number + 1",
+            Role::Tool.as_str(),
+        )
+        .await;
+    assert!(joined > 0, "no reply was committed with its results");
+    // However they were committed, each session has the same journal.
+    let journals: i64 = database
+        .value(
+            "select count(distinct journal) from (
+                select string_agg(type, ' ' order by seq) as journal from session_events
+                where session_id <> $1 group by session_id
+            ) as journals",
+            "",
+        )
+        .await;
+    assert_eq!(journals, 1);
+    let store = database.store().await;
+    for session in &sessions {
+        let session_id = session["session_id"].as_str().unwrap();
+        let verified = store.verify(session_id).await.unwrap();
+        assert!(verified.agrees, "{verified:?}");
+    }
+    assert_eq!(model.bodies().len(), 2 * sessions.len(), "each model call is made once");
+}

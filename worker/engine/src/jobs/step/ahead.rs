@@ -1,0 +1,149 @@
+//! Runs the pure tools of a reply while the reply waits for its statement.
+//!
+//! On a busy worker a commit waits for the statement before it. A model's reply enters that queue at once, and meanwhile
+//! its tools run if they change nothing outside. If they end before a lane takes the reply, the worker withdraws it and
+//! commits reply and results together: one commit instead of two. If a lane was faster, the results wait for
+//! their own commit. So the reply is never held back, and an idle worker commits it before any tool runs.
+//!
+//! If the process dies in between, the reply is lost with its results, as it would have been in the queue, and the model
+//! is asked again. A tool that kills its process could repeat that. So after a death of its worker, a step runs no tool
+//! ahead.
+//!
+//! A recorded reply of a replay costs nothing, so it is always held until its tools have ended.
+
+use super::commit;
+use crate::ctx::Ctx;
+use crate::perform::tentative::{apply, undo};
+use crate::perform::{StartedCalls, perform};
+use std::pin::pin;
+use wakeful_store::queue::Job;
+use wakeful_store::step::{Commit, Performance, QueuedCommit};
+use wakeful_workflow::advance::{CallEnd, Performed, Transition, advance};
+use wakeful_workflow::agent::Agent;
+use wakeful_workflow::effect::Effect;
+use wakeful_workflow::id::CallId;
+use wakeful_workflow::plan::{Action, How, PlannedCall, plan};
+use wakeful_workflow::replay::has_recorded_replies;
+use wakeful_workflow::session::Session;
+
+/// What became of a reply.
+pub(super) struct Ahead {
+    /// The reply, joined by its results if they were in time.
+    pub(super) transition: Transition,
+    /// The answer of its commit. `None`: it is still to be committed.
+    pub(super) written: Option<Commit>,
+    /// The results that no commit has yet.
+    pub(super) results: Option<Performed>,
+}
+
+impl Ahead {
+    /// The tools run after the commit, as usual.
+    fn nothing(transition: Transition) -> Ahead {
+        Ahead { transition, written: None, results: None }
+    }
+}
+
+/// Runs the calls of `reply` ahead of its commit, if they are pure and the commit waits. `session` is as before the
+/// reply, and is so afterwards.
+///
+/// # Errors
+/// Those of [`wakeful_store::Store::queue_commit`].
+pub(super) async fn run_ahead(
+    ctx: &Ctx,
+    job: &Job,
+    session: &mut Session,
+    agent: &Agent,
+    mut reply: Transition,
+    performance: Performance<'_>,
+) -> wakeful_store::Result<Ahead> {
+    if reply.calls_opened.is_empty() || !are_pure(session, &reply) {
+        return Ok(Ahead::nothing(reply));
+    }
+    let mut queued = None;
+    if !has_recorded_replies(session) {
+        queued = ctx.store.queue_commit(&job.lease, session, &reply, performance)?;
+        if queued.is_none() {
+            return Ok(Ahead::nothing(reply));
+        }
+    }
+    let before = apply(session, &reply);
+    let (mut results, mut answer) = match plan(session, &agent.limits) {
+        Action::CallTools { calls } if calls.iter().all(|call| call.how == How::Run) => {
+            let tools = run_tools(ctx, job, session, agent, calls);
+            run_beside(ctx, session, &reply, tools, queued.as_mut()).await
+        }
+        _ => (None, None),
+    };
+    if answer.is_none() {
+        if queued.as_mut().is_none_or(QueuedCommit::withdraw) {
+            if let Some(results) = results.take_if(|results| !asks_question(results)) {
+                let results = advance(session, results, agent.policy());
+                undo(session, before, &reply);
+                // They fit, because the plan said that the reply's calls come next. Else the tools run again.
+                reply.join(results);
+                return Ok(Ahead::nothing(reply));
+            }
+        } else if let Some(queued) = &mut queued {
+            answer = Some(commit::queued(ctx, session, &reply, queued).await);
+        }
+    }
+    undo(session, before, &reply);
+    Ok(Ahead { transition: reply, written: answer.flatten(), results })
+}
+
+/// Returns whether the calls of `reply` may run although no commit has them: they change nothing outside, or run dry.
+fn are_pure(session: &Session, reply: &Transition) -> bool {
+    !session.policy.tool_mode.is_live() || reply.calls_opened.iter().all(|call| call.effect == Effect::Pure)
+}
+
+/// A pause needs a commit of its own.
+fn asks_question(results: &Performed) -> bool {
+    matches!(results, Performed::Called(calls) if calls.iter().any(|one| matches!(one.ending, CallEnd::Asked(_))))
+}
+
+/// `None`: the run was cancelled, or a fault ended the calls. The next plan sees to it.
+async fn run_tools(
+    ctx: &Ctx,
+    job: &Job,
+    session: &Session,
+    agent: &Agent,
+    calls: Vec<PlannedCall>,
+) -> Option<Performed> {
+    let started = StartedCalls::default();
+    let tools = perform(ctx, &job.lease, session, agent, Action::CallTools { calls }, None, &started);
+    tokio::select! {
+        performed = tools => performed.ok(),
+        () = ctx.cancelled(session.session_id.as_str()) => None,
+    }
+}
+
+/// Waits for the tools, and for the commit of the reply if its answer comes first. The second value is that answer. If the
+/// commit was not made, the tools do not go on.
+async fn run_beside(
+    ctx: &Ctx,
+    session: &Session,
+    reply: &Transition,
+    tools: impl Future<Output = Option<Performed>>,
+    queued: Option<&mut QueuedCommit>,
+) -> (Option<Performed>, Option<Option<Commit>>) {
+    let mut tools = pin!(tools);
+    let Some(queued) = queued else { return (tools.await, None) };
+    tokio::select! {
+        biased;
+        results = &mut tools => (results, None),
+        answer = commit::queued(ctx, session, reply, queued) => match answer {
+            Some(commit) => (tools.await, Some(Some(commit))),
+            None => (None, Some(None)),
+        }
+    }
+}
+
+/// Returns `results` if they are those of `calls`, all of which are to run.
+pub(super) fn results_of(calls: &[PlannedCall], results: Option<Performed>) -> Option<Performed> {
+    results.filter(|results| {
+        let Performed::Called(ended) = results else { return false };
+        let ended_as = |id: &CallId| ended.iter().any(|one| &one.call.call_id == id);
+        ended.len() == calls.len()
+            && calls.iter().all(|call| call.how == How::Run && ended_as(&call.call.call_id))
+    })
+}

@@ -1,0 +1,65 @@
+//! How a claim of a step job ends.
+
+use crate::ctx::Ctx;
+use std::time::Duration;
+use tracing::warn;
+use wakeful_store::queue::{self, Job, Kind};
+
+/// How a claim ends.
+#[derive(Debug, PartialEq)]
+pub(super) enum ClaimEnd {
+    /// The job has ended: the run closed or paused, or there was nothing to do.
+    Closed,
+    /// This claim lost its lease. Another worker may hold the session, so nothing more is written here.
+    Stale,
+    /// The job was given back: other jobs wait at the end of its slice, or the process drains.
+    Released,
+    /// The job is tried again later, after `at_least` if the fault names a delay. `kind` is the span's
+    /// `error.type`.
+    Retry { kind: &'static str, error: String, at_least: Option<Duration> },
+}
+
+/// Fails the run of a session that cannot be read.
+pub(super) async fn give_up(
+    ctx: &Ctx,
+    job: &Job,
+    session_id: &str,
+    error: &wakeful_store::Error,
+) -> ClaimEnd {
+    let reason = format!(
+        "the session cannot be read: {error}. Remedy: repair the row that the error names, then retry the session"
+    );
+    match ctx.store.give_up(&job.lease, session_id, &reason).await {
+        Ok(true) => {
+            warn!(session.id = session_id, %error, "Failed the run: its session cannot be read");
+            ctx.bus.notifier.session(session_id);
+            ctx.bus.notifier.job_of(Kind::Step, &job.runner);
+            ClaimEnd::Closed
+        }
+        Ok(false) => ClaimEnd::Stale,
+        Err(error) => ClaimEnd::Retry { kind: "database", error: error.to_string(), at_least: None },
+    }
+}
+
+/// Gives the job back. Any worker may claim it at once.
+pub(super) async fn release(ctx: &Ctx, job: &Job) -> ClaimEnd {
+    if let Err(error) = ctx.store.release(&job.lease).await {
+        warn!(%error, "A job was not released; it is free when its lease ends");
+    }
+    ctx.bus.notifier.job_of(Kind::Step, &job.runner);
+    ClaimEnd::Released
+}
+
+/// Gives the job back until a delay is over, which grows with the job's claims without progress.
+pub(super) async fn retry(ctx: &Ctx, job: &Job, error: &str, at_least: Option<Duration>) {
+    let delay = queue::delay(job.stuck, at_least);
+    warn!(
+        session.id = job.session_id,
+        error,
+        delay_ms = delay.as_millis() as u64,
+        "The step failed; trying again later"
+    );
+    if let Err(error) = ctx.store.retry_later(&job.lease, delay, error).await {
+        warn!(%error, "The job could not be given back; workers can claim it when its lease ends");
+    }
+}

@@ -1,0 +1,24 @@
+//! A session as it will be after a commit that is not made yet.
+
+use std::mem::take;
+use wakeful_workflow::advance::Transition;
+use wakeful_workflow::session::Session;
+
+/// Applies `transition`. Returns the session as it was, without what a transition does not change or only
+/// appends to: these parts grow with the session and are not copied.
+pub(crate) fn apply(session: &mut Session, transition: &Transition) -> Session {
+    let (records, seeds, prefix) =
+        (take(&mut session.records), take(&mut session.seeds), session.prefix.take());
+    let before = session.clone();
+    (session.records, session.seeds, session.prefix) = (records, seeds, prefix);
+    session.apply(transition);
+    before
+}
+
+/// Undoes [`apply`].
+pub(crate) fn undo(session: &mut Session, before: Session, transition: &Transition) {
+    let mut records = take(&mut session.records);
+    records.truncate(records.len() - transition.records.len());
+    let (seeds, prefix) = (take(&mut session.seeds), session.prefix.take());
+    *session = Session { records, seeds, prefix, ..before };
+}
