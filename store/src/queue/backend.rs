@@ -20,6 +20,11 @@ use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+/// While jobs wait, a claim waits until this part of the slots is free, or for this long: for one job it costs as much as
+/// for several.
+const ENOUGH: usize = 4;
+const GATHER: Duration = Duration::from_millis(5);
+
 /// The table `jobs` as a backend of apalis.
 pub struct Queue {
     settings: Settings,
@@ -126,7 +131,12 @@ struct Claimer {
 impl Claimer {
     async fn run(self, draining: CancellationToken) {
         let mut faults = 0;
+        // The last claim found as many jobs as it asked for.
+        let mut backlog = false;
         while !draining.is_cancelled() && !self.feed.is_closed() {
+            if backlog {
+                self.gather().await;
+            }
             let only_here = self.news.begin_claim();
             let room = self.store.room_for_jobs().saturating_sub(self.holdings.len());
             let free = self.slots.available_permits().min(room);
@@ -151,19 +161,19 @@ impl Claimer {
                     Ok(rows) => {
                         faults = 0;
                         // Fewer than asked for means that no job is left.
-                        let is_full = rows.iter().filter(|row| !row.suspect).count() == free;
+                        backlog = rows.iter().filter(|row| !row.suspect).count() == free;
                         for row in rows {
                             self.hand_over(row, ends_ms).await;
                         }
                         self.holdings.written(&self.store, lock);
-                        if is_full {
+                        if backlog {
                             only_here.tell_others();
                             continue;
                         }
                         Some(self.settings.poll)
                     }
                     Err(error) => {
-                        faults += 1;
+                        (faults, backlog) = (faults + 1, false);
                         self.holdings.written(&self.store, lock);
                         only_here.tell_others();
                         warn!(%error, "Claiming failed; trying again");
@@ -179,6 +189,17 @@ impl Claimer {
             }
         }
         self.news.close();
+    }
+
+    /// Waits until several slots are free, but not for long.
+    async fn gather(&self) {
+        let several = async {
+            while self.slots.available_permits() * ENOUGH < self.settings.concurrency {
+                self.freed.notified().await;
+            }
+        };
+        // An error is the time limit.
+        let _ = tokio::time::timeout(GATHER, several).await;
     }
 
     async fn hand_over(&self, row: super::ClaimedRow, ends_ms: u64) {
