@@ -18,7 +18,7 @@ pub enum Shape {
     /// One commit of two messages.
     Step,
     /// As the step job does it: the assistant's message and its ledger row before the tool runs, then the
-    /// rest.
+    /// rest. If the first commit has to wait, the results of the pure tool join it.
     Turn,
 }
 
@@ -85,8 +85,7 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
         reply: Reply::new(fixture::assistant_content(&call_id), FinishReason::ToolCalls, USAGE),
         effects: BTreeMap::from([("write_file".to_owned(), Effect::Pure)]),
     });
-    let asked = advance(&held.session, replied, AgentPolicy::default());
-    held.commit(store, &asked).await?;
+    let mut asked = advance(&held.session, replied, AgentPolicy::default());
     let path = format!("notes-{:02}.txt", step_number % 10);
     let called = Performed::Called(vec![EndedCall {
         call: fixture::tool_call(&call_id),
@@ -101,6 +100,21 @@ async fn turn(store: &Store, held: &mut Held) -> Result<()> {
             },
         ),
     }]);
-    let performed = advance(&held.session, called, AgentPolicy::default());
-    held.commit(store, &performed).await
+    let Some(mut queued) = held.queue(store, &asked)? else {
+        held.commit(store, &asked).await?;
+        let results = advance(&held.session, called, AgentPolicy::default());
+        return held.commit(store, &results).await;
+    };
+    let mut after = held.session.clone();
+    after.apply(&asked);
+    let results = advance(&after, called, AgentPolicy::default());
+    if queued.withdraw() {
+        anyhow::ensure!(asked.join(results), "the results are of the same step");
+        return held.commit(store, &asked).await;
+    }
+    match queued.written().await {
+        Some(_) => held.session = after,
+        None => held.commit(store, &asked).await?,
+    }
+    held.commit(store, &results).await
 }
