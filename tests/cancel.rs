@@ -4,14 +4,16 @@
 use crate::support::client::texts;
 use crate::support::wire::Proxy;
 use crate::support::world::wake;
-use crate::support::{Answer, Client, Database, ModelServer, Options, Process, eventually};
+use crate::support::{Answer, Client, Database, ModelServer, Options, Process, TIMEOUT, eventually};
 use futures::future::select_all;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use wakeful_engine::cancels::Cancels;
 use wakeful_store::Store;
-use wakeful_store::queue::News;
+use wakeful_store::queue::{EVERY_SESSION, News, heard};
 use wakeful_store::wake::{Continues, NewMessage, NewSession};
 use wakeful_workflow::policy::SessionPolicy;
 
@@ -333,6 +335,98 @@ async fn one_query_looks_for_the_cancels_of_every_session_in_flight() {
     let statements = proxy.statements() - before;
     assert!(statements < 12, "{statements} statements for 16 sessions");
     stop.cancel();
+}
+
+/// Two sessions in flight. Without a notification the next look is an hour away.
+struct Waits {
+    store: Store,
+    proxy: Proxy,
+    proxied: Store,
+    news: News,
+    cancels: Cancels,
+    ids: [String; 2],
+    stop: CancellationToken,
+    _database: Database,
+}
+
+impl Waits {
+    async fn new() -> Waits {
+        let database = Database::new().await;
+        let store = database.store().await;
+        let ids = [
+            wake(&store, "c1", "openai/test", "talk").await,
+            wake(&store, "c2", "openai/test", "talk").await,
+        ];
+        sqlx::query("update conversation_sessions set status = 'running'")
+            .execute(&database.pool)
+            .await
+            .unwrap();
+        let stop = CancellationToken::new();
+        let news = News::listen(&store, stop.clone());
+        // It names all sessions when it begins to listen.
+        heard(&mut news.sessions(), EVERY_SESSION).await;
+        let cancels = Cancels::looking_every(Duration::from_secs(3600));
+        let proxy = Proxy::start(&database.url);
+        let proxied = Store::connect(&proxy.url, 2, "wakeful test").await.unwrap();
+        Waits { store, proxy, proxied, news, cancels, ids, stop, _database: database }
+    }
+
+    async fn waits(&self, which: usize) {
+        self.cancels.cancelled(&self.proxied, &self.news, &self.ids[which]).await;
+    }
+
+    /// Cancels the second session while only `first` waits, and lets it hear that.
+    async fn cancel_second(&self, mut first: std::pin::Pin<&mut impl Future<Output = ()>>) {
+        let mut news = self.news.sessions();
+        let heard = async {
+            self.store.cancel(&self.ids[1], None).await.unwrap();
+            heard(&mut news, &format!("!{}", self.ids[1])).await;
+        };
+        tokio::select! {
+            biased;
+            () = first.as_mut() => panic!("the first is not cancelled"),
+            () = heard => {}
+        }
+        assert!(futures::poll!(first).is_pending());
+    }
+
+    /// Lets `first` look, so that it now waits for notifications.
+    async fn looked(&self, first: std::pin::Pin<&mut impl Future<Output = ()>>) {
+        let before = self.proxy.statements();
+        tokio::select! {
+            () = first => panic!("the first is not cancelled"),
+            () = eventually("a look", || async { (self.proxy.statements() > before).then_some(()) }) => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_is_noticed_although_the_wait_that_heard_it_ends() {
+    let waits = Waits::new().await;
+    let mut first = Box::pin(waits.waits(0));
+    waits.looked(first.as_mut()).await;
+    let mut second = Box::pin(waits.waits(1));
+    assert!(futures::poll!(second.as_mut()).is_pending());
+    waits.cancel_second(first.as_mut()).await;
+    drop(first);
+    timeout(TIMEOUT, second).await.expect("the cancel is noticed");
+    waits.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_cancel_that_is_heard_before_its_session_waits_is_noticed() {
+    let waits = Waits::new().await;
+    let mut first = Box::pin(waits.waits(0));
+    waits.looked(first.as_mut()).await;
+    waits.cancel_second(first.as_mut()).await;
+    let second = async {
+        tokio::select! {
+            () = first => panic!("the first is not cancelled"),
+            () = waits.waits(1) => {}
+        }
+    };
+    timeout(TIMEOUT, second).await.expect("the cancel is noticed");
+    waits.stop.cancel();
 }
 
 #[tokio::test]

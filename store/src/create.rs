@@ -291,7 +291,7 @@ pub(crate) async fn pin(tx: &mut PgConnection, prefix: &Prefix) -> Result<String
     Ok(blob.sha256)
 }
 
-/// Writes the session's row, its seeds and its prefix.
+/// Writes the session's row, its seeds and its prefix. The caller has locked the conversation.
 async fn insert(
     tx: &mut PgConnection,
     session_id: &str,
@@ -302,6 +302,18 @@ async fn insert(
     let prefix_sha256 = pin(&mut *tx, &prefix).await?;
     let tool_names: Vec<&str> = prefix.tools.iter().map(|tool| tool.name.as_str()).collect();
     let policy = serde_json::to_value(&new.policy).map_err(|error| Error::corrupt("policy", error))?;
+    // A message that found the conversation's latest session, and waits for it or has not written yet, must see that it is
+    // not the latest any more.
+    sqlx::query!(
+        "update conversation_sessions
+        set superseded = true
+        where session_id = (
+            select session_id from conversation_sessions where conversation_id = $1 order by ordinal desc limit 1
+        )",
+        new.conversation_id
+    )
+    .execute(&mut *tx)
+    .await?;
     sqlx::query!(
         "insert into conversation_sessions
             (session_id, conversation_id, space_id, mailbox_id, trigger_type, trigger_id, agent, model_id,

@@ -18,6 +18,7 @@ use sqlx::PgConnection;
 use wakeful_workflow::event::Event;
 use wakeful_workflow::inbox::{self, Acceptance, Arrival};
 use wakeful_workflow::record::{Attachment, without_nul};
+use wakeful_workflow::trigger::separate_session_type;
 
 /// How many messages may wait in one session, at most.
 const INBOX_LIMIT: i64 = 1000;
@@ -57,6 +58,16 @@ pub struct Woken {
     /// The key was used before, so this repeats what the first message got.
     #[serde(skip)]
     pub duplicate: bool,
+}
+
+/// What became of a chat message that names no agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatWoken {
+    /// It was accepted.
+    Accepted(Woken),
+    /// It opens a chat about a notice, which has the notice's agent. Nothing was written, because the new session was for
+    /// another agent.
+    AboutNotice { agent: String },
 }
 
 /// Who sends a message or retries a run.
@@ -99,6 +110,10 @@ impl Store {
         if let Some(woken) = self.wake_at_once(To::Trigger(new), message).await? {
             return Ok(woken);
         }
+        self.wake_locked(new, message).await
+    }
+
+    async fn wake_locked(&self, new: &NewSession, message: &NewMessage) -> Result<Woken> {
         let mut tx = self.intake.begin().await?;
         let session = find_or_create(&mut tx, new, message.client_key.as_deref()).await?;
         By::Anyone.may_wake(&session)?;
@@ -106,6 +121,30 @@ impl Store {
         crate::failpoint!("K1");
         tx.commit().await?;
         Ok(woken)
+    }
+
+    /// Like [`Store::wake`], for a chat message that names no agent; `new` has the one of a chat about nothing else.
+    ///
+    /// # Errors
+    /// Those of [`Store::wake`].
+    pub async fn wake_chat(&self, new: &NewSession, message: &NewMessage) -> Result<ChatWoken> {
+        let woken = self.try_wake_chat(new, message).await;
+        self.note_refusal(woken)
+    }
+
+    async fn try_wake_chat(&self, new: &NewSession, message: &NewMessage) -> Result<ChatWoken> {
+        if let Some(woken) = self.wake_at_once(To::Trigger(new), message).await? {
+            return Ok(ChatWoken::Accepted(woken));
+        }
+        // A message that opens a chat about a notice always comes here.
+        let latest = self.latest_trigger(&new.conversation_id).await?;
+        if let Some((trigger_type, agent)) = latest
+            && agent != new.agent
+            && separate_session_type(&trigger_type, &new.trigger_type).is_some()
+        {
+            return Ok(ChatWoken::AboutNotice { agent });
+        }
+        Ok(ChatWoken::Accepted(self.wake_locked(new, message).await?))
     }
 
     async fn wake_at_once(&self, to: To<'_>, message: &NewMessage) -> Result<Option<Woken>> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use wakeful_store::legacy::Imported;
-use wakeful_store::wake::{NewAttachment, Woken};
+use wakeful_store::wake::{Continues, NewAttachment, NewSession, Woken};
 
 fn keyed(key: &str, text: &str) -> NewMessage {
     NewMessage { client_key: Some(key.into()), sender: Some("ann".into()), ..message(text) }
@@ -249,4 +249,70 @@ async fn files_take_the_way_with_locks_and_a_session_of_another_conversation_is_
     let elsewhere = world.store.wake(&new_session("c2", "c1"), &message("Hello")).await;
     assert!(matches!(elsewhere, Err(Error::KeyReused { .. })), "{elsewhere:?}");
     assert_eq!(world.count("conversation_counters").await, 1, "nothing is left of it");
+}
+
+#[tokio::test]
+async fn a_message_that_is_sent_again_after_a_restart_is_accepted_once() {
+    let world = World::new().await;
+    prepare(&world, Place::Running).await;
+    let new = NewSession { continues: Continues::Conversation, ..new_session("c1", "c1") };
+    // Each attempt looks for the message before the other has written it.
+    let mut holder = world.database.pool.begin().await.unwrap();
+    sqlx::query("lock table session_inbox in exclusive mode").execute(&mut *holder).await.unwrap();
+    let waiting = async |count: i64| {
+        eventually("they wait", || async { (world.one(WAITS).await >= count).then_some(()) }).await;
+    };
+    let again = of(Place::Running);
+    let first = world.store.wake(&new, &again);
+    let second = async {
+        waiting(1).await;
+        world.store.restart(&new_session("c1", "again"), None).await.unwrap();
+        world.store.wake(&new, &again).await
+    };
+    let release = async {
+        waiting(2).await;
+        holder.rollback().await.unwrap();
+    };
+    let (first, second, ()) = tokio::join!(first, second, release);
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert_eq!(world.count("conversation_sessions").await, 2);
+    assert_eq!(world.one("select count(*) from session_inbox where client_key = 'second'").await, 1);
+    assert_eq!((&first.session_id, &first.run_id), (&second.session_id, &second.run_id));
+    assert_ne!(first.duplicate, second.duplicate);
+}
+
+#[tokio::test]
+async fn a_message_that_waits_for_its_session_during_a_restart_is_found_when_it_is_sent_again() {
+    let world = World::new().await;
+    prepare(&world, Place::Running).await;
+    let new = NewSession { continues: Continues::Conversation, ..new_session("c1", "c1") };
+    let mut holder = world.database.pool.begin().await.unwrap();
+    sqlx::query("select from conversation_sessions for update").execute(&mut *holder).await.unwrap();
+    let waiting = async |count: i64| {
+        eventually("they wait", || async { (world.one(WAITS).await >= count).then_some(()) }).await;
+    };
+    let again = of(Place::Running);
+    let (tell, sent) = tokio::sync::oneshot::channel();
+    let first = world.store.wake(&new, &again);
+    let second = async {
+        waiting(1).await;
+        world.store.restart(&new_session("c1", "again"), None).await.unwrap();
+        let second = world.store.wake(&new, &again).await;
+        // An error means that the first message is on its way already.
+        let _ = tell.send(());
+        second
+    };
+    // The restart waits for the session that it follows. If it does not, the second attempt is over before the first.
+    let release = async {
+        tokio::select! {
+            () = waiting(2) => {}
+            _ = sent => {}
+        }
+        holder.rollback().await.unwrap();
+    };
+    let (first, second, ()) = tokio::join!(first, second, release);
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert_eq!(world.one("select count(*) from session_inbox where client_key = 'second'").await, 1);
+    assert_eq!(first.session_id, second.session_id);
+    assert_ne!(first.duplicate, second.duplicate);
 }

@@ -3,13 +3,18 @@
 use super::world::*;
 use super::*;
 use crate::support::proxy::{CutAt, Proxy};
-use crate::support::{Database, Server};
+use crate::support::{Database, Server, TIMEOUT};
+use apalis_core::backend::Backend;
+use apalis_core::worker::context::WorkerContext;
+use futures::future::poll_fn;
 use sqlx::AssertSqlSafe;
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgListener};
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use std::str::FromStr;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use wakeful_store::legacy::CacheMiss;
+use wakeful_store::queue::{Holdings, News, Notifier, Queue, Settings};
 
 /// The database's URL for a role that the server gives `most` connections.
 async fn limited(database: &Database, most: u32) -> String {
@@ -126,4 +131,65 @@ async fn only_a_model_calls_text_is_committed_before_the_log_is_written() {
     }
     // A checkpoint may write the log at any time.
     assert!(asynchronous >= 6, "{asynchronous} of 8");
+}
+
+/// A process that the server gives few connections takes fewer jobs than it has slots. The others are for other processes, and
+/// for its own next turn.
+#[tokio::test]
+async fn a_process_with_few_connections_lets_other_jobs_take_turns_and_tells_others_of_new_ones() {
+    let world = World::new().await;
+    let url = limited(&world.database, 3).await;
+    let store = Store::connect(&url, 8, "wakeful test").await.unwrap();
+    let stop = CancellationToken::new();
+    let news = News::listen(&store, stop.clone());
+    let settings = Settings {
+        kind: Kind::Step,
+        runner: Arc::from(""),
+        concurrency: 64,
+        lease: LEASE,
+        poll: Duration::from_secs(3600),
+    };
+    // The server refuses the fourth connection again and again.
+    let busy = async {
+        loop {
+            join_all((0..20).map(|_| store.now())).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let takes = async {
+        join_all((0..20).map(|_| store.now())).await;
+        world
+            .run_sql(
+                "insert into jobs (kind, space_id, conversation_id, session_id, step_number)
+                select 'step', 'default', 'default/c' || n, 'sess_' || n, 1 from generate_series(1, 60) as n",
+            )
+            .await;
+        let holdings = Arc::new(Holdings::default());
+        let mut queue =
+            Queue::start(store.clone(), settings, "few".into(), Arc::clone(&holdings), &news, stop.clone());
+        let context = WorkerContext::new("test");
+        let mut jobs = Vec::new();
+        while jobs.is_empty() || jobs.len() < holdings.len() {
+            let task = timeout(TIMEOUT, poll_fn(|cx| queue.poll_next(cx, &context))).await.expect("a job");
+            jobs.push(task.unwrap().unwrap().args);
+        }
+        assert!((8..60).contains(&jobs.len()), "{} jobs", jobs.len());
+        assert!(!jobs[0].has_room_beside(), "it lets others take turns");
+        let mut others = PgListener::connect(&world.database.url).await.unwrap();
+        others.listen("wakeful_jobs").await.unwrap();
+        Notifier::start(store.clone(), &news).job(Kind::Step);
+        loop {
+            let heard = timeout(TIMEOUT, others.recv()).await.expect("others are told").unwrap();
+            if heard.payload() == "step:" {
+                break;
+            }
+        }
+    };
+    tokio::select! {
+        () = busy => {}
+        () = takes => {}
+    }
+    stop.cancel();
+    store.close().await;
+    drop_role(&world.database, &url).await;
 }

@@ -5,7 +5,7 @@
 //! but it does not end.
 
 use super::notify::Claimant;
-use super::{Hold, Holdings, Job, Lease, News, Settings, Slot, boottime_ms};
+use super::{Hold, Holdings, Job, Lease, News, Room, Settings, Slot, boottime_ms};
 use crate::{Error, Store};
 use apalis_core::backend::{Backend, BackendConfig, finalize::Ephemeral};
 use apalis_core::task::{Task, builder::TaskBuilder};
@@ -45,14 +45,18 @@ impl Queue {
         draining: CancellationToken,
     ) -> Queue {
         let (feed, jobs) = mpsc::channel(settings.concurrency + 1);
-        let slots = Arc::new(Semaphore::new(settings.concurrency));
+        let room = Arc::new(Room {
+            slots: Arc::new(Semaphore::new(settings.concurrency)),
+            pool: store.pool.clone(),
+            held: Arc::clone(&holdings),
+        });
         let claimer = Claimer {
             store: store.clone(),
             settings: settings.clone(),
             worker_id,
             holdings,
-            news: news.register(settings.kind, &settings.runner, Arc::clone(&slots)),
-            slots,
+            news: news.register(settings.kind, &settings.runner, Arc::clone(&room)),
+            room,
             freed: Arc::new(Notify::new()),
             feed,
         };
@@ -122,7 +126,7 @@ struct Claimer {
     settings: Settings,
     worker_id: Arc<str>,
     holdings: Arc<Holdings>,
-    slots: Arc<Semaphore>,
+    room: Arc<Room>,
     freed: Arc<Notify>,
     news: Arc<Claimant>,
     feed: mpsc::Sender<Job>,
@@ -138,8 +142,7 @@ impl Claimer {
                 self.gather().await;
             }
             let only_here = self.news.begin_claim();
-            let room = self.store.room_for_jobs().saturating_sub(self.holdings.len());
-            let free = self.slots.available_permits().min(room);
+            let free = self.room.free();
             // Read the clock before the statement, so that this value is never later than the lease's end in
             // the database.
             let ends_ms = boottime_ms() + self.settings.lease.as_millis() as u64;
@@ -205,7 +208,7 @@ impl Claimer {
     async fn hand_over(&self, row: super::ClaimedRow, ends_ms: u64) {
         let suspect = row.suspect;
         // A suspect has a slot of its own, so it takes none from other jobs.
-        let permit = if suspect { None } else { Arc::clone(&self.slots).try_acquire_owned().ok() };
+        let permit = if suspect { None } else { Arc::clone(&self.room.slots).try_acquire_owned().ok() };
         let hold = Arc::new(Hold {
             lost: CancellationToken::new(),
             commits: watch::Sender::new(0),
@@ -219,7 +222,7 @@ impl Claimer {
             held: Arc::clone(&self.holdings),
             freed: Arc::clone(&self.freed),
             permit,
-            slots: Arc::clone(&self.slots),
+            room: Arc::clone(&self.room),
         };
         let job = Job {
             lease: Lease {

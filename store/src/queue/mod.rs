@@ -19,6 +19,7 @@ mod liveness;
 mod notify;
 mod proven;
 mod readers;
+mod room;
 mod workers;
 
 pub use backend::Queue;
@@ -31,16 +32,14 @@ pub use readers::{Audience, READS_EVERY};
 pub use workers::{APPLICATION, Connections, WorkerView};
 
 use crate::{Result, Store};
+use room::Room;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
-
-/// Jobs of a process for each of its connections, while the server gives it fewer connections than it wants.
-const JOBS_PER_CONNECTION: usize = 8;
 
 /// How long a claim that seems lost waits for the answer to its own commit.
 const COMMIT_ANSWER: Duration = Duration::from_secs(5);
@@ -181,10 +180,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns whether the queue that claimed this job has a slot left. Then it claims every job that waits, so none has
-    /// to wait for this one.
+    /// Returns whether the queue that claimed this job takes more jobs now. Then it claims every job that waits, so none
+    /// has to wait for this one.
     pub fn has_room_beside(&self) -> bool {
-        self.slot.slots.available_permits() > 0
+        self.slot.room.free() > 0
     }
 }
 
@@ -196,8 +195,8 @@ struct Slot {
     held: Arc<Holdings>,
     freed: Arc<Notify>,
     permit: Option<OwnedSemaphorePermit>,
-    /// The slots of the queue that claimed the job.
-    slots: Arc<Semaphore>,
+    /// The room of the queue that claimed the job.
+    room: Arc<Room>,
 }
 
 impl Drop for Slot {
@@ -297,12 +296,6 @@ struct ClaimedRow {
 }
 
 impl Store {
-    /// How many jobs a process may hold. A step mostly waits for its model, so only a process with fewer connections
-    /// than it wants has a limit: what it cannot commit in time is better done by another one.
-    fn room_for_jobs(&self) -> usize {
-        self.pool.limited_to().map_or(usize::MAX, |open| open.max(1) * JOBS_PER_CONNECTION)
-    }
-
     /// Claims up to `limit` ready jobs that are not suspects, and one suspect in addition if `take_suspect`.
     /// Concurrent claims never wait for each other.
     async fn claim(

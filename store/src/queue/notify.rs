@@ -4,12 +4,12 @@
 //! do not send NOTIFY themselves, because Postgres makes commits with NOTIFY wait for each other. Only a
 //! cancel does, which is rare. A notification is only a hint: every waiter also polls.
 //!
-//! A process with a free slot for a new job announces the job only to itself. It tells the others if its
+//! A process with room for a new job announces the job only to itself. It tells the others if its
 //! claim leaves jobs behind.
 
-use super::Kind;
 use super::proven::{Lost, ProvenListener};
 use super::readers::{Audience, Readers};
+use super::{Kind, Room};
 use crate::Store;
 use crate::schedule;
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, broadcast, mpsc};
+use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -109,10 +109,10 @@ impl Claimants {
         all.filter(|one| said == EVERY_JOB || one.payload == said).collect()
     }
 
-    /// Returns whether a queue of this process has a free slot and claims the job.
+    /// Returns whether a queue of this process has room and claims the job.
     fn tell_here(&self, kind: Kind, runner: &str, notes: &mpsc::UnboundedSender<Note>) -> bool {
         let all = self.with_payload(&payload(kind, runner));
-        let Some(one) = all.into_iter().find(|one| one.slots.available_permits() > 0) else {
+        let Some(one) = all.into_iter().find(|one| one.room.free() > 0) else {
             return false;
         };
         *one.only_here.lock().unwrap_or_else(PoisonError::into_inner) = Some(notes.clone());
@@ -126,7 +126,7 @@ impl Claimants {
 #[derive(Debug)]
 pub(super) struct Claimant {
     payload: String,
-    slots: Arc<Semaphore>,
+    room: Arc<Room>,
     /// Fires when there may be new work.
     pub(super) ready: Notify,
     /// Set while a job was announced to this queue and to no other process.
@@ -287,12 +287,11 @@ impl News {
         news
     }
 
-    /// Registers a queue of this process, until it is dropped. `slots` has a permit for each job that the
-    /// queue can take.
-    pub(super) fn register(&self, kind: Kind, runner: &str, slots: Arc<Semaphore>) -> Arc<Claimant> {
+    /// Registers a queue of this process, until it is dropped.
+    pub(super) fn register(&self, kind: Kind, runner: &str, room: Arc<Room>) -> Arc<Claimant> {
         let claimant = Arc::new(Claimant {
             payload: payload(kind, runner),
-            slots,
+            room,
             ready: Notify::new(),
             only_here: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -376,7 +375,10 @@ impl News {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Holdings;
     use super::*;
+    use crate::pool::{Pool, Server};
+    use tokio::sync::Semaphore;
 
     #[test]
     fn many_sessions_make_several_payloads_and_each_is_named_once() {
@@ -392,9 +394,10 @@ mod tests {
     async fn a_job_is_announced_here_only_while_a_slot_is_free() {
         let (notes, mut sent) = mpsc::unbounded_channel();
         let (claimants, slots) = (Claimants::default(), Arc::new(Semaphore::new(1)));
+        let (pool, _) = Pool::new(Server::new("postgres://nowhere", "test").unwrap(), 1);
         let claimant = Arc::new(Claimant {
             payload: payload(Kind::Step, ""),
-            slots: Arc::clone(&slots),
+            room: Arc::new(Room { slots: Arc::clone(&slots), pool, held: Arc::new(Holdings::default()) }),
             ready: Notify::new(),
             only_here: Mutex::default(),
             closed: AtomicBool::new(false),

@@ -7,7 +7,8 @@
 //! would each have half of them, and cost more. The other lane takes them only if they fill half a statement, or if one has
 //! waited for long, because the statement of the first lane waits for a lock or for the network.
 //!
-//! A lane without a connection takes nothing and tries again later. If no lane has one, each commit is written alone.
+//! A lane that had nothing to write for a while gives its connection back, if the other lane has one. A lane that gets no
+//! connection takes nothing and tries again later. If no lane has one, each commit is written alone.
 //!
 //! A lane only makes commits faster. Whatever goes wrong with a statement of several commits, nothing of it
 //! was written, or its connection broke and the lane cannot tell. Then each commit is written alone, by its caller,
@@ -43,6 +44,9 @@ const ENOUGH: usize = SESSIONS / 2;
 
 /// A commit that has waited this long goes to the other lane.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// A lane that was idle for this long needs no connection while the other lane has one.
+const KEPT_IDLE: Duration = Duration::from_secs(10);
 
 /// Settings of a lane's connection. A wake that holds one session's row delays the others of its statement,
 /// so the wait for a lock is short. The plans are made once, when the tables may still be empty: they must
@@ -84,6 +88,8 @@ struct Queue {
     closed: bool,
     /// How many lanes wait for a connection.
     unable: usize,
+    /// How many lanes have a connection.
+    connected: usize,
 }
 
 #[derive(Debug)]
@@ -258,6 +264,61 @@ impl Waiting {
     }
 }
 
+/// What a lane does next.
+enum Next<'a> {
+    Commits(Vec<Request>, Writing<'a>),
+    /// It gives its connection back.
+    Idle,
+    Closed,
+}
+
+impl Waiting {
+    /// Waits for commits of a lane that has a connection, or for the time at which it needs none any more.
+    async fn next_of(&self, connected: &mut Connected<'_>) -> Next<'_> {
+        loop {
+            match tokio::time::timeout(KEPT_IDLE, self.next()).await {
+                Ok(Some((requests, writing))) => return Next::Commits(requests, writing),
+                Ok(None) => return Next::Closed,
+                Err(_) if connected.is_spare() => return Next::Idle,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// A lane has a connection.
+struct Connected<'a> {
+    waiting: &'a Waiting,
+    counts: bool,
+}
+
+impl Connected<'_> {
+    fn new(waiting: &Waiting) -> Connected<'_> {
+        waiting.lock().connected += 1;
+        Connected { waiting, counts: true }
+    }
+
+    /// Returns whether the other lane has a connection too. Then this one counts no more, so that of two idle lanes one
+    /// keeps its connection.
+    fn is_spare(&mut self) -> bool {
+        let mut queue = self.waiting.lock();
+        if queue.connected < LANES {
+            return false;
+        }
+        queue.connected -= 1;
+        self.counts = false;
+        true
+    }
+}
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        if self.counts {
+            self.waiting.lock().connected -= 1;
+        }
+    }
+}
+
 /// A lane writes.
 struct Writing<'a>(&'a Waiting);
 
@@ -351,14 +412,38 @@ struct Lane {
 impl Lane {
     /// Writes commits until the committer is closed.
     async fn run(self, opens: bool) {
-        let mut connection = if opens { self.server.connect(&SETTINGS).await.ok() } else { None };
-        while let Some((requests, writing)) = self.waiting.next().await {
+        let waiting = &*self.waiting;
+        let open = if opens { self.server.connect(&SETTINGS).await.ok() } else { None };
+        let mut connection = open.map(|open| (open, Connected::new(waiting)));
+        loop {
+            let next = match &mut connection {
+                Some((_, connected)) => waiting.next_of(connected).await,
+                None => waiting
+                    .next()
+                    .await
+                    .map_or(Next::Closed, |(requests, writing)| Next::Commits(requests, writing)),
+            };
+            let (requests, writing) = match next {
+                Next::Commits(requests, writing) => (requests, writing),
+                Next::Idle | Next::Closed => {
+                    if let Some((open, _)) = connection.take() {
+                        let _ = PgConnection::close(open).await;
+                    }
+                    if matches!(next, Next::Closed) {
+                        return;
+                    }
+                    continue;
+                }
+            };
             let opened = match connection.take() {
                 Some(open) => Ok(open),
-                None => self.server.connect(&SETTINGS).await,
+                None => self.server.connect(&SETTINGS).await.map(|open| (open, Connected::new(waiting))),
             };
             match opened {
-                Ok(open) => connection = self.write(open, requests).await,
+                Ok((open, connected)) => {
+                    connection = self.write(open, requests).await.map(|open| (open, connected));
+                    drop(writing);
+                }
                 Err(error) => {
                     for request in requests {
                         // A caller that went away finds no commit when it hydrates.
@@ -366,12 +451,10 @@ impl Lane {
                     }
                     // The other lane takes what waits.
                     drop(writing);
-                    connection = self.waiting.without_connection(&self.server, error).await;
+                    let open = waiting.without_connection(&self.server, error).await;
+                    connection = open.map(|open| (open, Connected::new(waiting)));
                 }
             }
-        }
-        if let Some(connection) = connection {
-            let _ = PgConnection::close(connection).await;
         }
     }
 
@@ -409,76 +492,4 @@ fn is_sound_after(error: &sqlx::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use futures::FutureExt;
-
-    fn request(session: &str, bytes: usize) -> (Request, oneshot::Receiver<Reported>) {
-        let (report, reported) = oneshot::channel();
-        let rows = Rows { session_id: session.to_owned(), state: Some("x".repeat(bytes)), ..Rows::default() };
-        (Request { rows: Arc::new(rows), report }, reported)
-    }
-
-    /// The sessions of each statement, one statement after the other.
-    fn statements(requests: &[(&str, usize)]) -> Vec<Vec<String>> {
-        let (requests, _reported): (VecDeque<_>, Vec<_>) =
-            requests.iter().map(|(session, bytes)| request(session, *bytes)).unzip();
-        let mut queue = Queue { requests, ..Queue::default() };
-        std::iter::from_fn(|| Some(queue.take()).filter(|taken| !taken.is_empty()))
-            .map(|taken| taken.iter().map(|request| request.rows.session_id.clone()).collect())
-            .collect()
-    }
-
-    #[test]
-    fn a_statement_has_its_sessions_once_and_in_order() {
-        assert_eq!(statements(&[("b", 1), ("a", 1), ("b", 1), ("c", 1)]), [vec!["a", "b", "c"], vec!["b"]]);
-    }
-
-    #[test]
-    fn a_statement_has_at_most_16_sessions_and_about_1_mb() {
-        let names: Vec<String> = (0..20).map(|number| format!("s{number:02}")).collect();
-        let many: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-        let lengths: Vec<usize> = statements(&many).iter().map(Vec::len).collect();
-        assert_eq!(lengths, [16, 4]);
-        let large = [("a", 600_000), ("b", 400_000), ("c", 400_000), ("d", 9_000_000), ("e", 1)];
-        assert_eq!(statements(&large), [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
-    }
-
-    #[tokio::test]
-    async fn commits_gather_while_a_lane_writes_until_they_are_many_or_one_is_late() {
-        let waiting = Waiting::default();
-        let push = |name: &str| {
-            let (request, reported) = request(name, 1);
-            waiting.lock().requests.push_back(request);
-            reported
-        };
-        let _first = push("first");
-        let (taken, first_lane) = waiting.next().await.unwrap();
-        assert_eq!(taken.len(), 1, "a lone commit waits for nothing");
-        let mut reports: Vec<_> = (1..ENOUGH).map(|number| push(&format!("s{number:02}"))).collect();
-        assert!(waiting.next().now_or_never().is_none(), "they wait for the lane that writes");
-        reports.push(push("last"));
-        let (taken, second_lane) = waiting.next().now_or_never().unwrap().unwrap();
-        assert_eq!(taken.len(), ENOUGH, "they are many");
-
-        let _late = push("late");
-        drop(second_lane);
-        assert!(waiting.next().now_or_never().is_none(), "the first lane still writes");
-        waiting.lock().late = true;
-        let (taken, third) = waiting.next().now_or_never().unwrap().unwrap();
-        assert_eq!(taken.len(), 1);
-        drop((third, first_lane));
-        let _next = push("next");
-        assert!(waiting.next().now_or_never().is_some());
-    }
-
-    #[test]
-    fn a_commit_whose_caller_went_away_is_left_out() {
-        let (gone, _) = request("a", 1);
-        let (here, _reported) = request("b", 1);
-        let mut queue = Queue { requests: [gone, here].into(), ..Queue::default() };
-        let taken = queue.take();
-        assert_eq!(taken.len(), 1);
-        assert_eq!(taken[0].rows.session_id, "b");
-    }
-}
+mod tests;

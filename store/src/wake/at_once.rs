@@ -40,6 +40,7 @@ struct Seen {
     wake_seq: Option<i64>,
     cancel_requested: Option<bool>,
     runner: Option<String>,
+    superseded: Option<bool>,
     had_run: bool,
     newest_run_id: Option<String>,
     pending: i64,
@@ -65,6 +66,7 @@ macro_rules! seen {
                 s.conversation_id as "conversation_of_session?", s.trigger_type as "trigger_type?",
                 s.trigger_id as "trigger_id?", s.status as "status?", s.last_step_number as "last_step_number?",
                 s.wake_seq as "wake_seq?", s.cancel_requested as "cancel_requested?", s.runner as "runner?",
+                s.superseded as "superseded?",
                 s.forked_at_message_number is not null
                     or exists (select from session_runs r
                         where r.session_id = s.session_id and r.started_at is not null) as "had_run!",

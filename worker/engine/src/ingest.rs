@@ -20,7 +20,7 @@ use wakeful_store::Store;
 use wakeful_store::legacy::Imported;
 use wakeful_store::mail::{MailWakes, NewMail};
 use wakeful_store::queue::Kind;
-use wakeful_store::wake::{NewMessage, NewSession, Woken};
+use wakeful_store::wake::{ChatWoken, NewMessage, NewSession, Woken};
 use wakeful_workflow::id::InvalidConversationId;
 
 /// Seconds after which a refused sender may try again. One second is enough, because a message takes
@@ -101,6 +101,27 @@ fn full() -> Refused {
 /// was committed then.
 pub async fn accept(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<Woken, Refused> {
     accept_message(ctx, new, message, None).await
+}
+
+/// Like [`accept`], for a chat message that names no agent. If it opens a chat about a notice whose agent is not that of
+/// `new`, nothing is committed: call [`accept`] with a session of that agent.
+///
+/// # Errors
+/// Those of [`accept`].
+pub async fn accept_chat(ctx: &Ctx, new: NewSession, message: NewMessage) -> Result<ChatWoken, Refused> {
+    let _permit = ctx.intake.enter().await?;
+    let span = send_span(&new.conversation_id);
+    async {
+        let message = NewMessage { trace_context: telemetry::trace_context(), ..message };
+        let woken = ctx.store.wake_chat(&new, &message).await?;
+        if let ChatWoken::Accepted(woken) = &woken {
+            wakeful_store::failpoint!("K2");
+            announce(ctx, woken);
+        }
+        Ok(woken)
+    }
+    .instrument(span)
+    .await
 }
 
 /// Like [`accept`], for a chat that another system kept before and that has no session here: the new session

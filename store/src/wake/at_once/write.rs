@@ -84,7 +84,8 @@ pub(super) async fn join_run(
         "with s as (
             update conversation_sessions
             set last_event_seq = last_event_seq + 1, wake_seq = wake_seq + 1
-            where session_id = $1 and status = $2 and wake_seq = $3
+            -- If the conversation began anew meanwhile, the same message may have been sent to its new session.
+            where session_id = $1 and status = $2 and wake_seq = $3 and superseded = $13
             returning session_id, last_event_seq
         ), message as (
             insert into session_inbox
@@ -107,7 +108,8 @@ pub(super) async fn join_run(
         run_id,
         outcome.as_str(),
         kind,
-        payload.to_string()
+        payload.to_string(),
+        seen.superseded
     )
     .execute(connection)
     .await?;
@@ -222,7 +224,7 @@ pub(super) async fn open_run(
                 wake_seq = s.wake_seq + 1
             from c
             where s.session_id = $19 and s.conversation_id = c.conversation_id and s.status = $20
-                and s.wake_seq = $21
+                and s.wake_seq = $21 and s.superseded = $22
             returning s.session_id, s.conversation_id, s.space_id, s.last_event_seq
         )",
         run,
@@ -231,7 +233,8 @@ pub(super) async fn open_run(
         seen.had_run,
         session_id,
         status,
-        seen.wake_seq
+        seen.wake_seq,
+        seen.superseded
     )
     .fetch_one(connection)
     .await?;

@@ -10,10 +10,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use wakeful_engine::ctx::Ctx;
+use wakeful_engine::new_session::CannotBegin;
 use wakeful_engine::{ingest, new_session};
 use wakeful_http::body::{accepted, check_text, idempotency_key, message_text, parse};
 use wakeful_http::problem::Problem;
-use wakeful_store::wake::{NewMessage, NewSession, Woken};
+use wakeful_store::wake::{ChatWoken, NewMessage, NewSession, Woken};
 use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::trigger::{CHAT, separate_session_type};
 
@@ -68,19 +69,25 @@ async fn wake(
     message: NewMessage,
 ) -> Result<Woken, Problem> {
     let ctx = &*chats.ctx;
+    // From the configuration: the agent's model and tools, and its system prompt as the only seed.
+    let of_agent = |agent: Option<&str>| {
+        let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id.clone(), agent)?;
+        Ok::<_, CannotBegin>(NewSession { repository_id: repository_id.clone(), ..new })
+    };
+    // After a herald's notice, a chat message gets a session of its own with the same agent.
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
-        // After a herald's notice, a chat message gets a session of its own with the same agent.
-        None => {
-            // The query needs a permit too, so an overload refuses it with the same error.
-            let _permit = ctx.intake.enter().await?;
-            let latest = ctx.store.latest_trigger(&conversation_id).await?;
-            latest.filter(|(latest, _)| separate_session_type(latest, CHAT).is_some()).map(|(_, agent)| agent)
-        }
+        None => match of_agent(None) {
+            Ok(new) if chats.cache.is_none() => match ingest::accept_chat(ctx, new, message.clone()).await? {
+                ChatWoken::Accepted(woken) => return Ok(woken),
+                ChatWoken::AboutNotice { agent } => Some(agent),
+            },
+            // A chat of the cache is read for one session, so its agent must be known before. And without a default
+            // agent a chat about a notice can begin all the same.
+            Ok(_) | Err(_) => agent_of_notice(ctx, &conversation_id).await?,
+        },
     };
-    // From the configuration: the agent's model and tools, and its system prompt as the only seed.
-    let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
-    let new = NewSession { repository_id, ..new };
+    let new = of_agent(agent.as_deref())?;
     // `Some` only if a cache of old chats is configured and it has this conversation.
     match legacy::find(ctx, (*chats.cache).as_ref(), &new, message.sender.as_deref()).await? {
         Some(chat) => {
@@ -89,6 +96,14 @@ async fn wake(
         }
         None => Ok(ingest::accept(ctx, new, message).await?),
     }
+}
+
+/// The agent of the notice that a chat message would be about.
+async fn agent_of_notice(ctx: &Ctx, conversation_id: &str) -> Result<Option<String>, Problem> {
+    // The query needs a permit too, so an overload refuses it with the same error.
+    let _permit = ctx.intake.enter().await?;
+    let latest = ctx.store.latest_trigger(conversation_id).await?;
+    Ok(latest.filter(|(latest, _)| separate_session_type(latest, CHAT).is_some()).map(|(_, agent)| agent))
 }
 
 /// The lookups in the cache of old chats, counted per day, and advice about turning it off.

@@ -1,0 +1,91 @@
+//! Which commits share a statement, and when a lane takes them.
+
+use super::*;
+use futures::FutureExt;
+
+fn request(session: &str, bytes: usize) -> (Request, oneshot::Receiver<Reported>) {
+    let (report, reported) = oneshot::channel();
+    let rows = Rows { session_id: session.to_owned(), state: Some("x".repeat(bytes)), ..Rows::default() };
+    (Request { rows: Arc::new(rows), report }, reported)
+}
+
+/// The sessions of each statement, one statement after the other.
+fn statements(requests: &[(&str, usize)]) -> Vec<Vec<String>> {
+    let (requests, _reported): (VecDeque<_>, Vec<_>) =
+        requests.iter().map(|(session, bytes)| request(session, *bytes)).unzip();
+    let mut queue = Queue { requests, ..Queue::default() };
+    std::iter::from_fn(|| Some(queue.take()).filter(|taken| !taken.is_empty()))
+        .map(|taken| taken.iter().map(|request| request.rows.session_id.clone()).collect())
+        .collect()
+}
+
+#[test]
+fn a_statement_has_its_sessions_once_and_in_order() {
+    assert_eq!(statements(&[("b", 1), ("a", 1), ("b", 1), ("c", 1)]), [vec!["a", "b", "c"], vec!["b"]]);
+}
+
+#[test]
+fn a_statement_has_at_most_16_sessions_and_about_1_mb() {
+    let names: Vec<String> = (0..20).map(|number| format!("s{number:02}")).collect();
+    let many: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let lengths: Vec<usize> = statements(&many).iter().map(Vec::len).collect();
+    assert_eq!(lengths, [16, 4]);
+    let large = [("a", 600_000), ("b", 400_000), ("c", 400_000), ("d", 9_000_000), ("e", 1)];
+    assert_eq!(statements(&large), [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
+}
+
+#[tokio::test]
+async fn commits_gather_while_a_lane_writes_until_they_are_many_or_one_is_late() {
+    let waiting = Waiting::default();
+    let push = |name: &str| {
+        let (request, reported) = request(name, 1);
+        waiting.lock().requests.push_back(request);
+        reported
+    };
+    let _first = push("first");
+    let (taken, first_lane) = waiting.next().await.unwrap();
+    assert_eq!(taken.len(), 1, "a lone commit waits for nothing");
+    let mut reports: Vec<_> = (1..ENOUGH).map(|number| push(&format!("s{number:02}"))).collect();
+    assert!(waiting.next().now_or_never().is_none(), "they wait for the lane that writes");
+    reports.push(push("last"));
+    let (taken, second_lane) = waiting.next().now_or_never().unwrap().unwrap();
+    assert_eq!(taken.len(), ENOUGH, "they are many");
+
+    let _late = push("late");
+    drop(second_lane);
+    assert!(waiting.next().now_or_never().is_none(), "the first lane still writes");
+    waiting.lock().late = true;
+    let (taken, third) = waiting.next().now_or_never().unwrap().unwrap();
+    assert_eq!(taken.len(), 1);
+    drop((third, first_lane));
+    let _next = push("next");
+    assert!(waiting.next().now_or_never().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_idle_lanes_one_gives_its_connection_back() {
+    let waiting = Waiting::default();
+    let mut first = Connected::new(&waiting);
+    let alone = tokio::time::timeout(KEPT_IDLE * 100, waiting.next_of(&mut first)).await;
+    assert!(alone.is_err(), "the only connection is kept");
+    let mut second = Connected::new(&waiting);
+    assert!(matches!(waiting.next_of(&mut second).await, Next::Idle));
+    drop(second);
+    let alone = tokio::time::timeout(KEPT_IDLE * 100, waiting.next_of(&mut first)).await;
+    assert!(alone.is_err(), "the last connection is kept");
+    let (request, _reported) = request("a", 1);
+    waiting.lock().requests.push_back(request);
+    assert!(matches!(waiting.next_of(&mut first).await, Next::Commits(..)));
+    drop(first);
+    assert_eq!(waiting.lock().connected, 0);
+}
+
+#[test]
+fn a_commit_whose_caller_went_away_is_left_out() {
+    let (gone, _) = request("a", 1);
+    let (here, _reported) = request("b", 1);
+    let mut queue = Queue { requests: [gone, here].into(), ..Queue::default() };
+    let taken = queue.take();
+    assert_eq!(taken.len(), 1);
+    assert_eq!(taken[0].rows.session_id, "b");
+}
