@@ -96,13 +96,22 @@ mutants: postgres with-postgres ## Put one defect after the other into the produ
 
 .PHONY: check
 check: ## Everything that CI runs, and how long each part took
-	@scripts/check fmt-check agree clippy doc test
+	@scripts/check fmt-check agree deny clippy doc test
 
 # Fast checks: every patch of `make mutants` still applies, and the files of deploy/ do not contradict each other.
 .PHONY: agree
 agree:
 	scripts/mutants --check
 	scripts/check-deploy --agreement
+
+.PHONY: deny
+deny: ## Check licences, sources and advisories of everything that Cargo.lock brings in
+	@scripts/setup deny
+	@scripts/deny
+
+.PHONY: sbom
+sbom: ## Write the bill of materials of the binary, CycloneDX 1.5: [FILE=wakeful.cdx.json]
+	@python3 scripts/sbom.py "$(CARGO)" >"$(or $(FILE),wakeful.cdx.json)"
 
 # Runs before an issue is called resolved.
 .PHONY: soak
