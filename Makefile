@@ -90,13 +90,20 @@ storm: postgres with-postgres ## Many seeded storms: SEEDS=n [SEED_BASE=m] [JOBS
 	SEEDS=$(or $(SEEDS),20) SEED_BASE=$(or $(SEED_BASE),1) JOBS=$(or $(JOBS),2) \
 		$(CARGO) test $(BUILD) --test main -- --ignored --nocapture --exact storm::as_many_seeds_as_one_likes
 
+# Part of `make test` too, at a fiftieth of its measure.
+.PHONY: trial
+trial: postgres with-postgres ## Hostile input in bulk, from seeds: requests, webhooks, connections, paths, bundles, secrets
+	WAKEFUL_TRIAL=whole WAKEFUL_TEST_TIMEOUT_S=300 $(WITH_POSTGRES) \
+		$(CARGO) test $(BUILD) --test main -- trial:: --nocapture --test-threads 1 $(ARGS)
+	$(CARGO) test $(BUILD) -p wakeful --lib -- no_payload_becomes_markup
+
 .PHONY: mutants
 mutants: postgres with-postgres ## Put one defect after the other into the product: the tests must notice each
 	@scripts/mutants $(ARGS)
 
 .PHONY: check
 check: ## Everything that CI runs, and how long each part took
-	@scripts/check fmt-check agree clippy doc test
+	@scripts/check fmt-check agree deny clippy doc test
 
 # Fast checks: every patch of `make mutants` still applies, and the files of deploy/ do not contradict each other.
 .PHONY: agree
@@ -104,10 +111,19 @@ agree:
 	scripts/mutants --check
 	scripts/check-deploy --agreement
 
+.PHONY: deny
+deny: ## Check licences, sources and advisories of everything that Cargo.lock brings in
+	@scripts/setup deny
+	@scripts/deny
+
+.PHONY: sbom
+sbom: ## Write the bill of materials of the binary, CycloneDX 1.5: [FILE=wakeful.cdx.json]
+	@python3 scripts/sbom.py "$(CARGO)" >"$(or $(FILE),wakeful.cdx.json)"
+
 # Runs before an issue is called resolved.
 .PHONY: soak
 soak: ## What takes too long for every change: storms (SEEDS=n), peers, mutants, optional features, slow tests
-	@scripts/check test-slow storm demo test-peers test-optional check-deploy mutants
+	@scripts/check test-slow trial storm demo test-peers test-optional check-deploy mutants
 
 # Both commands select the same packages, so cargo compiles everything once, and without the failpoints of the tests.
 BENCH = $(CARGO) build --release --locked -p wakeful-bench -p wakeful --bin wakeful && \

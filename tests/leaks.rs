@@ -5,9 +5,11 @@ use crate::support::{Answer, Database, ModelServer, Options};
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::any;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A server that sends every request elsewhere, with this status.
 fn redirects(status: StatusCode, to: String) -> String {
@@ -41,6 +43,74 @@ async fn a_provider_that_redirects_does_not_get_the_prompt_sent_to_another_host(
         let told = session.to_string() + &process.log();
         assert!(told.contains("redirects are not followed"), "{told}");
     }
+}
+
+/// A server with one page, and how often it was asked.
+fn page() -> (String, Arc<AtomicUsize>) {
+    let listener = crate::support::servers::listen();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&asked);
+    let answer = move || {
+        counts.fetch_add(1, Ordering::SeqCst);
+        async { "the wiki of the house" }
+    };
+    let router = Router::new().fallback(any(answer));
+    drop(crate::support::servers::runtime().spawn(async move { axum::serve(listener, router).await }));
+    (url, asked)
+}
+
+#[tokio::test]
+async fn a_tool_fetches_only_what_agent_and_mailbox_allow_and_nothing_private_unless_it_is_named() {
+    let (database, (url, asked)) = (Database::new().await, page());
+    let wiki = url.clone();
+    let model = ModelServer::start(move |body, _| {
+        if crate::support::model::turns_since_user(body) > 0 {
+            return Answer::text("I see.");
+        }
+        let to = if body.to_string().contains("metadata") { "http://0xa9fea9fe/latest/" } else { &wiki };
+        Answer::call("fetch", json!({"url": to}))
+    })
+    .await;
+    let agent = |name: &str, more: &str| {
+        format!(
+            "[agents.{name}]\nmodel = \"openai/test\"\nsystem_prompt = \"x\"\ntools = [\"fetch\"]\n{more}\n"
+        )
+    };
+    let agents = agent("default", "")
+        + &agent("denied", "web_deny = [\"127.0.0.1\"]")
+        + &agent("elsewhere", "web_allow = [\"example.org\"]");
+    let mailbox = "[email.mailboxes.support]\naddress = \"support@example.org\"\nweb_allow = []";
+    let options = Options::new().env("OPENAI_BASE_URL", &model.url).config(&agents).config(mailbox);
+    let named = options.config("[web]\nprivate_hosts = [\"127.0.0.1\"]");
+    let process = named.serve(&database).await;
+    let client = process.client();
+    let told = async |conversation: &str, agent: &str, text: &str| {
+        let message = json!({"text": text, "agent": agent});
+        let (_, woken) = client.post(&format!("/v1/chat/{conversation}/messages"), &message).await;
+        client.wait_for(woken["session_id"].as_str().unwrap(), "completed").await;
+        model.bodies().pop().unwrap()
+    };
+    assert!(told("c1", "default", "the wiki, please").await.contains("200: the wiki of the house"));
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    for (conversation, agent) in [("c2", "denied"), ("c3", "elsewhere")] {
+        let told = told(conversation, agent, "the wiki, please").await;
+        assert!(told.contains("127.0.0.1 may not be contacted: the operator's web_allow"), "{told}");
+    }
+    let metadata = told("c4", "default", "the metadata, please").await;
+    assert!(
+        metadata.contains("169.254.169.254 may not be contacted: it is not a public address"),
+        "{metadata}"
+    );
+    // A mail's session has the mailbox's rules, and they hold above the agent's.
+    let mail = "From: ann@example.com\r\nTo: support@example.org\r\nMessage-ID: <w@example.com>\r\n\
+                Subject: The wiki\r\n\r\nPlease.\r\n";
+    let request = client.post_request("/v1/triggers/email/raw").header("content-type", "message/rfc822");
+    let woken: Value = request.body(mail).send().await.unwrap().json().await.unwrap();
+    client.wait_for(woken["session_id"].as_str().unwrap(), "completed").await;
+    let told = model.bodies().pop().unwrap();
+    assert!(told.contains("127.0.0.1 may not be contacted: the operator's web_allow"), "{told}");
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
 /// Everything below `path`, and `path` itself.

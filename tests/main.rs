@@ -66,6 +66,7 @@ mod storm;
 mod stream;
 mod telemetry;
 mod thousand;
+mod trial;
 mod trigger;
 mod weight;
 mod zombie;

@@ -23,7 +23,13 @@ fn every_test_that_is_named_exists() {
     let all = std::fs::read_to_string(tests.join("PROMISES.md")).unwrap();
     let architecture = std::fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
     let invariants = architecture.split("\n## ").find(|section| section.starts_with("Invariants")).unwrap();
-    for (text, least) in [(map.as_str(), 40), (all.as_str(), 60), (promises, 12), (invariants, 20)] {
+    let security = std::fs::read_to_string(root.join("SECURITY.md")).unwrap();
+    let defences = security.split("\n## ").find(|section| section.starts_with("What is defended")).unwrap();
+    for row in defences.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| defence")) {
+        assert!(row.contains("::"), "a defence without a test: {row}");
+    }
+    let tables = [(map.as_str(), 40), (all.as_str(), 60), (promises, 12), (invariants, 20), (defences, 25)];
+    for (text, least) in tables {
         let names = named(text);
         assert!(names.len() >= least, "the table is read: {names:?}");
         let missing: Vec<&String> = names.iter().filter(|name| !exists(&tests, name)).collect();
@@ -63,7 +69,7 @@ fn every_route_stands_in_the_interfaces_document() {
 }
 
 /// The paths of all routes in the sources below `dir`, as written there.
-fn routes(dir: &Path) -> Vec<String> {
+pub fn routes(dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

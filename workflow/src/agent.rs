@@ -1,6 +1,7 @@
 //! An agent: its prompt, its model, the tools it may use and its limits.
 #![deny(missing_docs)]
 
+use crate::policy::WebPolicy;
 use crate::strategy::ContextPolicy;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -28,6 +29,9 @@ pub struct Agent {
     /// Addresses that the agent may write mail to: see [`crate::policy::may_write_to`].
     #[serde(default)]
     pub recipients: Vec<String>,
+    /// Which hosts its tools may contact. A session's own rules only take away from it.
+    #[serde(default)]
+    pub web: WebPolicy,
 }
 
 impl Agent {

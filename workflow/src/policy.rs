@@ -38,7 +38,7 @@ pub struct SessionPolicy {
     /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recipients: Option<Vec<String>>,
-    /// Which hosts the session's tools may contact. `None`: each tool decides.
+    /// Which hosts the session's tools may contact, of those that its agent may. `None`: all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub web: Option<WebPolicy>,
     /// Signs that a machine wrote the message that began the session. If there are any, the session sends no
@@ -66,27 +66,34 @@ pub struct ReplyRoute {
     pub split_at: Option<usize>,
 }
 
-/// Which hosts tools may contact.
+/// Which hosts tools may contact. The default: all that are public.
+///
+/// Both lists have names of hosts and literal addresses. `*.example.org` means every subdomain of `example.org`,
+/// and `*` means every host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WebPolicy {
-    /// Names of hosts. `*.example.org` means every subdomain of `example.org`. An empty list allows none.
-    #[serde(default)]
-    pub allow: Vec<String>,
+    /// The only hosts that may be contacted. `None`: every host. An empty list allows none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow: Option<Vec<String>>,
+    /// Hosts that may not be contacted, even if `allow` has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deny: Vec<String>,
 }
 
 impl WebPolicy {
-    /// Returns whether tools may contact `host`.
+    /// Returns whether tools may contact `host`: a name, or a literal address without brackets.
     pub fn allows(&self, host: &str) -> bool {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
-        self.allow.iter().any(|allowed| {
-            let allowed = allowed.to_ascii_lowercase();
-            match allowed.strip_prefix("*.") {
-                Some(domain) => {
-                    host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.') && rest.len() > 1)
-                }
-                None => host == allowed,
-            }
-        })
+        let among = |list: &[String]| list.iter().any(|pattern| fits(pattern, &host));
+        !among(&self.deny) && self.allow.as_deref().is_none_or(among)
+    }
+}
+
+fn fits(pattern: &str, host: &str) -> bool {
+    let pattern = pattern.to_ascii_lowercase();
+    match pattern.strip_prefix("*.") {
+        Some(domain) => host.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.') && rest.len() > 1),
+        None => pattern == "*" || host == pattern,
     }
 }
 
@@ -242,7 +249,11 @@ mod tests {
 
     #[test]
     fn a_host_is_asked_only_where_it_is_named() {
-        let web = WebPolicy { allow: vec!["example.org".into(), "*.example.com".into()] };
+        let hosts = |list: &[&str]| list.iter().map(|one| (*one).to_owned()).collect::<Vec<String>>();
+        let web = WebPolicy {
+            allow: Some(hosts(&["example.org", "*.example.com"])),
+            deny: hosts(&["b.example.com"]),
+        };
         for (host, may) in [
             ("example.org", true),
             ("EXAMPLE.org.", true),
@@ -251,9 +262,16 @@ mod tests {
             ("example.com", false),
             ("evilexample.com", false),
             (".example.com", false),
+            ("B.example.com.", false),
         ] {
             assert_eq!(web.allows(host), may, "{host}");
         }
+        assert!(WebPolicy::default().allows("example.org"), "without a list every host is allowed");
+        assert!(!WebPolicy { allow: Some(Vec::new()), ..WebPolicy::default() }.allows("example.org"));
+        assert!(!WebPolicy { deny: hosts(&["*"]), ..WebPolicy::default() }.allows("example.org"));
+        // As it stands in sessions of earlier versions.
+        let stored: WebPolicy = serde_json::from_value(json!({"allow": ["example.org"]})).unwrap();
+        assert!(stored.allows("example.org") && !stored.allows("example.com"));
     }
 
     #[test]
@@ -268,6 +286,7 @@ mod tests {
             journal: crate::agent::JournalLevel::default(),
             context: crate::strategy::ContextPolicy::default(),
             recipients: vec![PARTICIPANTS.into()],
+            web: WebPolicy::default(),
         };
         assert_eq!(SessionPolicy::default().of(agent.clone()), agent);
         let policy = SessionPolicy {

@@ -12,10 +12,12 @@
 //! | `FIXTURE_POST`, `FIXTURE_SENT`, `FIXTURE_POST_SAYS` | sends mail by its own channel, see `post.rs` |
 
 mod allocations;
+mod fetch;
 mod misbehave;
 mod post;
 
 use async_trait::async_trait;
+use fetch::Fetch;
 use misbehave::Misbehave;
 use post::Post;
 use serde_json::{Value, json};
@@ -115,7 +117,7 @@ fn main() -> ExitCode {
         eprintln!("fixture_worker: FIXTURE_ALLOCATIONS: {error}");
         return ExitCode::FAILURE;
     }
-    let app = App::new().tool(Charge).tool(Reserve).tool(Misbehave);
+    let app = App::new().tool(Charge).tool(Reserve).tool(Misbehave).tool(Fetch);
     match Post::from_env() {
         Some(post) => app.channel(post).main(),
         None => app.main(),

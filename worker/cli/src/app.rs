@@ -20,6 +20,7 @@ use wakeful_engine::replay::Recordings;
 use wakeful_engine::tool::Tool;
 use wakeful_engine::tool::registry::Registry;
 use wakeful_engine::watchdog::Watchdog;
+use wakeful_engine::web::Web;
 use wakeful_store::Store;
 use wakeful_store::queue::{News, Notifier};
 use wakeful_workflow::fault::Fault;
@@ -180,6 +181,7 @@ impl App {
             recordings: Recordings::default(),
             renderings: Renderings::default(),
             identity: Identity::of_this_process(),
+            web: Web::new(&config.web)?,
             shutdown: Shutdown { draining: CancellationToken::new(), abort },
             plugins: Plugins { tools, models, channels },
             store,

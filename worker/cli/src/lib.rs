@@ -22,6 +22,7 @@ pub use tool::Tool;
 /// Tools: the trait [`Tool`] and the types of its methods.
 pub mod tool {
     pub use wakeful_engine::tool::{Outputs, Tool, ToolCallContext, ToolError, ToolOutput, Workspace};
+    pub use wakeful_engine::web::{Fetched, Web, WebError, WebRequest};
     pub use wakeful_store::outputs::OutputSlice;
     pub use wakeful_workflow::agent::ToolDefinition;
     pub use wakeful_workflow::effect::Effect;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use secrecy::{ExposeSecret, SecretString};
 use wakeful_workflow::agent::{Agent, JournalLevel, Limits, OnExpired, OnUncertain};
 use wakeful_workflow::bundle;
-use wakeful_workflow::policy::PARTICIPANTS;
+use wakeful_workflow::policy::{PARTICIPANTS, WebPolicy};
 use wakeful_workflow::strategy::ContextPolicy;
 
 pub mod address;
@@ -34,6 +34,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 mod tree;
+pub mod web;
 pub mod webhook;
 
 pub use price::Price;
@@ -89,6 +90,7 @@ pub struct Config {
     /// By name.
     pub schedules: BTreeMap<String, cron::Schedule>,
     pub workspace: Workspace,
+    pub web: web::Web,
     /// The model for agents without one while no provider has a key. `wakeful dev` sets it, `serve` does not.
     pub fallback_model: Option<String>,
     /// The file that was read.
@@ -179,6 +181,8 @@ pub struct AgentSettings {
     pub context: ContextPolicy,
     /// The addresses that the agent may mail. `None`: only the participants of its session.
     pub recipients: Option<Vec<String>>,
+    /// The hosts that its tools may contact.
+    pub web: WebPolicy,
     /// How long the agent's question waits for an answer. `None`: without limit.
     pub ask_expires_s: Option<u64>,
     pub on_ask_expired: OnExpired,
@@ -354,6 +358,7 @@ impl Config {
             journal: settings.journal,
             context: settings.context,
             recipients: settings.recipients.unwrap_or_else(|| vec![PARTICIPANTS.to_owned()]),
+            web: settings.web,
         })
     }
 

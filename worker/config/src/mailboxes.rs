@@ -6,6 +6,7 @@ use super::webhook::webhook_key;
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use std::net::{IpAddr, SocketAddr};
+use wakeful_workflow::policy::WebPolicy;
 
 const SENDER_LIMIT: i64 = 30;
 
@@ -54,8 +55,8 @@ pub struct Mailbox {
     pub agent: Option<String>,
     /// The addresses that its sessions may mail, instead of the agent's recipients.
     pub recipients: Option<Vec<String>>,
-    /// The hosts that its sessions' tools may contact.
-    pub web_allow: Option<Vec<String>>,
+    /// The hosts that its sessions' tools may contact, of those that the agent's may.
+    pub web: Option<WebPolicy>,
 }
 
 impl Default for Incoming {
@@ -140,7 +141,7 @@ fn mailboxes(section: &mut Section<'_>) -> Vec<Mailbox> {
             address: address.unwrap_or_default(),
             agent: section.text("agent", "must be the name of an agent", |text| Some(text.to_owned())),
             recipients: super::read::recipients(&mut section),
-            web_allow: section.list("web_allow"),
+            web: super::web::policy(&mut section),
         };
         if mailbox.address.is_empty() || mailboxes.iter().any(|other| other.address == mailbox.address) {
             let key = section.full("address");

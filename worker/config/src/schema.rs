@@ -45,6 +45,7 @@ pub(super) fn read(table: Table, added: &[&str]) -> (Config, Vec<Problem>) {
         herald: super::herald::read(root.section("herald")),
         schedules: BTreeMap::new(),
         workspace: workspace(root.section("workspace")),
+        web: super::web::read(root.section("web")),
         fallback_model: None,
         file: None,
         warnings: Vec::new(),
@@ -155,6 +156,7 @@ fn agents(root: &mut Section<'_>, names: &ModelNames<'_>) -> BTreeMap<String, Ag
             limits: limits(section.section("limits")),
             context: context(section.section("context")),
             recipients: recipients(&mut section),
+            web: super::web::policy(&mut section).unwrap_or_default(),
             ask_expires_s: section.number("ask_expires_s", 1..=31_536_000).map(i64::unsigned_abs),
             on_ask_expired: section
                 .text("on_ask_expired", "must be tell_model or fail", on_ask_expired)

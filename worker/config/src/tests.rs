@@ -407,6 +407,7 @@ high = 30
             on_uncertain: OnUncertain::NeedsAttention,
             journal: JournalLevel::Checkpoint,
             recipients: vec!["participants".to_owned()],
+            web: WebPolicy::default(),
             context: ContextPolicy {
                 strategy: Strategy::SlidingWindow,
                 high: 30,

@@ -10,6 +10,7 @@ use crate::perform::Chunks;
 use crate::replay::Recordings;
 use crate::tool::registry::Registry;
 use crate::watchdog::Watchdog;
+use crate::web::Web;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub struct Ctx {
     /// What the next requests of this process's sessions begin with.
     pub renderings: Renderings,
     pub identity: Identity,
+    /// What tools fetch through.
+    pub web: Web,
     pub shutdown: Shutdown,
 }
 
@@ -105,6 +108,7 @@ impl Ctx {
                 journal: JournalLevel::default(),
                 context: ContextPolicy::default(),
                 recipients: Vec::new(),
+                web: wakeful_workflow::policy::WebPolicy::default(),
             },
             (configured, _) => configured?,
         };

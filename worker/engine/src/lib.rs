@@ -15,6 +15,7 @@
 //! | how code that never yields is stopped | [`watchdog`] |
 //! | which tools and models there are, and how one is added | [`tool`], [`model`] |
 //! | the objects that all of these share | [`ctx`] |
+//! | the only maker of HTTP clients, and what they may reach | [`web`] |
 //! | how hostile text is shown | [`printable`] |
 //! | how the process is seen from outside | [`telemetry`] |
 
@@ -34,3 +35,4 @@ pub mod replay;
 pub mod telemetry;
 pub mod tool;
 pub mod watchdog;
+pub mod web;

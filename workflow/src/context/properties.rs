@@ -41,6 +41,7 @@ fn agent(strategy: Selection) -> Agent {
         journal: JournalLevel::default(),
         context,
         recipients: Vec::new(),
+        web: crate::policy::WebPolicy::default(),
     }
 }
 

@@ -17,7 +17,7 @@ pub struct MailboxRules {
     /// Recipients that the mailbox's sessions may write to. If given, they replace the agent's recipients.
     pub recipients: Option<Vec<String>>,
     /// Hosts that the sessions' tools may reach.
-    pub web_allow: Option<Vec<String>>,
+    pub web: Option<WebPolicy>,
 }
 
 /// Facts of one mail that shape its session's policy.
@@ -41,7 +41,7 @@ pub fn extract(facts: &MailFacts, rules: &MailboxRules) -> Extracted {
         participants: participants(facts.from.iter().chain(&facts.to).chain(&facts.cc), rules),
         sender: participants(facts.from.iter(), rules).pop(),
         recipients: rules.recipients.clone(),
-        web: rules.web_allow.clone().map(|allow| WebPolicy { allow }),
+        web: rules.web.clone(),
     }
 }
 
@@ -330,7 +330,7 @@ mod tests {
     fn a_mailboxes_rules_are_its_sessions_policy() {
         let rules = MailboxRules {
             recipients: Some(vec!["*@example.com".into()]),
-            web_allow: Some(vec!["example.com".into()]),
+            web: Some(WebPolicy { allow: Some(vec!["example.com".into()]), ..WebPolicy::default() }),
             ..rules()
         };
         let extracted = extract(&mail(), &rules);

@@ -158,7 +158,7 @@ pub(super) async fn accept_for(
     let rules = MailboxRules {
         own: super::mailbox::own_addresses(&ctx.config.email),
         recipients: addressed.recipients.clone(),
-        web_allow: addressed.web_allow.clone(),
+        web: addressed.web.clone(),
     };
     let extracted = policy::extract(facts, &rules);
     let mut mail = NewMail {

@@ -2,6 +2,7 @@
 
 use lettre::message::Mailbox as Named;
 use wakeful_config::email::Email;
+use wakeful_workflow::policy::WebPolicy;
 
 /// The `mailbox_id` when no mailbox is configured.
 const DEFAULT: &str = "default";
@@ -16,7 +17,7 @@ pub(super) struct Addressed<'a> {
     pub token: Option<&'a str>,
     pub agent: Option<String>,
     pub recipients: Option<Vec<String>>,
-    pub web_allow: Option<Vec<String>>,
+    pub web: Option<WebPolicy>,
 }
 
 impl Addressed<'_> {
@@ -48,7 +49,7 @@ pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Add
             token,
             agent: None,
             recipients: None,
-            web_allow: None,
+            web: None,
         }];
     }
     for recipient in recipients {
@@ -70,7 +71,7 @@ pub(super) fn mailboxes_of<'a>(email: &Email, recipients: &[&'a str]) -> Vec<Add
             token,
             agent: mailbox.agent.clone(),
             recipients: mailbox.recipients.clone(),
-            web_allow: mailbox.web_allow.clone(),
+            web: mailbox.web.clone(),
         });
     }
     found

@@ -5,6 +5,7 @@ use reqwest::{ClientBuilder, RequestBuilder, StatusCode};
 use serde_json::Value;
 use std::time::Duration;
 use wakeful_engine::channel::SendError;
+use wakeful_engine::web::{self, Reach};
 
 /// The largest answer that is read, in bytes.
 const ANSWER_BYTES: usize = 8 << 20;
@@ -23,16 +24,12 @@ pub(super) struct Answer {
 }
 
 /// A client that opens a new connection for each request.
-pub(super) fn client() -> ClientBuilder {
-    reqwest::Client::builder()
-        .connect_timeout(Duration::from_secs(10))
+pub(super) fn client(reach: Reach<'_>) -> ClientBuilder {
+    web::client(reach)
         .timeout(Duration::from_secs(30))
         // The peer may close a kept connection just as we use it, and then we cannot know whether the message
         // went out.
         .pool_max_idle_per_host(0)
-        // Follow no redirect: a message goes only to the configured address.
-        .redirect(reqwest::redirect::Policy::none())
-        .user_agent(concat!("wakeful/", env!("CARGO_PKG_VERSION")))
 }
 
 /// Sends a request and reads the answer.

@@ -12,6 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
+use wakeful_engine::web::{self, Reach};
 
 /// How long a server may take to answer one request.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -69,11 +70,9 @@ impl Client {
         if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
             return Ok(None);
         }
-        // Never follow a redirect: a signed webhook must not reach another server.
-        let http = reqwest::Client::builder()
+        let http = web::client(Reach::Named(&[url.as_str()]))
             .connect_timeout(Duration::from_secs(5))
             .timeout(ANSWER)
-            .redirect(reqwest::redirect::Policy::none())
             .build()?;
         Ok(Some(Client { url, token, http }))
     }

@@ -5,6 +5,7 @@
 //! in `Models`.
 #![deny(missing_docs)]
 
+use crate::web::{self, Reach};
 use async_trait::async_trait;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,17 +80,12 @@ impl Models {
     /// When the HTTP client cannot be built.
     pub fn built_in(config: &Config) -> Result<Models, reqwest::Error> {
         let mut models = Models::default();
-        let client = |provider: &Provider| {
-            reqwest::Client::builder()
-                .connect_timeout(Duration::from_secs(provider.connect_s))
-                // A redirect would carry the prompt, and Anthropic's `x-api-key`, to any host that it names.
-                .redirect(reqwest::redirect::Policy::none())
-                .build()
-        };
         let endpoint = |provider: &Provider, official: &str| -> Result<call::Endpoint, reqwest::Error> {
+            let base_url = provider.base_url.clone().unwrap_or_else(|| official.to_owned());
+            let client = web::client(Reach::Named(&[&base_url]));
             Ok(call::Endpoint {
-                client: client(provider)?,
-                base_url: provider.base_url.clone().unwrap_or_else(|| official.to_owned()),
+                client: client.connect_timeout(Duration::from_secs(provider.connect_s)).build()?,
+                base_url,
                 api_key: provider.api_key.clone(),
                 idle_timeout_ms: provider.idle_s * 1000,
                 total_timeout_ms: provider.total_s * 1000,

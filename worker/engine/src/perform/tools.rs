@@ -321,6 +321,7 @@ impl<'a> ToolRun<'a> {
             mode: self.session.policy.tool_mode,
             policy: Arc::new(self.session.policy.clone()),
             recipients: self.agent.recipients.clone(),
+            web: self.ctx.web.under(&self.agent.web, self.session.policy.web.as_ref()),
             cancelled,
             outputs: Arc::new(StoredOutputs::new(self.ctx.store.clone(), self.session.session_id.clone())),
         };

@@ -3,6 +3,7 @@
 //! Traces are recorded only when an OTLP endpoint is set. Neither logs nor traces hold text of people or
 //! models: span fields are only ids, names, counts and kinds of errors. Keep to that when you add one.
 
+use crate::web::{self, Reach};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -289,8 +290,7 @@ fn traces(settings: &Settings, endpoint: &str) -> anyhow::Result<Traces> {
         .enable_all()
         .build()?;
     let timeout = Duration::from_millis(settings.timeout_ms);
-    let inner =
-        reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(timeout).build()?;
+    let inner = web::client(Reach::Named(&[endpoint])).timeout(timeout).build()?;
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(export::Client { runtime: runtime.handle().clone(), inner })

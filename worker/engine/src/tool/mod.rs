@@ -1,6 +1,7 @@
 //! Tools: the trait, and one file per tool.
 #![deny(missing_docs)]
 
+use crate::web::Web;
 use async_trait::async_trait;
 use serde_json::Value;
 use std::fmt::Debug;
@@ -82,6 +83,9 @@ pub struct ToolCallContext {
     pub mode: ToolMode,
     /// The session's rules. The tool enforces them, whatever the model asks for.
     pub policy: Arc<SessionPolicy>,
+    /// Fetches from the web, within the rules of the agent and of the session. A tool with an HTTP client of
+    /// its own would reach the worker's private network.
+    pub web: Web,
     /// Addresses that the session may send mail to: see [`ToolCallContext::may_write_to`].
     pub recipients: Vec<String>,
     /// Fires when the call is over for Wakeful: it returned, its time limit ended, its lease was lost, its
@@ -101,6 +105,7 @@ impl ToolCallContext {
             workspace: Workspace { path: PathBuf::new(), expected: false, inherited: None, rehearsed: None },
             mode: ToolMode::Live,
             policy: Arc::new(SessionPolicy::default()),
+            web: Web::default(),
             recipients: Vec::new(),
             cancelled: CancellationToken::new(),
             outputs: Arc::new(NoOutputs),

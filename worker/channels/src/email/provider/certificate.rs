@@ -2,12 +2,12 @@
 
 use futures::StreamExt;
 use reqwest::Url;
-use reqwest::redirect::Policy;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use wakeful_engine::web::{self, Reach};
 use wakeful_http::problem::Problem;
 
 /// The largest answer that is read, in bytes.
@@ -31,9 +31,10 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    pub fn new(instead: Option<Url>) -> Certificates {
-        // Follow no redirect: it would lead away from the one trusted host.
-        let builder = reqwest::Client::builder().redirect(Policy::none()).timeout(TIMEOUT);
+    /// `hosts` are the URLs of the hosts that sign for the configured topics. In a private network they may have
+    /// private addresses.
+    pub fn new(instead: Option<Url>, hosts: &[&str]) -> Certificates {
+        let builder = web::client(Reach::Named(hosts)).timeout(TIMEOUT);
         let client = builder.https_only(instead.is_none()).build().map_err(|error| error.to_string());
         Certificates { client, instead, kept: Mutex::default(), fetching: tokio::sync::Mutex::default() }
     }

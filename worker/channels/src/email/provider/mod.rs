@@ -22,7 +22,7 @@ use certificate::Certificates;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tracing::info;
-use wakeful_config::email_providers::EmailProviders;
+use wakeful_config::email_providers::{EmailProviders, topic_host};
 use wakeful_engine::ctx::Ctx;
 use wakeful_http::problem::Problem;
 
@@ -53,7 +53,17 @@ enum Notice {
 pub(super) fn webhooks(ctx: &Arc<Ctx>) -> Router<Arc<Ctx>> {
     let providers = ctx.config.email.providers.clone();
     let sns_url = providers.ses.as_ref().and_then(|ses| ses.sns_url.clone());
-    let state = Arc::new(ProviderState { providers, certificates: Certificates::new(sns_url) });
+    // With `sns_url` its host stands in for Amazon's.
+    let hosts: Vec<String> = providers
+        .ses
+        .iter()
+        .flat_map(|ses| &ses.topic_arns)
+        .filter_map(|arn| topic_host(arn))
+        .map(|host| format!("https://{host}"))
+        .chain(sns_url.iter().map(ToString::to_string))
+        .collect();
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    let state = Arc::new(ProviderState { providers, certificates: Certificates::new(sns_url, &hosts) });
     Router::new()
         .route("/email/postmark", post(postmark::receive))
         .route("/email/mailgun", post(mailgun::receive))

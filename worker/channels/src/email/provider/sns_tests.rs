@@ -173,7 +173,8 @@ fn only_the_address_that_confirms_this_topic_is_asked() {
 
 #[tokio::test]
 async fn what_is_no_message_is_not_proved() {
-    let certificates = Certificates::new(Some("http://127.0.0.1:1".parse().unwrap()));
+    let certificates =
+        Certificates::new(Some("http://127.0.0.1:1".parse().unwrap()), &["http://127.0.0.1:1"]);
     let whole = notification().to_string();
     let deep = format!("{{\"Message\":{}", "[".repeat(100_000));
     for body in ["", "{}", "[]", &whole[..whole.len() - 20], &deep, "\u{0}"] {

@@ -9,6 +9,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use std::time::Duration;
 use wakeful_engine::channel::{Channel, Found, Outbound, SendError};
+use wakeful_engine::web::Reach;
 
 /// The metadata type that marks our messages; the payload is the delivery id.
 const EVENT_TYPE: &str = "wakeful_delivery";
@@ -36,7 +37,8 @@ pub struct Slack {
 
 impl Slack {
     pub fn new(token: SecretString, base_url: String) -> anyhow::Result<Slack> {
-        Ok(Slack { token, base_url, client: http::client().build()?, limits: Limits::new() })
+        let client = http::client(Reach::Named(&[&base_url])).build()?;
+        Ok(Slack { token, base_url, client, limits: Limits::new() })
     }
 
     /// Calls an API method. On success the body has `ok: true`.

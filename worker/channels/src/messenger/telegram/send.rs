@@ -10,6 +10,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use std::time::Duration;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
+use wakeful_engine::web::Reach;
 
 /// Telegram recommends at most 30 messages a second, …
 const OF_BOT: Rate = Rate::per(40, 5);
@@ -33,7 +34,8 @@ pub struct Telegram {
 impl Telegram {
     pub fn new(token: SecretString, base_url: &str) -> anyhow::Result<Telegram> {
         let url = format!("{base_url}/bot{}/sendMessage", token.expose_secret());
-        Ok(Telegram { url: url.into(), client: http::client().build()?, limits: Limits::new() })
+        let client = http::client(Reach::Named(&[base_url])).build()?;
+        Ok(Telegram { url: url.into(), client, limits: Limits::new() })
     }
 }
 

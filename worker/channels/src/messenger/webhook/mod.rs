@@ -1,6 +1,5 @@
 //! A webhook for any other messenger. Both directions are signed as Standard Webhooks specifies.
 
-mod network;
 mod send;
 
 pub(super) use send::Webhook;

@@ -2,20 +2,22 @@
 
 use super::super::http;
 use super::super::limits::{Limits, Rate};
-use super::{NAME, network};
+use super::NAME;
 use crate::signed::sign_webhook;
 use async_trait::async_trait;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{StatusCode, Url};
 use secrecy::SecretString;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::net::IpAddr;
 use std::time::Duration;
 use wakeful_config::messenger;
 use wakeful_engine::channel::{Channel, Outbound, SendError};
+use wakeful_engine::web::Reach;
 
 /// In effect no limit. The receiver answers 429 when it wants less.
 const UNLIMITED: Rate = Rate::per(1, 1000);
+const REMEDY: &str = "; write the address itself, or set messenger.webhook.private_network = true";
 const RECEIVER: &str = "the receiver";
 
 /// The receiver of replies.
@@ -31,12 +33,9 @@ impl Webhook {
     /// `None` if the configuration sets no `reply_url`.
     pub fn new(config: &messenger::Webhook) -> anyhow::Result<Option<Webhook>> {
         let Some(url) = config.reply_url.clone() else { return Ok(None) };
-        // A proxy would resolve the name itself, and we could not check the address.
-        let mut client = http::client().no_proxy();
-        if !config.private_network && !network::names_itself(&url) {
-            client = client.dns_resolver(Arc::new(network::Public));
-        }
-        let client = client.build()?;
+        let meant = config.private_network || names_itself(&url);
+        let reach = if meant { Reach::Named(&[url.as_str()]) } else { Reach::Public(REMEDY) };
+        let client = http::client(reach).no_proxy().build()?;
         Ok(Some(Webhook { url, secrets: config.secrets.clone(), client, limits: Limits::new() }))
     }
 
@@ -101,5 +100,30 @@ impl Channel for Webhook {
             "look at what the receiver says about the request, and check messenger.webhook.reply_url and secrets"
         };
         Err(SendError::Refused(format!("the webhook's receiver answered {status}; {remedy}")))
+    }
+}
+
+/// Returns whether the URL's host is an IP address or `localhost`. The operator who writes that means it.
+fn names_itself(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_written_out_is_meant() {
+        for (url, itself) in [
+            ("http://127.0.0.1:8/x", true),
+            ("http://[::1]/x", true),
+            ("http://localhost/", true),
+            ("http://example.org/", false),
+            ("http://127.0.0.1.example.org/", false),
+        ] {
+            assert_eq!(names_itself(&url.parse().unwrap()), itself, "{url}");
+        }
     }
 }

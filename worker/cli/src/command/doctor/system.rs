@@ -7,6 +7,7 @@ use std::time::Duration;
 use wakeful_channels::chat::legacy;
 use wakeful_channels::email;
 use wakeful_config::Config;
+use wakeful_engine::web::{self, Reach};
 use wakeful_store::diagnosis::{self, NEWEST_SESSIONS, Troubles};
 use wakeful_store::{Error, Store};
 
@@ -68,9 +69,9 @@ pub(super) async fn server(config: &Config) -> Report {
 /// Returns status and body of `/readyz`, or `None` if the connection is refused.
 async fn ready(address: SocketAddr) -> Result<Option<(u16, serde_json::Value)>, reqwest::Error> {
     // A local address: ignore a proxy set in the environment.
-    let none = reqwest::redirect::Policy::none();
-    let client = reqwest::Client::builder().redirect(none).no_proxy().build()?;
-    match client.get(format!("http://{address}/readyz")).send().await {
+    let url = format!("http://{address}/readyz");
+    let client = web::client(Reach::Named(&[&url])).no_proxy().build()?;
+    match client.get(&url).send().await {
         Ok(response) => {
             let status = response.status().as_u16();
             Ok(Some((status, response.json().await.unwrap_or_default())))

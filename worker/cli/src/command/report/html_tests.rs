@@ -43,6 +43,85 @@ fn hostile_text_does_nothing_in_a_page() {
     assert!(page.contains("\\u{202e}"), "{page}");
 }
 
+/// The tags of a page, each with the names of its attributes.
+fn tags(page: &str) -> std::collections::BTreeSet<String> {
+    let (_, body) = page.split_once("</style>").unwrap();
+    let tag = |rest: &str| {
+        let inside = rest.split('>').next().unwrap_or_default();
+        // What stands in quotes is a value.
+        let names: String = inside.split('"').step_by(2).collect();
+        names.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    body.split('<').skip(1).map(tag).collect()
+}
+
+#[test]
+fn no_payload_becomes_markup_in_any_field_of_a_page() {
+    let bases = [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "<svg/onload=alert(1)>",
+        "<iframe src=//x>",
+        "\" onmouseover=alert(1) x=\"",
+        "' onfocus=alert(1) autofocus='",
+        "</title><script>1</script>",
+        "</style><body onload=1>",
+        "</textarea><b>",
+        "</td></tr></table><form>",
+        "<a href=javascript:alert(1)>",
+        "<!--",
+        "--><b>",
+        "<![CDATA[<b>",
+        "]]><b>",
+        "<?xml?>",
+        "<math><mi//xlink:href=\"data:x\">",
+        "<object data=x>",
+        "<base href=//x>",
+        "<meta http-equiv=refresh content=0>",
+        "<link rel=stylesheet href=//x>",
+        "<details open ontoggle=1>",
+        "<input autofocus>",
+        "{{7*7}}",
+        "{% raw %}",
+        "${7*7}",
+        "&lt;script&gt;",
+        "&#60;b&#62;",
+        "\u{202e}<b>",
+        "\u{0}<b>",
+    ];
+    let wraps: [fn(&str) -> String; 10] = [
+        |text| text.to_owned(),
+        |text| text.to_uppercase(),
+        |text| format!("plain {text} plain"),
+        |text| format!("\"{text}\""),
+        |text| format!("'>{text}"),
+        |text| format!("\">{text}"),
+        |text| format!("--> {text}"),
+        |text| format!("</del></ins></pre></details>{text}"),
+        |text| text.replace(' ', "/").replace('<', "<\u{0}"),
+        |text| text.repeat(3),
+    ];
+    // What the template itself makes of a harmless text with as many words.
+    let mut known = std::collections::BTreeSet::new();
+    for harmless in ["x", "plain text plain", "one two three four five", "a/b (c) [d]\nnext line"] {
+        known.extend(tags(&of(&diff(&said(harmless), &said("other"))).unwrap()));
+        known.extend(tags(&of(&diff(&said("other"), &said(harmless))).unwrap()));
+    }
+    let mut tried = 0;
+    for (base, wrap) in bases.iter().flat_map(|base| wraps.iter().map(move |wrap| (base, wrap))) {
+        let payload = wrap(base);
+        for page in [
+            of(&diff(&said(&payload), &said("other"))).unwrap(),
+            of(&diff(&said("other"), &said(&payload))).unwrap(),
+        ] {
+            let unknown: Vec<String> = tags(&page).difference(&known).cloned().collect();
+            assert!(unknown.is_empty(), "{payload:?} made {unknown:?}");
+        }
+        tried += 1;
+    }
+    assert_eq!(tried, 300);
+}
+
 #[test]
 fn a_page_needs_nothing_beside_it() {
     let page = of(&diff(&said("one"), &said("two"))).unwrap();

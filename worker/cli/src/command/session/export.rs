@@ -10,6 +10,7 @@ use serde_json::json;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
+use wakeful_engine::web::{self, Reach};
 use wakeful_store::Store;
 use wakeful_workflow::bundle::Limits;
 
@@ -131,9 +132,7 @@ pub(super) async fn from_database(store: &Store, output: &Output, args: &Args) -
 pub(super) async fn from_server(output: &Output, args: &Args, server: &str) -> anyhow::Result<Exit> {
     let token = token(server)?;
     let url = url(server, args)?;
-    // A redirect would carry the token to any host that it names.
-    let none = reqwest::redirect::Policy::none();
-    let client = reqwest::Client::builder().redirect(none).connect_timeout(super::super::CONNECT).build()?;
+    let client = web::client(Reach::Named(&[server])).connect_timeout(super::super::CONNECT).build()?;
     let response = client.get(url).header(wakeful_http::bundle::INTERNAL_TOKEN, token).send().await;
     let response = match response {
         Ok(response) => response,

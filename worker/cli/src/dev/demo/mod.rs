@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
+use wakeful_engine::web::{self, Reach};
 use wakeful_store::Store;
 
 use self::cast::{Cast, Role};
@@ -119,7 +120,7 @@ impl Play {
 
     async fn post(&mut self, api: &str, sample: Sample, text: &str) -> Result<()> {
         let url = format!("{api}/v1/chat/{}/messages", sample.conversation);
-        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
+        let client = web::client(Reach::Named(&[&url])).build()?;
         let response = client.post(url).json(&json!({"text": text})).send().await?;
         let (status, body) = (response.status(), response.text().await?);
         if !status.is_success() {

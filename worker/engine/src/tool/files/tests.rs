@@ -28,6 +28,7 @@ pub(crate) fn context(path: &Path, expected: bool) -> ToolCallContext {
         mode: ToolMode::Live,
         policy: Arc::default(),
         recipients: vec!["*".to_owned()],
+        web: crate::web::Web::default(),
         cancelled: CancellationToken::new(),
         outputs: Arc::new(NoOutputs),
     }

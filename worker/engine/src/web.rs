@@ -1,0 +1,64 @@
+//! Outgoing requests. Every HTTP client of this project is made here, by [`client`]; a test reads the sources.
+//!
+//! Two kinds of hosts are contacted. The operator's configuration names some: providers, messengers, collectors. They
+//! may have any address. Other hosts come from texts: from a model, from a mail, from a page that redirects. They may
+//! only have public addresses, so that no text reaches the worker's own network or a cloud's metadata.
+//!
+//! A client resolves a name once and connects to the addresses that were checked, so an answer that changes between
+//! check and connection changes nothing. It follows no redirect and unpacks nothing. [`Web`] follows redirects for tools, and
+//! checks each like a first request.
+
+mod address;
+mod fetch;
+mod resolver;
+
+pub use address::is_public;
+pub use fetch::{Fetched, Web, WebError, WebRequest};
+
+use resolver::Resolver;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a connection may take to open.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Which hosts a client may contact.
+#[derive(Clone, Copy, Debug)]
+pub enum Reach<'a> {
+    /// The hosts of these URLs, at any address, because the operator named them. Any other host only at public
+    /// addresses.
+    Named(&'a [&'a str]),
+    /// Hosts with public addresses only. The text says what the operator can do if a host has another one.
+    Public(&'static str),
+}
+
+/// Returns a builder of an HTTP client. It follows no redirect: a redirect would carry what the request holds,
+/// keys too, to any host that it names. It unpacks no compressed answer, so an answer is as large as what was sent.
+///
+/// The client checks the addresses of names. A literal address in a URL reaches no resolver: [`is_literal_private`]
+/// tells of it.
+pub fn client(reach: Reach<'_>) -> reqwest::ClientBuilder {
+    let builder = reqwest::Client::builder()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT)
+        .user_agent(concat!("wakeful/", env!("CARGO_PKG_VERSION")))
+        .no_gzip()
+        .no_brotli()
+        .no_zstd()
+        .no_deflate();
+    match reach {
+        Reach::Named(urls) => builder.dns_resolver(Arc::new(Resolver::naming(urls))),
+        // A proxy would resolve the name itself, and nobody could check the address.
+        Reach::Public(remedy) => {
+            builder.no_proxy().dns_resolver(Arc::new(Resolver { remedy, ..Resolver::default() }))
+        }
+    }
+}
+
+/// Returns whether the URL's host is a literal address that is not public, however it is spelled.
+pub fn is_literal_private(url: &reqwest::Url) -> bool {
+    address::literal(url).is_some_and(|ip| !is_public(ip))
+}
+
+#[cfg(test)]
+mod tests;
