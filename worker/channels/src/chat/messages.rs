@@ -9,12 +9,13 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use wakeful_config::DEFAULT_AGENT;
 use wakeful_engine::ctx::Ctx;
 use wakeful_engine::{ingest, new_session};
+use wakeful_http::access::Caller;
 use wakeful_http::body::{accepted, check_text, idempotency_key, message_text, parse};
 use wakeful_http::problem::Problem;
 use wakeful_store::wake::{NewMessage, NewSession, Woken};
-use wakeful_workflow::id::stored_conversation_id;
 use wakeful_workflow::trigger::{CHAT, separate_session_type};
 
 /// State shared by the routes of chats.
@@ -40,6 +41,7 @@ struct ChatMessage {
 /// Accepts a message: 202, or 200 with the first answer when its `client_key` was used before.
 pub(super) async fn post_message(
     State(chats): State<Chats>,
+    caller: Caller,
     conversation_id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -47,40 +49,53 @@ pub(super) async fn post_message(
     let Path(conversation_id) = conversation_id?;
     let mut message: ChatMessage = parse(&body?)?;
     message.client_key = message.client_key.or(idempotency_key(&headers)?);
-    let conversation_id = stored_conversation_id(&conversation_id)?;
+    let conversation_id = caller.conversation(&conversation_id)?;
     check_text("user_id", message.user_id.as_deref(), 256)?;
     check_text("client_key", message.client_key.as_deref(), 256)?;
     check_text("repository_id", message.repository_id.as_deref(), 256)?;
     let text = message_text(message.text)?;
     let (client_key, trace_context) = (message.client_key, None);
     let attachments = Vec::new();
-    let new = NewMessage { client_key, text, sender: message.user_id, trace_context, attachments };
-    let (agent, repository_id) = (message.agent.as_deref(), message.repository_id);
-    Ok(accepted(wake(&chats, conversation_id, agent, repository_id, new).await?))
+    let sender = caller.speaker(message.user_id.as_deref(), false)?.map(|speaker| speaker.user_id);
+    let new = NewMessage { client_key, text, sender, trace_context, attachments };
+    let (agent, repository_id) = (caller.agent(message.agent.as_deref())?, message.repository_id);
+    Ok(accepted(wake(&chats, &caller, conversation_id, agent, repository_id, new).await?))
 }
 
 /// Gives the message to the conversation's latest session, or to a new one.
 async fn wake(
     chats: &Chats,
+    caller: &Caller,
     conversation_id: String,
     agent: Option<&str>,
     repository_id: Option<String>,
     message: NewMessage,
 ) -> Result<Woken, Problem> {
     let ctx = &*chats.ctx;
+    let latest = {
+        // The query needs a permit too, so an overload refuses it with the same error.
+        let _permit = ctx.intake.enter().await?;
+        ctx.store.latest_trigger(&conversation_id).await?
+    };
+    if let (Some(own), Some((_, latest))) = (&caller.reach.agent, &latest)
+        && own != latest
+    {
+        return Err(no_conversation(&conversation_id).into());
+    }
+    // Who may write is a setting of the conversation's agent, and of the agent of a new conversation.
+    let latest_agent = latest.as_ref().map(|(_, agent)| agent.as_str());
+    let shared = ctx.config.is_shared(latest_agent.or(agent).unwrap_or(DEFAULT_AGENT));
+    let speaker = caller.speaker(message.sender.as_deref(), shared)?;
     let agent = match agent {
         Some(agent) => Some(agent.to_owned()),
         // After a herald's notice, a chat message gets a session of its own with the same agent.
         None => {
-            // The query needs a permit too, so an overload refuses it with the same error.
-            let _permit = ctx.intake.enter().await?;
-            let latest = ctx.store.latest_trigger(&conversation_id).await?;
             latest.filter(|(latest, _)| separate_session_type(latest, CHAT).is_some()).map(|(_, agent)| agent)
         }
     };
     // From the configuration: the agent's model and tools, and its system prompt as the only seed.
     let new = new_session::of_chat(&ctx.config, &ctx.plugins.tools, conversation_id, agent.as_deref())?;
-    let new = NewSession { repository_id, ..new };
+    let new = NewSession { repository_id, speaker, ..new };
     // `Some` only if a cache of old chats is configured and it has this conversation.
     match legacy::find(ctx, (*chats.cache).as_ref(), &new, message.sender.as_deref()).await? {
         Some(chat) => {
@@ -89,6 +104,12 @@ async fn wake(
         }
         None => Ok(ingest::accept(ctx, new, message).await?),
     }
+}
+
+/// What a caller hears of a conversation beyond its reach.
+fn no_conversation(stored: &str) -> wakeful_store::Error {
+    let id = stored.split_once('/').map_or(stored, |(_, id)| id).to_owned();
+    wakeful_store::Error::NotFound { what: "conversation", id }
 }
 
 /// The lookups in the cache of old chats, counted per day, and advice about turning it off.
